@@ -1,0 +1,172 @@
+"""The processes of one job, and the library they talk over."""
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from lsgd.errors import Refused
+from lsgd.launcher import Launch, detect
+
+T = TypeVar("T")
+
+
+class Comm(Protocol):
+    """The processes of one job, of which this is number `rank`."""
+
+    library: str
+    """What carries the sums, in words."""
+    rank: int
+    world_size: int
+
+    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Begin to replace the tensor, in place, by its sum over the processes.
+
+        The returned function waits for it. All processes start the same sums in the same order;
+        `name` is the same for all and no two sums of one name are under way at once.
+        """
+
+    def broadcast_object(self, value: T) -> T:
+        """The value that process 0 has, on every process."""
+
+    def gather_objects(self, value: T) -> list[T]:
+        """The values of all processes, in the order of their ranks, on every process."""
+
+    def close(self) -> None:
+        """Leave the job; every process that opened it does so."""
+
+
+def open_comm(library: str, *, device: torch.device, timeout: float) -> Comm:
+    """Join the processes that the launcher started, over `library` (auto chooses).
+
+    Raises Refused if the library does not suit the launcher, or counts other processes than it.
+    """
+    launch = detect()
+    chosen = choose_library(launch) if library == "auto" else library
+    comm = _open(chosen, launch, device, timeout)
+    if comm.world_size != launch.world_size:
+        comm.close()
+        raise Refused(
+            f"{launch.launcher} started {launch.world_size} processes but {comm.library} sees "
+            f"{comm.world_size}: every process would train alone; {_remedy(chosen, launch)}"
+        )
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_size))
+    return comm
+
+
+def choose_library(launch: Launch) -> str:
+    """What comm=auto means: Horovod where it is built for the launcher, else torch.distributed."""
+    match launch.launcher:
+        case "none":
+            return "single"
+        case "torchrun":
+            return "torch"
+        case launcher:
+            return "horovod" if _horovod_suits(launcher) else "torch"
+
+
+def describe(comm: Comm, device: torch.device) -> str:
+    """How this job runs, in a line; GPUs that stay idle are named."""
+    launch = detect()
+    here = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
+    by = "" if launch.launcher == "none" else f" by {launch.launcher}"
+    over = "" if comm.world_size == 1 else f" over {comm.library}"
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads each"
+    idle = torch.cuda.device_count() - launch.local_size if device.type == "cuda" else 0
+    hint = f"; {idle} GPUs stay idle, torchrun --nproc-per-node {idle + launch.local_size} would use them" if idle > 0 else ""
+    return f"{here}{by}{over}, {what}{hint}"
+
+
+def sum_(comm: Comm, tensor: Tensor) -> None:
+    """Replace the tensor, in place, by its sum over the processes, and wait for it."""
+    comm.start_sum_(tensor, "sum")()
+
+
+def agree(comm: Comm, action: Callable[[], T]) -> T:
+    """Run the action on every process; if any is refused, all are, with the first one's message."""
+    refusal, result = None, None
+    try:
+        result = action()
+    except Refused as error:
+        refusal = str(error)
+    refusals = [(rank, text) for rank, text in enumerate(comm.gather_objects(refusal)) if text]
+    if refusals:
+        rank, text = refusals[0]
+        raise Refused(text if rank == 0 else f"process {rank}: {text}")
+    return result  # type: ignore[return-value]
+
+
+def from_first(comm: Comm, action: Callable[[], T]) -> T:
+    """The result of the action on process 0, or its refusal, on every process."""
+    outcome: tuple[T | None, str | None] = (None, None)
+    if comm.rank == 0:
+        try:
+            outcome = action(), None
+        except Refused as error:
+            outcome = None, str(error)
+    result, refusal = comm.broadcast_object(outcome)
+    if refusal is not None:
+        raise Refused(refusal)
+    return result  # type: ignore[return-value]
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU."""
+    launch = detect()
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Refused("device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto")
+    if launch.local_size > torch.cuda.device_count():
+        raise Refused(
+            f"{launch.local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start one "
+            "process per GPU (a process hosts as many workers as it takes)"
+        )
+    device = torch.device("cuda", launch.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _open(library: str, launch: Launch, device: torch.device, timeout: float) -> Comm:
+    match library:
+        case "single":
+            from lsgd.comm.single import SingleComm
+
+            return SingleComm()
+        case "torch":
+            from lsgd.comm.torch import TorchComm
+
+            return TorchComm(launch, device=device, timeout=timeout)
+        case "horovod":
+            if find_spec("horovod") is None:
+                raise Refused(
+                    "comm=horovod, but Horovod is not installed; build it with setup/horovod.sh or "
+                    "write comm=torch"
+                )
+            from lsgd.comm.horovod import HorovodComm
+
+            return HorovodComm()
+    raise ValueError(library)
+
+
+def _horovod_suits(launcher: str) -> bool:
+    if find_spec("horovod") is None:
+        return False
+    from lsgd.comm.horovod import suits
+
+    return suits(launcher)
+
+
+def _remedy(library: str, launch: Launch) -> str:
+    if library == "single":
+        return "leave comm=auto, which joins them, or start a single process"
+    if library == "horovod" and launch.launcher == "torchrun":
+        return "start with horovodrun or mpirun, or write comm=torch"
+    return (
+        f"the Horovod installed here is not built for {launch.launcher} (horovodrun --check-build); "
+        "start with horovodrun, or write comm=torch"
+    )

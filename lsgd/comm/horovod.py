@@ -1,0 +1,52 @@
+"""Processes joined by Horovod: Gloo or MPI between CPUs, NCCL between GPUs.
+
+Only its asynchronous all-reduce is used. `hvd.DistributedOptimizer` sums over accumulation passes
+without dividing and refuses channels_last gradients, so the reducer is ours.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+# Our buckets are already large; fusing them again would let the timing choose the order of sums,
+# and with it the last bits of the result.
+os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+
+import horovod.torch as hvd
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def suits(launcher: str) -> bool:
+    """Whether the installed Horovod is built for this launcher: MPI, but for horovodrun."""
+    return bool(hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built())
+
+
+class HorovodComm:
+    """See Comm."""
+
+    def __init__(self) -> None:
+        hvd.init()
+        controller = "MPI" if hvd.mpi_built() and hvd.mpi_enabled() else "Gloo"
+        self.library = f"Horovod ({controller}{', NCCL' if hvd.nccl_built() else ''})"
+        self.rank, self.world_size = hvd.rank(), hvd.size()
+
+    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """See Comm."""
+        handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
+        return lambda: hvd.synchronize(handle) and None
+
+    def broadcast_object(self, value: T) -> T:
+        """See Comm."""
+        received: T = hvd.broadcast_object(value, root_rank=0, name="object")
+        return received
+
+    def gather_objects(self, value: T) -> list[T]:
+        """See Comm."""
+        values: list[T] = hvd.allgather_object(value, name="objects")
+        return values
+
+    def close(self) -> None:
+        """See Comm."""
+        hvd.shutdown()

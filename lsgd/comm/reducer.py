@@ -1,0 +1,137 @@
+"""Sums gradients over the processes in flat buckets, while the last backward pass still runs.
+
+One reducer over any Comm. Gradients of all examples are added up by autograd, over passes, and
+here, over processes; each process divides its part once by the number of examples of the whole
+step, before any cast (Goyal et al. 2017, remark 3: normalise by kn, not by n).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.comm import Comm
+
+
+@dataclass
+class _Bucket:
+    name: str
+    flat: Tensor
+    """The gradients of some parameters, and in the last bucket the non-finite flag behind them."""
+    gradients: Tensor
+    parameters: int
+    ready: int = 0
+    on_wire: Tensor | None = None
+    wait: Callable[[], None] = field(default=lambda: None)
+
+
+class Reducer:
+    """Owns the gradients of a model: every `.grad` is a view of a bucket for good.
+
+    `found_inf` is 1 on every process, for good, once any loss or gradient of any of them was not
+    finite; it stays on the device. `gradient_norm` is that of the last reduced gradient.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], comm: Comm, *, bucket_mb: float, compression: str
+    ) -> None:
+        self.comm = comm
+        self.compresses = compression == "fp16"
+        # Backward order, so that the first bucket is complete early.
+        backwards = list(parameters)[::-1]
+        self.buckets = [
+            _make_bucket(f"gradients {i}", group, last=group[-1] is backwards[-1])
+            for i, group in enumerate(_group(backwards, bucket_mb * 2**20))
+        ]
+        for bucket, group in zip(self.buckets, _group(backwards, bucket_mb * 2**20), strict=True):
+            for parameter in group:
+                parameter.register_post_accumulate_grad_hook(self._ready_hook(bucket))
+        self.flag = self.buckets[-1].flat[-1]
+        self.found_inf = torch.zeros((), device=self.flag.device)
+        self.gradient_norm = torch.zeros((), device=self.flag.device)
+        self._examples: int | None = None
+        self._launched = 0
+
+    def zero_(self) -> None:
+        """Forget the gradients of the last step."""
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+
+    def start(self, examples: int, bad: Tensor | bool) -> None:
+        """The next backward pass of this process is its last one: buckets go as they fill.
+
+        `examples` is the number of examples of the whole step, over all processes; `bad` is true
+        where the loss is not finite.
+        """
+        self._examples = examples
+        self._launched = 0
+        for bucket in self.buckets:
+            bucket.ready = 0
+        self.flag.fill_(bad)
+
+    def finish(self) -> None:
+        """Wait until `.grad` of every parameter is that of the whole step, on every process.
+
+        Called after `start`, also by a process which had no examples and made no backward pass.
+        """
+        self._launch_up_to(len(self.buckets))
+        self._examples = None
+        for bucket in self.buckets:
+            bucket.wait()
+            if bucket.on_wire is not None:
+                bucket.flat.copy_(bucket.on_wire)
+                bucket.on_wire = None
+        norms = torch.stack([torch.linalg.vector_norm(bucket.gradients) for bucket in self.buckets])
+        self.gradient_norm = torch.linalg.vector_norm(norms)
+        bad = (self.flag != 0) | ~torch.isfinite(self.gradient_norm)
+        self.found_inf.copy_(torch.maximum(self.found_inf, bad.to(self.found_inf)))
+
+    def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._examples is not None:
+                bucket.ready += 1
+                if bucket.ready == bucket.parameters:
+                    self._launch_ready()
+
+        return ready
+
+    def _launch_ready(self) -> None:
+        # All processes start their sums in the same order, whatever the order of completion.
+        upto = self._launched
+        while upto < len(self.buckets) and self.buckets[upto].ready == self.buckets[upto].parameters:
+            upto += 1
+        self._launch_up_to(upto)
+
+    def _launch_up_to(self, upto: int) -> None:
+        for bucket in self.buckets[self._launched : upto]:
+            bucket.gradients.div_(self._examples)  # type: ignore[arg-type]
+            if self.compresses:
+                bucket.on_wire = bucket.flat.half()
+            wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
+            bucket.wait = self.comm.start_sum_(wire, bucket.name)
+        self._launched = max(self._launched, upto)
+
+
+def _group(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
+    groups: list[list[nn.Parameter]] = []
+    filled = limit
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        if filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(parameter)
+        filled += size
+    return groups
+
+
+def _make_bucket(name: str, parameters: list[nn.Parameter], *, last: bool) -> _Bucket:
+    count = sum(parameter.numel() for parameter in parameters)
+    flat = torch.zeros(count + last, dtype=parameters[0].dtype, device=parameters[0].device)
+    offset = 0
+    for parameter in parameters:
+        # Strided like the parameter, so that channels_last costs no copy.
+        parameter.grad = flat.as_strided(parameter.size(), parameter.stride(), offset)
+        offset += parameter.numel()
+    return _Bucket(name, flat, flat[:count], len(parameters))

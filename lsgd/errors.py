@@ -1,0 +1,13 @@
+"""The two ways a run ends early, each with an exit code of its own."""
+
+
+class Refused(Exception):
+    """What was asked for cannot be done; the message says in one sentence what to write instead."""
+
+    exit_code = 2
+
+
+class Diverged(Exception):
+    """The loss or a gradient is no longer a number; the last checkpoint is from before that."""
+
+    exit_code = 3

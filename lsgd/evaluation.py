@@ -1,0 +1,42 @@
+"""Exact evaluation: every validation image once, at any number of processes."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lsgd import sampler
+from lsgd.comm import Comm, sum_
+from lsgd.inputs import Inputs
+from lsgd.tally import Scores, Tally, scores
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    inputs: Inputs,
+    comm: Comm,
+    *,
+    examples: int,
+    batch: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Scores:
+    """Loss and errors over ids 0 … examples-1 of the validation set; the same on every process.
+
+    Each process takes a contiguous share in chunks of `batch`, nothing is padded, and integer
+    counts are summed, so the errors do not depend on the number of processes or on `batch`.
+    """
+    mine = sampler.share(examples, comm.world_size, comm.rank)
+    ids = np.arange(mine.start, mine.stop)
+    chunks = [ids[i : i + batch] for i in range(0, len(ids), batch)]
+    tally = Tally(device)
+    model.eval()
+    for images, labels in inputs.validation(chunks):
+        logits = model(images.to(device, dtype, non_blocking=True))
+        labels = labels.to(device, non_blocking=True)
+        tally.add(F.cross_entropy(logits, labels, reduction="sum"), logits, labels)
+    model.train()
+    return scores(tally.state(partial(sum_, comm)))

@@ -1,0 +1,70 @@
+"""Small datasets held as 8-bit tensors on the device, cropped and normalised there."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from lsgd import augmentation
+from lsgd.errors import Refused
+from lsgd.inputs import Batch
+from lsgd.inputs.index import load_arrays
+from lsgd.recipe import Data
+from lsgd.sampler import Pass
+
+PADDING = 4
+"""Pixels of black around an image before it is shifted (He et al. 2016, section 4.2)."""
+
+
+class MemoryInputs:
+    """See Inputs."""
+
+    def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
+        if data.augmentation == "crop_flip":
+            raise Refused(
+                "data.augmentation=crop_flip is for image folders; write shift_flip or none for "
+                f"{data.name}"
+            )
+        train, validation = load_arrays(data, root)
+        self.train_images = torch.from_numpy(np.ascontiguousarray(train.images)).to(device)
+        self.train_labels = torch.from_numpy(train.labels).to(device)
+        self.val_images = torch.from_numpy(np.ascontiguousarray(validation.images)).to(device)
+        self.val_labels = torch.from_numpy(validation.labels).to(device)
+        self.mean = 255 * torch.tensor(data.mean, device=device)[:, None, None]
+        self.scale = 1 / (255 * torch.tensor(data.std, device=device)[:, None, None])
+        self.shifts = data.augmentation == "shift_flip"
+        self.seed = seed
+
+    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """See Inputs."""
+        for each in passes:
+            ids = torch.from_numpy(each.examples).to(self.train_labels.device)
+            images = self.train_images[ids]
+            if self.shifts:
+                images = self._shift_flip(images, each)
+            yield self._normalise(images), self.train_labels[ids]
+
+    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+        """See Inputs."""
+        for chunk in chunks:
+            ids = torch.from_numpy(chunk).to(self.val_labels.device)
+            yield self._normalise(self.val_images[ids]), self.val_labels[ids]
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        return (images.float() - self.mean) * self.scale
+
+    def _shift_flip(self, images: Tensor, each: Pass) -> Tensor:
+        device, side = images.device, images.shape[-1]
+        corners = augmentation.shifts(each.examples, PADDING, seed=self.seed, epoch=each.epoch)
+        flips = augmentation.flips(each.examples, seed=self.seed, epoch=each.epoch)
+        rows = torch.from_numpy(corners[:, :1] + np.arange(side)).to(device)
+        columns = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
+        columns = torch.from_numpy(corners[:, 1:] + columns).to(device)
+        padded = F.pad(images, (PADDING,) * 4)
+        each_image = torch.arange(len(images), device=device)[:, None, None]
+        # Indexing around the channels puts them last.
+        return padded[each_image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,0 +1,34 @@
+"""Made-up images of the dataset's shape, to run anything without data; nothing can be learnt."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lsgd.inputs import Batch
+from lsgd.recipe import Data
+from lsgd.sampler import Pass
+
+BANK = 64
+"""Different images; example i is image i mod 64, so any number of examples costs no memory."""
+
+
+class SyntheticInputs:
+    """See Inputs."""
+
+    def __init__(self, data: Data, *, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (BANK, data.channels, data.image_size, data.image_size)
+        self.images = torch.randn(shape, generator=generator)
+        self.classes = data.classes
+
+    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """See Inputs."""
+        return self.validation(each.examples for each in passes)
+
+    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+        """See Inputs."""
+        for chunk in chunks:
+            ids = torch.from_numpy(chunk)
+            yield self.images[ids % BANK], ids % self.classes

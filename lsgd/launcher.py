@@ -1,0 +1,46 @@
+"""What each launcher's environment says about this process: its rank among how many."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process of a job, as its launcher numbered it."""
+
+    launcher: str
+    """`none` if there was no launcher, else torchrun, horovodrun, mpirun, mpiexec or srun."""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    """Processes on this machine."""
+
+
+_DIALECTS = {
+    # The innermost launcher is asked first: torchrun or mpirun may run inside a Slurm job.
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Set by srun for its tasks, not by sbatch for the batch script.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+}
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Launch:
+    """The launcher of this process and its numbers, from the environment variables."""
+    for launcher, names in _DIALECTS.items():
+        if names[0] in environment and names[1] in environment:
+            rank, world_size = int(environment[names[0]]), int(environment[names[1]])
+            local_rank = int(environment.get(names[2], rank))
+            # Slurm writes 4(x2) for two nodes of four tasks.
+            local_size = int(environment.get(names[3], str(world_size)).partition("(")[0].split(",")[0])
+            return Launch(launcher, rank, world_size, local_rank, local_size)
+    return Launch("none")

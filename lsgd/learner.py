@@ -1,0 +1,134 @@
+"""What a step changes: model, momentum, BN's running statistics and the counts of the epoch."""
+
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lsgd import optim, sampler
+from lsgd.batchnorm import RunningStatistics
+from lsgd.checkpoint import Checkpoint, order_hash
+from lsgd.comm import Comm, sum_
+from lsgd.comm.reducer import Reducer
+from lsgd.errors import Refused
+from lsgd.guard import Guard
+from lsgd.models import make_model
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+from lsgd.tally import Tally
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+"""Of parameters and gradients; bfloat16 is for the forward pass alone, by autocast."""
+
+
+class Learner:
+    """This process's part in a run: its hosted workers, and everything that a step changes.
+
+    Built from the recipe alone, so it starts alike on every process.
+    """
+
+    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
+        self.recipe, self.comm, self.device = recipe, comm, device
+        self.dtype = DTYPES[recipe.precision]
+        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.model = make_model(
+            recipe.model.name,
+            classes=recipe.data.classes,
+            channels=recipe.data.channels,
+            last_gamma=recipe.model.last_gamma,
+            seed=recipe.seed,
+        ).to(device, self.dtype, memory_format=self.layout)  # type: ignore[call-overload]
+        self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
+        self.hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
+        self.running = RunningStatistics(
+            self.model, hosted=len(self.hosted), workers=recipe.workers, world_size=comm.world_size
+        )
+        self.reducer = Reducer(
+            self.model.parameters(),
+            comm,
+            bucket_mb=recipe.comm.bucket_mb,
+            compression=recipe.gradient_compression,
+        )
+        self.optimizer = optim.make_optimizer(self.model, **asdict(recipe.optim))
+        self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
+        self.guard = Guard(self.reducer.found_inf)
+        self.tally = Tally(device)
+        self.errors: list[float] = []
+        """Top-1 validation error after each epoch so far, in percent."""
+        self.next_step = 0
+
+    def order(self, epoch: int) -> Any:
+        """The order of examples in an epoch."""
+        recipe = self.recipe
+        return sampler.epoch_order(recipe.data.train_examples, seed=recipe.seed, epoch=epoch)
+
+    def passes(self, epoch: int, steps: list[int]) -> list[list[Pass]]:
+        """The passes of this process in each of these steps of the run, all of one epoch."""
+        recipe, order = self.recipe, self.order(epoch)
+        return [
+            sampler.step_passes(
+                order,
+                epoch=epoch,
+                step=step % recipe.steps_per_epoch,
+                workers=recipe.workers,
+                worker_batch=recipe.worker_batch,
+                hosted=self.hosted,
+                workers_per_pass=recipe.workers_per_pass,
+            )
+            for step in steps
+        ]
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the last step's reduced gradient; reading it waits for the device."""
+        return self.reducer.gradient_norm.item()
+
+    def combine_statistics(self) -> None:
+        """Write BN's running statistics of all processes into the model, to evaluate or save it."""
+        self.running.combine(partial(sum_, self.comm))
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything there is to save, the same on every process; all of them call it.
+
+        Raises Diverged rather than save what is not finite.
+        """
+        self.guard.check()
+        self.combine_statistics()
+        step, sum_over = self.next_step, partial(sum_, self.comm)
+        epoch = step // self.recipe.steps_per_epoch
+        return Checkpoint(
+            recipe=asdict(self.recipe),
+            fingerprint=self.recipe.fingerprint,
+            step=step,
+            epoch=epoch,
+            order=order_hash(self.order(epoch)),
+            lr=self.recipe.lr(step - 1) if step else 0.0,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            bn_shares=self.running.all_shares(sum_over, rank=self.comm.rank),
+            tally=self.tally.state(sum_over),
+            errors=list(self.errors),
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Take up the run where the checkpoint left it.
+
+        Raises Refused if this installation would go through the epoch in another order.
+        """
+        if saved.order != order_hash(self.order(saved.epoch)):
+            raise Refused(
+                f"the checkpoint goes through epoch {saved.epoch} in an order that this version of lsgd "
+                "does not make; resume with the version that wrote it"
+            )
+        self.model.load_state_dict(saved.model)
+        self.optimizer.load_state_dict(saved.optimizer)
+        self.running.restore(saved.bn_shares, rank=self.comm.rank)
+        # The counts are of all processes: one goes on from them, the others from nothing.
+        if self.comm.rank == 0:
+            self.tally.restore(saved.tally)
+        self.errors = list(saved.errors)
+        self.next_step = saved.step
+
+

@@ -1,0 +1,227 @@
+"""What a run writes down: one JSON line per row, the same as TensorBoard curves, and a progress bar.
+
+Only process 0 has a log; after a resume no row is there twice.
+"""
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import lsgd
+from lsgd.tally import difference, scores
+
+Row = dict[str, Any]
+State = dict[str, Tensor]
+"""Of a Tally, summed over the processes."""
+Reading = tuple[State, float, float]
+"""Counts, the time in seconds, and the seconds waited for data until then."""
+
+
+class Log(Protocol):
+    """Where rows of metrics go."""
+
+    def start(self, summary: str, machine: str, folder: Path) -> None:
+        """What is about to run, and where."""
+
+    def end(self, result: str) -> None:
+        """What came out, in a line."""
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One row; `step` counts the steps of the run made so far."""
+
+    def close(self) -> None:
+        """Finish what is being written."""
+
+
+def open_log(rank: int, folder: Path, first_step: int, total_steps: int) -> Log:
+    """The log of the process with this rank, for a run that goes on after `first_step` steps."""
+    if rank > 0:
+        return SilentLog()
+    return RunLog(folder, first_step=first_step, total_steps=total_steps)
+
+
+class SilentLog:
+    """The log of all processes but the first."""
+
+    def start(self, summary: str, machine: str, folder: Path) -> None:
+        """See Log."""
+
+    def end(self, result: str) -> None:
+        """See Log."""
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """See Log."""
+
+    def close(self) -> None:
+        """See Log."""
+
+
+class RunLog:
+    """The log of a run folder: metrics.jsonl, TensorBoard's event files, and lines or a bar.
+
+    Rows of steps after `first_step` are dropped first: they are of a run that did not live to save
+    them in a checkpoint, and will be made again.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int, total_steps: int) -> None:
+        # Imported here, since only one process of a job and no other tool needs it.
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = folder / "metrics.jsonl"
+        _drop_rows_after(path, first_step)
+        self.first_step = first_step
+        self.file = path.open("a", encoding="utf-8")
+        self.curves = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self.screen = Screen(first_step, total_steps)
+
+    def start(self, summary: str, machine: str, folder: Path) -> None:
+        """See Log; the versions that count are written down too."""
+        versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        self.write("start", self.first_step, machine=machine, host=platform.node(), time=_now(), **versions)
+        resumes = f"\nresumes after step {self.first_step}" if self.first_step else ""
+        self.screen.say(f"{summary}\n{machine}\nrun folder {folder}{resumes}")
+
+    def end(self, result: str) -> None:
+        """See Log."""
+        self.screen.say(result)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """See Log; what is not a finite number is written as null and drawn nowhere."""
+        row = {"kind": kind, "step": step} | {key: _writable(value) for key, value in values.items()}
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        for key, value in row.items():
+            if key not in ("kind", "step") and isinstance(value, int | float):
+                self.curves.add_scalar(f"{kind}/{key}", value, step)
+        self.screen.show(kind, step, row)
+
+    def close(self) -> None:
+        """See Log."""
+        self.file.close()
+        self.curves.close()
+        self.screen.close()
+
+
+class Screen:
+    """A progress bar with the time left on a terminal, plain lines elsewhere."""
+
+    def __init__(self, first_step: int, total_steps: int) -> None:
+        self.bar = tqdm(
+            total=total_steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self.total_steps = total_steps
+
+    def show(self, kind: str, step: int, row: Row) -> None:
+        """Show a row: epochs as lines, steps as the bar's, or as lines where there is no bar."""
+        if kind == "train":
+            text = "lr {lr:.4g}  loss {loss:.3f}  {images_per_second:.0f} images/s".format_map(_Shown(row))
+            if self.bar.disable:
+                print(f"step {step}/{self.total_steps}  epoch {row['epoch']:.2f}  {text}", flush=True)
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(step - self.bar.n)
+        if kind == "epoch":
+            line = (
+                "epoch {epoch}: top-1 error {val_top1_error:.2f} % (train {train_top1_error:.2f} %), "
+                "top-5 error {val_top5_error:.2f} %, {images_per_second:.0f} images/s"
+            ).format_map(_Shown(row))
+            self.say(line)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar if there is one."""
+        self.bar.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self.bar.close()
+
+
+class Timed:
+    """An iterator that knows how long it has kept its caller waiting, in seconds."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches, self.waited = batches, 0.0
+
+    def __iter__(self) -> "Timed":
+        return self
+
+    def __next__(self) -> Any:
+        begin = time.perf_counter()
+        try:
+            return next(self.batches)
+        finally:
+            self.waited += time.perf_counter() - begin
+
+
+class Meter:
+    """Turns counts of an epoch into rates since the last reading."""
+
+    def __init__(self, counts: State, batches: Timed) -> None:
+        self.batches = batches
+        self.begin = self.last = (counts, time.perf_counter(), batches.waited)
+
+    def read(self, counts: State) -> Row:
+        """Loss, error and speed since the last reading; data_wait is this process's."""
+        before, self.last = self.last, (counts, time.perf_counter(), self.batches.waited)
+        seen = scores(difference(counts, before[0]))
+        return {"loss": seen.loss, "top1_error": seen.top1_error, **_speed(before, self.last)}
+
+    def whole(self, counts: State) -> Row:
+        """Speed since the meter was made."""
+        return _speed(self.begin, (counts, time.perf_counter(), self.batches.waited))
+
+
+def _speed(before: Reading, now: Reading) -> Row:
+    seconds = now[1] - before[1]
+    images = int(now[0]["counts"][0] - before[0]["counts"][0])
+    return {"images_per_second": images / seconds, "data_wait": (now[2] - before[2]) / seconds}
+
+
+class _Shown(dict[str, Any]):
+    """A row in which null prints as nan."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        return math.nan if value is None else value
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _drop_rows_after(path: Path, step: int) -> None:
+    kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
+    beside = path.with_suffix(".tmp")
+    beside.write_text("".join(kept), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _writable(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,51 @@
+"""Networks as plain modules, and how their weights start."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from lsgd.batchnorm import WorkerBatchNorm2d
+from lsgd.models.small import SmallResNet
+from lsgd.vision import models
+
+
+def make_model(name: str, *, classes: int, channels: int, last_gamma: float, seed: int) -> nn.Module:
+    """The network `name`, initialised by the seed alone: the same weights on every process."""
+    norm = WorkerBatchNorm2d
+    makers = {
+        "resnet50": partial(models.resnet50, num_classes=classes, norm_layer=norm),
+        "resnet101": partial(models.resnet101, num_classes=classes, norm_layer=norm),
+        "resnet20": partial(SmallResNet, classes, channels=channels, blocks=3, width=16),
+        "small_resnet": partial(SmallResNet, classes, channels=channels, blocks=1, width=8),
+    }
+    model: nn.Module = makers[name]()
+    initialise(model, last_gamma=last_gamma, seed=seed)
+    return model
+
+
+def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
+    """Start the weights as in Goyal et al. 2017, section 5.1.
+
+    He's initialisation (fan out) for convolutions, N(0, 0.01²) for the fully connected layer with
+    bias 0, gamma 1 and beta 0, but `last_gamma` for the last BN of every residual block.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        match module:
+            case nn.Conv2d():
+                nn.init.kaiming_normal_(
+                    module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+                )
+            case nn.Linear():
+                nn.init.normal_(module.weight, std=0.01, generator=generator)
+                nn.init.zeros_(module.bias)
+            case nn.BatchNorm2d():
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+    for module in model.modules():
+        match module:
+            case models.resnet.Bottleneck():
+                nn.init.constant_(module.bn3.weight, last_gamma)  # type: ignore[arg-type]
+            case models.resnet.BasicBlock():
+                nn.init.constant_(module.bn2.weight, last_gamma)  # type: ignore[arg-type]

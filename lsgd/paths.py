@@ -1,0 +1,40 @@
+"""Where the shipped folders lie: beside the package in a checkout, inside it in a wheel."""
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(folder: str) -> Path:
+    """The folder `conf`, `recipes` or `launch` of this installation.
+
+    Raises FileNotFoundError if it is in neither place, which means a broken installation.
+    """
+    for parent in (_PACKAGE, _PACKAGE.parent):
+        if (parent / folder).is_dir():
+            return parent / folder
+    raise FileNotFoundError(f"{folder}/ is neither in {_PACKAGE} nor beside it: reinstall lsgd")
+
+
+def conf_dir() -> Path:
+    """The folder with what recipes are made of."""
+    return shipped("conf")
+
+
+def recipes_dir() -> Path:
+    """The folder with the recipes, a Hydra search-path root of its own."""
+    return shipped("recipes")
+
+
+def launch_dir() -> Path:
+    """The folder with the launch scripts."""
+    return shipped("launch")
+
+
+def data_root(dataset: str) -> Path:
+    """Where a dataset is looked for when `data.root` is not given: `$LSGD_DATA/<dataset>`.
+
+    Without the environment variable: `data/<dataset>` in the current folder.
+    """
+    return Path(os.environ.get("LSGD_DATA", "data")) / dataset

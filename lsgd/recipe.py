@@ -1,0 +1,376 @@
+"""The recipe: a typed description of one run, what follows from it, and what makes no sense.
+
+Trajectory fields decide what is computed and are hashed into the fingerprint; execution fields
+(EXECUTION below) decide how fast and where, and change nothing else.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from lsgd import sampler, schedule
+from lsgd.errors import Refused
+
+EXECUTION = {
+    "name",
+    "target",
+    "deviations",
+    "replaced",
+    "comm",
+    "inputs",
+    "workers_per_pass",
+    "val_batch",
+    "channels_last",
+    "compile",
+    "device",
+    "run_dir",
+    "checkpoint_steps",
+    "log_steps",
+    "data.root",
+}
+"""Fields that change speed, place or description; every other field changes the trajectory."""
+
+CHOICES = {
+    "tail": ("drop", "keep"),
+    "precision": ("float32", "bfloat16", "float64"),
+    "gradient_compression": ("none", "fp16"),
+    "device": ("auto", "cpu", "cuda"),
+    "data.augmentation": ("none", "shift_flip", "crop_flip"),
+    "model.name": ("resnet50", "resnet101", "resnet20", "small_resnet"),
+    "optim.equation": (9, 10),
+    "schedule.scaling": schedule.SCALINGS,
+    "schedule.warmup": schedule.WARMUPS,
+    "inputs.loader": ("auto", "memory", "torchvision", "synthetic"),
+    "comm.library": ("auto", "single", "torch", "horovod"),
+}
+"""What the fields that name a choice may say."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset: what to expect of it, and how training images are drawn from it."""
+
+    name: str
+    train_examples: int
+    val_examples: int
+    classes: int
+    channels: int
+    image_size: int
+    """Side in pixels of what the model is given."""
+    mean: list[float]
+    std: list[float]
+    """Per channel, of pixels in [0, 1]."""
+    augmentation: str
+    root: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which network, and how the last BN of every residual block starts."""
+
+    name: str
+    last_gamma: float = 0.0
+    """Goyal et al. 2017, section 5.1; 1.0 is the other row of table 2b."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """SGD with momentum; defaults are those of Goyal et al. 2017, section 5.1."""
+
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    equation: int = 9
+    """Form of the momentum update in the paper: 9 keeps the lr outside the buffer, 10 inside."""
+    momentum_correction: bool = False
+    """Remark 2; has a meaning for equation 10 only."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a function of the epoch; see lsgd.schedule."""
+
+    reference_lr: float = 0.1
+    reference_batch: float = 256.0
+    scaling: str = "linear"
+    warmup: str = "gradual"
+    warmup_epochs: float = 5.0
+    milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
+    gamma: float = 0.1
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How images get to the device."""
+
+    loader: str = "auto"
+    processes: int = 4
+    """Worker processes that decode images, per training process."""
+    prefetch: int = 4
+    """Batches that each of them keeps ready."""
+
+
+@dataclass(frozen=True)
+class Comm:
+    """How the processes of a job talk to each other."""
+
+    library: str = "auto"
+    bucket_mb: float = 25.0
+    """Gradients are reduced in flat buckets of this many MiB."""
+    timeout: float = 120.0
+    """Seconds after which a process that does not answer is given up (torch.distributed)."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The published number that this recipe should reproduce."""
+
+    top1_error: float
+    """Percent."""
+    std: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run. `batch_size`, steps and lr are derived, never set."""
+
+    name: str
+    data: Data
+    model: Model
+    optim: Optim
+    schedule: Schedule
+    inputs: Inputs
+    comm: Comm
+    workers: int
+    """k: each has its own images and its own BN statistics."""
+    worker_batch: int
+    """n: images per worker and step."""
+    epochs: int
+    seed: int = 0
+    tail: str = "drop"
+    precision: str = "float32"
+    gradient_compression: str = "none"
+    rehearse: bool = False
+    deviations: dict[str, str] = field(default_factory=dict)
+    """Rules of the paper that this recipe does not follow, each with the reason."""
+    target: Target | None = None
+    workers_per_pass: int = 1
+    val_batch: int = 250
+    channels_last: bool = False
+    compile: bool = False
+    device: str = "auto"
+    run_dir: str | None = None
+    checkpoint_steps: int = 0
+    """Also save every that many steps; 0 saves at the end of each epoch only."""
+    log_steps: int = 20
+    replaced: list[str] = field(default_factory=list)
+    """What a rehearsal replaced, one line each."""
+
+    @property
+    def batch_size(self) -> int:
+        """kn, the examples of one step."""
+        return self.workers * self.worker_batch
+
+    @property
+    def keeps_tail(self) -> bool:
+        """Whether the last N mod kn examples of an epoch make a smaller step."""
+        return self.tail == "keep"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """S, the steps really made in one epoch."""
+        return sampler.steps_per_epoch(
+            self.data.train_examples, self.batch_size, keeps_tail=self.keeps_tail
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.steps_per_epoch
+
+    def epoch(self, step: int) -> float:
+        """The (fractional) epoch at the start of a step of the run: e + t/S."""
+        whole, part = divmod(step, self.steps_per_epoch)
+        return whole + part / self.steps_per_epoch
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step of the run."""
+        return schedule.learning_rate(
+            self.epoch(step), batch_size=self.batch_size, **asdict(self.schedule)
+        )
+
+    def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
+        """The epochs still to train when `step` is the next one, each with its steps of the run.
+
+        A rehearsal makes six steps of the whole run: the first two, one in the middle of the
+        warmup, the one at its end, and one on each side of the first drop.
+        """
+        per_epoch, run = self.steps_per_epoch, range(step, self.total_steps)
+        if self.rehearse:
+            warmup, drop = self.schedule.warmup_epochs, (self.schedule.milestones or [self.epochs])[0]
+            at = (0, 1, *(round(e * per_epoch) for e in (warmup / 2, warmup, drop)))
+            steps = sorted(s for s in {*at, at[-1] - 1} if s in run)
+            for epoch in sorted({s // per_epoch for s in steps}):
+                yield epoch, [s for s in steps if s // per_epoch == epoch]
+            return
+        for epoch in range(step // per_epoch, self.epochs):
+            yield epoch, list(range(max(step, epoch * per_epoch), (epoch + 1) * per_epoch))
+
+    def trajectory(self) -> dict[str, Any]:
+        """The fields that decide what is computed, N among them."""
+        fields: dict[str, Any] = {}
+        for key, value in asdict(self).items():
+            if key not in EXECUTION:
+                nested = isinstance(value, dict)
+                fields[key] = (
+                    {k: v for k, v in value.items() if f"{key}.{k}" not in EXECUTION} if nested else value
+                )
+        # The loader is execution, but these images are not the dataset's.
+        fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
+        return fields
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the trajectory fields: two recipes with the same one train the same run."""
+        text = json.dumps(self.trajectory(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def summary(self) -> str:
+        """What this run is, in a few plain lines."""
+        first, last = self.lr(0), schedule.scaled_lr(
+            self.batch_size,
+            reference_lr=self.schedule.reference_lr,
+            reference_batch=self.schedule.reference_batch,
+            scaling=self.schedule.scaling,
+        )
+        ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
+        lines = [
+            f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
+            f"{self.steps_per_epoch} steps, seed {self.seed}",
+            f"batch_size {self.batch_size} = {self.workers} workers x {self.worker_batch} images, {ramp}",
+            *self.replaced,
+        ]
+        return "\n".join(lines)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse a recipe whose fields contradict each other; the message says what to write instead."""
+    for key, allowed in CHOICES.items():
+        value: Any = recipe
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value not in allowed:
+            raise Refused(f"{key}={value} is unknown; write one of {', '.join(map(str, allowed))}")
+    for key, least in (
+        ("workers", 1),
+        ("worker_batch", 2),
+        ("epochs", 1),
+        ("workers_per_pass", 1),
+        ("val_batch", 1),
+        ("checkpoint_steps", 0),
+        ("log_steps", 1),
+        ("seed", 0),
+    ):
+        if getattr(recipe, key) < least:
+            raise Refused(f"{key}={getattr(recipe, key)} is too small; write {least} or more")
+    _check_schedule(recipe)
+    _check_tail(recipe)
+    if recipe.optim.momentum_correction and recipe.optim.equation == 9:
+        raise Refused(
+            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the lr "
+            "out of the momentum; leave it false or write optim.equation=10"
+        )
+    channels = recipe.data.channels
+    if not len(recipe.data.mean) == len(recipe.data.std) == channels:
+        raise Refused(
+            f"data.mean and data.std need {channels} numbers each, one per channel, and have "
+            f"{len(recipe.data.mean)} and {len(recipe.data.std)}"
+        )
+
+
+def _check_schedule(recipe: Recipe) -> None:
+    milestones, epochs = recipe.schedule.milestones, recipe.epochs
+    for milestone in milestones:
+        if not 0 < milestone < epochs:
+            raise Refused(
+                f"schedule.milestones={_numbers(milestones)} has {milestone:g}, which is outside a run of "
+                f"{epochs} epochs; keep each between 0 and {epochs} or write more epochs"
+            )
+    if sorted(set(milestones)) != list(milestones):
+        raise Refused(f"schedule.milestones={_numbers(milestones)} does not rise; write them in order")
+    first = min([*milestones, epochs])
+    warms_up = recipe.schedule.warmup != "none" and recipe.batch_size > recipe.schedule.reference_batch
+    if warms_up and not 0 < recipe.schedule.warmup_epochs <= first:
+        raise Refused(
+            f"schedule.warmup_epochs={recipe.schedule.warmup_epochs:g} does not end by epoch {first:g}, "
+            f"where the lr drops or the run ends; write a number above 0 and up to {first:g}, or "
+            "schedule.warmup=none"
+        )
+
+
+def _check_tail(recipe: Recipe) -> None:
+    examples, batch_size = recipe.data.train_examples, recipe.batch_size
+    if examples < batch_size:
+        raise Refused(
+            f"batch_size {batch_size} (workers={recipe.workers} x worker_batch={recipe.worker_batch}) is "
+            f"more than the {examples} training examples; write fewer workers, at most "
+            f"{examples // recipe.worker_batch}"
+        )
+    if recipe.keeps_tail and examples % batch_size % recipe.worker_batch == 1:
+        raise Refused(
+            f"tail=keep leaves one worker of the last step with a single image ({examples} = "
+            f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs two; "
+            "write tail=drop or another worker_batch"
+        )
+
+
+def check_world_size(recipe: Recipe, world_size: int) -> None:
+    """Refuse more processes than workers: a process without a worker would have nothing to do."""
+    if world_size > recipe.workers:
+        raise Refused(
+            f"{world_size} processes cannot share workers={recipe.workers}; start at most "
+            f"{recipe.workers} processes"
+        )
+
+
+def rehearsal(recipe: Recipe) -> Recipe:
+    """The same run in miniature: its k, steps and lr function, on 2 small images per worker.
+
+    The reference batch shrinks with n, so that the lr at every step of the run is unchanged.
+    """
+    n, size = 2, 32
+    factor = n / recipe.worker_batch
+    data = replace(
+        recipe.data,
+        train_examples=recipe.steps_per_epoch * recipe.workers * n,
+        val_examples=64,
+        image_size=size,
+        augmentation="none",
+    )
+    reference_batch = recipe.schedule.reference_batch * factor
+    return replace(
+        recipe,
+        worker_batch=n,
+        data=data,
+        tail="drop",
+        model=replace(recipe.model, name="small_resnet"),
+        schedule=replace(recipe.schedule, reference_batch=reference_batch),
+        inputs=replace(recipe.inputs, loader="synthetic"),
+        replaced=[
+            "rehearsal: this run shows that the machine, launch, communication, BN groups, checkpoint and "
+            "lr are right, and says nothing about accuracy",
+            f"  worker_batch {recipe.worker_batch} -> {n}; schedule.reference_batch "
+            f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of each step as it is",
+            f"  model {recipe.model.name} -> small_resnet",
+            f"  data {recipe.data.name} -> synthetic images of {size} x {size}, {data.train_examples} to train "
+            f"and {data.val_examples} to validate; augmentation {recipe.data.augmentation} -> none",
+            f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides of the first drop",
+        ],
+    )
+
+
+def _numbers(values: list[float]) -> str:
+    return "[" + ",".join(f"{v:g}" for v in values) + "]"

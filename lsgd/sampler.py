@@ -1,0 +1,85 @@
+"""Which examples a step takes, and which worker and process takes which of them.
+
+The rule is one permutation per epoch, divided among the workers (Goyal et al. 2017, remark 4 and
+section 5.1): step t takes the next k n examples, worker w its n of them. Everything is a function
+of (seed, epoch, step); nothing is consumed, so any step can be asked for at once.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsgd import philox
+
+ORDER = 0
+"""The last word of the counter keeps the draws of this file apart from those of augmentation."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass of one process: the examples of whole workers, in worker order."""
+
+    epoch: int
+    examples: NDArray[np.int64]
+    """Example ids, shape (sum of sizes,)."""
+    sizes: tuple[int, ...]
+    """How many of them belong to each worker; never 0."""
+
+
+def epoch_order(examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The permutation of all example ids that this epoch goes through, shape (examples,)."""
+    high, low, *_ = philox.words((np.arange(examples), epoch, 0, ORDER), key=seed)
+    # Sorting by random keys; a tie of 64-bit keys is broken by the id, on every machine alike.
+    return np.argsort((high << np.uint64(32)) | low, kind="stable")
+
+
+def steps_per_epoch(examples: int, batch_size: int, *, keeps_tail: bool) -> int:
+    """The steps really made in an epoch: the last short one only if the tail is kept.
+
+    >>> steps_per_epoch(1281167, 8192, keeps_tail=False)
+    156
+    """
+    return -(-examples // batch_size) if keeps_tail else examples // batch_size
+
+
+def step_size(examples: int, batch_size: int, step: int) -> int:
+    """How many examples step `step` of an epoch has: batch_size, or what is left for the tail."""
+    return min(batch_size, examples - step * batch_size)
+
+
+def share(count: int, world_size: int, rank: int) -> range:
+    """The part of 0 … count-1 that falls to a process: contiguous, sizes differ by one at most.
+
+    >>> [share(8, 3, rank) for rank in range(3)]
+    [range(0, 3), range(3, 6), range(6, 8)]
+    """
+    each, extra = divmod(count, world_size)
+    start = rank * each + min(rank, extra)
+    return range(start, start + each + (rank < extra))
+
+
+def step_passes(
+    order: NDArray[np.int64],
+    *,
+    epoch: int,
+    step: int,
+    workers: int,
+    worker_batch: int,
+    hosted: range,
+    workers_per_pass: int,
+) -> list[Pass]:
+    """The passes that a process hosting the workers `hosted` makes in a step of the epoch.
+
+    Workers are filled in order, so in a kept tail the last ones have fewer images or none; workers
+    without images are in no pass, and a process with none of the step's images makes no pass.
+    """
+    begin = step * workers * worker_batch
+    bounds = [min(begin + w * worker_batch, len(order)) for w in range(hosted.start, hosted.stop + 1)]
+    passes = []
+    for first in range(0, len(hosted), workers_per_pass):
+        edges = bounds[first : first + workers_per_pass + 1]
+        sizes = tuple(size for size in np.diff(edges).tolist() if size > 0)
+        if sizes:
+            passes.append(Pass(epoch, order[edges[0] : edges[-1]], sizes))
+    return passes

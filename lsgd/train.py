@@ -1,0 +1,158 @@
+"""One run, from a recipe to its error: the page to read first.
+
+    python -m lsgd.train +recipe=digits                               # alone, on a laptop
+    torchrun --nproc-per-node 8 -m lsgd.train +recipe=bs8k            # the 8 GPUs of a machine
+    horovodrun -np 8 python -m lsgd.train +recipe=bs8k                # the same over Horovod
+    mpirun -np 256 python -m lsgd.train +recipe=bs8k run_dir=runs/a   # a cluster; again: resumes
+
+A recipe has k workers of n images each (Goyal et al. 2017, section 2). Here the workers are
+virtual: however many processes there are, they host the k workers among them, and the run is the
+same. The data of a step flows like this:
+
+    order of the epoch -> the passes of this process -> forward and backward, gradients add up
+                       -> sum over the processes, divided by kn -> momentum SGD at lr(epoch)
+"""
+
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from lsgd import checkpoint, config, metrics, optim, sampler
+from lsgd.comm import Comm, agree, describe, from_first, open_comm, pick_device, sum_
+from lsgd.errors import Diverged, Refused
+from lsgd.evaluation import evaluate
+from lsgd.inputs import Batch, Inputs, open_inputs
+from lsgd.launcher import detect
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe, check_world_size
+from lsgd.sampler import Pass
+from lsgd.tally import scores
+
+
+def train(recipe: Recipe) -> float:
+    """Train the recipe, or what is left of it in its run folder; return its error in percent.
+
+    The error is the paper's: the median top-1 validation error of the last 5 epochs (section 5.1).
+    Raises Refused before anything is written if the run makes no sense here, and Diverged as soon
+    as a loss or gradient is not finite.
+    """
+    device = pick_device(recipe.device)
+    comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
+    try:
+        check_world_size(recipe, comm.world_size)
+        inputs = agree(comm, lambda: open_inputs(recipe, device))
+        folder, saved = from_first(comm, lambda: checkpoint.open_run(recipe))
+        learner = Learner(recipe, comm, device)
+        if saved:
+            learner.restore(checkpoint.load(saved, str(folder / checkpoint.FILE)))
+        log = metrics.open_log(comm.rank, folder, learner.next_step, recipe.total_steps)
+        try:
+            log.start(recipe.summary(), describe(comm, device), folder)
+            for epoch, steps in recipe.epochs_from(learner.next_step):
+                train_epoch(learner, inputs, epoch, steps, folder, log)
+            error = statistics.median(learner.errors[-5:])
+            log.end(f"top-1 error {error:.2f} % (median of the last 5 epochs), run folder {folder}")
+        finally:
+            log.close()
+        return error
+    finally:
+        comm.close()
+
+
+def train_epoch(
+    learner: Learner, inputs: Inputs, epoch: int, steps: list[int], folder: Path, log: metrics.Log
+) -> None:
+    """The given steps of the run, all of this epoch, then evaluation and a checkpoint."""
+    recipe, comm = learner.recipe, learner.comm
+    counted = partial(learner.tally.state, partial(sum_, comm))
+    plan = learner.passes(epoch, steps)
+    batches = metrics.Timed(inputs.train(each for passes in plan for each in passes))
+    meter = metrics.Meter(counted(), batches)
+    for step, passes in zip(steps, plan, strict=True):
+        train_step(learner, step, passes, batches)
+        done = learner.next_step
+        if done % recipe.log_steps == 0:
+            now = {"epoch": recipe.epoch(done), "lr": recipe.lr(step), "gradient_norm": learner.gradient_norm}
+            log.write("train", done, **now, **meter.read(counted()))
+        if step != steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
+            checkpoint.save(learner.checkpoint(), folder, comm)
+
+    speed = meter.whole(counted())
+    trained = scores(counted())
+    learner.guard.check()
+    learner.combine_statistics()
+    validated = evaluate(
+        learner.model,
+        inputs,
+        comm,
+        examples=recipe.data.val_examples,
+        batch=recipe.val_batch,
+        device=learner.device,
+        dtype=learner.dtype,
+    )
+    learner.errors.append(validated.top1_error)
+    learner.tally.clear()
+    log.write(
+        "epoch",
+        learner.next_step,
+        epoch=epoch + 1,
+        lr=recipe.lr(steps[-1]),
+        **trained.named("train"),
+        **validated.named("val"),
+        **speed,
+    )
+    checkpoint.save(learner.checkpoint(), folder, comm)
+
+
+def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
+    """One step of the run: the passes of this process, whose images come next in `batches`."""
+    recipe, device, reducer = learner.recipe, learner.device, learner.reducer
+    step_of_epoch = step % recipe.steps_per_epoch
+    examples = sampler.step_size(recipe.data.train_examples, recipe.batch_size, step_of_epoch)
+    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
+
+    reducer.zero_()
+    for i, each in enumerate(passes):
+        images, labels = next(batches)
+        images = images.to(device, learner.dtype, memory_format=learner.layout, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        learner.running.start_pass(each.sizes)
+        with bf16:
+            logits = learner.forward(images)
+        # Summed, not averaged: the reducer divides by the examples of all processes (remark 3).
+        loss = F.cross_entropy(logits.to(learner.dtype), labels, reduction="sum")
+        learner.tally.add(loss, logits, labels)
+        if i == len(passes) - 1:
+            reducer.start(examples, bad=~torch.isfinite(learner.tally.loss))
+        loss.backward()
+    if not passes:
+        reducer.start(examples, bad=False)
+    reducer.finish()
+
+    active_workers = -(-examples // recipe.worker_batch)
+    learner.running.end_step(active_workers)
+    optim.set_lr(learner.optimizer, recipe.lr(step))
+    learner.optimizer.step()
+    learner.next_step = step + 1
+    learner.guard.watch(step)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code: 0, 2 if refused, 3 if the run diverged."""
+    try:
+        train(config.load(argv, program="lsgd.train", about="Train a recipe; the same words again resume it."))
+    except (Refused, Diverged) as error:
+        # All processes stop for the same reason; one says so.
+        if detect().rank == 0:
+            print(f"lsgd: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
