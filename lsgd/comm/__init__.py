@@ -5,8 +5,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol, TypeVar
 
-import torch
-from torch import Tensor
+# Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
+from torch import Tensor, cuda, get_num_threads, set_num_threads
+from torch import device as Device
 
 from lsgd.errors import Refused
 from lsgd.launcher import Launch, detect
@@ -39,7 +40,7 @@ class Comm(Protocol):
         """Leave the job; every process that opened it does so."""
 
 
-def open_comm(library: str, *, device: torch.device, timeout: float) -> Comm:
+def open_comm(library: str, *, device: Device, timeout: float) -> Comm:
     """Join the processes that the launcher started, over `library` (auto chooses).
 
     Raises Refused if the library does not suit the launcher, or counts other processes than it.
@@ -54,7 +55,7 @@ def open_comm(library: str, *, device: torch.device, timeout: float) -> Comm:
             f"{comm.world_size}: every process would train alone; {_remedy(chosen, launch)}"
         )
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_size))
+        set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_size))
     return comm
 
 
@@ -69,14 +70,14 @@ def choose_library(launch: Launch) -> str:
             return "horovod" if _horovod_suits(launcher) else "torch"
 
 
-def describe(comm: Comm, device: torch.device) -> str:
+def describe(comm: Comm, device: Device) -> str:
     """How this job runs, in a line; GPUs that stay idle are named."""
     launch = detect()
     here = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
     by = "" if launch.launcher == "none" else f" by {launch.launcher}"
     over = "" if comm.world_size == 1 else f" over {comm.library}"
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads each"
-    idle = torch.cuda.device_count() - launch.local_size if device.type == "cuda" else 0
+    what = cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {get_num_threads()} threads each"
+    idle = cuda.device_count() - launch.local_size if device.type == "cuda" else 0
     hint = f"; {idle} GPUs stay idle, torchrun --nproc-per-node {idle + launch.local_size} would use them" if idle > 0 else ""
     return f"{here}{by}{over}, {what}{hint}"
 
@@ -114,24 +115,24 @@ def from_first(comm: Comm, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str) -> Device:
     """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU."""
     launch = detect()
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if name == "cpu" or (name == "auto" and not cuda.is_available()):
+        return Device("cpu")
+    if not cuda.is_available():
         raise Refused("device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto")
-    if launch.local_size > torch.cuda.device_count():
+    if launch.local_size > cuda.device_count():
         raise Refused(
-            f"{launch.local_size} processes on a machine with {torch.cuda.device_count()} GPUs; start one "
+            f"{launch.local_size} processes on a machine with {cuda.device_count()} GPUs; start one "
             "process per GPU (a process hosts as many workers as it takes)"
         )
-    device = torch.device("cuda", launch.local_rank)
-    torch.cuda.set_device(device)
+    device = Device("cuda", launch.local_rank)
+    cuda.set_device(device)
     return device
 
 
-def _open(library: str, launch: Launch, device: torch.device, timeout: float) -> Comm:
+def _open(library: str, launch: Launch, device: Device, timeout: float) -> Comm:
     match library:
         case "single":
             from lsgd.comm.single import SingleComm

@@ -35,7 +35,11 @@ class HorovodComm:
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """See Comm."""
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
-        return lambda: hvd.synchronize(handle) and None
+
+        def wait() -> None:
+            hvd.synchronize(handle)
+
+        return wait
 
     def broadcast_object(self, value: T) -> T:
         """See Comm."""
