@@ -1,13 +1,14 @@
-"""From conf/, recipes/ and `key=value` words to a checked Recipe: the only file that knows Hydra."""
+"""From conf/, recipes/ and `key=value` words to a checked Recipe; only this file knows Hydra."""
 
 import argparse
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -32,13 +33,17 @@ groups, one file each in conf/:
 {groups}
 
 any field of the recipe is a word of its own:
-  worker_batch=64 epochs=30 seed=1        what is computed
-  comm=torch inputs=synthetic workers_per_pass=8 run_dir=runs/a
-                                          where and how fast; the trajectory stays the same
-  data.root=/data/imagenet                where the images are
-  rehearse=true                           the same run in miniature, in seconds
-  --cfg                                   print the run's configuration and train nothing
+  worker_batch=64 epochs=30 seed=1      what is computed
+  comm=torch workers_per_pass=8 run_dir=runs/a
+                                        where and how fast; the trajectory stays the same
+  data.root=/data/imagenet              where the images are
+  inputs=synthetic                      made-up images, for a machine without data
+  rehearse=true                         the same run in miniature, in seconds
+  --cfg                                 print the run's configuration and train nothing
 """
+
+
+NO_RECIPE = "no recipe is given; write for example +recipe=digits, or --help to see them all"
 
 
 class RecipesRoot(SearchPathPlugin):
@@ -67,7 +72,10 @@ def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
     )
     parser.add_argument("words", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     parser.add_argument("--cfg", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    # Intermixed: `--cfg` may stand among the words.
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        raise Refused(f"there is no option {unknown[0]}; write key=value without dashes, or --help")
     recipe = load_recipe(arguments.words)
     if arguments.cfg:
         print(to_yaml(recipe), end="")
@@ -77,12 +85,6 @@ def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
 
 def load_recipe(words: Sequence[str]) -> Recipe:
     """The checked recipe that these Hydra overrides compose; raises Refused."""
-    for word in words:
-        key, _, value = word.lstrip("+~").partition("=")
-        if key == "batch_size":
-            _refuse_batch_size(value, words)
-        if key == "recipe" and not word.startswith("+"):
-            raise Refused(f"'{word}' needs a plus sign, since a recipe is added to conf/: write +recipe={value}")
     recipe = from_mapping(_compose(words))
     return rehearsal(recipe) if recipe.rehearse else recipe
 
@@ -98,10 +100,15 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     except ConfigKeyError as error:
         _refuse_key(str(error.full_key))
     except ValidationError as error:
-        raise Refused(f"{error.full_key}: {_first_line(error)}; see --cfg for the fields and their values") from None
+        _refuse_type(str(error.full_key), error.value)
     except OmegaConfBaseException as error:
-        raise Refused(_first_line(error)) from None
+        raise Refused(f"{_first_line(error)}; write the value itself") from None
     assert isinstance(recipe, Recipe)
+    for key in ("data.mean", "data.std", "schedule.milestones"):
+        # OmegaConf looks at the numbers of a list of numbers, but not at lists in it.
+        numbers = OmegaConf.select(merged, key)
+        if not all(isinstance(number, float) for number in numbers):
+            _refuse_type(key, numbers)
     check(recipe)
     return recipe
 
@@ -132,74 +139,167 @@ def _schema() -> DictConfig:
 
 
 def _compose(words: Sequence[str]) -> DictConfig:
+    _check_words(words)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            return compose("config", overrides=list(words))
+            composed: DictConfig = compose("config", overrides=list(words))
+            return composed
     except OverrideParseException as error:
-        raise Refused(f"'{error.override}' is not a word of the form key=value; write for example epochs=30") from None
+        _refuse_word(str(error.override))
     except HydraException as error:
         _refuse_composition(error, words)
     except OmegaConfBaseException as error:
-        raise Refused(_first_line(error)) from None
+        raise Refused(f"{_first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
 
 
+def _split(word: str) -> tuple[str, str]:
+    """Key and value of an override, without the plus sign that adds or the tilde that removes."""
+    key, _, value = word.lstrip("+~").partition("=")
+    return key, value
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse what Hydra would explain worse, or take for something else."""
+    chosen = [word for word in words if _split(word)[0] == "recipe"]
+    if len(chosen) > 1:
+        raise Refused(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
+    for word in words:
+        key, value = _split(word)
+        if not key:
+            _refuse_word(word)
+        if key.replace("-", "_") == "batch_size":
+            _refuse_batch_size(value, [other for other in words if other is not word])
+        if key == "recipe":
+            _check_choice(word, value, recipes())
+            if not word.startswith("+"):
+                raise Refused(
+                    f"'{word}' needs a plus sign, since a recipe is added to conf/: write +{word}"
+                )
+        if key in _groups() and "=" in word:
+            _check_choice(word, value, _options(key))
+            if word.startswith("+"):
+                raise Refused(f"'{word}' has a plus sign too many; write {key}={value}")
+        if re.match(r"hydra\b", key):
+            raise Refused(
+                f"'{word}' would change nothing, since Hydra only composes the recipe; write "
+                "run_dir=PATH for the folder of the run"
+            )
+
+
+def _check_choice(word: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a file that is not there; a mapping and several values are left to Hydra."""
+    if not value:
+        raise Refused(
+            NO_RECIPE if known == recipes() else f"'{word}' has no value; write {word}NAME"
+        )
+    mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
+    if value.strip("'\"") not in known and not mapping and not several:
+        raise Refused(f"{word} does not exist; {_did_you_mean(value, known)}")
+
+
+def _refuse_word(word: str) -> NoReturn:
+    key, value = _split(word)
+    if "=" in word and re.fullmatch(r"[\w./-]+", key):
+        raise Refused(
+            f"the value in '{word}' cannot be read; close its brackets, or quote it twice: "
+            f"'{key}=\"{value}\"'"
+        ) from None
+    example = f"+recipe={word}" if word in recipes() else "for example epochs=30"
+    raise Refused(f"'{word}' is not of the form key=value; write {example}") from None
+
+
 def _refuse_composition(error: HydraException, words: Sequence[str]) -> NoReturn:
     text = str(error)
-    if unknown := re.search(r"(?:Could not find|In '.*?': Could not (?:find|load)) '([\w-]+)/([^']+)'", text):
-        group, name = unknown.groups()
-        known = recipes() if group == "recipe" else _options(group)
-        word = f"+recipe={name}" if group == "recipe" else f"{group}={name}"
-        raise Refused(f"{word} does not exist; {_did_you_mean(name, known)}") from None
-    if unknown := re.search(r"Could not override '([^']+)'", text):
-        _refuse_key(unknown.group(1))
-    if unknown := re.search(r"Key '([^']+)' is not in struct", text):
-        _refuse_key(unknown.group(1))
+    if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
+        _refuse_key(unknown.group(1) or unknown.group(2))
+    if several := re.search(r"Ambiguous value for argument '(.+)'", text):
+        raise Refused(
+            f"'{several.group(1)}' has several values and a run has one; write one, or a list in "
+            "brackets where the key takes a list"
+        ) from None
     raise Refused(f"{' '.join(words)}: {_first_line(error)}") from None
 
 
 def _refuse_key(key: str) -> NoReturn:
-    hint = _did_you_mean(key, [*_keys(), *_groups()])
+    known = _keys()
+    if key in known or key.startswith("deviations."):
+        raise Refused(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
+    hint = _did_you_mean(key, [*known, *_groups(), "+recipe"])
     raise Refused(f"there is no key '{key}'; {hint}") from None
 
 
-def _refuse_batch_size(value: str, words: Sequence[str]) -> NoReturn:
-    rest = [w for w in words if w.lstrip("+~").partition("=")[0] != "batch_size"]
+_KINDS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "=30"),
+    float: ("a number", "=0.5"),
+    bool: ("true or false", "=true"),
+    list[float]: ("a list of numbers", "=[1,2,3]"),
+    dict[str, str]: ("a group of keys", ".RULE=REASON"),
+}
+"""What a field's value is, in words, and how one is written."""
+
+
+def _refuse_type(key: str, value: Any) -> NoReturn:
+    field, element, _ = key.partition("[")
+    kind: Any = Recipe
+    for part in field.split("."):
+        kind = {entry.name: entry.type for entry in fields(_group(kind) or kind)}[part]
+    if group := _group(kind):
+        what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
+    else:
+        what, example = _KINDS.get(kind, ("a text", "=TEXT"))
+    given = json.dumps(value) if value is None or isinstance(value, bool) else value
+    wrong = f"{field} has {given} in it and" if element else f"{field}={given}"
+    raise Refused(f"{wrong} is not {what}; write for example {field}{example}") from None
+
+
+def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
     try:
-        n = load_recipe(rest).worker_batch
-        wanted = int(value)
+        recipe = from_mapping(_compose(rest))
+        n, wanted = recipe.worker_batch, int(value)
     except (Refused, ValueError):
-        raise Refused("batch_size is workers x worker_batch and not set itself; write workers=…") from None
+        raise Refused(
+            "batch_size is workers x worker_batch and not set itself; write workers=…"
+        ) from None
     if wanted < n or wanted % n:
         raise Refused(
-            f"batch_size is workers x worker_batch, and {wanted} is not a multiple of worker_batch={n}; "
-            f"write workers={max(1, round(wanted / n))}"
+            f"batch_size is workers x worker_batch, and {wanted} is not a multiple of "
+            f"worker_batch={n}; write workers={max(1, round(wanted / n))}"
         )
-    raise Refused(f"batch_size is workers x worker_batch = {wanted // n} x {n}; write workers={wanted // n}")
+    raise Refused(
+        f"batch_size is workers x worker_batch = {recipe.workers} x {n}; "
+        f"write workers={wanted // n}"
+    )
 
 
 def _missing(keys: Sequence[str]) -> str:
     if "name" in keys:
-        return f"no recipe is given; write +recipe=NAME with one of: {', '.join(recipes())}"
+        return NO_RECIPE
     return f"{', '.join(keys)} has no value; write {keys[0]}=…"
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
+    near = near or difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     near = near or [k for k in known if word in k]
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"there are {', '.join(known)}" if len(known) < 12 else "see --help for what there is"
+    return f"write one of {', '.join(known)}" if len(known) < 12 else "see --help for what there is"
 
 
 def _keys() -> list[str]:
     keys = []
     for entry in fields(Recipe):
-        nested = isinstance(entry.type, type) and is_dataclass(entry.type)
-        keys += [f"{entry.name}.{f.name}" for f in fields(entry.type)] if nested else [entry.name]
+        group = _group(entry.type)
+        keys += [f"{entry.name}.{each.name}" for each in fields(group)] if group else [entry.name]
     return keys
+
+
+def _group(kind: Any) -> Any:
+    """The dataclass that a field's type is, or may be, or None."""
+    return next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
 
 
 def _groups() -> list[str]:
@@ -215,16 +315,15 @@ def _group_list() -> str:
 
 
 def _recipe_list() -> str:
-    lines = ["recipes:"]
-    for name in recipes():
-        lines.append(f"  +recipe={name:<24} {_claim(paths.recipes_dir() / 'recipe' / f'{name}.yaml')}")
-    return "\n".join(lines)
+    folder = paths.recipes_dir() / "recipe"
+    lines = [f"  +recipe={name:<25} {_claim(folder / f'{name}.yaml')}" for name in recipes()]
+    return "\n".join(["recipes:", *lines])
 
 
 def _claim(path: Path) -> str:
     """The first comment line of a recipe says what it claims."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith("# ") and "@package" not in line]
-    return lines[0][2:] if lines else ""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(line[2:] for line in lines if line.startswith("# ") and "@package" not in line)
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,8 @@ Trajectory fields decide what is computed and are hashed into the fingerprint; e
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -46,6 +48,36 @@ CHOICES = {
     "comm.library": ("auto", "single", "torch", "horovod"),
 }
 """What the fields that name a choice may say."""
+
+LEAST = {
+    "workers": 1,
+    "worker_batch": 2,
+    "epochs": 1,
+    "seed": 0,
+    "workers_per_pass": 1,
+    "val_batch": 1,
+    "checkpoint_steps": 0,
+    "log_steps": 1,
+    "data.train_examples": 1,
+    "data.val_examples": 1,
+    "data.classes": 1,
+    "data.channels": 1,
+    "data.image_size": 1,
+    "optim.momentum": 0,
+    "optim.weight_decay": 0,
+    "schedule.warmup_epochs": 0,
+    "inputs.processes": 0,
+    "inputs.prefetch": 1,
+}
+"""The least that a number may be."""
+
+ABOVE_0 = (
+    "schedule.reference_lr",
+    "schedule.reference_batch",
+    "schedule.gamma",
+    "comm.bucket_mb",
+    "comm.timeout",
+)
 
 
 @dataclass(frozen=True)
@@ -199,7 +231,7 @@ class Recipe:
     def lr(self, step: int) -> float:
         """The learning rate of a step of the run."""
         return schedule.learning_rate(
-            self.epoch(step), batch_size=self.batch_size, **asdict(self.schedule)
+            self.epoch(step), batch_size=self.batch_size, **vars(self.schedule)
         )
 
     def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
@@ -210,14 +242,20 @@ class Recipe:
         """
         per_epoch, run = self.steps_per_epoch, range(step, self.total_steps)
         if self.rehearse:
-            warmup, drop = self.schedule.warmup_epochs, (self.schedule.milestones or [self.epochs])[0]
-            at = (0, 1, *(round(e * per_epoch) for e in (warmup / 2, warmup, drop)))
-            steps = sorted(s for s in {*at, at[-1] - 1} if s in run)
+            warmup = self.schedule.warmup_epochs
+            drop = self._first_step((self.schedule.milestones or [self.epochs])[0])
+            at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), drop - 1, drop}
+            steps = sorted(s for s in at if s in run)
             for epoch in sorted({s // per_epoch for s in steps}):
                 yield epoch, [s for s in steps if s // per_epoch == epoch]
             return
         for epoch in range(step // per_epoch, self.epochs):
             yield epoch, list(range(max(step, epoch * per_epoch), (epoch + 1) * per_epoch))
+
+    def _first_step(self, epoch: float) -> int:
+        """The first step of the run that is at this (fractional) epoch or after it."""
+        near = round(epoch * self.steps_per_epoch)
+        return near if self.epoch(near) >= epoch else near + 1
 
     def trajectory(self) -> dict[str, Any]:
         """The fields that decide what is computed, N among them."""
@@ -226,7 +264,9 @@ class Recipe:
             if key not in EXECUTION:
                 nested = isinstance(value, dict)
                 fields[key] = (
-                    {k: v for k, v in value.items() if f"{key}.{k}" not in EXECUTION} if nested else value
+                    {k: v for k, v in value.items() if f"{key}.{k}" not in EXECUTION}
+                    if nested
+                    else value
                 )
         # The loader is execution, but these images are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
@@ -240,54 +280,88 @@ class Recipe:
 
     def summary(self) -> str:
         """What this run is, in a few plain lines."""
-        first, last = self.lr(0), schedule.scaled_lr(
-            self.batch_size,
-            reference_lr=self.schedule.reference_lr,
-            reference_batch=self.schedule.reference_batch,
-            scaling=self.schedule.scaling,
+        first, last = (
+            self.lr(0),
+            schedule.scaled_lr(
+                self.batch_size,
+                reference_lr=self.schedule.reference_lr,
+                reference_batch=self.schedule.reference_batch,
+                scaling=self.schedule.scaling,
+            ),
         )
         ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
             f"{self.steps_per_epoch} steps, seed {self.seed}",
-            f"batch_size {self.batch_size} = {self.workers} workers x {self.worker_batch} images, {ramp}",
+            f"batch_size {self.batch_size} = {self.workers} workers x {self.worker_batch} images, "
+            f"{ramp}",
             *self.replaced,
         ]
         return "\n".join(lines)
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse a recipe whose fields contradict each other; the message says what to write instead."""
+    """Refuse a recipe that makes no sense; the message says what to write instead."""
     for key, allowed in CHOICES.items():
-        value: Any = recipe
-        for part in key.split("."):
-            value = getattr(value, part)
-        if value not in allowed:
+        if (value := _value(recipe, key)) not in allowed:
             raise Refused(f"{key}={value} is unknown; write one of {', '.join(map(str, allowed))}")
-    for key, least in (
-        ("workers", 1),
-        ("worker_batch", 2),
-        ("epochs", 1),
-        ("workers_per_pass", 1),
-        ("val_batch", 1),
-        ("checkpoint_steps", 0),
-        ("log_steps", 1),
-        ("seed", 0),
-    ):
-        if getattr(recipe, key) < least:
-            raise Refused(f"{key}={getattr(recipe, key)} is too small; write {least} or more")
+    _check_numbers(recipe)
+    _check_data(recipe)
     _check_schedule(recipe)
     _check_tail(recipe)
     if recipe.optim.momentum_correction and recipe.optim.equation == 9:
         raise Refused(
-            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the lr "
-            "out of the momentum; leave it false or write optim.equation=10"
+            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
+            "lr out of the momentum; leave it false or write optim.equation=10"
         )
-    channels = recipe.data.channels
-    if not len(recipe.data.mean) == len(recipe.data.std) == channels:
+    if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
         raise Refused(
-            f"data.mean and data.std need {channels} numbers each, one per channel, and have "
-            f"{len(recipe.data.mean)} and {len(recipe.data.std)}"
+            f"name={recipe.name} does not make a folder's name; write letters, digits, -, _ and ."
+        )
+    if recipe.run_dir == "":
+        raise Refused("run_dir= is empty; write run_dir=PATH, or leave it out for a new folder")
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    value: Any = recipe
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    for key, least in LEAST.items():
+        if not least <= (value := _value(recipe, key)) < math.inf:
+            raise Refused(f"{key}={value} is not possible; write {least} or more")
+    for key in ABOVE_0:
+        if not 0 < (value := _value(recipe, key)) < math.inf:
+            raise Refused(f"{key}={value:g} is not possible; write a number above 0")
+    if recipe.seed >= 2**64:
+        raise Refused(f"seed={recipe.seed} is too large; write a number below 2^64")
+    if recipe.optim.momentum >= 1:
+        raise Refused(
+            f"optim.momentum={recipe.optim.momentum:g} grows without end; write a number below 1"
+        )
+    if recipe.optim.nesterov and not recipe.optim.momentum:
+        raise Refused(
+            "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
+            "write optim.nesterov=false"
+        )
+
+
+def _check_data(recipe: Recipe) -> None:
+    data, model = recipe.data, recipe.model.name
+    if not len(data.mean) == len(data.std) == data.channels:
+        raise Refused(
+            f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
+            f"{len(data.mean)} and {len(data.std)}"
+        )
+    if not all(0 < std < math.inf for std in data.std):
+        raise Refused(f"data.std={_numbers(data.std)} divides the pixels; write numbers above 0")
+    if model in ("resnet50", "resnet101") and data.channels != 3:
+        raise Refused(
+            f"model={model} takes images of 3 channels and {data.name} has {data.channels}; write "
+            "model=small_resnet or model=resnet20"
         )
 
 
@@ -296,34 +370,39 @@ def _check_schedule(recipe: Recipe) -> None:
     for milestone in milestones:
         if not 0 < milestone < epochs:
             raise Refused(
-                f"schedule.milestones={_numbers(milestones)} has {milestone:g}, which is outside a run of "
-                f"{epochs} epochs; keep each between 0 and {epochs} or write more epochs"
+                f"schedule.milestones={_numbers(milestones)} has {milestone:g}, which is outside a "
+                f"run of {epochs} epochs; keep each between 0 and {epochs} or write more epochs"
             )
     if sorted(set(milestones)) != list(milestones):
-        raise Refused(f"schedule.milestones={_numbers(milestones)} does not rise; write them in order")
+        raise Refused(
+            f"schedule.milestones={_numbers(milestones)} does not rise; write each once, in order"
+        )
     first = min([*milestones, epochs])
-    warms_up = recipe.schedule.warmup != "none" and recipe.batch_size > recipe.schedule.reference_batch
+    warms_up = (
+        recipe.schedule.warmup != "none" and recipe.batch_size > recipe.schedule.reference_batch
+    )
     if warms_up and not 0 < recipe.schedule.warmup_epochs <= first:
         raise Refused(
-            f"schedule.warmup_epochs={recipe.schedule.warmup_epochs:g} does not end by epoch {first:g}, "
-            f"where the lr drops or the run ends; write a number above 0 and up to {first:g}, or "
-            "schedule.warmup=none"
+            f"schedule.warmup_epochs={recipe.schedule.warmup_epochs:g} does not end by epoch "
+            f"{first:g}, where the lr drops or the run ends; write a number above 0 and up to "
+            f"{first:g}, or schedule.warmup=none"
         )
 
 
 def _check_tail(recipe: Recipe) -> None:
     examples, batch_size = recipe.data.train_examples, recipe.batch_size
     if examples < batch_size:
+        fewer = examples // recipe.worker_batch
         raise Refused(
-            f"batch_size {batch_size} (workers={recipe.workers} x worker_batch={recipe.worker_batch}) is "
-            f"more than the {examples} training examples; write fewer workers, at most "
-            f"{examples // recipe.worker_batch}"
+            f"batch_size {batch_size} (workers={recipe.workers} x worker_batch="
+            f"{recipe.worker_batch}) is more than the {examples} training examples; write "
+            + (f"workers={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
         )
     if recipe.keeps_tail and examples % batch_size % recipe.worker_batch == 1:
         raise Refused(
             f"tail=keep leaves one worker of the last step with a single image ({examples} = "
-            f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs two; "
-            "write tail=drop or another worker_batch"
+            f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "
+            "two; write tail=drop or another worker_batch"
         )
 
 
@@ -342,7 +421,6 @@ def rehearsal(recipe: Recipe) -> Recipe:
     The reference batch shrinks with n, so that the lr at every step of the run is unchanged.
     """
     n, size = 2, 32
-    factor = n / recipe.worker_batch
     data = replace(
         recipe.data,
         train_examples=recipe.steps_per_epoch * recipe.workers * n,
@@ -350,7 +428,8 @@ def rehearsal(recipe: Recipe) -> Recipe:
         image_size=size,
         augmentation="none",
     )
-    reference_batch = recipe.schedule.reference_batch * factor
+    # Multiplied first: a batch that is the reference stays so, down to the last bit.
+    reference_batch = recipe.schedule.reference_batch * n / recipe.worker_batch
     return replace(
         recipe,
         worker_batch=n,
@@ -359,15 +438,19 @@ def rehearsal(recipe: Recipe) -> Recipe:
         model=replace(recipe.model, name="small_resnet"),
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic"),
+        target=None,
         replaced=[
-            "rehearsal: this run shows that the machine, launch, communication, BN groups, checkpoint and "
-            "lr are right, and says nothing about accuracy",
+            "rehearsal: this run shows that the machine, launch, communication, BN groups, "
+            "checkpoint and lr are right, and says nothing about accuracy",
             f"  worker_batch {recipe.worker_batch} -> {n}; schedule.reference_batch "
-            f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of each step as it is",
+            f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
+            "each step as it is",
             f"  model {recipe.model.name} -> small_resnet",
-            f"  data {recipe.data.name} -> synthetic images of {size} x {size}, {data.train_examples} to train "
-            f"and {data.val_examples} to validate; augmentation {recipe.data.augmentation} -> none",
-            f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides of the first drop",
+            f"  data {recipe.data.name} -> synthetic images of {size} x {size}, "
+            f"{data.train_examples} to train and {data.val_examples} to validate; augmentation "
+            f"{recipe.data.augmentation} -> none",
+            f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
+            "of the first drop",
         ],
     )
 

@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+# Threads that wait for each other on busy cores are slower than one, by far; so in child processes.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("LSGD_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
 

@@ -1,0 +1,60 @@
+# The menu: `make` prints it from the ## comments.
+# PYTHON is what .venv is made with; ARGS goes to pytest.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+BIN := .venv/bin
+SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train demo test check format lint types layers wheel clean
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.run .venv/.dev ## everything into .venv, Horovod compiled once (minutes)
+
+train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
+	PYTHON=$(BIN)/python launch/local.sh digits --np 2
+
+demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
+	$(BIN)/python -m lsgd.demo
+
+test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=horovod,mpi,data makes a missing one fail
+	$(BIN)/python -m pytest $(ARGS)
+
+check: format lint types layers ## what needs no run: the four below
+
+format: .venv/.dev ## formatting
+	$(BIN)/ruff format --check
+
+lint: .venv/.dev ## likely mistakes, in Python and in shell
+	$(BIN)/ruff check
+	$(BIN)/shellcheck -x -P SCRIPTDIR $(SCRIPTS)
+
+types: .venv/.dev ## types
+	$(BIN)/mypy
+
+layers: .venv/.dev ## which file may import which
+	$(BIN)/lint-imports
+
+wheel: .venv/.dev ## sdist and wheel into dist/
+	$(BIN)/python -m hatchling build
+
+clean: ## remove what was built; .venv and runs/ stay
+	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find lsgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two stamps, so that training needs no development tools.
+.venv/.python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("lsgd needs Python 3.11 or newer, and %s is %d.%d: make PYTHON=/path/to/python3.11" % (sys.executable, *sys.version_info[:2]))'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.run: .venv/.python pyproject.toml constraints.txt setup/horovod.sh
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[horovod]'
+	setup/horovod.sh $(BIN)/python
+	@touch $@
+
+# After .run where both are wanted, since two pips in one environment get in each other's way.
+.venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,horovod]'
+	@touch $@

@@ -1,0 +1,75 @@
+"""A checkpoint's error: `python -m lsgd.evaluate runs/digits/…/checkpoint.pt`, alone or launched."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lsgd import checkpoint, config
+from lsgd.comm import agree, open_comm, pick_device
+from lsgd.errors import Refused
+from lsgd.evaluation import evaluate
+from lsgd.inputs import open_inputs
+from lsgd.launcher import detect
+from lsgd.learner import Learner
+from lsgd.tally import Scores
+
+
+def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
+    """The scores of a checkpoint over the whole validation set of its recipe.
+
+    `words` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
+    Refused if the checkpoint is damaged, the data is not there, or a word changes the trajectory.
+    """
+    saved = checkpoint.load(checkpoint.read(path), str(path))
+    recipe = config.from_mapping(saved.recipe, *words)
+    if recipe.fingerprint != saved.fingerprint:
+        raise Refused(
+            f"{' '.join(words)} is about another run than {path}; a checkpoint is evaluated as it was "
+            "trained, and only where and how fast may differ (data.root, device, val_batch, comm.library)"
+        )
+    device = pick_device(recipe.device)
+    comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
+    try:
+        inputs = agree(comm, lambda: open_inputs(recipe, device))
+        learner = Learner(recipe, comm, device)
+        learner.restore(saved)
+        return evaluate(
+            learner.model,
+            inputs,
+            comm,
+            examples=recipe.data.val_examples,
+            batch=recipe.val_batch,
+            device=device,
+            dtype=learner.dtype,
+        )
+    finally:
+        comm.close()
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lsgd.evaluate",
+        usage="python -m lsgd.evaluate CHECKPOINT [key=value ...]",
+        description="Evaluate a checkpoint on every image of its validation set, each exactly once.",
+    )
+    parser.add_argument("checkpoint", type=Path, help="the checkpoint.pt of a run folder")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet")
+    arguments = parser.parse_args(argv)
+    try:
+        found = evaluate_checkpoint(arguments.checkpoint, arguments.words)
+    except Refused as error:
+        if detect().rank == 0:
+            print(f"lsgd: {error}", file=sys.stderr)
+        return error.exit_code
+    if detect().rank == 0:
+        print(
+            f"{found.examples} images: top-1 error {found.top1_error:.2f} %, top-5 error "
+            f"{found.top5_error:.2f} %, loss {found.loss:.4f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

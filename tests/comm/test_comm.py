@@ -1,0 +1,203 @@
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+import torch
+from threaded import ThreadComm, on_processes
+
+import lsgd.comm
+from lsgd.comm import agree, choose_library, describe, from_first, open_comm, pick_device, sum_
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
+from lsgd.launcher import Launch
+
+CPU = torch.device("cpu")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of no launcher, with threads as they are."""
+    for name in list(os.environ):
+        if name in LAUNCHERS or name.startswith(("OMPI_", "PMI_", "SLURM_", "HOROVOD_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def torchrun(monkeypatch: pytest.MonkeyPatch, *, rank: int, size: int, local: int) -> None:
+    """Act as if torchrun had started this process among `size`, `local` of them on each machine."""
+    numbers = (rank, size, rank % local, local)
+    for name, number in zip(LAUNCHERS, numbers, strict=False):
+        monkeypatch.setenv(name, str(number))
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Act as if this machine had so many GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "built", "chosen"),
+    [
+        ("none", True, "single"),
+        ("torchrun", True, "torch"),
+        ("mpirun", True, "horovod"),
+        ("srun", True, "horovod"),
+        ("horovodrun", True, "horovod"),
+        ("mpirun", False, "torch"),
+        ("srun", False, "torch"),
+    ],
+)
+def test_auto_means_horovod_where_it_is_built_for_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, built: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(lsgd.comm, "_horovod_suits", lambda name: built and name == launcher)
+    assert choose_library(Launch(launcher, 0, 4)) == chosen
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_auto_does_without_horovod(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
+    monkeypatch.setattr(lsgd.comm, "find_spec", lambda name: None)
+    assert choose_library(Launch(launcher, 0, 4)) == "torch"
+    with pytest.raises(Refused, match=r"setup/horovod.sh.*comm=torch"):
+        open_comm("horovod", device=CPU, timeout=1)
+
+
+@pytest.mark.horovod
+def test_the_installed_horovod_suits_horovodrun() -> None:
+    assert choose_library(Launch("horovodrun", 0, 2)) == "horovod"
+
+
+def test_a_library_that_counts_other_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each of the 4 would train alone, and all of them write the same results."""
+    torchrun(monkeypatch, rank=2, size=4, local=4)
+    with pytest.raises(Refused, match=r"started 4 processes but no library sees 1.*comm=auto"):
+        open_comm("single", device=CPU, timeout=1)
+
+
+def test_one_process_needs_no_library() -> None:
+    comm = open_comm("auto", device=CPU, timeout=1)
+    assert (comm.rank, comm.world_size, comm.library) == (0, 1, "no library")
+    tensor = torch.tensor([1.0, 2.0])
+    sum_(comm, tensor)
+    assert tensor.tolist() == [1, 2]
+    assert comm.broadcast_object("a") == "a"
+    assert comm.gather_objects("a") == ["a"]
+    assert describe(comm, CPU).startswith("1 process, CPU")
+
+
+def test_one_process_over_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone under torchrun, all that a Comm does goes through gloo."""
+    torchrun(monkeypatch, rank=0, size=1, local=1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    comm = open_comm("auto", device=CPU, timeout=20)
+    try:
+        assert (comm.rank, comm.world_size, comm.library) == (0, 1, "torch.distributed (gloo)")
+        for dtype in (torch.float16, torch.float32, torch.float64, torch.int64):
+            tensor = torch.tensor([1, 2], dtype=dtype)
+            sum_(comm, tensor)
+            assert tensor.tolist() == [1, 2]
+        assert comm.broadcast_object({"a": 1}) == {"a": 1}
+        assert comm.gather_objects((2, "b")) == [(2, "b")]
+    finally:
+        comm.close()
+
+
+def test_processes_that_do_not_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun(monkeypatch, rank=1, size=2, local=2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(Refused, match=rf"process 1 of 2 .* 127.0.0.1:{port} .*MASTER_ADDR"):
+            open_comm("torch", device=CPU, timeout=1)
+
+
+def test_several_machines_must_know_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun(monkeypatch, rank=5, size=8, local=4)
+    with pytest.raises(Refused, match=r"8 processes, 4 of them on this machine.*MASTER_ADDR"):
+        open_comm("torch", device=CPU, timeout=1)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 4), ("3", None)])
+def test_processes_share_the_cores_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, expected: int | None
+) -> None:
+    """8 cores among 2 processes of a machine; OMP_NUM_THREADS is the user's word."""
+    torchrun(monkeypatch, rank=1, size=2, local=2)
+    threads: list[int] = []
+    monkeypatch.setattr(lsgd.comm, "set_num_threads", threads.append)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    comm = ThreadComm(1, None, [None, None])  # type: ignore[arg-type]
+    monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
+    assert open_comm("torch", device=CPU, timeout=1) is comm
+    assert threads == ([expected] if expected else [])
+
+
+def test_a_device_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchrun(monkeypatch, rank=7, size=8, local=4)
+    gpus(monkeypatch, 0)
+    assert pick_device("auto") == CPU
+    with pytest.raises(Refused, match=r"no usable GPU.*device=cpu"):
+        pick_device("cuda")
+    gpus(monkeypatch, 4)
+    assert pick_device("cpu") == CPU
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", 3)
+    gpus(monkeypatch, 3)
+    with pytest.raises(Refused, match="4 processes on a machine with 3 GPUs"):
+        pick_device("auto")
+
+
+def test_idle_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 8)
+    line = describe(SingleComm(), torch.device("cuda", 0))
+    assert line == "1 process, a GPU; 7 GPUs stay idle, torchrun --nproc-per-node 8 would use them"
+    gpus(monkeypatch, 1)
+    assert describe(SingleComm(), torch.device("cuda", 0)) == "1 process, a GPU"
+
+
+def refused_on(rank: int, comm: ThreadComm) -> Callable[[], int]:
+    """Returns the own rank, but on one process is refused."""
+
+    def action() -> int:
+        if comm.rank == rank:
+            raise Refused("no room; make some")
+        return comm.rank
+
+    return action
+
+
+def refusals(body: Callable[[ThreadComm], object]) -> list[str]:
+    """What the body is refused with on each of three processes."""
+
+    def process(comm: ThreadComm) -> str:
+        with pytest.raises(Refused) as refusal:
+            body(comm)
+        return str(refusal.value)
+
+    return on_processes(3, process)
+
+
+def test_what_one_process_is_refused_all_are() -> None:
+    """Or the others would wait for it for ever."""
+    assert on_processes(3, lambda comm: agree(comm, refused_on(9, comm))) == [0, 1, 2]
+    first = refusals(lambda comm: agree(comm, refused_on(0, comm)))
+    assert first == ["no room; make some"] * 3
+    last = refusals(lambda comm: agree(comm, refused_on(2, comm)))
+    assert last == ["process 2: no room; make some"] * 3
+
+
+def test_what_the_first_process_finds_all_have() -> None:
+    assert on_processes(3, lambda comm: from_first(comm, refused_on(9, comm))) == [0, 0, 0]
+    assert on_processes(3, lambda comm: from_first(comm, refused_on(2, comm))) == [0, 0, 0]
+    first = refusals(lambda comm: from_first(comm, refused_on(0, comm)))
+    assert first == ["no room; make some"] * 3

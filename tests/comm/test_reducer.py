@@ -1,0 +1,212 @@
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threaded import ThreadComm, on_processes, seeded
+from torch import Tensor, nn
+
+from lsgd.comm.reducer import Reducer
+from lsgd.comm.single import SingleComm
+
+KB = 1 / 1024
+"""In MiB, the unit of bucket_mb."""
+
+
+class Backwards(nn.Module):
+    """Layers registered in another order than they are used, so that gradients come out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in (2, 0, 3, 1):
+            x = torch.tanh(self.layers[i](x))
+        return x
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = Backwards()
+    generator = seeded(0)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
+    return model.to(dtype)
+
+
+def reducer_of(
+    model: nn.Module, comm: ThreadComm | SingleComm, bucket_mb: float = 0.34 * KB, compression: str = "none"
+) -> Reducer:  # fmt: skip
+    return Reducer(model.parameters(), comm, bucket_mb=bucket_mb, compression=compression)
+
+
+def step(model: nn.Module, reducer: Reducer, passes: list[Tensor], examples: int) -> None:
+    """Forward and backward of these passes, with a loss summed over examples."""
+    reducer.zero_()
+    for i, images in enumerate(passes):
+        loss = model(images).pow(2).sum()
+        if i == len(passes) - 1:
+            reducer.start(examples, bad=~torch.isfinite(loss))
+        loss.backward()
+    if not passes:
+        reducer.start(examples, bad=False)
+    reducer.finish()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=4).filter(any))
+def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
+    layout: list[list[int]],
+) -> None:
+    """`layout` has the pass sizes of each process; one may have no examples at all."""
+    examples = sum(map(sum, layout))
+    images = torch.randn(2, examples, 6, generator=seeded(1), dtype=torch.float64)
+    sizes = [size for process in layout for size in process]
+
+    def process(comm: ThreadComm) -> list[Tensor]:
+        model = network()
+        reducer = reducer_of(model, comm)
+        first = sum(map(len, layout[: comm.rank]))
+        mine = slice(first, first + len(layout[comm.rank]))
+        # Twice, since the second step must not remember the first.
+        for of_step in images:
+            step(model, reducer, list(of_step.split(sizes)[mine]), examples)
+        return [p.grad for p in model.parameters()] + [reducer.gradient_norm, reducer.found_inf]
+
+    model = network()
+    (model(images[1]).pow(2).sum() / examples).backward()
+    expected = [p.grad for p in model.parameters()]
+    norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in expected]))
+    for *gradients, gradient_norm, found_inf in on_processes(len(layout), process):
+        torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(gradient_norm, norm, rtol=1e-12, atol=0)
+        assert found_inf == 0
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> None:
+    """Strided like their parameters; zero_, backward and the optimizer leave them in place."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(5, 2))
+    model = model.to(memory_format=layout)
+    reducer = reducer_of(model, SingleComm(), bucket_mb=0.5 * KB)
+    assert len(reducer.buckets) > 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    places = [p.grad.data_ptr() for p in model.parameters()]
+    flats = [b.flat.untyped_storage().data_ptr() for b in reducer.buckets]
+    for _ in range(2):
+        step(model, reducer, [torch.randn(2, 3, 5, 5).to(memory_format=layout)], examples=2)
+        for parameter, place in zip(model.parameters(), places, strict=True):
+            assert parameter.grad.any()
+            assert parameter.grad.data_ptr() == place
+            assert parameter.grad.untyped_storage().data_ptr() in flats
+            assert parameter.grad.stride() == parameter.stride()
+        optimizer.step()
+    reducer.zero_()
+    assert not any(p.grad.any() for p in model.parameters())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 200))
+def test_buckets_hold_every_gradient_once_and_no_more_than_they_may(
+    sizes: list[int], limit: int
+) -> None:
+    """`limit` in float32 numbers; a larger parameter has a bucket of its own."""
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    reducer = Reducer(parameters, SingleComm(), bucket_mb=limit * 4 / 2**20, compression="none")
+    for i, parameter in enumerate(parameters):
+        parameter.grad.fill_(i + 1)
+    gradients = [bucket.gradients for bucket in reducer.buckets]
+    # In the order of the backward pass.
+    expected = [i + 1 for i in reversed(range(len(sizes))) for _ in range(sizes[i])]
+    assert torch.cat(gradients).tolist() == expected
+    for bucket, following in pairwise([*gradients, torch.full((10**6,), -1.0)]):
+        assert len(bucket) <= limit or len(bucket.unique()) == 1
+        assert len(bucket) + (following == following[0]).sum() > limit
+    assert reducer.flag == 0
+
+
+def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
+    """Whatever order the gradients come in; those of passes before the last start nothing."""
+    model = network()
+    names, missing = [], []
+
+    class Watched(SingleComm):
+        def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+            names.append(name)
+            missing.append(sum(not p.grad.any() for p in model.parameters()))
+            return super().start_sum_(tensor, name)
+
+    reducer = reducer_of(model, Watched())
+    images = torch.randn(4, 6, generator=seeded(1), dtype=torch.float64)
+    reducer.zero_()
+    model(images).pow(2).sum().backward()
+    assert names == []
+    step(model, reducer, [images], examples=4)
+    assert names == [f"gradients {i}" for i in range(len(reducer.buckets))]
+    assert len(names) == 4
+    # Layers 3 and 2 are the first two buckets; layer 2, the first one used, comes last of all.
+    assert missing[0] > 0
+
+
+@pytest.mark.parametrize("processes", [2, 8])
+def test_large_gradients_survive_fp16(processes: int) -> None:
+    """Their sum over processes would not, if it were divided afterwards: at 40,000 x 8 it is inf."""
+
+    def process(comm: ThreadComm) -> tuple[Tensor, Tensor]:
+        weight = nn.Parameter(torch.ones(3))
+        reducer = Reducer([weight], comm, bucket_mb=1, compression="fp16")
+        reducer.start(examples=4 * processes, bad=False)
+        (4 * weight * torch.tensor([40_000.0, 1.0, 1e-3])).sum().backward()
+        reducer.finish()
+        return weight.grad, reducer.found_inf
+
+    for gradient, found_inf in on_processes(processes, process):
+        torch.testing.assert_close(gradient, torch.tensor([40_000.0, 1.0, 1e-3]), rtol=1e-3, atol=0)
+        assert gradient.dtype == torch.float32
+        assert found_inf == 0
+
+
+def single_gradient(values: list[float], compression: str) -> tuple[list[float], float]:
+    """What a gradient becomes, and found_inf."""
+    weight = nn.Parameter(torch.ones(len(values)))
+    reducer = Reducer([weight], SingleComm(), bucket_mb=1, compression=compression)
+    reducer.start(examples=1, bad=False)
+    (weight * torch.tensor(values)).sum().backward()
+    reducer.finish()
+    return weight.grad.tolist(), reducer.found_inf.item()
+
+
+def test_fp16_loses_what_it_is_documented_to_lose() -> None:
+    """And float32 does not."""
+    assert single_gradient([2.0, 2e-8], "fp16") == ([2.0, 0.0], 0)
+    assert single_gradient([2.0, 2e-8], "none") == ([2.0, pytest.approx(2e-8)], 0)
+    assert single_gradient([70_000.0], "fp16")[1] == 1
+    assert single_gradient([70_000.0], "none") == ([70_000.0], 0)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize("bad", ["loss", "gradient", "infinite gradient"])
+def test_one_bad_process_stops_all_for_good(bad: str, compression: str) -> None:
+    """found_inf goes up on every process in the step, and not down in the good one after it."""
+
+    def process(comm: ThreadComm) -> list[float]:
+        model = network(torch.float32)
+        reducer = reducer_of(model, comm, compression=compression)
+        images = torch.randn(3, 2, 6, generator=seeded(comm.rank))
+        step(model, reducer, [images[0]], examples=6)
+        seen = [reducer.found_inf.item()]
+        reducer.zero_()
+        guilty = comm.rank == 1
+        reducer.start(6, bad=torch.tensor(guilty and bad == "loss"))
+        loss = model(images[1]).pow(2).sum()
+        if guilty and bad != "loss":
+            loss.register_hook(lambda g: g * float("inf" if "inf" in bad else "nan"))
+        loss.backward()
+        reducer.finish()
+        seen.append(reducer.found_inf.item())
+        step(model, reducer, [images[2]], examples=6)
+        return [*seen, reducer.found_inf.item()]
+
+    assert on_processes(3, process) == [[0, 1, 1]] * 3

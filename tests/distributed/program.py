@@ -1,0 +1,286 @@
+"""What every process of a distributed test runs; one launch holds all cases, since starting costs most.
+
+    LAUNCHER python program.py OUT LIBRARY
+
+Process 0 writes what came out to OUT/results.pt. The same functions, called in the test process
+over SingleComm, give what it has to be equal to.
+"""
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsgd import checkpoint, config, sampler
+from lsgd.batchnorm import RunningStatistics
+from lsgd.comm import Comm, open_comm, sum_
+from lsgd.comm.reducer import Reducer
+from lsgd.errors import Diverged
+from lsgd.evaluation import evaluate
+from lsgd.inputs import open_inputs
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+from lsgd.tally import Tally
+from lsgd.train import train_step
+
+CPU = torch.device("cpu")
+
+# 1442 digits in steps of 8 x 8: 23 steps an epoch, the last one of 34 = 8 + 8 + 8 + 8 + 2 + 0 + 0 + 0.
+# The steps made cross the end of the warmup, that tail, the epoch's end and a drop of the lr.
+FIRST, LAST = 10, 30
+STOPS = (13, 22, 23)
+WORDS = [
+    "+recipe=digits", "workers=8", "worker_batch=8", "precision=float64", "tail=keep", "epochs=3",
+    "schedule.reference_batch=16", "schedule.reference_lr=0.0125", "schedule.warmup_epochs=0.8",
+    "schedule.milestones=[1]", "comm.bucket_mb=0.05", "model.last_gamma=1.0",
+]  # fmt: skip
+
+
+def recipe(*words: str) -> Recipe:
+    """The recipe that the cases train, changed by these words."""
+    return config.load_recipe([*WORDS, *words])
+
+
+def run_steps(learner: Learner, first: int, last: int) -> list[int]:
+    """Make these steps of the run; returns the example ids that this process went through."""
+    inputs = open_inputs(learner.recipe, CPU)
+    ids = []
+    for epoch, steps in learner.recipe.epochs_from(first):
+        steps = [step for step in steps if step < last]
+        plan = learner.passes(epoch, steps)
+        batches = inputs.train(each for passes in plan for each in passes)
+        for step, passes in zip(steps, plan, strict=True):
+            ids += [i for each in passes for i in each.examples.tolist()]
+            train_step(learner, step, passes, batches)
+    return ids
+
+
+def state_of(learner: Learner) -> dict[str, Any]:
+    """Parameters, combined BN statistics and momentum, and the counts, as tensors of their own."""
+    saved = learner.checkpoint()
+    momentum = saved.optimizer["state"]
+    tensors = {f"model {k}": v.clone() for k, v in saved.model.items()}
+    tensors |= {f"momentum {k}": v["momentum_buffer"].clone() for k, v in momentum.items()}
+    return tensors | {f"tally {k}": v.clone() for k, v in saved.tally.items()} | {"lr": saved.lr}
+
+
+def trained(comm: Comm, first: int, last: int, *words: str) -> dict[str, Any]:
+    """The state after these steps from a new start."""
+    learner = Learner(recipe(*words), comm, CPU)
+    ids = run_steps(learner, first, last)
+    return state_of(learner) | {"ids": [i for part in comm.gather_objects(ids) for i in part]}
+
+
+def stopped(comm: Comm, out: Path, step: int) -> None:
+    """A checkpoint at this step in a folder of its own."""
+    learner = Learner(recipe("workers_per_pass=2"), comm, CPU)
+    run_steps(learner, FIRST, step)
+    folder = out / f"stop{step}"
+    folder.mkdir(exist_ok=True)
+    checkpoint.save(learner.checkpoint(), folder, comm)
+    # The others wait until it is there.
+    comm.gather_objects(None)
+
+
+def resumed(comm: Comm, folder: Path, *words: str) -> dict[str, Any]:
+    """The state at the last step, from the checkpoint in this folder."""
+    learner = Learner(recipe(*words), comm, CPU)
+    path = folder / checkpoint.FILE
+    learner.restore(checkpoint.load(checkpoint.read(path), str(path)))
+    run_steps(learner, learner.next_step, LAST)
+    return state_of(learner)
+
+
+def evaluated(comm: Comm) -> tuple[int, float, float]:
+    """53 images in batches of 4: how many were counted, and the errors."""
+    learner = Learner(recipe(), comm, CPU)
+    run_steps(learner, FIRST, FIRST + 2)
+    learner.combine_statistics()
+    found = evaluate(
+        learner.model, open_inputs(learner.recipe, CPU), comm,
+        examples=53, batch=4, device=CPU, dtype=learner.dtype,
+    )  # fmt: skip
+    return found.examples, found.top1_error, found.top5_error
+
+
+def compressed(comm: Comm, value: float) -> float:
+    """What a mean gradient of `value` on every process is after reduction in fp16."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    reducer = Reducer([parameter], comm, bucket_mb=25, compression="fp16")
+    reducer.zero_()
+    reducer.start(8 * comm.world_size, bad=False)
+    (parameter * 8 * value).sum().backward()
+    reducer.finish()
+    assert not reducer.found_inf
+    return float(parameter.grad.max())
+
+
+def diverged(comm: Comm) -> dict[str, Any]:
+    """What every process does when the images of the last one are not numbers in the third step."""
+    learner = Learner(recipe(), comm, CPU)
+    run_steps(learner, FIRST, FIRST + 2)
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    plan = learner.passes(0, [FIRST + 2, FIRST + 3])
+    poisoned = comm.rank == comm.world_size - 1
+    message = ""
+    try:
+        for step, passes in zip((FIRST + 2, FIRST + 3), plan, strict=True):
+            inputs = open_inputs(learner.recipe, CPU)
+            batches = (
+                (images * (float("nan") if poisoned else 1), labels)
+                for images, labels in inputs.train(passes)
+            )
+            train_step(learner, step, passes, batches)
+    except Diverged as error:
+        message = str(error)
+    kept = all(map(torch.equal, before, learner.model.parameters()))
+    try:
+        learner.checkpoint()
+        saves = True
+    except Diverged:
+        saves = False
+    return {"message": message, "parameters kept": kept, "saves": saves}
+
+
+class Broken:
+    """The rules of the contract, each broken the way that others break it."""
+
+    @staticmethod
+    def mean_of_means(patch: Any) -> None:
+        """Average the processes' means, as DistributedDataParallel does."""
+        real, order = Reducer.start, sampler.step_passes
+
+        def start(self: Reducer, examples: int, bad: Any) -> None:
+            real(self, Broken.own * self.comm.world_size, bad)
+
+        def step_passes(*args: Any, **kwargs: Any) -> list[Pass]:
+            passes = order(*args, **kwargs)
+            Broken.own = max(1, sum(len(each.examples) for each in passes))
+            return passes
+
+        patch(Reducer, "start", start)
+        patch(sampler, "step_passes", step_passes)
+
+    own = 1
+
+    @staticmethod
+    def bn_over_the_pass(patch: Any) -> None:
+        """One BN group per forward pass, whatever workers it carries."""
+        real = RunningStatistics.start_pass
+        patch(RunningStatistics, "start_pass", lambda self, sizes: real(self, (sum(sizes),)))
+
+    @staticmethod
+    def running_statistics_per_pass(patch: Any) -> None:
+        """Move the running statistics at every forward pass, as nn.BatchNorm2d does."""
+        real = RunningStatistics.start_pass
+
+        def start_pass(self: RunningStatistics, sizes: tuple[int, ...]) -> None:
+            if self.seen.any():
+                self.share.mul_(1 - self.momentum).add_(self.seen, alpha=self.momentum / 8)
+                self.seen.zero_()
+            real(self, sizes)
+
+        patch(RunningStatistics, "start_pass", start_pass)
+
+    @staticmethod
+    def running_statistics_averaged_over_ranks(patch: Any) -> None:
+        """Every process averages over its own workers, and the processes are averaged."""
+        begin, end, combine = (
+            getattr(RunningStatistics, name) for name in ("__init__", "end_step", "combine")
+        )
+
+        def init(self: RunningStatistics, model: Any, **kwargs: Any) -> None:
+            begin(self, model, **kwargs)
+            self.mine = kwargs["hosted"]
+            self.share /= self.fraction
+
+        def mean(sum_over: Any, world_size: int, tensor: torch.Tensor) -> None:
+            sum_over(tensor)
+            tensor /= world_size
+
+        patch(RunningStatistics, "__init__", init)
+        patch(RunningStatistics, "end_step", lambda self, active_workers: end(self, self.mine))
+        patch(
+            RunningStatistics,
+            "combine",
+            lambda self, sum_over: combine(self, partial(mean, sum_over, self.world_size)),
+        )
+
+    @staticmethod
+    def lr_per_epoch(patch: Any) -> None:
+        """Set the lr once an epoch."""
+        real = Recipe.epoch
+        patch(Recipe, "epoch", lambda self, step: float(int(real(self, step))))
+
+    RULES = (
+        "mean_of_means",
+        "bn_over_the_pass",
+        "running_statistics_per_pass",
+        "running_statistics_averaged_over_ranks",
+        "lr_per_epoch",
+    )
+
+
+def broken(comm: Comm, rule: str) -> dict[str, Any]:
+    """The state after the steps with this rule broken."""
+    undo = []
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    getattr(Broken, rule)(patch)
+    try:
+        learner = Learner(recipe("workers_per_pass=2"), comm, CPU)
+        if rule == "mean_of_means":
+            _step_by_step(learner)
+        else:
+            run_steps(learner, FIRST, LAST)
+        return state_of(learner)
+    finally:
+        for owner, name, value in reversed(undo):
+            setattr(owner, name, value)
+
+
+def _step_by_step(learner: Learner) -> None:
+    # So that the last passes asked for are those of the step under way.
+    for step in range(FIRST, LAST):
+        run_steps(learner, step, step + 1)
+
+
+def cases(comm: Comm, out: Path) -> dict[str, Any]:
+    """All that one launch shows."""
+    results: dict[str, Any] = {
+        f"float64 {w}": trained(comm, FIRST, LAST, f"workers_per_pass={w}") for w in (1, 2, 8)
+    }
+    results["float32"] = trained(comm, FIRST, FIRST + 5, "precision=float32", "workers_per_pass=2")
+    for step in STOPS:
+        stopped(comm, out, step)
+        # Bit by bit the uninterrupted run of as many processes.
+        results[f"resumed {step}"] = resumed(comm, out / f"stop{step}", "workers_per_pass=2")
+        if (alone := out.parent / "alone" / f"stop{step}").exists():
+            results[f"taken over {step}"] = resumed(comm, alone)
+    results["evaluated"] = evaluated(comm)
+    results["compressed"] = {value: compressed(comm, value) for value in (40000.0, 1.0, 5e-9)}
+    results["diverged"] = comm.gather_objects(diverged(comm))
+    return results
+
+
+def main(out: Path, library: str, *rules: str) -> None:
+    """All cases, or only the broken rules that are named."""
+    comm = open_comm(library, device=CPU, timeout=60)
+    try:
+        results = {r: broken(comm, r) for r in rules} if rules else cases(comm, out)
+        if comm.rank == 0:
+            torch.save(results | {"world_size": comm.world_size, "library": comm.library}, out / "results.pt")
+    finally:
+        comm.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), *sys.argv[2:])

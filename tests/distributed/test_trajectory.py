@@ -1,0 +1,175 @@
+"""One trajectory: any number of processes, any workers per pass, any library, any restart."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd.comm.single import SingleComm
+
+sys.path.insert(0, str(Path(__file__).parent))
+import program
+
+PROCESSES = (2, 3, 4, 8)
+LIBRARIES = [
+    "torch",
+    pytest.param("horovod-gloo", marks=pytest.mark.horovod),
+    pytest.param("horovod-mpi", marks=[pytest.mark.horovod, pytest.mark.mpi]),
+]
+LAUNCHERS = {
+    "torch": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+    "horovod-gloo": ("-m", "horovod.runner.launch", "--gloo", "-np"),
+    "horovod-mpi": ("mpirun", "--oversubscribe", "--bind-to", "none", "-np"),
+}
+
+
+def launch(library: str, processes: int, *arguments: str) -> None:
+    """Run program.py on so many processes; what they say is shown if one fails."""
+    python, launcher = [sys.executable], list(LAUNCHERS[library])
+    start = launcher if launcher[0] == "mpirun" else python + launcher
+    program_and_arguments = [str(Path(__file__).parent / "program.py"), *arguments]
+    command = [*start, str(processes), *([] if library == "torch" else python), *program_and_arguments]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        command,
+        env=os.environ | root | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every launch has a folder, next to that of the process alone."""
+    return tmp_path_factory.mktemp("launches")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict:
+    """What one process does."""
+    torch.set_num_threads(1)
+    (folder / "alone").mkdir()
+    return program.cases(SingleComm(), folder / "alone")
+
+
+@pytest.fixture(scope="module")
+def together(folder: Path, alone: dict):
+    """What so many processes do over a library; launched once and asked many times."""
+
+    @cache
+    def results(library: str, processes: int) -> dict:
+        out = folder / f"{library}-{processes}"
+        out.mkdir()
+        launch(library, processes, str(out), library.split("-")[0])
+        found = torch.load(out / "results.pt", weights_only=True)
+        assert found["world_size"] == processes
+        return found
+
+    return results
+
+
+def distance(one: dict, other: dict) -> float:
+    """The largest difference of any parameter, BN statistic or momentum."""
+    keys = [key for key in one if key.split()[0] in ("model", "momentum")]
+    assert keys and set(keys) == {key for key in other if key.split()[0] in ("model", "momentum")}
+    return max((one[key].double() - other[key].double()).abs().max().item() for key in keys)
+
+
+def same_counts(one: dict, other: dict) -> bool:
+    return torch.equal(one["tally counts"], other["tally counts"]) and one["lr"] == other["lr"]
+
+
+@pytest.mark.parametrize("workers_per_pass", [1, 2])
+def test_alone_workers_per_pass_changes_nothing(alone: dict, workers_per_pass: int) -> None:
+    reference, result = alone["float64 8"], alone[f"float64 {workers_per_pass}"]
+    assert distance(reference, result) < 1e-10
+    assert result["ids"] == reference["ids"]
+
+
+@pytest.mark.parametrize("step", program.STOPS)
+def test_alone_a_resumed_run_is_bit_equal(alone: dict, step: int) -> None:
+    assert distance(alone["float64 2"], alone[f"resumed {step}"]) == 0
+    assert alone[f"resumed {step}"]["lr"] == alone["float64 2"]["lr"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("processes", PROCESSES)
+class TestTogether:
+    """Every test reads another result of the same launch."""
+
+    @pytest.mark.parametrize("workers_per_pass", [1, 2, 8])
+    def test_float64(self, alone, together, library, processes, workers_per_pass) -> None:
+        """20 steps with BN, Nesterov, decay, a drop of the lr and a kept tail."""
+        result = together(library, processes)[f"float64 {workers_per_pass}"]
+        assert distance(alone["float64 8"], result) < 1e-10
+        assert same_counts(alone["float64 8"], result)
+
+    def test_examples(self, alone, together, library, processes) -> None:
+        """The processes go through the same examples between them, each once."""
+        result = together(library, processes)["float64 2"]
+        assert sorted(result["ids"]) == sorted(alone["float64 8"]["ids"])
+
+    def test_float32(self, alone, together, library, processes) -> None:
+        assert distance(alone["float32"], together(library, processes)["float32"]) < 1e-5
+
+    @pytest.mark.parametrize("step", program.STOPS)
+    def test_resumed_on_as_many_processes(self, together, library, processes, step) -> None:
+        """Bit by bit, BN statistics and momentum included."""
+        results = together(library, processes)
+        assert distance(results["float64 2"], results[f"resumed {step}"]) == 0
+
+    @pytest.mark.parametrize("step", program.STOPS)
+    def test_taken_over_from_one_process(self, alone, together, library, processes, step) -> None:
+        result = together(library, processes)[f"taken over {step}"]
+        assert distance(alone["float64 8"], result) < 1e-10
+        assert same_counts(alone["float64 8"], result)
+
+    @pytest.mark.parametrize("step", program.STOPS)
+    def test_taken_over_by_one_process(self, alone, together, folder, library, processes, step) -> None:
+        together(library, processes)
+        result = program.resumed(SingleComm(), folder / f"{library}-{processes}" / f"stop{step}")
+        assert distance(alone["float64 8"], result) < 1e-10
+        assert same_counts(alone["float64 8"], result)
+
+    def test_evaluation(self, alone, together, library, processes) -> None:
+        """53 images in batches of 4: each counted once, and the error of one process."""
+        assert together(library, processes)["evaluated"] == alone["evaluated"]
+        assert alone["evaluated"][0] == 53
+
+    def test_compressed_gradients(self, together, library, processes) -> None:
+        """In fp16 a mean of 40,000 stays finite, and what is below 6e-8 is lost."""
+        results = together(library, processes)["compressed"]
+        assert results[40000.0] == pytest.approx(40000, rel=1e-3)
+        assert results[1.0] == pytest.approx(1, rel=1e-3)
+        assert results[5e-9] == 0
+
+    def test_one_process_diverges(self, together, library, processes) -> None:
+        """All stop with one message, no parameter moves, and nothing is saved."""
+        found = together(library, processes)["diverged"]
+        assert len(found) == processes
+        assert {each["message"] for each in found} == {found[0]["message"]}
+        assert "step 12 is not finite" in found[0]["message"]
+        assert all(each["parameters kept"] and not each["saves"] for each in found)
+
+
+@pytest.fixture(scope="module")
+def broken(folder: Path) -> dict:
+    """What three processes do when one of the rules is broken."""
+    out = folder / "broken"
+    out.mkdir()
+    launch("torch", 3, str(out), "torch", *program.Broken.RULES)
+    return torch.load(out / "results.pt", weights_only=True)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("rule", program.Broken.RULES)
+def test_a_broken_rule_shows(alone: dict, broken: dict, rule: str) -> None:
+    """The bound of 1e-10 is not so wide that a wrong rule would pass it."""
+    assert distance(alone["float64 8"], broken[rule]) > 1e-6

@@ -1,0 +1,119 @@
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from threaded import on_processes
+from torch import Tensor, nn
+
+from lsgd.batchnorm import WorkerBatchNorm2d
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.evaluation import evaluate
+from lsgd.inputs import Batch
+from lsgd.tally import Scores
+
+EXAMPLES, CLASSES = 53, 7
+
+
+class Images:
+    """A validation set of random images, which remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(EXAMPLES, 2, 3, 3, generator=generator)
+        self.labels = torch.randint(CLASSES, (EXAMPLES,), generator=generator)
+        self.asked: list[list[int]] = []
+
+    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+        for chunk in chunks:
+            self.asked.append(chunk.tolist())
+            yield self.images[chunk], self.labels[chunk]
+
+
+class Model(nn.Module):
+    """BN and a linear layer; notes in which mode it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn, self.fc = WorkerBatchNorm2d(2), nn.Linear(18, CLASSES)
+        self.modes: list[bool] = []
+        generator = torch.Generator().manual_seed(1)
+        self.fc.weight.data = torch.randn(CLASSES, 18, generator=generator)
+        nn.init.zeros_(self.fc.bias)
+        self.double()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.modes.append(self.training)
+        logits: Tensor = self.fc(self.bn(images).flatten(1))
+        return logits
+
+
+def evaluated(comm: Comm, batch: int) -> tuple[Scores, list[list[int]]]:
+    """The scores, and the ids of the chunks that this process asked for."""
+    inputs = Images()
+    found = evaluate(
+        Model(),
+        inputs,  # type: ignore[arg-type]
+        comm,
+        examples=EXAMPLES,
+        batch=batch,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+    )
+    return found, inputs.asked
+
+
+def expected() -> Scores:
+    """By hand, all images at once."""
+    inputs = Images()
+    with torch.inference_mode():
+        logits = Model().eval()(inputs.images.double())
+    rank = (logits > logits[torch.arange(EXAMPLES), inputs.labels][:, None]).sum(1)
+    wrong1, wrong5 = (int((rank >= guesses).sum()) for guesses in (1, 5))
+    loss = nn.functional.cross_entropy(logits, inputs.labels).item()
+    return Scores(EXAMPLES, loss, 100 * wrong1 / EXAMPLES, 100 * wrong5 / EXAMPLES)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 52, 53, 100])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_image_counts_once(processes: int, batch: int) -> None:
+    """53 of them divide by neither 3 nor 4: none is padded, none left out, and counts are exact."""
+    found = on_processes(processes, lambda comm: evaluated(comm, batch))
+    by_hand = expected()
+    for scores, _ in found:
+        assert (scores.examples, scores.top1_error, scores.top5_error) == (
+            EXAMPLES, by_hand.top1_error, by_hand.top5_error,
+        )  # fmt: skip
+        assert scores.loss == pytest.approx(by_hand.loss, rel=1e-12)
+    chunks = [chunk for _, asked in found for chunk in asked]
+    assert [i for chunk in chunks for i in chunk] == list(range(EXAMPLES))
+    assert max(map(len, chunks)) <= batch
+
+
+def test_more_processes_than_images() -> None:
+    """The rest take part in the sums and look at nothing."""
+    found = on_processes(EXAMPLES + 2, lambda comm: evaluated(comm, 4))
+    assert {scores.top1_error for scores, _ in found} == {expected().top1_error}
+    assert found[-1][1] == []
+
+
+def test_the_model_evaluates_in_evaluation_mode_and_goes_on_training() -> None:
+    model = Model()
+    evaluate(
+        model,
+        Images(),  # type: ignore[arg-type]
+        SingleComm(),
+        examples=10,
+        batch=5,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+    )
+    assert model.modes == [False, False]
+    assert model.training
+    assert model.bn.training
+    # What is computed afterwards can still be differentiated.
+    model.bn.sum_mean, model.bn.sum_var = torch.zeros(2, 2, dtype=torch.float64)
+    model(Images().images.double()).sum().backward()
+    assert model.fc.weight.grad.any()

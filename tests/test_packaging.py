@@ -1,0 +1,219 @@
+"""The wheel carries all that a run needs, and the scripts around lsgd do what they say."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PINS = ROOT / "constraints.txt"
+
+
+def finished(
+    command: Sequence[str | Path], cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end in an environment that names neither a Python nor threads."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "PYTHONPATH")}
+    kept.pop("OMP_NUM_THREADS", None)
+    return subprocess.run(
+        command, cwd=cwd, env=kept | env, timeout=120, capture_output=True, text=True
+    )
+
+
+def output(command: Sequence[str | Path], cwd: Path | None = None, **env: str) -> str:
+    """What the command prints; it must succeed."""
+    done = finished(command, cwd, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- The wheel -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel built from the unpacked sdist, so that a file missing in either shows."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", folder]
+    output([*build, "-t", "sdist"], cwd=ROOT)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as sdist:
+        sdist.extractall(folder, filter="data")
+    output([*build, "-t", "wheel"], cwd=next(folder.glob("lsgd-*/")))
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with the wheel in it, whose dependencies are those of the Python running this."""
+    folder = tmp_path_factory.mktemp("venv")
+    python = folder / "bin/python"
+    output([sys.executable, "-m", "venv", "--without-pip", folder])
+    site = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    # A .pth file's lines become paths, whose own .pth files are not read: no editable lsgd.
+    (Path(site) / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", python, "install"]
+    output([*pip, "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel])
+    return python
+
+
+def test_wheel_finds_its_folders(installed: Path, tmp_path: Path) -> None:
+    program = """
+import json, lsgd
+from lsgd import paths
+folders = paths.conf_dir(), paths.recipes_dir(), paths.launch_dir()
+print(json.dumps([lsgd.__file__, *map(str, folders)]))
+"""
+    found = json.loads(output([installed, "-c", program], cwd=tmp_path))
+    package = Path(found[0]).parent
+    assert package.is_relative_to(installed.parent.parent)
+    assert [Path(each).parent for each in found[1:]] == [package] * 3
+    assert (package / "py.typed").is_file()
+    for folder in ("conf", "recipes", "launch"):
+        shipped = {p.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("*") if p.is_file()}
+        assert shipped == {
+            p.relative_to(package / folder) for p in (package / folder).rglob("*") if p.is_file()
+        }
+
+
+def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
+    assert "+recipe" in output([installed, "-m", "lsgd.train", "--help"], cwd=tmp_path)
+
+
+def test_wheel_launches(installed: Path, tmp_path: Path) -> None:
+    program = "from lsgd import paths; print(paths.launch_dir())"
+    script = Path(output([installed, "-c", program], cwd=tmp_path).strip()) / "mpirun.sh"
+    path = f"{installed.parent}:{os.environ['PATH']}"
+    printed = output([script, "digits", "--print"], cwd=tmp_path, PATH=path)
+    assert "python3 -m lsgd.train +recipe=digits" in printed
+
+
+def test_apex_of_pypi_is_not_wanted() -> None:
+    """NVIDIA's apex is not on PyPI: the package of that name there is another one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [each for group in groups for each in group] + PINS.read_text().splitlines()
+    names = {re.split(r"[^\w.-]", each)[0].lower() for each in wanted}
+    assert "torch" in names
+    assert "apex" not in names
+
+
+def test_pins_fit_any_build_of_torch() -> None:
+    pins = [line for line in PINS.read_text().splitlines() if not line.startswith("#")]
+    assert {"torch==2.13.0", "torchvision==0.28.0"} <= set(pins)
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+
+
+# --- launch/ ---------------------------------------------------------------------------------
+
+
+def launched(script: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return finished([ROOT / "launch" / script, *arguments], PYTHON=sys.executable, **env)
+
+
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("torchrun.sh", "env {threads} {bin}/torchrun --standalone --nproc-per-node 4 {run}"),
+        ("horovodrun.sh", "env {threads} {horovodrun} --gloo -np 4 {python} {run}"),
+        ("mpirun.sh", "mpirun --bind-to none -np 4 env {threads} {python} {run}"),
+    ],
+)
+def test_launch_prints_its_command(script: str, command: str) -> None:
+    arguments = ("digits", "seed=3", "--np", "4", "schedule.milestones=[1,2]", "--print")
+    done = launched(script, *arguments, OMP_NUM_THREADS="3", OMPI_ALLOW_RUN_AS_ROOT="1")
+    beside = Path(sys.executable).parent
+    horovodrun = beside / "horovodrun"
+    expected = command.format(
+        threads="OMP_NUM_THREADS=3",
+        bin=beside,
+        horovodrun=horovodrun if horovodrun.exists() else "horovodrun",
+        python=sys.executable,
+        run=r"-m lsgd.train +recipe=digits seed=3 schedule.milestones=\[1\,2\]",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected + "\n", "")
+
+
+def test_local_says_what_it_launches_with() -> None:
+    done = launched("local.sh", "digits", "--print")
+    launcher = re.search(r"processes under (torchrun|horovodrun)", done.stderr)
+    assert launcher, done.stderr
+    assert done.stdout == launched(f"{launcher[1]}.sh", "digits", "--print").stdout
+    processes = torch.cuda.device_count() or 2
+    assert re.search(rf"(-np|--nproc-per-node) {processes} ", done.stdout)
+
+
+def test_threads_share_the_cores() -> None:
+    cores = os.cpu_count() or 1
+    for processes, threads in ((1, cores), (cores, 1), (3 * cores, 1)):
+        done = launched("torchrun.sh", "digits", "--print", f"--np={processes}")
+        assert f"OMP_NUM_THREADS={threads} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "which recipe"),
+        (["digits", "bs8k"], "bs8k"),
+        (["digits", "--np", "two"], "two"),
+        (["digits", "--np"], "--np"),
+        (["digits", "--dry-run"], "--dry-run"),
+    ],
+)
+def test_launch_refuses_in_one_sentence(arguments: list[str], named: str) -> None:
+    done = launched("local.sh", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# --- setup/ ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("require", "code"), [("", 0), ("mpi,horovod", 1)])
+def test_horovod_without_a_compiler(tmp_path: Path, require: str, code: int) -> None:
+    """One sentence says what is missing, and lsgd goes on unless Horovod is required."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "dirname", "env", "find", "grep", "head", "mkdir", "sed"):
+        found = output(["bash", "-c", f"type -P {tool}"]).strip()
+        (tools / tool).symlink_to(found)
+    # An MPI that no wheel was ever built for, so that neither .venv nor the cache has one.
+    for tool in ("mpirun", "mpicxx"):
+        (tools / tool).write_text("#!/bin/sh\necho 'mpirun (Open MPI) 0.0.9'\n")
+        (tools / tool).chmod(0o755)
+    done = finished(
+        [ROOT / "setup/horovod.sh", sys.executable],
+        PATH=str(tools),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+        LSGD_REQUIRE=require,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "needs g++ make cmake" in done.stderr
+    assert "sudo apt install g++ make cmake" in done.stderr
+    assert "torch.distributed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ("-std=c++14 -c a.cc", "-std=c++17 -c a.cc"),
+        ("-std=gnu++11 -c a.cc", "-std=gnu++17 -c a.cc"),
+        ("-std=c++20 -c a.cc", "-std=c++20 -c a.cc"),
+        ("-c a.cc", "-c a.cc -std=c++17"),
+        ("-std=c++14 a.o -o a", "-std=c++17 a.o -o a"),
+        ("-std=c++14 -D__CUDACC__ -c a.cu", "-std=c++14 -D__CUDACC__ -c a.cu"),
+    ],
+)
+def test_compiler_wrapper_raises_the_standard(given: str, passed_on: str) -> None:
+    wrapped: list[str | Path] = [ROOT / "setup/cxx", *given.split()]
+    printed = output(wrapped, LSGD_CXX="echo", LSGD_CXX_STD="17").strip()
+    assert printed.removesuffix(" -include cstdint -include stdexcept -include string") == passed_on

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+from lsgd import paths
+
+
+@pytest.mark.parametrize("where", ["beside the package", "inside it"])
+def test_shipped_folders_are_found_in_a_checkout_and_in_a_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    package = tmp_path / "lsgd"
+    home = package if where == "inside it" else tmp_path
+    for folder in ("conf", "recipes", "launch"):
+        (home / folder).mkdir(parents=True)
+    # In site-packages, somebody else's folder may lie beside the package.
+    (tmp_path / "conf").mkdir(exist_ok=True)
+    monkeypatch.setattr(paths, "_PACKAGE", package)
+    assert paths.conf_dir() == home / "conf"
+    assert paths.recipes_dir() == home / "recipes"
+    assert paths.launch_dir() == home / "launch"
+
+
+def test_a_broken_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "lsgd")
+    (tmp_path / "conf").touch()
+    with pytest.raises(FileNotFoundError, match=r"conf/.*reinstall"):
+        paths.conf_dir()
+
+
+def test_this_installation_is_whole() -> None:
+    assert (paths.conf_dir() / "config.yaml").is_file()
+    assert (paths.recipes_dir() / "recipe" / "bs8k.yaml").is_file()
+    assert any(paths.launch_dir().glob("*.sh"))
+
+
+def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LSGD_DATA", raising=False)
+    assert paths.data_root("imagenet") == Path("data/imagenet")
+    monkeypatch.setenv("LSGD_DATA", "/sets")
+    assert paths.data_root("imagenet") == Path("/sets/imagenet")

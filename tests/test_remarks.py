@@ -1,0 +1,174 @@
+"""The paper's remarks (Goyal et al. 2017, section 3): pitfalls that still train, only differently."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lsgd import optim, sampler
+from lsgd.comm.reducer import Reducer
+from lsgd.comm.single import SingleComm
+from lsgd.schedule import learning_rate
+
+WORKERS, IMAGES, STEPS = 8, 4, 60
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+
+Loss = Callable[[nn.Module, Tensor, Tensor, Reducer], None]
+"""Leaves the gradient of a step with these images and labels in `.grad`."""
+
+
+def network() -> nn.Module:
+    """Two layers without BN, whose loss over 8 workers is that over one large minibatch."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def batches(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(steps, WORKERS * IMAGES, 6, generator=generator, dtype=torch.float64)
+    labels = images[..., :3].argmax(-1)
+    return list(zip(images, labels, strict=True))
+
+
+def rates() -> list[float]:
+    """A run of 6 epochs of 10 steps: warmup to 8 times the lr, then two drops."""
+    return [
+        learning_rate(
+            step / 10, batch_size=8 * 32, reference_lr=0.1, reference_batch=32, warmup_epochs=2, milestones=(3, 5)
+        )
+        for step in range(STEPS)
+    ]  # fmt: skip
+
+
+def mean_loss(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer) -> None:
+    """The minibatch as one: the mean over kn images, by PyTorch alone."""
+    reducer.zero_()
+    F.cross_entropy(model(images), labels).backward()
+
+
+def trained(
+    loss: Loss = mean_loss,
+    *,
+    lrs: list[float] | None = None,
+    equation: int = 9,
+    correction: bool = False,
+    nesterov: bool = False,
+    weight_decay: float = 0.01,
+) -> dict[str, Tensor]:
+    """The parameters after the run."""
+    model = network()
+    reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=1, compression="none")
+    optimizer = optim.make_optimizer(
+        model,
+        momentum=0.9,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        equation=equation,
+        momentum_correction=correction,
+    )
+    for lr, (images, labels) in zip(lrs or rates(), batches(), strict=True):
+        loss(model, images, labels, reducer)
+        optim.set_lr(optimizer, lr)
+        optimizer.step()
+    return copy.deepcopy(model.state_dict())
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """The largest difference of any two parameters."""
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def test_the_schedule_used_here_rises_and_drops() -> None:
+    """Or momentum correction would have nothing to correct."""
+    lrs = rates()
+    assert (lrs[0], lrs[20], lrs[30], lrs[50]) == pytest.approx((0.1, 0.8, 0.08, 0.008))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_remark_2_equation_10_needs_momentum_correction(nesterov: bool) -> None:
+    ours = trained(equation=9, nesterov=nesterov)
+    corrected = trained(equation=10, correction=True, nesterov=nesterov)
+    torch.testing.assert_close(corrected, ours, **CLOSE)
+    assert distance(trained(equation=10, nesterov=nesterov), ours) > 0.01
+    still = [0.1] * STEPS
+    torch.testing.assert_close(
+        trained(equation=10, nesterov=nesterov, lrs=still), trained(nesterov=nesterov, lrs=still), **CLOSE
+    )
+
+
+def test_remark_1_scaling_the_loss_is_not_scaling_the_lr() -> None:
+    """It leaves the weight decay unscaled; without decay the two agree."""
+
+    def eightfold(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer) -> None:
+        reducer.zero_()
+        (8 * F.cross_entropy(model(images), labels)).backward()
+
+    low, high = [0.02] * STEPS, [0.16] * STEPS
+    assert distance(trained(eightfold, lrs=low), trained(lrs=high)) > 0.01
+    torch.testing.assert_close(
+        trained(eightfold, lrs=low, weight_decay=0.0), trained(lrs=high, weight_decay=0.0), **CLOSE
+    )
+
+
+def summed_over_workers(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer, examples: int) -> None:
+    """A step as train_step makes it: sums of 8 workers, divided by `examples`."""
+    reducer.zero_()
+    pairs = list(zip(images.split(IMAGES), labels.split(IMAGES), strict=True))
+    for worker, (mine, its) in enumerate(pairs):
+        loss = F.cross_entropy(model(mine), its, reduction="sum")
+        if worker == len(pairs) - 1:
+            reducer.start(examples, bad=False)
+        loss.backward()
+    reducer.finish()
+
+
+def test_remark_3_the_loss_is_normalised_by_kn() -> None:
+    """8 workers of n are one minibatch of 8 n."""
+    by_kn = trained(lambda *step: summed_over_workers(*step, examples=WORKERS * IMAGES))
+    torch.testing.assert_close(by_kn, trained(), **CLOSE)
+
+
+def test_remark_3_normalising_by_n_does_not_cancel_the_scaled_lr() -> None:
+    """The sum over workers of means over n, at an lr 8 times lower: only without decay the same."""
+
+    def by_n(*step: object) -> None:
+        summed_over_workers(*step, examples=IMAGES)  # type: ignore[arg-type]
+
+    lower = [lr / WORKERS for lr in rates()]
+    assert distance(trained(by_n, lrs=lower), trained()) > 0.01
+    torch.testing.assert_close(
+        trained(by_n, lrs=lower, weight_decay=0.0), trained(weight_decay=0.0), **CLOSE
+    )
+
+
+def test_remark_4_one_permutation_per_epoch_is_divided_among_the_workers() -> None:
+    """A worker meets any example in some epoch, and has no fixed part of its own to shuffle."""
+    examples, k, n = 960, 8, 4
+
+    def seen_by_worker(worker: int, epoch: int) -> set[int]:
+        order = sampler.epoch_order(examples, seed=0, epoch=epoch)
+        return {
+            i
+            for step in range(examples // (k * n))
+            for each in sampler.step_passes(
+                order,
+                epoch=epoch,
+                step=step,
+                workers=k,
+                worker_batch=n,
+                hosted=range(worker, worker + 1),
+                workers_per_pass=1,
+            )
+            for i in each.examples.tolist()
+        }
+
+    for epoch in range(2):
+        assert set.union(*(seen_by_worker(w, epoch) for w in range(k))) == set(range(examples))
+    again = len(seen_by_worker(0, 0) & seen_by_worker(0, 1))
+    # 120 of 960 each: 15 are expected twice, with a standard deviation of 3.4.
+    assert abs(again - 15) < 17
+    met = set.union(*(seen_by_worker(0, epoch) for epoch in range(40)))
+    assert len(met) > 0.98 * examples

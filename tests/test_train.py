@@ -1,0 +1,187 @@
+"""Whole runs of one process, as a user starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd import checkpoint, config
+from lsgd.evaluate import evaluate_checkpoint
+from lsgd.inputs import memory
+from lsgd.metrics import read_rows
+from lsgd.train import main, train
+
+SHORT = ["epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log_steps=2"]
+
+
+def recipe(folder: Path, *words: str):
+    return config.load_recipe(["+recipe=digits", *SHORT, f"run_dir={folder}", *words])
+
+
+def curves(folder: Path) -> list[dict]:
+    """The rows of a run without what is different each time it is made."""
+    timing = ("images_per_second", "data_wait")
+    return [
+        {key: value for key, value in row.items() if key not in timing}
+        for row in read_rows(folder / "metrics.jsonl")
+        if row["kind"] != "start"
+    ]
+
+
+def start(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lsgd.train", "+recipe=digits", *SHORT, *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_run_learns_and_leaves_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    error = train(recipe(tmp_path / "run", "epochs=12", "schedule.milestones=[9]"))
+    assert error < 20
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == list(range(1, 13))
+    assert {"loss", "top1_error", "lr", "gradient_norm", "images_per_second", "data_wait"} <= set(
+        next(row for row in rows if row["kind"] == "train")
+    )
+    assert (tmp_path / "run" / "config.yaml").read_text().count("workers: 16")
+    assert f"run folder {tmp_path / 'run'}" in capsys.readouterr().out
+
+
+def test_the_same_words_again_train_nothing(tmp_path: Path) -> None:
+    error = train(recipe(tmp_path / "run"))
+    before = curves(tmp_path / "run")
+    assert train(recipe(tmp_path / "run")) == error
+    assert curves(tmp_path / "run") == before
+
+
+def test_the_learning_rate_written_is_that_of_the_step_made(tmp_path: Path) -> None:
+    """Catches a schedule stepped before or after its time."""
+    made = recipe(tmp_path / "run", "log_steps=1")
+    train(made)
+    rows = [row for row in curves(tmp_path / "run") if row["kind"] == "train"]
+    assert [row["lr"] for row in rows] == [made.lr(step) for step in range(made.total_steps)]
+
+
+@pytest.mark.slow
+def test_killed_anywhere_it_goes_on_to_the_same_curves(tmp_path: Path) -> None:
+    """kill -9 at three moments; every row is there once and equal to the undisturbed run's."""
+    torch.set_num_threads(1)
+    train(recipe(tmp_path / "undisturbed", "log_steps=1"))
+    words = [f"run_dir={tmp_path / 'killed'}", "log_steps=1", "checkpoint_steps=1"]
+    for steps in (3, 9, 16):
+        process = start(*words)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            rows = read_rows(tmp_path / "killed" / "metrics.jsonl")
+            if sum(row["kind"] == "train" for row in rows) >= steps:
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert start(*words).wait(timeout=120) == 0
+    assert curves(tmp_path / "killed") == curves(tmp_path / "undisturbed")
+
+
+def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(recipe(tmp_path / "run", "epochs=2", "schedule.milestones=[1.5]"))
+    saved = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    words = ["+recipe=digits", *SHORT, "epochs=3", "schedule.milestones=[1.5]"]
+
+    # The same run, but from its third epoch on the images are not numbers.
+    monkeypatch.setattr(memory.MemoryInputs, "_normalise", lambda self, images: images.float() * torch.nan)
+    fields = checkpoint.load(saved, "checkpoint")
+    longer = config.load_recipe([*words, f"run_dir={tmp_path / 'longer'}"])
+    (tmp_path / "longer").mkdir()
+    content = vars(fields) | {"format": checkpoint.FORMAT, "fingerprint": longer.fingerprint}
+    torch.save(content, tmp_path / "longer" / "checkpoint.pt")
+    before = (tmp_path / "longer" / "checkpoint.pt").read_bytes()
+
+    assert main([*words, f"run_dir={tmp_path / 'longer'}"]) == 3
+    assert "step 10 is not finite" in capsys.readouterr().err
+    assert (tmp_path / "longer" / "checkpoint.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["bs256", "bs8k", "bs64k"])
+def test_rehearsal(tmp_path: Path, capsys: pytest.CaptureFixture, name: str) -> None:
+    """Six steps of the paper's run with its own lr, and every replacement is printed."""
+    words = [f"+recipe={name}", "rehearse=true", f"run_dir={tmp_path}", "log_steps=1", "workers_per_pass=64"]
+    assert main(words) == 0
+    original = config.load_recipe([f"+recipe={name}"])
+    per_epoch = original.steps_per_epoch
+    steps = [0, 1, round(2.5 * per_epoch), 5 * per_epoch, 30 * per_epoch - 1, 30 * per_epoch]
+    rows = [row for row in curves(tmp_path) if row["kind"] == "train"]
+    assert [(row["step"] - 1, row["lr"]) for row in rows] == [
+        (step, pytest.approx(original.lr(step), rel=1e-12)) for step in steps
+    ]
+    printed = capsys.readouterr().out
+    for replaced in ("worker_batch 32 -> 2", "model resnet50 -> small_resnet", "data imagenet -> synthetic"):
+        assert replaced in printed
+
+
+def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(tmp_path: Path) -> None:
+    train(recipe(tmp_path / "run"))
+    last = [row for row in curves(tmp_path / "run") if row["kind"] == "epoch"][-1]
+    found = evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["val_batch=7"])
+    assert (found.top1_error, found.top5_error) == (last["val_top1_error"], last["val_top5_error"])
+    assert found.examples == 355
+
+
+def test_bfloat16_trains_alike(tmp_path: Path) -> None:
+    """Autocast is for the forward pass; parameters and gradients stay float32."""
+    error = train(recipe(tmp_path / "run", "epochs=12", "schedule.milestones=[9]", "precision=bfloat16"))
+    assert error < 25
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert saved["model"]["fc.weight"].dtype == torch.float32
+
+
+def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
+    words = ["precision=float64", "epochs=2", "schedule.milestones=[1.5]"]
+    train(recipe(tmp_path / "nchw", *words))
+    train(recipe(tmp_path / "nhwc", *words, "channels_last=true"))
+    nchw, nhwc = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
+        for name in ("nchw", "nhwc")
+    )
+    assert all(torch.allclose(nchw[key], nhwc[key], rtol=0, atol=1e-10) for key in nchw)
+    assert nhwc["layer1.0.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.slow
+def test_compiled_trains_alike(tmp_path: Path) -> None:
+    words = ["epochs=1", "schedule.milestones=[]", "precision=float64", "log_steps=1"]
+    train(recipe(tmp_path / "eager", *words))
+    train(recipe(tmp_path / "compiled", *words, "compile=true"))
+    eager, compiled = curves(tmp_path / "eager"), curves(tmp_path / "compiled")
+    assert [row["loss"] for row in compiled[:5]] == pytest.approx([row["loss"] for row in eager[:5]], rel=1e-8)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_trajectory_is_that_of_the_cpu(tmp_path: Path) -> None:
+    """float64, with channels_last; bf16, compiled, only has to learn."""
+    words = ["precision=float64", "epochs=2", "schedule.milestones=[1.5]", "channels_last=true"]
+    train(recipe(tmp_path / "cpu", *words, "device=cpu"))
+    train(recipe(tmp_path / "gpu", *words, "device=cuda"))
+    cpu, gpu = (
+        torch.load(tmp_path / name / "checkpoint.pt", map_location="cpu", weights_only=True)["model"]
+        for name in ("cpu", "gpu")
+    )
+    assert all(torch.allclose(cpu[key], gpu[key], rtol=0, atol=1e-8) for key in cpu)
+    learns = ["epochs=12", "schedule.milestones=[9]", "precision=bfloat16", "compile=true"]
+    assert train(recipe(tmp_path / "bf16", *learns, "channels_last=true", "device=cuda")) < 25
+
+
+def test_rows_are_json_that_any_reader_takes(tmp_path: Path) -> None:
+    train(recipe(tmp_path))
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
