@@ -79,5 +79,21 @@ start() {
         exit 0
     fi
     command -v "$needed" >/dev/null || refuse "$needed is not installed; $remedy."
+    # A mistake in the recipe ends here, in a sentence; launchers bury it under tracebacks of their
+    # own and lose the exit code.
+    "$python" - "$processes" "${run[@]:2}" <<'PY' || exit
+import sys
+
+try:
+    from lsgd import config, recipe
+    from lsgd.errors import Refused
+except ImportError as error:
+    sys.exit(f"lsgd: {sys.executable} cannot import lsgd ({error}); run 'make setup', or set PYTHON")
+try:
+    recipe.check_world_size(config.load_recipe(sys.argv[2:]), int(sys.argv[1]))
+except Refused as error:
+    print(f"lsgd: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+PY
     exec "$@"
 }

@@ -57,7 +57,9 @@ def flips(examples: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[np.b
     return mirrored
 
 
-def shifts(examples: NDArray[np.int64], padding: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+def shifts(
+    examples: NDArray[np.int64], padding: int, *, seed: int, epoch: int
+) -> NDArray[np.int64]:
     """Top-left corners (top, left), each 0 … 2·padding, of crops of padded images: (images, 2)."""
     draws = philox.uniforms((examples, epoch, 0, SHIFT), key=seed)[:2]
     return np.floor(draws * (2 * padding + 1)).astype(np.int64).T

@@ -61,7 +61,9 @@ class RunningStatistics:
         self.fraction = hosted / workers
         self.share = self._read() * self.fraction
         self.seen = torch.zeros_like(self.share)
-        parts = iter(self.seen.split([n for layer in self.layers for n in 2 * (layer.num_features,)]))
+        parts = iter(
+            self.seen.split([n for layer in self.layers for n in 2 * (layer.num_features,)])
+        )
         for layer in self.layers:
             layer.sum_mean, layer.sum_var = next(parts), next(parts)
 
@@ -102,7 +104,10 @@ class RunningStatistics:
 
     def _read(self) -> Tensor:
         empty = torch.empty(0)
-        return torch.cat([t for b in self.layers for t in (b.running_mean, b.running_var) if t is not None] or [empty])
+        return torch.cat(
+            [t for b in self.layers for t in (b.running_mean, b.running_var) if t is not None]
+            or [empty]
+        )
 
     def _write(self, statistics: Tensor) -> None:
         parts = iter(statistics.split([n for b in self.layers for n in 2 * (b.num_features,)]))

@@ -95,7 +95,9 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refused(f"{path} cannot be read ({error.strerror}); give the checkpoint.pt of a run") from None
+        raise Refused(
+            f"{path} cannot be read ({error.strerror}); give the checkpoint.pt of a run"
+        ) from None
 
 
 def open_run(recipe: Recipe) -> tuple[Path, bytes | None]:
@@ -130,7 +132,9 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
         content, step = None, 0
         theirs = _fingerprint_in(folder / "config.yaml")
     else:
-        raise Refused(f"run_dir={folder} holds files of something else; write the path of a new or empty folder")
+        raise Refused(
+            f"run_dir={folder} holds files of something else; write the path of a new or empty folder"
+        )
     if theirs != recipe.fingerprint:
         raise Refused(
             f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}, this recipe has "
@@ -162,4 +166,6 @@ def _new_folder(recipe: Recipe) -> Path:
 
 
 def _unwritable(folder: Path, error: OSError) -> Refused:
-    return Refused(f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you may")
+    return Refused(
+        f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you may"
+    )

@@ -125,12 +125,17 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def recipes() -> list[str]:
-    """Names of all shipped recipes."""
-    return sorted(path.stem for path in (paths.recipes_dir() / "recipe").glob("*.yaml"))
+    """Names of all shipped recipes, bs512 before bs1k."""
+
+    def with_size(name: str) -> str:
+        return re.sub(r"bs(\d+)(k?)", lambda m: f"{int(m[1]) * (1024 if m[2] else 1):06}", name)
+
+    names = [path.stem for path in (paths.recipes_dir() / "recipe").glob("*.yaml")]
+    return sorted(names, key=with_size)
 
 
 def _schema() -> DictConfig:
-    schema = OmegaConf.structured(Recipe)
+    schema: DictConfig = OmegaConf.structured(Recipe)
     # The dataclasses are frozen, which OmegaConf takes for read-only, at every level of its own.
     for node in (schema, *(schema._get_node(entry.name) for entry in fields(Recipe))):
         if isinstance(node, DictConfig):

@@ -36,12 +36,20 @@ def demo(folder: Path) -> str:
         errors = []
         for seed in range(SEEDS):
             run_dir = folder / f"{name}-seed{seed}"
-            recipe = config.load_recipe([f"+recipe={name}", f"seed={seed}", f"run_dir='{run_dir}'", "comm=single"])
+            recipe = config.load_recipe(
+                [f"+recipe={name}", f"seed={seed}", f"run_dir='{run_dir}'", "comm=single"]
+            )
             begin = time.perf_counter()
             run_dir.mkdir(parents=True, exist_ok=True)
-            with (folder / f"{name}-seed{seed}.log").open("a") as file, contextlib.redirect_stdout(file):
+            with (
+                (folder / f"{name}-seed{seed}.log").open("a") as file,
+                contextlib.redirect_stdout(file),
+            ):
                 errors.append(train(recipe))
-            print(f"{meaning}, seed {seed}: {errors[-1]:.2f} %  ({time.perf_counter() - begin:.0f} s)", flush=True)
+            print(
+                f"{meaning}, seed {seed}: {errors[-1]:.2f} %  ({time.perf_counter() - begin:.0f} s)",
+                flush=True,
+            )
         spread = f"{statistics.mean(errors):5.1f} ± {statistics.stdev(errors):.1f} %"
         rows.append(f"{meaning:<42}{recipe.lr(recipe.steps_per_epoch * 6):>7g}  {spread}")
     return "\n".join(rows)
@@ -50,7 +58,9 @@ def demo(folder: Path) -> str:
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m lsgd.demo", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/demo"), help="where the runs go")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("runs/demo"), help="where the runs go"
+    )
     try:
         print("\n" + demo(parser.parse_args(argv).folder))
     except (Refused, Diverged) as error:

@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
         description="Evaluate a checkpoint on every image of its validation set, each exactly once.",
     )
     parser.add_argument("checkpoint", type=Path, help="the checkpoint.pt of a run folder")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet"
+    )
     arguments = parser.parse_args(argv)
     try:
         found = evaluate_checkpoint(arguments.checkpoint, arguments.words)

@@ -41,6 +41,8 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
             rank, world_size = int(environment[names[0]]), int(environment[names[1]])
             local_rank = int(environment.get(names[2], rank))
             # Slurm writes 4(x2) for two nodes of four tasks.
-            local_size = int(environment.get(names[3], str(world_size)).partition("(")[0].split(",")[0])
+            local_size = int(
+                environment.get(names[3], str(world_size)).partition("(")[0].split(",")[0]
+            )
             return Launch(launcher, rank, world_size, local_rank, local_size)
     return Launch("none")

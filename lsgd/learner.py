@@ -130,5 +130,3 @@ class Learner:
             self.tally.restore(saved.tally)
         self.errors = list(saved.errors)
         self.next_step = saved.step
-
-

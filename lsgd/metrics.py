@@ -89,7 +89,9 @@ class RunLog:
     def start(self, summary: str, machine: str, folder: Path) -> None:
         """See Log; the versions that count are written down too."""
         versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
-        self.write("start", self.first_step, machine=machine, host=platform.node(), time=_now(), **versions)
+        self.write(
+            "start", self.first_step, machine=machine, host=platform.node(), time=_now(), **versions
+        )
         resumes = f"\nresumes after step {self.first_step}" if self.first_step else ""
         self.screen.say(f"{summary}\n{machine}\nrun folder {folder}{resumes}")
 
@@ -99,7 +101,9 @@ class RunLog:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """See Log; what is not a finite number is written as null and drawn nowhere."""
-        row = {"kind": kind, "step": step} | {key: _writable(value) for key, value in values.items()}
+        row = {"kind": kind, "step": step} | {
+            key: _writable(value) for key, value in values.items()
+        }
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
         for key, value in row.items():
@@ -130,9 +134,13 @@ class Screen:
     def show(self, kind: str, step: int, row: Row) -> None:
         """Show a row: epochs as lines, steps as the bar's, or as lines where there is no bar."""
         if kind == "train":
-            text = "lr {lr:.4g}  loss {loss:.3f}  {images_per_second:.0f} images/s".format_map(_Shown(row))
+            text = "lr {lr:.4g}  loss {loss:.3f}  {images_per_second:.0f} images/s".format_map(
+                _Shown(row)
+            )
             if self.bar.disable:
-                print(f"step {step}/{self.total_steps}  epoch {row['epoch']:.2f}  {text}", flush=True)
+                print(
+                    f"step {step}/{self.total_steps}  epoch {row['epoch']:.2f}  {text}", flush=True
+                )
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.bar.n)
         if kind == "epoch":

@@ -24,7 +24,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     for module in model.modules():
         mine = list(module.parameters(recurse=False))
         (kept if isinstance(module, nn.modules.batchnorm._BatchNorm) else decayed).extend(mine)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
 
 
 def make_optimizer(
@@ -83,7 +86,9 @@ class VelocitySGD(torch.optim.Optimizer):
                     state["velocity"] = torch.zeros_like(parameter)
                 velocity = state["velocity"].mul(m).add(gradient, alpha=lr)
                 # Nesterov looks one step ahead: with u = v / lr this is lr (g + momentum u).
-                ahead = group["momentum"] * velocity + lr * gradient if group["nesterov"] else velocity
+                ahead = (
+                    group["momentum"] * velocity + lr * gradient if group["nesterov"] else velocity
+                )
                 self._update(state["velocity"], velocity)
                 self._update(parameter, parameter - ahead)
             group["last_lr"] = lr

@@ -448,7 +448,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
             f"  model {recipe.model.name} -> small_resnet",
             f"  data {recipe.data.name} -> synthetic images of {size} x {size}, "
             f"{data.train_examples} to train and {data.val_examples} to validate; augmentation "
-            f"{recipe.data.augmentation} -> none",
+            f"{recipe.data.augmentation} -> none, tail {recipe.tail} -> drop",
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
             "of the first drop",
         ],

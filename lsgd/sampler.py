@@ -75,7 +75,9 @@ def step_passes(
     without images are in no pass, and a process with none of the step's images makes no pass.
     """
     begin = step * workers * worker_batch
-    bounds = [min(begin + w * worker_batch, len(order)) for w in range(hosted.start, hosted.stop + 1)]
+    bounds = [
+        min(begin + w * worker_batch, len(order)) for w in range(hosted.start, hosted.stop + 1)
+    ]
     passes = []
     for first in range(0, len(hosted), workers_per_pass):
         edges = bounds[first : first + workers_per_pass + 1]

@@ -11,7 +11,9 @@ SCALINGS = ("linear", "sqrt", "none")
 WARMUPS = ("gradual", "constant", "none")
 
 
-def scaled_lr(batch_size: int, *, reference_lr: float, reference_batch: float, scaling: str) -> float:
+def scaled_lr(
+    batch_size: int, *, reference_lr: float, reference_batch: float, scaling: str
+) -> float:
     """The learning rate for a minibatch of `batch_size`, before any warmup or drop.
 
     >>> scaled_lr(8192, reference_lr=0.1, reference_batch=256, scaling="linear")

@@ -21,7 +21,9 @@ class Scores:
 
     def named(self, split: str) -> dict[str, float]:
         """The scores as metrics of a split: train_loss, train_top1_error, train_top5_error."""
-        return {f"{split}_{key}": getattr(self, key) for key in ("loss", "top1_error", "top5_error")}
+        return {
+            f"{split}_{key}": getattr(self, key) for key in ("loss", "top1_error", "top5_error")
+        }
 
 
 class Tally:

@@ -77,7 +77,11 @@ def train_epoch(
         train_step(learner, step, passes, batches)
         done = learner.next_step
         if done % recipe.log_steps == 0:
-            now = {"epoch": recipe.epoch(done), "lr": recipe.lr(step), "gradient_norm": learner.gradient_norm}
+            now = {
+                "epoch": recipe.epoch(done),
+                "lr": recipe.lr(step),
+                "gradient_norm": learner.gradient_norm,
+            }
             log.write("train", done, **now, **meter.read(counted()))
         if step != steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
             checkpoint.save(learner.checkpoint(), folder, comm)
@@ -145,7 +149,11 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code: 0, 2 if refused, 3 if the run diverged."""
     try:
-        train(config.load(argv, program="lsgd.train", about="Train a recipe; the same words again resume it."))
+        train(
+            config.load(
+                argv, program="lsgd.train", about="Train a recipe; the same words again resume it."
+            )
+        )
     except (Refused, Diverged) as error:
         # All processes stop for the same reason; one says so.
         if detect().rank == 0:

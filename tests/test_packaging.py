@@ -166,10 +166,13 @@ def test_threads_share_the_cores() -> None:
         (["digits", "--np", "two"], "two"),
         (["digits", "--np"], "--np"),
         (["digits", "--dry-run"], "--dry-run"),
+        (["digits", "wokers=2"], "wokers"),
+        (["nothing"], "nothing"),
+        (["digits", "--np", "999"], "999"),
     ],
 )
 def test_launch_refuses_in_one_sentence(arguments: list[str], named: str) -> None:
-    done = launched("local.sh", *arguments)
+    done = launched("torchrun.sh", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert named in done.stderr
     assert done.stderr.count("\n") == 1

@@ -56,7 +56,11 @@ def test_a_state_is_summed_over_processes_and_a_snapshot() -> None:
     logits, labels = torch.eye(3), torch.tensor([0, 1, 0])
     tally = Tally(CPU)
     tally.add(torch.tensor(1.5), logits, labels)
-    state = tally.state(lambda tensor: tensor.mul_(2) and None)
+
+    def two_alike(tensor: Tensor) -> None:
+        tensor.mul_(2)
+
+    state = tally.state(two_alike)
     assert (state["counts"].tolist(), state["loss"].item()) == ([6, 4, 6], 3.0)
     before = copy.deepcopy(state)
     tally.add(torch.tensor(0.25), logits[:1], labels[1:2])

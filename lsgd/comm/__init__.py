@@ -76,9 +76,17 @@ def describe(comm: Comm, device: Device) -> str:
     here = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
     by = "" if launch.launcher == "none" else f" by {launch.launcher}"
     over = "" if comm.world_size == 1 else f" over {comm.library}"
-    what = cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {get_num_threads()} threads each"
+    what = (
+        cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {get_num_threads()} threads each"
+    )
     idle = cuda.device_count() - launch.local_size if device.type == "cuda" else 0
-    hint = f"; {idle} GPUs stay idle, torchrun --nproc-per-node {idle + launch.local_size} would use them" if idle > 0 else ""
+    hint = (
+        f"; {idle} GPUs stay idle, torchrun --nproc-per-node {idle + launch.local_size} would use them"
+        if idle > 0
+        else ""
+    )
     return f"{here}{by}{over}, {what}{hint}"
 
 
@@ -121,7 +129,9 @@ def pick_device(name: str) -> Device:
     if name == "cpu" or (name == "auto" and not cuda.is_available()):
         return Device("cpu")
     if not cuda.is_available():
-        raise Refused("device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto")
+        raise Refused(
+            "device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto"
+        )
     if launch.local_size > cuda.device_count():
         raise Refused(
             f"{launch.local_size} processes on a machine with {cuda.device_count()} GPUs; start one "

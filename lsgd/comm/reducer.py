@@ -99,7 +99,9 @@ class Reducer:
     def _launch_ready(self) -> None:
         # All processes start their sums in the same order, whatever the order of completion.
         upto = self._launched
-        while upto < len(self.buckets) and self.buckets[upto].ready == self.buckets[upto].parameters:
+        while (
+            upto < len(self.buckets) and self.buckets[upto].ready == self.buckets[upto].parameters
+        ):
             upto += 1
         self._launch_up_to(upto)
 

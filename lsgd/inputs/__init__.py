@@ -57,7 +57,9 @@ def open_inputs(recipe: Recipe, device: torch.device) -> Inputs:
                 )
             from lsgd.inputs.torchvision import FolderInputs
 
-            return FolderInputs(data, root, recipe.inputs, seed=recipe.seed, pins=device.type == "cuda")
+            return FolderInputs(
+                data, root, recipe.inputs, seed=recipe.seed, pins=device.type == "cuda"
+            )
     raise ValueError(loader)
 
 

@@ -96,7 +96,8 @@ def _cifar10(root: Path) -> tuple[Arrays, Arrays]:
     folder = root / "cifar-10-batches-py" if (root / "cifar-10-batches-py").is_dir() else root
     parts = [_cifar_batch(folder / f"data_batch_{i}") for i in range(1, 6)]
     train = Arrays(
-        np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
+        np.concatenate([part.images for part in parts]),
+        np.concatenate([part.labels for part in parts]),
     )
     return train, _cifar_batch(folder / "test_batch")
 

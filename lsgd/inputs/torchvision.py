@@ -25,7 +25,9 @@ RESIZE = 256 / 224
 class FolderInputs:
     """See Inputs; root/train/<class>/ and root/val/<class>/, classes in sorted order."""
 
-    def __init__(self, data: Data, root: Path, settings: Settings, *, seed: int, pins: bool) -> None:
+    def __init__(
+        self, data: Data, root: Path, settings: Settings, *, seed: int, pins: bool
+    ) -> None:
         if data.augmentation == "shift_flip":
             raise Refused(
                 "data.augmentation=shift_flip is for small images in memory; write crop_flip or none for "
@@ -43,7 +45,9 @@ class FolderInputs:
         """See Inputs."""
         return self._load(self.val_files, chunks)
 
-    def _load(self, files: "_Files", wanted: Iterable[Pass] | Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+    def _load(
+        self, files: "_Files", wanted: Iterable[Pass] | Iterable[NDArray[np.int64]]
+    ) -> Iterator[Batch]:
         workers = self.settings.processes
         loader: DataLoader[Batch] = DataLoader(
             files,
@@ -73,7 +77,10 @@ class _Files(Dataset[Batch]):
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
             tensors = self._crop_flip(images, wanted)
         else:
-            tensors = [self._tensor(centre_crop(image.convert("RGB"), self.data.image_size)) for image in images]
+            tensors = [
+                self._tensor(centre_crop(image.convert("RGB"), self.data.image_size))
+                for image in images
+            ]
         return torch.stack(tensors), self.labels[torch.from_numpy(ids)]
 
     def _crop_flip(self, images: list[Image.Image], wanted: Pass) -> list[Tensor]:
@@ -85,7 +92,9 @@ class _Files(Dataset[Batch]):
         flips = augmentation.flips(wanted.examples, **draw)
         side = [self.data.image_size] * 2
         tensors = []
-        for image, (left, top, width, height), flip in zip(images, windows.tolist(), flips, strict=True):
+        for image, (left, top, width, height), flip in zip(
+            images, windows.tolist(), flips, strict=True
+        ):
             resized = transforms.functional.resized_crop(
                 image.convert("RGB"), top, left, height, width, side, antialias=True
             )
@@ -116,7 +125,9 @@ def _list(root: Path, split: str, data: Data, expected: int) -> list[tuple[str, 
     try:
         samples = datasets.ImageFolder(str(folder)).samples
     except FileNotFoundError as error:
-        raise Refused(f"{folder} is no image folder ({str(error).splitlines()[0]}); see data/imagenet") from None
+        raise Refused(
+            f"{folder} is no image folder ({str(error).splitlines()[0]}); see data/imagenet"
+        ) from None
     classes = 1 + max(label for _, label in samples)
     for name, found, wanted in (
         ("classes", classes, data.classes),

@@ -10,7 +10,9 @@ from lsgd.models.small import SmallResNet
 from lsgd.vision import models
 
 
-def make_model(name: str, *, classes: int, channels: int, last_gamma: float, seed: int) -> nn.Module:
+def make_model(
+    name: str, *, classes: int, channels: int, last_gamma: float, seed: int
+) -> nn.Module:
     """The network `name`, initialised by the seed alone: the same weights on every process."""
     norm = WorkerBatchNorm2d
     makers = {

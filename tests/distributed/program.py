@@ -276,7 +276,10 @@ def main(out: Path, library: str, *rules: str) -> None:
     try:
         results = {r: broken(comm, r) for r in rules} if rules else cases(comm, out)
         if comm.rank == 0:
-            torch.save(results | {"world_size": comm.world_size, "library": comm.library}, out / "results.pt")
+            torch.save(
+                results | {"world_size": comm.world_size, "library": comm.library},
+                out / "results.pt",
+            )
     finally:
         comm.close()
 

@@ -1,7 +1,5 @@
 """One trajectory: any number of processes, any workers per pass, any library, any restart."""
 
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,35 +11,10 @@ from lsgd.comm.single import SingleComm
 
 sys.path.insert(0, str(Path(__file__).parent))
 import program
+from launching import LIBRARIES, launch
 
 PROCESSES = (2, 3, 4, 8)
-LIBRARIES = [
-    "torch",
-    pytest.param("horovod-gloo", marks=pytest.mark.horovod),
-    pytest.param("horovod-mpi", marks=[pytest.mark.horovod, pytest.mark.mpi]),
-]
-LAUNCHERS = {
-    "torch": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
-    "horovod-gloo": ("-m", "horovod.runner.launch", "--gloo", "-np"),
-    "horovod-mpi": ("mpirun", "--oversubscribe", "--bind-to", "none", "-np"),
-}
-
-
-def launch(library: str, processes: int, *arguments: str) -> None:
-    """Run program.py on so many processes; what they say is shown if one fails."""
-    python, launcher = [sys.executable], list(LAUNCHERS[library])
-    start = launcher if launcher[0] == "mpirun" else python + launcher
-    program_and_arguments = [str(Path(__file__).parent / "program.py"), *arguments]
-    command = [*start, str(processes), *([] if library == "torch" else python), *program_and_arguments]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(
-        command,
-        env=os.environ | root | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+PROGRAM = str(Path(__file__).parent / "program.py")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict:
     """What one process does."""
-    torch.set_num_threads(1)
     (folder / "alone").mkdir()
     return program.cases(SingleComm(), folder / "alone")
 
@@ -66,7 +38,8 @@ def together(folder: Path, alone: dict):
     def results(library: str, processes: int) -> dict:
         out = folder / f"{library}-{processes}"
         out.mkdir()
-        launch(library, processes, str(out), library.split("-")[0])
+        done = launch(library, processes, PROGRAM, str(out), library.split("-")[0])
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         found = torch.load(out / "results.pt", weights_only=True)
         assert found["world_size"] == processes
         return found
@@ -132,7 +105,9 @@ class TestTogether:
         assert same_counts(alone["float64 8"], result)
 
     @pytest.mark.parametrize("step", program.STOPS)
-    def test_taken_over_by_one_process(self, alone, together, folder, library, processes, step) -> None:
+    def test_taken_over_by_one_process(
+        self, alone, together, folder, library, processes, step
+    ) -> None:
         together(library, processes)
         result = program.resumed(SingleComm(), folder / f"{library}-{processes}" / f"stop{step}")
         assert distance(alone["float64 8"], result) < 1e-10
@@ -164,7 +139,8 @@ def broken(folder: Path) -> dict:
     """What three processes do when one of the rules is broken."""
     out = folder / "broken"
     out.mkdir()
-    launch("torch", 3, str(out), "torch", *program.Broken.RULES)
+    done = launch("torch", 3, PROGRAM, str(out), "torch", *program.Broken.RULES)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return torch.load(out / "results.pt", weights_only=True)
 
 

@@ -1,0 +1,378 @@
+import io
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lsgd import checkpoint, config
+from lsgd.checkpoint import Checkpoint
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Diverged, Refused
+from lsgd.inputs import open_inputs
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.train import train_step
+
+CPU = torch.device("cpu")
+WORDS = ["+recipe=digits", "workers=2", "worker_batch=8", "schedule.reference_batch=8"]
+
+
+def recipe(*words: str) -> Recipe:
+    return config.load_recipe([*WORDS, *words])
+
+
+def tiny(step: int = 3) -> Checkpoint:
+    """A checkpoint with a little of everything that one may hold."""
+    return Checkpoint(
+        recipe={"name": "a", "milestones": [1, 2.5], "root": None},
+        fingerprint="f" * 8,
+        step=step,
+        epoch=1,
+        order="o",
+        lr=0.1,
+        model={"w": torch.full((5,), float(step)), "n": torch.tensor(3)},
+        optimizer={"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
+        bn_shares=torch.rand(2, 4, dtype=torch.float64),
+        tally={"counts": torch.tensor([1, 2, 3]), "loss": torch.tensor(1.0)},
+        errors=[10.0],
+    )
+
+
+def content(saved: Checkpoint, folder: Path) -> bytes:
+    """The bytes of the file that it is saved in."""
+    checkpoint.save(saved, folder, SingleComm())
+    return checkpoint.read(folder / checkpoint.FILE)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the bit, tensors within dicts and lists included."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def refused_or_harmless(damaged: bytes, original: Checkpoint) -> bool:
+    """Whether the file is refused by name, or all of its content is still what was saved."""
+    try:
+        return same(vars(checkpoint.load(damaged, "runs/a/checkpoint.pt")), vars(original))
+    except Refused as refusal:
+        return "runs/a/checkpoint.pt is damaged" in str(refusal)
+
+
+# --- A checkpoint ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("equation", [9, 10])
+def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, equation: int) -> None:
+    """After two real steps; and both then make the same third one."""
+    made = recipe(f"optim.equation={equation}", "workers_per_pass=2")
+
+    def steps(learner: Learner, first: int, last: int) -> None:
+        plan = learner.passes(0, list(range(first, last)))
+        batches = open_inputs(made, CPU).train(each for passes in plan for each in passes)
+        for step in range(first, last):
+            train_step(learner, step, plan[step - first], batches)
+
+    learner, other = (Learner(made, SingleComm(), CPU) for _ in range(2))
+    steps(learner, 0, 2)
+    learner.errors.append(12.5)
+    saved = learner.checkpoint()
+    loaded = checkpoint.load(content(saved, tmp_path), "a")
+    assert same(vars(loaded), vars(saved))
+    assert (loaded.step, loaded.epoch, loaded.lr) == (2, 0, made.lr(1))
+    assert loaded.fingerprint == made.fingerprint
+    other.restore(loaded)
+    assert same(vars(other.checkpoint()), vars(saved))
+    steps(learner, 2, 3)
+    steps(other, 2, 3)
+    assert same(vars(other.checkpoint()), vars(learner.checkpoint()))
+    assert not same(other.checkpoint().model, loaded.model)
+
+
+def test_nothing_is_saved_that_is_not_finite() -> None:
+    learner = Learner(recipe(), SingleComm(), CPU)
+    learner.reducer.found_inf.fill_(1)
+    learner.guard.watch(0)
+    with pytest.raises(Diverged):
+        learner.checkpoint()
+
+
+def test_another_order_of_examples_is_refused() -> None:
+    """Of a version of lsgd or numpy which would go through the rest of the epoch differently."""
+    learner = Learner(recipe(), SingleComm(), CPU)
+    with pytest.raises(Refused, match="epoch 0 in an order that this version"):
+        learner.restore(replace(learner.checkpoint(), order="another"))
+
+
+def test_a_checkpoint_is_read_without_running_code(tmp_path: Path) -> None:
+    """What pickle would execute is refused, and not executed."""
+
+    class Malicious:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    file = io.BytesIO()
+    torch.save({"format": checkpoint.FORMAT, "model": Malicious()}, file)
+    with pytest.raises(Refused, match="runs/a is damaged or no checkpoint"):
+        checkpoint.load(file.getvalue(), "runs/a")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    saved = content(tiny(), tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(Refused, match="not of format 1"):
+        checkpoint.load(saved, "a")
+
+
+@pytest.mark.xfail(strict=True, reason="EOFError has no message; the archive's directory is trusted")
+def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
+    original = tiny()
+    whole = content(original, tmp_path)
+    for i in range(len(whole)):
+        damaged = whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1 :]
+        assert refused_or_harmless(damaged, original), f"byte {i} of {len(whole)}"
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_damaged_range_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Zeros where a disk lost a block, the end cut off, something inserted."""
+    original = tiny()
+    whole = content(original, tmp_path_factory.mktemp("run"))
+    begin = data.draw(st.integers(0, len(whole) - 1))
+    end = data.draw(st.integers(begin + 1, len(whole)))
+    zeros = whole[:begin] + bytes(end - begin) + whole[end:]
+    assert refused_or_harmless(zeros, original)
+    assert refused_or_harmless(whole[:begin], original)
+    assert refused_or_harmless(whole[:begin] + data.draw(st.binary()) + whole[begin:], original)
+
+
+@pytest.mark.parametrize("text", [b"", b"hello\n", b"PK\x05\x06" + bytes(18)])
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(text)
+    with pytest.raises(Refused, match=f"{tmp_path}/checkpoint.pt is damaged or no checkpoint"):
+        checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=f"{tmp_path}/checkpoint.pt cannot be read"):
+        checkpoint.read(tmp_path / "checkpoint.pt")
+
+
+# --- Saving ----------------------------------------------------------------------------------
+
+
+def test_only_the_first_process_saves(tmp_path: Path) -> None:
+    second = SingleComm()
+    second.rank = 1
+    checkpoint.save(tiny(), tmp_path, second)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_is_on_disk_before_its_name_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then the name is: otherwise a power cut leaves an empty file, or the old one for ever."""
+    done: list[str] = []
+    fsync, rename = os.fsync, os.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        target = os.readlink(f"/proc/self/fd/{descriptor}")
+        done.append(f"sync {Path(target).relative_to(tmp_path)}")
+        fsync(descriptor)
+
+    def watched_replace(a: Path, b: Path) -> None:
+        done.append(f"move {a.name} to {b.name}")
+        rename(a, b)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    checkpoint.save(tiny(), tmp_path, SingleComm())
+    expected = ["sync checkpoint.pt.tmp", "move checkpoint.pt.tmp to checkpoint.pt", "sync ."]
+    assert done == expected
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tiny(step=3)
+    checkpoint.save(old, tmp_path, SingleComm())
+
+    def fills_up(_: object, file: io.BufferedWriter) -> None:
+        file.write(b"PK\x03\x04 half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fills_up)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tiny(step=4), tmp_path, SingleComm())
+    kept = checkpoint.load(checkpoint.read(tmp_path / checkpoint.FILE), "a")
+    assert same(vars(kept), vars(old))
+
+
+SAVES = """
+import sys, torch
+from dataclasses import replace
+from pathlib import Path
+from lsgd import checkpoint
+from lsgd.comm.single import SingleComm
+folder = Path(sys.argv[1])
+saved = checkpoint.load(checkpoint.read(folder / checkpoint.FILE), "the first one")
+while True:
+    step = saved.step + 1
+    saved = replace(saved, step=step, model={"w": torch.full((500_000,), float(step))})
+    checkpoint.save(saved, folder, SingleComm())
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """The last one saved, or the one that was just being saved."""
+    checkpoint.save(tiny(step=0), tmp_path, SingleComm())
+    for pause in (0.0, 0.003, 0.011):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SAVES, str(tmp_path)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            printed = [child.stdout.readline() for _ in range(3)]
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(pause)
+        finally:
+            child.kill()
+            printed += child.communicate(timeout=60)[0].splitlines()
+        loaded = checkpoint.load(checkpoint.read(tmp_path / checkpoint.FILE), "a")
+        last = int([line for line in printed if line.strip()][-1])
+        assert loaded.step in (last, last + 1)
+        assert torch.equal(loaded.model["w"], torch.full((500_000,), float(loaded.step)))
+
+
+# --- The run folder --------------------------------------------------------------------------
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with the time it was changed and its content."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    } | {".": (folder.stat().st_mtime_ns, b"")}
+
+
+def saved_run(folder: Path, *words: str) -> bytes:
+    """Make a run folder with a checkpoint at step 3; returns that."""
+    made = recipe(*words, f"run_dir={folder}")
+    checkpoint.open_run(made)
+    return content(
+        replace(tiny(), fingerprint=made.fingerprint, recipe=asdict(made)), folder
+    )
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_empty_or_new_folder_starts_a_run(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path / "runs" / "a"
+    if exists:
+        folder.mkdir(parents=True)
+    made = recipe(f"run_dir={folder}")
+    assert checkpoint.open_run(made) == (folder, None)
+    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+    text = (folder / "config.yaml").read_text()
+    assert made.fingerprint in text
+    assert "workers: 2\n" in text
+
+
+def test_the_same_trajectory_resumes(tmp_path: Path) -> None:
+    """Execution fields may be others; the configuration that started it stays."""
+    saved = saved_run(tmp_path)
+    before = listing(tmp_path)
+    words = ["workers_per_pass=2", "checkpoint_steps=5", "comm=torch", "val_batch=7"]
+    assert checkpoint.open_run(recipe(*words, f"run_dir={tmp_path}")) == (tmp_path, saved)
+    assert listing(tmp_path) == before
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    made = recipe(f"run_dir={tmp_path}")
+    checkpoint.open_run(made)
+    (tmp_path / "checkpoint.pt.tmp").write_bytes(b"half")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert checkpoint.open_run(made) == (tmp_path, None)
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_another_trajectory_is_refused(tmp_path: Path, with_checkpoint: bool) -> None:
+    """With both fingerprints and what to write; nothing in the folder is touched."""
+    saved_run(tmp_path)
+    if not with_checkpoint:
+        (tmp_path / checkpoint.FILE).unlink()
+    before = listing(tmp_path)
+    other = recipe("seed=1", f"run_dir={tmp_path}")
+    hashes = [recipe().fingerprint[:12], other.fingerprint[:12]]
+    expected = rf"another run at step {3 * with_checkpoint} .*{hashes[0]}.*{hashes[1]}.*config.yaml"
+    with pytest.raises(Refused, match=expected):
+        checkpoint.open_run(other)
+    assert listing(tmp_path) == before
+
+
+def test_a_damaged_checkpoint_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """Never taken for a folder without one, where the run would start again."""
+    whole = saved_run(tmp_path)
+    (tmp_path / checkpoint.FILE).write_bytes(whole[:-100])
+    before = listing(tmp_path)
+    with pytest.raises(Refused, match=rf"{tmp_path}/checkpoint.pt is damaged.*run_dir=PATH"):
+        checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
+    assert listing(tmp_path) == before
+
+
+def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    before = listing(tmp_path)
+    with pytest.raises(Refused, match=rf"run_dir={tmp_path} holds files of something else"):
+        checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
+    assert listing(tmp_path) == before
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "datetime", Stopped)
+    found = [checkpoint.open_run(recipe("seed=7")) for _ in range(3)]
+    stem = "runs/digits/20260102-030405-seed7"
+    assert found == [(Path(stem + end), None) for end in ("", "-2", "-3")]
+    assert all((tmp_path / folder / "config.yaml").is_file() for folder, _ in found)
+
+
+@pytest.mark.parametrize("run_dir", ["file", "file/below", "null"])
+def test_a_file_in_the_way_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_dir: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_the_way = tmp_path / ("runs" if run_dir == "null" else "file")
+    in_the_way.write_text("precious")
+    with pytest.raises(Refused, match=r"cannot be written \(.*write run_dir=PATH"):
+        checkpoint.open_run(recipe(f"run_dir={run_dir}"))
+    assert in_the_way.read_text() == "precious"

@@ -1,0 +1,256 @@
+"""Every shipped recipe: it says what it claims, and its numbers are the paper's and stay so."""
+
+import functools
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from lsgd import config, paths
+from lsgd.recipe import Recipe, check, rehearsal
+
+NAMES = config.recipes()
+FILES = paths.recipes_dir() / "recipe"
+GOLDEN = Path(__file__).parent / "golden"
+
+SIZES = {
+    "64": 64, "128": 128, "256": 256, "512": 512, "1k": 1024, "2k": 2048, "4k": 4096, "8k": 8192,
+    "16k": 16384, "32k": 32768, "64k": 65536,
+}  # fmt: skip
+
+ERRORS = {
+    # Goyal et al. 2017, figure 3
+    "bs128": (23.49, 0.12), "bs512": (23.48, 0.09), "bs1k": (23.53, 0.08), "bs2k": (23.49, 0.11),
+    "bs4k": (23.56, 0.12), "bs16k": (24.79, 0.27), "bs32k": (27.55, 0.28), "bs64k": (33.96, 0.80),
+    # table 1
+    "bs256": (23.60, 0.12), "bs8k": (23.74, 0.09), "bs8k_no_warmup": (24.84, 0.37),
+    "bs8k_constant_warmup": (25.88, 0.56),
+    # table 2a
+    "bs256_half_lr": (23.92, 0.10), "bs256_double_lr": (23.68, 0.09), "bs8k_half_lr": (24.27, 0.08),
+    "bs8k_double_lr": (24.05, 0.18), "bs8k_fixed_lr": (41.67, 0.10), "bs8k_sqrt_lr": (26.22, 0.03),
+    # tables 2b and 2c
+    "bs256_gamma1": (23.84, 0.18), "bs8k_gamma1": (24.11, 0.07), "bs256_resnet101": (22.08, 0.06),
+    "bs8k_resnet101": (22.36, 0.09),
+}  # fmt: skip
+"""Top-1 error in percent and its standard deviation, as the paper prints them."""
+
+
+@functools.cache
+def shipped(name: str) -> Recipe:
+    return config.load_recipe([f"+recipe={name}"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A schedule in the paper's words, in exact numbers."""
+
+    batch: int
+    examples: int = 1_281_167
+    reference: tuple[int, Fraction] = (256, Fraction(1, 10))
+    scaled: Fraction | None = None
+    """The lr after warmup, if it does not follow from the linear scaling rule."""
+    warmup: str = "gradual"
+    warmup_epochs: int = 5
+    edges: tuple[int, ...] = (30, 60, 80, 90)
+    """The epochs that begin with a drop, and the end."""
+
+    @property
+    def steps(self) -> int:
+        return self.examples // self.batch
+
+    def lrs(self) -> list[float]:
+        """The lr of every step of the run."""
+        batch, start = self.reference
+        full = start * self.batch / batch if self.scaled is None else self.scaled
+        end = self.warmup_epochs * self.steps
+        if self.batch <= batch or self.warmup == "none":
+            first = [full] * end
+        elif self.warmup == "constant":
+            first = [start] * end
+        else:
+            first = [start + (full - start) * step / end for step in range(end)]
+        found, begin = [float(lr) for lr in first], self.warmup_epochs
+        for drops, edge in enumerate(self.edges):
+            found += [float(full / 10**drops)] * ((edge - begin) * self.steps)
+            begin = edge
+        return found
+
+
+def rows() -> dict[str, Row]:
+    """The schedule of every recipe, written down a second time and in another way."""
+    found = {f"bs{size}": Row(batch) for size, batch in SIZES.items()}
+    for batch in (256, 8192):
+        base = f"bs{'8k' if batch > 256 else 256}"
+        found[f"{base}_half_lr"] = Row(batch, reference=(256, Fraction(1, 20)))
+        found[f"{base}_double_lr"] = Row(batch, reference=(256, Fraction(1, 5)))
+        found[f"{base}_gamma1"] = found[f"{base}_resnet101"] = found[base]
+    found["bs8k_equation10"] = found["bs8k_equation10_corrected"] = found["bs8k"]
+    found["bs8k_no_warmup"] = Row(8192, warmup="none")
+    found["bs8k_constant_warmup"] = Row(8192, warmup="constant")
+    found["bs8k_fixed_lr"] = Row(8192, scaled=Fraction(1, 10))
+    found["bs8k_sqrt_lr"] = Row(8192, scaled=Fraction(math.sqrt(32)) / 10)
+    for size, batch in list(SIZES.items())[:8]:
+        found[f"fashion_bs{size}"] = Row(
+            batch, 60_000, (64, Fraction(1, 10)), warmup_epochs=2, edges=(3, 6, 8, 9)
+        )
+    for size, batch in list(SIZES.items())[1:8]:
+        found[f"cifar10_bs{size}"] = Row(
+            batch, 50_000, (128, Fraction(1, 10)), edges=(100, 150, 200)
+        )
+    digits = functools.partial(Row, examples=1442, reference=DIGITS[0], edges=DIGITS[1])
+    found["digits_reference"] = digits(16)
+    found["digits"] = digits(256)
+    found["digits_no_warmup"] = digits(256, warmup="none")
+    found["digits_unscaled"] = digits(256, warmup="none", scaled=DIGITS[0][1])
+    return found
+
+
+DIGITS = ((16, Fraction(1, 40)), (10, 20, 27, 30))
+
+
+# --- What a recipe says ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_header(name: str) -> None:
+    """The claim that --help lists, hardware and time to expect, and whether we have run it."""
+    package, claim, hardware, run, *_ = (FILES / f"{name}.yaml").read_text("utf-8").splitlines()
+    recipe = shipped(name)
+    assert recipe.name == name
+    assert package == "# @package _global_"
+    assert re.fullmatch(r"# [A-Z0-9a-z].*\.", claim)
+    assert re.fullmatch(r"# Hardware: \d+ .*\b(hours?|minutes?|seconds?)\b.*\.", hardware)
+    assert re.fullmatch(r"# (Not run by us.*|Run by us.*)\.", run)
+    assert (claim + hardware + run).isascii(), "--help prints it on any terminal"
+    assert max(len(line) for line in (claim, hardware, run)) <= 100
+    if recipe.data.name == "imagenet":
+        assert run == "# Not run by us on ImageNet."
+    if recipe.target:
+        assert f": {recipe.target.top1_error:.2f} +- {recipe.target.std:.2f} % top-1" in claim
+        assert f"({recipe.target.source.removeprefix('Goyal et al. 2017, ')})" in claim
+
+
+def test_targets_are_the_papers() -> None:
+    """No target where the paper prints no number; the tables differ where they are scanned."""
+    found = {
+        name: (target.top1_error, target.std)
+        for name in NAMES
+        if (target := shipped(name).target) is not None
+    }
+    assert found == ERRORS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deviations_are_declared(name: str) -> None:
+    recipe = shipped(name)
+    declared = {"resize", "colour"} if recipe.data.name == "imagenet" else set()
+    assert set(recipe.deviations) == declared
+
+
+def test_imagenet_recipes_are_the_papers() -> None:
+    """Section 5.1, and what each row of the tables changes; the lr is below."""
+    for name in (name for name in NAMES if name.startswith("bs")):
+        recipe, (size, _, change) = shipped(name), name.removeprefix("bs").partition("_")
+        assert recipe.batch_size == SIZES[size]
+        assert (recipe.worker_batch, recipe.epochs, recipe.tail) == (32, 90, "drop")
+        assert recipe.model.name == ("resnet101" if change == "resnet101" else "resnet50")
+        assert recipe.model.last_gamma == (1.0 if change == "gamma1" else 0.0)
+        optim = recipe.optim
+        assert (optim.momentum, optim.nesterov, optim.weight_decay) == (0.9, True, 1e-4)
+        assert optim.equation == (10 if change.startswith("equation10") else 9)
+        assert optim.momentum_correction == (change == "equation10_corrected")
+        assert recipe.precision == "float32"
+        assert recipe.gradient_compression == "none"
+
+
+@pytest.mark.parametrize("prefix", ["fashion_", "cifar10_"])
+def test_a_ladder_changes_only_the_workers(prefix: str) -> None:
+    """kn and with it the lr, through k; n, and so the loss of BN, is one for all."""
+    ladder = [shipped(name) for name in NAMES if name.startswith(prefix)]
+    for recipe in ladder:
+        own = recipe.trajectory() | {"workers": ladder[0].workers}
+        assert own == ladder[0].trajectory()
+        assert recipe.batch_size == SIZES[recipe.name.partition("bs")[2]]
+        assert recipe.worker_batch == 32
+
+
+# --- What a recipe does ----------------------------------------------------------------------
+
+
+def test_rows_are_of_all_recipes() -> None:
+    assert sorted(rows()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lr_of_every_step(name: str) -> None:
+    """Of the ImageNet recipes up to bs256, whose lr stands still between drops, not quite every."""
+    row, recipe = rows()[name], shipped(name)
+    assert (recipe.batch_size, recipe.steps_per_epoch) == (row.batch, row.steps)
+    lrs, steps = row.lrs(), row.steps
+    assert recipe.total_steps == len(lrs)
+    checked = range(len(lrs))
+    if recipe.total_steps > 300_000:
+        epochs = {0, *(edge + side for edge in row.edges for side in (-1, 0))} - {recipe.epochs}
+        checked = [step for epoch in epochs for step in range(epoch * steps, (epoch + 1) * steps)]
+    wrong = [
+        step for step in checked if not math.isclose(recipe.lr(step), lrs[step], rel_tol=1e-14)
+    ]
+    assert not wrong
+    if row.batch > row.reference[0] and row.warmup != "none" and row.scaled is None:
+        end = row.warmup_epochs * steps
+        full = float(row.reference[1] * row.batch / row.reference[0])
+        assert recipe.lr(0) == float(row.reference[1])
+        assert recipe.lr(end - 1) < recipe.lr(end) == full
+
+
+def test_steps_per_epoch() -> None:
+    """Of 1,281,167 images with the tail dropped: 5004 for bs256, 156 for bs8k."""
+    ladder = ["256", "512", "1k", "2k", "4k", "8k"]
+    found = [shipped(f"bs{size}").steps_per_epoch for size in ladder]
+    assert found == [5004, 2502, 1251, 625, 312, 156]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rehearsal(name: str) -> None:
+    """Six steps of the same run, each at its lr, with the drop and the end of warmup in view."""
+    recipe = shipped(name)
+    small = rehearsal(replace(recipe, rehearse=True))
+    check(small)
+    steps = [step for _, each in small.epochs_from(0) for step in each]
+    assert len(steps) == 6
+    assert [small.lr(step) for step in steps] == [recipe.lr(step) for step in steps]
+    assert (small.workers, small.worker_batch) == (recipe.workers, 2)
+
+
+# --- Published recipes are frozen ------------------------------------------------------------
+
+
+def golden(recipe: Recipe) -> dict[str, object]:
+    """What a recipe computes, in numbers: where a change of it shows."""
+    warmup = round(recipe.schedule.warmup_epochs * recipe.steps_per_epoch)
+    edges = [round(epoch * recipe.steps_per_epoch) for epoch in recipe.schedule.milestones]
+    steps = {0, 1, warmup // 2, warmup - 1, warmup, recipe.total_steps - 1}
+    steps |= {edge + side for edge in edges for side in (-1, 0)}
+    return {
+        "batch_size": recipe.batch_size,
+        "steps_per_epoch": recipe.steps_per_epoch,
+        "lr": {str(step): float(f"{recipe.lr(step):.12g}") for step in sorted(steps)},
+        "fingerprint": recipe.fingerprint,
+    }
+
+
+@pytest.mark.parametrize("ladder", ["bs", "cifar10", "digits", "fashion"])
+def test_published_recipes_are_frozen(ladder: str) -> None:
+    """A better idea is a new recipe, whose row is written with LSGD_WRITE_GOLDEN=1 pytest -k frozen."""
+    path = GOLDEN / f"{ladder}.json"
+    found = {name: golden(shipped(name)) for name in NAMES if name.startswith(ladder)}
+    if os.environ.get("LSGD_WRITE_GOLDEN"):
+        lines = [f'  "{name}": {json.dumps(row)}' for name, row in found.items()]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        pytest.skip(f"{path} is written anew")
+    assert found == json.loads(path.read_text())

@@ -1,0 +1,99 @@
+"""The schedule against the paper's rules in exact fractions, at any batch, and peers' defects.
+
+That every step of every shipped recipe has the paper's lr is shown in test_recipes.py.
+"""
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsgd.schedule import learning_rate, scaled_lr
+
+lrs = st.fractions(min_value=Fraction(1, 1000), max_value=2, max_denominator=1000)
+references = st.integers(1, 4096)
+batches = st.integers(1, 65536)
+steps_per_epoch = st.integers(1, 20_000)
+
+
+def of_step(step: int, steps: int, batch: int, **rule: object) -> float:
+    """The lr of a step of the run, as a recipe with that many steps per epoch asks for it."""
+    epoch, part = divmod(step, steps)
+    return learning_rate(epoch + part / steps, batch_size=batch, **rule)  # type: ignore[arg-type]
+
+
+@given(lrs, references, batches)
+def test_scaling_is_exact(lr: Fraction, reference: int, batch: int) -> None:
+    """Also where the batch is no multiple of the reference, or below it."""
+    rule = {"reference_lr": float(lr), "reference_batch": reference}
+    ratio = Fraction(batch, reference)
+    linear = scaled_lr(batch, **rule, scaling="linear")
+    assert linear == pytest.approx(float(lr * ratio), rel=1e-15, abs=0)
+    assert scaled_lr(batch, **rule, scaling="none") == float(lr)
+    root = Fraction(scaled_lr(batch, **rule, scaling="sqrt")) / lr
+    assert float(root**2 / ratio) == pytest.approx(1, rel=1e-14)
+
+
+def test_scaling_does_not_round_the_ratio() -> None:
+    """tensorpack's 0.1 * (batch // 256) has 0.1 for 384 and 0 below 256."""
+    assert learning_rate(29.0, batch_size=384) == pytest.approx(0.15, rel=1e-15)
+    assert learning_rate(0.0, batch_size=192) == pytest.approx(0.075, rel=1e-15)
+
+
+@given(
+    lrs, st.integers(1, 300), st.integers(2, 300), st.integers(1, 10), steps_per_epoch, st.data()
+)
+def test_gradual_warmup_rises_by_the_same_each_step(
+    lr: Fraction, reference: int, ratio: int, epochs: int, steps: int, data: st.DataObject
+) -> None:
+    """From the reference lr, not from 0 or a tenth of it, to k times that, per step (defect 10)."""
+    rule = {
+        "reference_lr": float(lr), "reference_batch": reference, "warmup_epochs": float(epochs),
+        "milestones": (),
+    }  # fmt: skip
+    batch, end = reference * ratio, epochs * steps
+    assert of_step(0, steps, batch, **rule) == float(lr)
+    step = data.draw(st.integers(0, end - 1))
+    expected = lr + lr * (ratio - 1) * step / end
+    assert of_step(step, steps, batch, **rule) == pytest.approx(float(expected), rel=1e-12)
+    target = scaled_lr(batch, reference_lr=float(lr), reference_batch=reference, scaling="linear")
+    assert of_step(end - 1, steps, batch, **rule) < of_step(end, steps, batch, **rule) == target
+
+
+@given(st.integers(1, 256), st.sampled_from(["gradual", "constant", "none"]), st.floats(0, 30))
+def test_up_to_the_reference_nothing_warms_up(batch: int, warmup: str, epoch: float) -> None:
+    rule = {"warmup": warmup, "milestones": ()}
+    found = learning_rate(epoch, batch_size=batch, **rule)  # type: ignore[arg-type]
+    assert found == pytest.approx(float(Fraction(batch, 2560)), rel=1e-15)
+
+
+def test_constant_warmup_jumps_at_its_end() -> None:
+    steps = 156
+    found = [of_step(step, steps, 8192, warmup="constant") for step in range(6 * steps)]
+    assert found == [0.1] * (5 * steps) + [3.2] * steps
+
+
+@given(
+    st.lists(st.integers(6, 89), min_size=1, max_size=4, unique=True).map(sorted),
+    steps_per_epoch,
+    st.fractions(min_value=Fraction(1, 100), max_value=1, max_denominator=100),
+)
+def test_drops_stay_and_multiply_once(drops: list[int], steps: int, gamma: Fraction) -> None:
+    """Horovod's example applies its factor again in every epoch and jumps back at the next drop."""
+    rule = {"milestones": drops, "gamma": float(gamma)}
+    edges = [5, *drops, 90]
+    for passed, (begin, end) in enumerate(pairwise(edges)):
+        expected = pytest.approx(float(Fraction(32, 10) * gamma**passed), rel=1e-14)
+        for step in (begin * steps, (begin * steps + end * steps) // 2, end * steps - 1):
+            assert of_step(step, steps, 8192, **rule) == expected
+
+
+@given(st.floats(0, 90, exclude_max=True), st.sampled_from([64, 256, 8192]))
+def test_lr_is_a_positive_number(epoch: float, batch: int) -> None:
+    """Between any two steps too: an evaluation or a plot may ask for any epoch."""
+    found = learning_rate(epoch, batch_size=batch)
+    assert math.isfinite(found)
+    assert 0 < found <= 0.1 * max(1, batch / 256)
