@@ -81,7 +81,7 @@ class RunningStatistics:
                 layer.num_batches_tracked += 1
 
     def combine(self, sum_: Callable[[Tensor], None]) -> None:
-        """Write the sum of all shares into the model; `sum_` adds up a tensor over the processes."""
+        """Write the sum of all shares into the model; `sum_` adds a tensor over the processes."""
         total = self.share.clone()
         sum_(total)
         self._write(total)

@@ -85,8 +85,8 @@ def load(content: bytes, name: str) -> Checkpoint:
         return Checkpoint(**fields)
     except Exception as error:
         raise Refused(
-            f"{name} is damaged or no checkpoint of lsgd ({str(error).splitlines()[0]}); move it away to "
-            "start again, or write run_dir=PATH of another run"
+            f"{name} is damaged or no checkpoint of lsgd ({str(error).splitlines()[0]}); move it "
+            "away to start again, or write run_dir=PATH of another run"
         ) from None
 
 
@@ -137,9 +137,9 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
         )
     if theirs != recipe.fingerprint:
         raise Refused(
-            f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}, this recipe has "
-            f"{recipe.fingerprint[:12]}); write another run_dir, or the words that this run was started "
-            f"with: they are in {folder / 'config.yaml'}"
+            f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}, this "
+            f"recipe has {recipe.fingerprint[:12]}); write another run_dir, or the words that this "
+            f"run was started with: they are in {folder / 'config.yaml'}"
         )
     return content
 

@@ -1,4 +1,4 @@
-"""The linear scaling rule on a laptop: `python -m lsgd.demo` trains digits 16 times and prints a table.
+"""The linear scaling rule on a laptop: `python -m lsgd.demo` makes 16 runs and prints a table.
 
 A minibatch of 16 is the reference. 16 times as large, with the lr as it was, there are too few
 steps to learn; with the lr 16 times as large too (Goyal et al. 2017, section 2.1) the error comes

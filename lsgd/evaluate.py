@@ -1,4 +1,4 @@
-"""A checkpoint's error: `python -m lsgd.evaluate runs/digits/…/checkpoint.pt`, alone or launched."""
+"""A checkpoint's error: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher."""
 
 import argparse
 import sys
@@ -25,8 +25,9 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     recipe = config.from_mapping(saved.recipe, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(
-            f"{' '.join(words)} is about another run than {path}; a checkpoint is evaluated as it was "
-            "trained, and only where and how fast may differ (data.root, device, val_batch, comm.library)"
+            f"{' '.join(words)} would make another run of {path}; a checkpoint is evaluated as it "
+            "was trained, and only where and how fast may differ: data.root, device, val_batch, "
+            "comm.library"
         )
     device = pick_device(recipe.device)
     comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lsgd.evaluate",
         usage="python -m lsgd.evaluate CHECKPOINT [key=value ...]",
-        description="Evaluate a checkpoint on every image of its validation set, each exactly once.",
+        description="The error of a checkpoint: every validation image counts exactly once.",
     )
     parser.add_argument("checkpoint", type=Path, help="the checkpoint.pt of a run folder")
     parser.add_argument(

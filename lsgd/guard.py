@@ -30,7 +30,7 @@ class Guard:
             self.copied.synchronize()
         if self.seen:
             raise Diverged(
-                f"the loss or a gradient of step {self.step} is not finite; nothing was saved since, so "
-                "the run can go on from its last checkpoint, or start again with a lower "
+                f"the loss or a gradient of step {self.step} is not finite; nothing was saved "
+                "since, so the run can go on from its last checkpoint, or start again with a lower "
                 "schedule.reference_lr"
             )

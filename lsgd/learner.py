@@ -119,8 +119,8 @@ class Learner:
         """
         if saved.order != order_hash(self.order(saved.epoch)):
             raise Refused(
-                f"the checkpoint goes through epoch {saved.epoch} in an order that this version of lsgd "
-                "does not make; resume with the version that wrote it"
+                f"the checkpoint goes through epoch {saved.epoch} in an order that this version of "
+                "lsgd does not make; resume with the version that wrote it"
             )
         self.model.load_state_dict(saved.model)
         self.optimizer.load_state_dict(saved.optimizer)

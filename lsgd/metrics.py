@@ -1,4 +1,4 @@
-"""What a run writes down: one JSON line per row, the same as TensorBoard curves, and a progress bar.
+"""What a run writes down: rows of JSON, the same as TensorBoard curves, and a progress bar.
 
 Only process 0 has a log; after a resume no row is there twice.
 """
@@ -145,8 +145,9 @@ class Screen:
             self.bar.update(step - self.bar.n)
         if kind == "epoch":
             line = (
-                "epoch {epoch}: top-1 error {val_top1_error:.2f} % (train {train_top1_error:.2f} %), "
-                "top-5 error {val_top5_error:.2f} %, {images_per_second:.0f} images/s"
+                "epoch {epoch}: top-1 error {val_top1_error:.2f} % "
+                "(train {train_top1_error:.2f} %), top-5 error {val_top5_error:.2f} %, "
+                "{images_per_second:.0f} images/s"
             ).format_map(_Shown(row))
             self.say(line)
 

@@ -20,7 +20,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
     Told apart by the type of their module, since the names of shortcut BNs do not contain "bn".
     """
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for module in model.modules():
         mine = list(module.parameters(recurse=False))
         (kept if isinstance(module, nn.modules.batchnorm._BatchNorm) else decayed).extend(mine)

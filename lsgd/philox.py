@@ -41,4 +41,4 @@ def uniforms(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: int
 ) -> NDArray[np.float64]:
     """Four uniform numbers in [0, 1) per counter, shape (4, *broadcast shape), 32 bits each."""
-    return words(counter, key) * 2.0**-32
+    return words(counter, key) * np.float64(2.0**-32)

@@ -27,7 +27,7 @@ class Scores:
 
 
 class Tally:
-    """Loss and correct answers of the examples seen by this process; reading it is up to the caller."""
+    """Loss and correct answers of the examples that this process has seen."""
 
     def __init__(self, device: torch.device) -> None:
         self.counts = torch.zeros(3, dtype=torch.int64, device=device)

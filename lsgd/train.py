@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from lsgd import checkpoint, config, metrics, optim, sampler
-from lsgd.comm import Comm, agree, describe, from_first, open_comm, pick_device, sum_
+from lsgd.comm import agree, describe, from_first, open_comm, pick_device, sum_
 from lsgd.errors import Diverged, Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs

@@ -46,7 +46,7 @@ def open_comm(library: str, *, device: Device, timeout: float) -> Comm:
     Raises Refused if the library does not suit the launcher, or counts other processes than it.
     """
     launch = detect()
-    chosen = choose_library(launch) if library == "auto" else library
+    chosen = choose_library(launch, device) if library == "auto" else library
     comm = _open(chosen, launch, device, timeout)
     if comm.world_size != launch.world_size:
         comm.close()
@@ -59,35 +59,30 @@ def open_comm(library: str, *, device: Device, timeout: float) -> Comm:
     return comm
 
 
-def choose_library(launch: Launch) -> str:
-    """What comm=auto means: Horovod where it is built for the launcher, else torch.distributed."""
+def choose_library(launch: Launch, device: Device) -> str:
+    """What comm=auto means: Horovod where it is built for launcher and device, else torch."""
     match launch.launcher:
         case "none":
             return "single"
         case "torchrun":
             return "torch"
         case launcher:
-            return "horovod" if _horovod_suits(launcher) else "torch"
+            return "horovod" if _horovod_suits(launcher, device) else "torch"
 
 
 def describe(comm: Comm, device: Device) -> str:
     """How this job runs, in a line; GPUs that stay idle are named."""
     launch = detect()
-    here = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
-    by = "" if launch.launcher == "none" else f" by {launch.launcher}"
-    over = "" if comm.world_size == 1 else f" over {comm.library}"
-    what = (
-        cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {get_num_threads()} threads each"
-    )
-    idle = cuda.device_count() - launch.local_size if device.type == "cuda" else 0
-    hint = (
-        f"; {idle} GPUs stay idle, torchrun --nproc-per-node {idle + launch.local_size} would use them"
-        if idle > 0
-        else ""
-    )
-    return f"{here}{by}{over}, {what}{hint}"
+    line = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
+    if launch.launcher != "none":
+        line += f" by {launch.launcher} over {comm.library}"
+    if device.type == "cpu":
+        return f"{line}, CPU, threads per process: {get_num_threads()}"
+    line += f", {cuda.get_device_name(device)}"
+    gpus = cuda.device_count()
+    if gpus > launch.local_size:
+        line += f"; {gpus - launch.local_size} GPUs stay idle: torchrun --nproc-per-node {gpus}"
+    return line
 
 
 def sum_(comm: Comm, tensor: Tensor) -> None:
@@ -134,8 +129,8 @@ def pick_device(name: str) -> Device:
         )
     if launch.local_size > cuda.device_count():
         raise Refused(
-            f"{launch.local_size} processes on a machine with {cuda.device_count()} GPUs; start one "
-            "process per GPU (a process hosts as many workers as it takes)"
+            f"{launch.local_size} processes on a machine with {cuda.device_count()} GPUs; start at "
+            "most one process per GPU (a process hosts as many workers as it takes)"
         )
     device = Device("cuda", launch.local_rank)
     cuda.set_device(device)
@@ -164,12 +159,12 @@ def _open(library: str, launch: Launch, device: Device, timeout: float) -> Comm:
     raise ValueError(library)
 
 
-def _horovod_suits(launcher: str) -> bool:
+def _horovod_suits(launcher: str, device: Device) -> bool:
     if find_spec("horovod") is None:
         return False
     from lsgd.comm.horovod import suits
 
-    return suits(launcher)
+    return suits(launcher, device)
 
 
 def _remedy(library: str, launch: Launch) -> str:
@@ -178,6 +173,6 @@ def _remedy(library: str, launch: Launch) -> str:
     if library == "horovod" and launch.launcher == "torchrun":
         return "start with horovodrun or mpirun, or write comm=torch"
     return (
-        f"the Horovod installed here is not built for {launch.launcher} (horovodrun --check-build); "
-        "start with horovodrun, or write comm=torch"
+        f"the Horovod installed here is not built for {launch.launcher} (horovodrun --check-build "
+        "shows what for); start with horovodrun, or write comm=torch"
     )

@@ -13,14 +13,16 @@ from typing import TypeVar
 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
 
 import horovod.torch as hvd
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
 
 
-def suits(launcher: str) -> bool:
-    """Whether the installed Horovod is built for this launcher: MPI, but for horovodrun."""
-    return bool(hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built())
+def suits(launcher: str, device: torch.device) -> bool:
+    """Whether the installed Horovod is built for launcher (MPI, but for horovodrun) and device."""
+    launches = hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built()
+    return bool(launches and (device.type == "cpu" or hvd.nccl_built()))
 
 
 class HorovodComm:

@@ -32,8 +32,8 @@ class TorchComm:
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise Refused(
-                f"process {launch.rank} of {launch.world_size} could not meet the others at {address} "
-                f"({str(error).splitlines()[0]}); check MASTER_ADDR and MASTER_PORT"
+                f"process {launch.rank} of {launch.world_size} could not meet the others at "
+                f"{address} ({str(error).splitlines()[0]}); check MASTER_ADDR and MASTER_PORT"
             ) from None
         self.library = "torch.distributed " + ("(NCCL)" if device.type == "cuda" else "(gloo)")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -66,8 +66,8 @@ def _address(launch: Launch) -> str:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "29500")
     if host is None and launch.local_size != launch.world_size:
         raise Refused(
-            f"{launch.launcher} started {launch.world_size} processes, {launch.local_size} of them on this "
-            "machine, and comm=torch does not know where they meet; set MASTER_ADDR to the first "
-            "machine's name and MASTER_PORT to a free port there"
+            f"{launch.launcher} started {launch.world_size} processes, {launch.local_size} of them "
+            "on this machine, and comm=torch does not know where they meet; set MASTER_ADDR to the "
+            "first machine's name and MASTER_PORT to a free port there"
         )
     return f"{host or '127.0.0.1'}:{port}"

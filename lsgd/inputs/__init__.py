@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import numpy as np
 from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
@@ -24,7 +24,7 @@ class Inputs(Protocol):
     """A dataset behind a loader."""
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass in turn, cropped and flipped as augmentation says for its epoch."""
+        """The images of each pass in turn, cropped and flipped as augmentation has it."""
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
         """The images of the validation set with these ids, chunk by chunk."""
@@ -45,7 +45,8 @@ def open_inputs(recipe: Recipe, device: torch.device) -> Inputs:
         case "memory":
             if data.name not in IN_MEMORY:
                 raise Refused(
-                    f"inputs=memory holds {', '.join(IN_MEMORY)} and not {data.name}; write inputs=torchvision"
+                    f"inputs=memory holds {', '.join(IN_MEMORY)} and not {data.name}; "
+                    "write inputs=torchvision"
                 )
             from lsgd.inputs.memory import MemoryInputs
 
@@ -53,7 +54,8 @@ def open_inputs(recipe: Recipe, device: torch.device) -> Inputs:
         case "torchvision":
             if data.name in IN_MEMORY:
                 raise Refused(
-                    f"inputs=torchvision reads image folders and {data.name} is not one; write inputs=memory"
+                    f"inputs=torchvision reads image folders and {data.name} is not one; "
+                    "write inputs=memory"
                 )
             from lsgd.inputs.torchvision import FolderInputs
 

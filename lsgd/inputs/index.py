@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +52,12 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
 
 _WHERE = {
     "fashion-mnist": (
-        "put the four files of github.com/zalandoresearch/fashion-mnist there, or write data.root=FOLDER"
+        "put the four files of github.com/zalandoresearch/fashion-mnist there, or write "
+        "data.root=FOLDER"
     ),
     "cifar10": (
-        "unpack cifar-10-python.tar.gz of www.cs.toronto.edu/~kriz/cifar.html there, or write data.root=FOLDER"
+        "unpack cifar-10-python.tar.gz of www.cs.toronto.edu/~kriz/cifar.html there, or write "
+        "data.root=FOLDER"
     ),
 }
 
@@ -87,7 +90,8 @@ def _idx(path: Path) -> NDArray[np.uint8]:
         raw = file.read()
     # The fourth byte of the header is the number of dimensions; their big-endian sizes follow it.
     shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+    # A copy, since what is behind bytes cannot be written, and torch minds.
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
 
 
 def _cifar10(root: Path) -> tuple[Arrays, Arrays]:
@@ -123,6 +127,6 @@ def _packed_jpegs(path: Path) -> Arrays:
         data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
     images = [
         np.asarray(Image.open(io.BytesIO(data[begin:end])).convert("RGB"))
-        for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+        for begin, end in pairwise(offsets)
     ]
     return Arrays(np.stack(images).transpose(0, 3, 1, 2), labels.astype(np.int64))

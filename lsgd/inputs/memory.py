@@ -62,8 +62,8 @@ class MemoryInputs:
         corners = augmentation.shifts(each.examples, PADDING, seed=self.seed, epoch=each.epoch)
         flips = augmentation.flips(each.examples, seed=self.seed, epoch=each.epoch)
         rows = torch.from_numpy(corners[:, :1] + np.arange(side)).to(device)
-        columns = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
-        columns = torch.from_numpy(corners[:, 1:] + columns).to(device)
+        read = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
+        columns = torch.from_numpy(corners[:, 1:] + read).to(device)
         padded = F.pad(images, (PADDING,) * 4)
         each_image = torch.arange(len(images), device=device)[:, None, None]
         # Indexing around the channels puts them last.

@@ -30,8 +30,8 @@ class FolderInputs:
     ) -> None:
         if data.augmentation == "shift_flip":
             raise Refused(
-                "data.augmentation=shift_flip is for small images in memory; write crop_flip or none for "
-                f"{data.name}"
+                "data.augmentation=shift_flip is for small images in memory; write crop_flip or none "
+                f"for {data.name}"
             )
         self.train_files = _Files(_list(root, "train", data, data.train_examples), data, seed=seed)
         self.val_files = _Files(_list(root, "val", data, data.val_examples), data, seed=seed)
@@ -53,7 +53,7 @@ class FolderInputs:
             files,
             batch_size=None,
             # What a sampler yields goes to the dataset as it is: here a whole pass.
-            sampler=wanted,  # type: ignore[arg-type]
+            sampler=wanted,
             num_workers=workers,
             prefetch_factor=self.settings.prefetch if workers else None,
             pin_memory=self.pins,
@@ -73,7 +73,7 @@ class _Files(Dataset[Batch]):
 
     def __getitem__(self, wanted: Pass | NDArray[np.int64]) -> Batch:
         ids = wanted.examples if isinstance(wanted, Pass) else wanted
-        images = [Image.open(self.paths[i]) for i in ids]
+        images: list[Image.Image] = [Image.open(self.paths[i]) for i in ids]
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
             tensors = self._crop_flip(images, wanted)
         else:
@@ -118,12 +118,12 @@ def _list(root: Path, split: str, data: Data, expected: int) -> list[tuple[str, 
     folder = root / split
     if not folder.is_dir():
         raise Refused(
-            f"no {data.name} at {root}: there is no folder {folder}; write data.root=FOLDER with train/ and "
-            "val/ in it, or go on without: inputs=synthetic (made-up images), rehearse=true (the whole run "
-            "in miniature), +recipe=digits (a real run on a laptop)"
+            f"no {data.name} at {root}: there is no folder {folder}; write data.root=FOLDER with "
+            "train/ and val/ in it, or go on without: inputs=synthetic (made-up images), "
+            "rehearse=true (the whole run in miniature), +recipe=digits (a real run on a laptop)"
         )
     try:
-        samples = datasets.ImageFolder(str(folder)).samples
+        samples: list[tuple[str, int]] = datasets.ImageFolder(str(folder)).samples
     except FileNotFoundError as error:
         raise Refused(
             f"{folder} is no image folder ({str(error).splitlines()[0]}); see data/imagenet"
@@ -135,7 +135,7 @@ def _list(root: Path, split: str, data: Data, expected: int) -> list[tuple[str, 
     ):
         if found != wanted:
             raise Refused(
-                f"data.{name}={wanted} but {folder} has {found}; complete it, or write data.{name}={found} "
-                "for another trajectory"
+                f"data.{name}={wanted} but {folder} has {found}; complete it, or write "
+                f"data.{name}={found} for another trajectory"
             )
     return samples

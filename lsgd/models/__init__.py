@@ -48,6 +48,6 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
     for module in model.modules():
         match module:
             case models.resnet.Bottleneck():
-                nn.init.constant_(module.bn3.weight, last_gamma)  # type: ignore[arg-type]
+                nn.init.constant_(module.bn3.weight, last_gamma)
             case models.resnet.BasicBlock():
-                nn.init.constant_(module.bn2.weight, last_gamma)  # type: ignore[arg-type]
+                nn.init.constant_(module.bn2.weight, last_gamma)

@@ -1,4 +1,4 @@
-"""Residual networks for small images: ResNet-20 of He et al. 2016, section 4.2, and a tinier one."""
+"""Residual networks for small images: ResNet-20 (He et al. 2016, section 4.2) and a tiny one."""
 
 from torch import Tensor, nn
 

@@ -1,0 +1,217 @@
+"""Recipes are composed and typed; whatever is wrong with a command line is said in one sentence."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lsgd import config, paths
+from lsgd.errors import Refused
+from lsgd.recipe import Comm, Data, Inputs, Model, Optim, Recipe, Schedule
+
+GROUPS = {
+    "comm": Comm, "data": Data, "inputs": Inputs, "model": Model, "optim": Optim,
+    "schedule": Schedule,
+}  # fmt: skip
+OPTIONS = [
+    (group, path.stem) for group in GROUPS for path in (paths.conf_dir() / group).glob("*.yaml")
+]
+
+
+def process(words: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+        | {"PYTHONPATH": str(paths.conf_dir().parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+# --- What composes ---------------------------------------------------------------------------
+
+
+def test_conf_shows_every_field() -> None:
+    """With the defaults of the schema, so that conf/ is the place to read what there is."""
+    conf = yaml.safe_load((paths.conf_dir() / "config.yaml").read_text())
+    groups = {name for each in conf.pop("defaults") if each != "_self_" for name in each}
+    assert groups == set(GROUPS) == {path.name for path in paths.conf_dir().glob("*/")}
+    assert groups | set(conf) == {each.name for each in fields(Recipe)} - {"replaced"}
+    for group, option in OPTIONS:
+        text = (paths.conf_dir() / group / f"{option}.yaml").read_text()
+        shown = yaml.safe_load(text)
+        shown = shown["data"] if text.startswith("# @package _global_") else shown
+        assert set(shown) == {each.name for each in fields(GROUPS[group])}, f"{group}={option}"
+    recipe = config.load_recipe(["+recipe=bs8k"])
+    plain = Recipe("bs8k", recipe.data, Model("resnet50"), Optim(), Schedule(), Inputs(), Comm(),
+                   256, 32, 90, deviations=recipe.deviations, target=recipe.target)  # fmt: skip
+    assert recipe == plain
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group: str, option: str) -> None:
+    """Also instead of the one that the recipe chooses itself."""
+    words = [f"{group}={option}", *(["model=small_resnet", "workers=4"] if group == "data" else [])]
+    chosen = getattr(config.load_recipe(["+recipe=bs8k", *words]), group)
+    said = {
+        "comm": "library", "data": "name", "inputs": "loader", "model": "name",
+    }.get(group)  # fmt: skip
+    if said:
+        assert getattr(chosen, said) == option.replace("fashion_mnist", "fashion-mnist")
+
+
+def test_words_change_the_recipe() -> None:
+    recipe = config.load_recipe(
+        ["+recipe=bs8k_no_warmup", "workers=128", "schedule.milestones=[10,20.5]", "data.root=/a b",
+         "comm=torch", "run_dir='runs/lr=1'", "+deviations.crop=smaller"]
+    )  # fmt: skip
+    assert (recipe.name, recipe.workers, recipe.batch_size) == ("bs8k_no_warmup", 128, 4096)
+    assert recipe.schedule == Schedule(warmup="none", milestones=[10.0, 20.5])
+    assert (recipe.data.root, recipe.comm.library) == ("/a b", "torch")
+    assert recipe.run_dir == "runs/lr=1"
+    assert recipe.deviations["crop"] == "smaller"
+
+
+@pytest.mark.parametrize("rehearse", ["false", "true"])
+def test_a_recipe_survives_being_written(rehearse: str) -> None:
+    """As config.yaml in a run folder and as a dict in a checkpoint, fingerprint and all."""
+    recipe = config.load_recipe(["+recipe=bs8k", f"rehearse={rehearse}", "data.root=/data"])
+    text = config.to_yaml(recipe)
+    for copy in (
+        config.from_mapping(yaml.safe_load(text)),
+        config.from_mapping(asdict(recipe)),
+        config.from_mapping(asdict(recipe), "val_batch=10", "val_batch=250"),
+    ):
+        assert copy == recipe
+        assert copy.fingerprint == recipe.fingerprint
+    assert f"# fingerprint: {recipe.fingerprint}\n" in text
+    assert f"# steps_per_epoch: {recipe.steps_per_epoch}\n" in text
+    other = config.from_mapping(asdict(recipe), "data.root=/b")
+    assert (other.data.root, other.fingerprint) == ("/b", recipe.fingerprint)
+
+
+def test_rehearse_is_a_word() -> None:
+    recipe = config.load_recipe(["+recipe=bs8k", "rehearse=true", "workers=8"])
+    assert (recipe.workers, recipe.worker_batch, recipe.model.name) == (8, 2, "small_resnet")
+    assert recipe.replaced
+
+
+def load(*words: str) -> Recipe:
+    return config.load(words, program="lsgd.train", about="Train a recipe.")
+
+
+def test_cfg_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load("+recipe=bs256", "--cfg", "seed=7")
+    assert ended.value.code == 0
+    recipe = config.load_recipe(["+recipe=bs256", "seed=7"])
+    assert config.from_mapping(yaml.safe_load(capsys.readouterr().out)) == recipe
+
+
+def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load("--help")
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in config.recipes():
+        claim = (paths.recipes_dir() / "recipe" / f"{name}.yaml").read_text().splitlines()[1]
+        assert f"  +recipe={name:<25} {claim[2:]}" in lines
+    assert "  comm=auto|horovod|single|torch" in lines
+    names = config.recipes()
+    assert names.index("bs512") < names.index("bs1k") < names.index("bs16k")
+
+
+# --- What does not ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "remedy"),
+    [
+        ("", "no recipe", "+recipe=digits"),
+        ("epochs=3", "no recipe", "+recipe=digits"),
+        ("+recipe=", "no recipe", "+recipe=digits"),
+        ("recipe=bs8k", "'recipe=bs8k'", "write +recipe=bs8k"),
+        ("+recipe=bs8", "+recipe=bs8 does not exist", "did you mean bs8k"),
+        ("+recipe=xyzzy", "+recipe=xyzzy does not exist", "--help"),
+        ("+recipe=bs8k +recipe=digits", "+recipe=bs8k and +recipe=digits", "write one"),
+        ("+recipe=bs8k,bs256", "'+recipe=bs8k,bs256'", "write one"),
+        ("bs8k", "'bs8k'", "write +recipe=bs8k"),
+        ("+recipe=bs8k foo", "'foo'", "epochs=30"),
+        ("+recipe=bs8k =5", "'=5'", "epochs=30"),
+        ("+recipe=bs8k epoch=3", "'epoch'", "did you mean epochs?"),
+        ("+recipe=bs8k +workerz=3", "'workerz'", "did you mean workers?"),
+        ("+recipe=bs8k lr=0.1", "'lr'", "schedule.reference_lr"),
+        ("+recipe=bs8k schedule.warmup_epoch=3", "'schedule.warmup_epoch'", "warmup_epochs?"),
+        ("+recipes=bs8k", "'recipes'", "+recipe"),
+        ("+recipe=bs8k modell=resnet50", "'modell'", "did you mean model?"),
+        ("+recipe=bs8k deviations.crop=why", "'deviations.crop'", "+deviations.crop=VALUE"),
+        ("+recipe=bs64 target.top1_error=9", "'target.top1_error'", "+target.top1_error=VALUE"),
+        ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
+        ("+recipe=bs8k model=resnet18", "model=resnet18", "resnet50"),
+        ("+recipe=bs8k optim=adam", "optim=adam", "write one of sgd"),
+        ("+recipe=bs8k schedule=5", "schedule=5", "goyal"),
+        ("+recipe=bs8k model=[resnet50,resnet20]", "model=[resnet50,resnet20]", "resnet50"),
+        ("+recipe=bs8k comm=", "'comm='", "comm=NAME"),
+        ("+recipe=bs8k +model=resnet50", "'+model=resnet50'", "write model=resnet50"),
+        ("+recipe=bs8k batch_size=4096", "workers x worker_batch = 256 x 32", "workers=128"),
+        ("+recipe=bs8k batch_size=4100", "4100 is not a multiple of worker_batch=32", "workers=128"),
+        ("+recipe=bs8k batch-size=64 rehearse=true", "256 x 32", "workers=2"),
+        ("batch_size=4096", "batch_size is workers x worker_batch", "workers=…"),
+        ("+recipe=bs8k epochs=three", "epochs=three is not a whole number", "epochs=30"),
+        ("+recipe=bs8k epochs=1.5", "epochs=1.5 is not a whole number", "epochs=30"),
+        ("+recipe=bs8k workers=null", "workers=null is not a whole number", "workers=30"),
+        ("+recipe=bs8k compile=maybe", "compile=maybe is not true or false", "compile=true"),
+        ("+recipe=bs8k schedule.gamma=x", "schedule.gamma=x is not a number", "gamma=0.5"),
+        ("+recipe=bs8k schedule.milestones=30", "=30 is not a list of numbers", "=[1,2,3]"),
+        ("+recipe=bs8k schedule.milestones=30,60", "'schedule.milestones=30,60'", "in brackets"),
+        ("+recipe=bs8k schedule.milestones=[a]", "has a in it", "=[1,2,3]"),
+        ("+recipe=bs8k schedule.milestones=[[3]]", "=[[3]] is not a list of numbers", "=[1,2,3]"),
+        ("+recipe=bs8k schedule.milestones=[3", "'schedule.milestones=[3'", "close its brackets"),
+        ("+recipe=bs8k schedule.milestones=[30,99]", "[30,99] has 99", "write more epochs"),
+        ("+recipe=bs8k target=5", "target=5 is not a group of keys", "target.top1_error=VALUE"),
+        ("+recipe=bs8k run_dir=[1]", "run_dir=[1] is not a text", "run_dir=TEXT"),
+        ("+recipe=bs8k run_dir=/a=b", "'run_dir=/a=b'", "'run_dir=\"/a=b\"'"),
+        ("+recipe=bs8k epochs=${nope}", "'nope' not found", "write the value itself"),
+        ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
+        ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' would change nothing", "run_dir=PATH"),
+        ("+recipe=bs8k --epochs=3", "no option --epochs=3", "without dashes"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:
+    """It names what was written, and what to write instead."""
+    with pytest.raises(Refused) as caught:
+        load(*words.split())
+    sentence = str(caught.value)
+    assert named in sentence
+    assert remedy in sentence.partition(named)[2]
+    assert "\n" not in sentence
+    assert len(sentence) < 200
+
+
+@pytest.mark.parametrize("words", ["+recipe=bs8k epoch=3", "foo"])
+def test_process_refuses(words: str, tmp_path: Path) -> None:
+    """Exit code 2, one line, and nothing written where it ran."""
+    done = process(["-m", "lsgd.train", *words.split()], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lsgd: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_composing_needs_no_torch(tmp_path: Path) -> None:
+    program = """
+import sys
+from lsgd import config
+config.load_recipe(["+recipe=digits", "rehearse=true"])
+assert not {"torch", "torchvision", "horovod"} & set(sys.modules)
+"""
+    done = process(["-c", program], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
