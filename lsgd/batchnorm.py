@@ -77,8 +77,8 @@ class RunningStatistics:
         self.share.mul_(1 - self.momentum).add_(self.seen, alpha=self.momentum / active_workers)
         self.seen.zero_()
         for layer in self.layers:
-            if layer.num_batches_tracked is not None:
-                layer.num_batches_tracked += 1
+            assert layer.num_batches_tracked is not None
+            layer.num_batches_tracked += 1
 
     def combine(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the sum of all shares into the model; `sum_` adds a tensor over the processes."""
@@ -103,15 +103,16 @@ class RunningStatistics:
         self.share.copy_(shares[rank] if same else shares.sum(0) * self.fraction)
 
     def _read(self) -> Tensor:
-        empty = torch.empty(0)
-        return torch.cat(
-            [t for b in self.layers for t in (b.running_mean, b.running_var) if t is not None]
-            or [empty]
-        )
+        return torch.cat([buffer for layer in self.layers for buffer in _running(layer)])
 
     def _write(self, statistics: Tensor) -> None:
         parts = iter(statistics.split([n for b in self.layers for n in 2 * (b.num_features,)]))
         for layer in self.layers:
-            for buffer in (layer.running_mean, layer.running_var):
-                if buffer is not None:
-                    buffer.copy_(next(parts))
+            for buffer in _running(layer):
+                buffer.copy_(next(parts))
+
+
+def _running(layer: WorkerBatchNorm2d) -> tuple[Tensor, Tensor]:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    return layer.running_mean, layer.running_var

@@ -133,7 +133,7 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
         theirs = _fingerprint_in(folder / "config.yaml")
     else:
         raise Refused(
-            f"run_dir={folder} holds files of something else; write the path of a new or empty folder"
+            f"run_dir={folder} holds files of something else; write a new or empty folder"
         )
     if theirs != recipe.fingerprint:
         raise Refused(

@@ -39,7 +39,7 @@ def demo(folder: Path) -> str:
             recipe = config.load_recipe(
                 [f"+recipe={name}", f"seed={seed}", f"run_dir='{run_dir}'", "comm=single"]
             )
-            begin = time.perf_counter()
+            begin = time.monotonic()
             run_dir.mkdir(parents=True, exist_ok=True)
             with (
                 (folder / f"{name}-seed{seed}.log").open("a") as file,
@@ -47,7 +47,7 @@ def demo(folder: Path) -> str:
             ):
                 errors.append(train(recipe))
             print(
-                f"{meaning}, seed {seed}: {errors[-1]:.2f} %  ({time.perf_counter() - begin:.0f} s)",
+                f"{meaning}, seed {seed}: {errors[-1]:.2f} %  ({time.monotonic() - begin:.0f} s)",
                 flush=True,
             )
         spread = f"{statistics.mean(errors):5.1f} ± {statistics.stdev(errors):.1f} %"

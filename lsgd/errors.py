@@ -6,6 +6,11 @@ class Refused(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: str, *, here_only: bool = False) -> None:
+        super().__init__(message)
+        self.here_only = here_only
+        """Other processes of the job may know nothing of it, so this one has to say it."""
+
 
 class Diverged(Exception):
     """The loss or a gradient is no longer a number; the last checkpoint is from before that."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import checkpoint, config
-from lsgd.comm import agree, open_comm, pick_device
+from lsgd.comm import agree, complain, open_comm, pick_device
 from lsgd.errors import Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import open_inputs
 from lsgd.launcher import detect
-from lsgd.learner import Learner
+from lsgd.learner import DTYPES
+from lsgd.models import make_model
 from lsgd.tally import Scores
 
 
@@ -22,7 +23,9 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     Refused if the checkpoint is damaged, the data is not there, or a word changes the trajectory.
     """
     saved = checkpoint.load(checkpoint.read(path), str(path))
-    recipe = config.from_mapping(saved.recipe, *words)
+    # Where it was trained says nothing about this machine.
+    here = {"device": "auto", "comm": saved.recipe["comm"] | {"library": "auto"}}
+    recipe = config.from_mapping(saved.recipe | here, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(
             f"{' '.join(words)} would make another run of {path}; a checkpoint is evaluated as it "
@@ -33,16 +36,23 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
     try:
         inputs = agree(comm, lambda: open_inputs(recipe, device))
-        learner = Learner(recipe, comm, device)
-        learner.restore(saved)
+        data, dtype = recipe.data, DTYPES[recipe.precision]
+        model = make_model(
+            recipe.model.name,
+            classes=data.classes,
+            channels=data.channels,
+            last_gamma=recipe.model.last_gamma,
+            seed=recipe.seed,
+        ).to(device, dtype)
+        model.load_state_dict(saved.model)
         return evaluate(
-            learner.model,
+            model,
             inputs,
             comm,
-            examples=recipe.data.val_examples,
+            examples=data.val_examples,
             batch=recipe.val_batch,
             device=device,
-            dtype=learner.dtype,
+            dtype=dtype,
         )
     finally:
         comm.close()
@@ -63,9 +73,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = evaluate_checkpoint(arguments.checkpoint, arguments.words)
     except Refused as error:
-        if detect().rank == 0:
-            print(f"lsgd: {error}", file=sys.stderr)
-        return error.exit_code
+        return complain(error)
     if detect().rank == 0:
         print(
             f"{found.examples} images: top-1 error {found.top1_error:.2f} %, top-5 error "

@@ -27,7 +27,8 @@ def evaluate(
     """Loss and errors over ids 0 … examples-1 of the validation set; the same on every process.
 
     Each process takes a contiguous share in chunks of `batch`, nothing is padded, and integer
-    counts are summed, so the errors do not depend on the number of processes or on `batch`.
+    counts are summed, so the errors do not depend on the number of processes or on `batch`. The
+    forward pass is in `dtype`, without autocast, also where training is in bfloat16.
     """
     mine = sampler.share(examples, comm.world_size, comm.rank)
     ids = np.arange(mine.start, mine.stop)

@@ -1,9 +1,12 @@
-"""Lets the host know that training has left the numbers, without waiting for the device."""
+"""Lets the host know that training has left the numbers, while the device works on."""
 
 import torch
 from torch import Tensor
 
 from lsgd.errors import Diverged
+
+LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
+"""What helps: the same words again would diverge again, at the same step."""
 
 
 class Guard:
@@ -30,7 +33,6 @@ class Guard:
             self.copied.synchronize()
         if self.seen:
             raise Diverged(
-                f"the loss or a gradient of step {self.step} is not finite; nothing was saved "
-                "since, so the run can go on from its last checkpoint, or start again with a lower "
-                "schedule.reference_lr"
+                f"the loss or a gradient of step {self.step} is not finite, and nothing was saved "
+                f"since the step before; {LOWER_LR}"
             )

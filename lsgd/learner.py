@@ -2,22 +2,23 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from lsgd import optim, sampler
 from lsgd.batchnorm import RunningStatistics
 from lsgd.checkpoint import Checkpoint, order_hash
 from lsgd.comm import Comm, sum_
 from lsgd.comm.reducer import Reducer
-from lsgd.errors import Refused
-from lsgd.guard import Guard
+from lsgd.errors import Diverged, Refused
+from lsgd.guard import LOWER_LR, Guard
 from lsgd.models import make_model
 from lsgd.recipe import Recipe
 from lsgd.sampler import Pass
-from lsgd.tally import Tally
+from lsgd.tally import Scores, Tally
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 """Of parameters and gradients; bfloat16 is for the forward pass alone, by autocast."""
@@ -26,11 +27,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.
 class Learner:
     """This process's part in a run: its hosted workers, and everything that a step changes.
 
-    Built from the recipe alone, so it starts alike on every process.
+    It starts alike on every process, since only the recipe decides how.
     """
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
         self.recipe, self.comm, self.device = recipe, comm, device
+        # float32 means float32 on every GPU, and the same run twice is bit by bit the same.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
         self.dtype = DTYPES[recipe.precision]
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.model = make_model(
@@ -59,7 +63,7 @@ class Learner:
         """Top-1 validation error after each epoch so far, in percent."""
         self.next_step = 0
 
-    def order(self, epoch: int) -> Any:
+    def order(self, epoch: int) -> NDArray[np.int64]:
         """The order of examples in an epoch."""
         recipe = self.recipe
         return sampler.epoch_order(recipe.data.train_examples, seed=recipe.seed, epoch=epoch)
@@ -80,10 +84,27 @@ class Learner:
             for step in steps
         ]
 
-    @property
-    def gradient_norm(self) -> float:
-        """Of the last step's reduced gradient; reading it waits for the device."""
-        return self.reducer.gradient_norm.item()
+    def autocast(self) -> torch.autocast:
+        """The context of a forward pass: bfloat16 where the recipe says so."""
+        enabled = self.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+    def now(self) -> dict[str, float]:
+        """Where the last step was; reading the norm of its gradient waits for the device."""
+        return {
+            "epoch": self.recipe.epoch(self.next_step),
+            "lr": self.recipe.lr(self.next_step - 1),
+            "gradient_norm": self.reducer.gradient_norm.item(),
+        }
+
+    def counted(self) -> dict[str, Tensor]:
+        """What all processes together have got right in this epoch; all of them call it."""
+        return self.tally.state(partial(sum_, self.comm))
+
+    def end_epoch(self, validated: Scores) -> None:
+        """Note the epoch's validation error and start to count anew."""
+        self.errors.append(validated.top1_error)
+        self.tally.clear()
 
     def combine_statistics(self) -> None:
         """Write BN's running statistics of all processes into the model, to evaluate or save it."""
@@ -96,7 +117,8 @@ class Learner:
         """
         self.guard.check()
         self.combine_statistics()
-        step, sum_over = self.next_step, partial(sum_, self.comm)
+        self._check_finite()
+        step = self.next_step
         epoch = step // self.recipe.steps_per_epoch
         return Checkpoint(
             recipe=asdict(self.recipe),
@@ -107,10 +129,20 @@ class Learner:
             lr=self.recipe.lr(step - 1) if step else 0.0,
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            bn_shares=self.running.all_shares(sum_over, rank=self.comm.rank),
-            tally=self.tally.state(sum_over),
+            bn_shares=self.running.all_shares(partial(sum_, self.comm), rank=self.comm.rank),
+            tally=self.counted(),
             errors=list(self.errors),
         )
+
+    def _check_finite(self) -> None:
+        # The flag of a step is about its loss and gradient; this is about what they led to.
+        momentum = (value for state in self.optimizer.state.values() for value in state.values())
+        for tensor in (*self.model.state_dict().values(), *momentum):
+            if not torch.isfinite(tensor).all():
+                raise Diverged(
+                    f"a parameter, BN statistic or momentum is not finite before step "
+                    f"{self.next_step} and was not saved; {LOWER_LR}"
+                )
 
     def restore(self, saved: Checkpoint) -> None:
         """Take up the run where the checkpoint left it.
@@ -124,6 +156,11 @@ class Learner:
             )
         self.model.load_state_dict(saved.model)
         self.optimizer.load_state_dict(saved.optimizer)
+        for parameter, state in self.optimizer.state.items():
+            for name, value in state.items():
+                # A fused update walks memory, so momentum has to lie as the parameter does now,
+                # even if the run was saved with the other channels_last.
+                state[name] = torch.empty_like(parameter).copy_(value)
         self.running.restore(saved.bn_shares, rank=self.comm.rank)
         # The counts are of all processes: one goes on from them, the others from nothing.
         if self.comm.rank == 0:

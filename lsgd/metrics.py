@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -41,7 +41,10 @@ class Log(Protocol):
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One row; `step` counts the steps of the run made so far."""
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Itself."""
+
+    def __exit__(self, *error: object) -> None:
         """Finish what is being written."""
 
 
@@ -64,7 +67,10 @@ class SilentLog:
     def write(self, kind: str, step: int, **values: Any) -> None:
         """See Log."""
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """See Log."""
 
 
@@ -111,7 +117,10 @@ class RunLog:
                 self.curves.add_scalar(f"{kind}/{key}", value, step)
         self.screen.show(kind, step, row)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """See Log."""
         self.file.close()
         self.curves.close()

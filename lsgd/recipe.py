@@ -151,8 +151,8 @@ class Comm:
     library: str = "auto"
     bucket_mb: float = 25.0
     """Gradients are reduced in flat buckets of this many MiB."""
-    timeout: float = 120.0
-    """Seconds after which a process that does not answer is given up (torch.distributed)."""
+    timeout: float = 600.0
+    """Seconds after which a process that does not answer is given up."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,9 @@ class Recipe:
 
     def epoch(self, step: int) -> float:
         """The (fractional) epoch at the start of a step of the run: e + t/S."""
-        whole, part = divmod(step, self.steps_per_epoch)
-        return whole + part / self.steps_per_epoch
+        steps = self.steps_per_epoch
+        whole, part = divmod(step, steps)
+        return whole + part / steps
 
     def lr(self, step: int) -> float:
         """The learning rate of a step of the run."""
@@ -438,6 +439,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
         model=replace(recipe.model, name="small_resnet"),
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic"),
+        log_steps=1,
         target=None,
         replaced=[
             "rehearsal: this run shows that the machine, launch, communication, BN groups, "

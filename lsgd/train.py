@@ -16,18 +16,15 @@ same. The data of a step flows like this:
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
-import torch
 from torch.nn import functional as F
 
 from lsgd import checkpoint, config, metrics, optim, sampler
-from lsgd.comm import agree, describe, from_first, open_comm, pick_device, sum_
+from lsgd.comm import agree, complain, describe, from_first, open_comm, pick_device
 from lsgd.errors import Diverged, Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs
-from lsgd.launcher import detect
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, check_world_size
 from lsgd.sampler import Pass
@@ -50,15 +47,12 @@ def train(recipe: Recipe) -> float:
         learner = Learner(recipe, comm, device)
         if saved:
             learner.restore(checkpoint.load(saved, str(folder / checkpoint.FILE)))
-        log = metrics.open_log(comm.rank, folder, learner.next_step, recipe.total_steps)
-        try:
+        with metrics.open_log(comm.rank, folder, learner.next_step, recipe.total_steps) as log:
             log.start(recipe.summary(), describe(comm, device), folder)
             for epoch, steps in recipe.epochs_from(learner.next_step):
                 train_epoch(learner, inputs, epoch, steps, folder, log)
             error = statistics.median(learner.errors[-5:])
             log.end(f"top-1 error {error:.2f} % (median of the last 5 epochs), run folder {folder}")
-        finally:
-            log.close()
         return error
     finally:
         comm.close()
@@ -69,26 +63,20 @@ def train_epoch(
 ) -> None:
     """The given steps of the run, all of this epoch, then evaluation and a checkpoint."""
     recipe, comm = learner.recipe, learner.comm
-    counted = partial(learner.tally.state, partial(sum_, comm))
     plan = learner.passes(epoch, steps)
     batches = metrics.Timed(inputs.train(each for passes in plan for each in passes))
-    meter = metrics.Meter(counted(), batches)
+    meter = metrics.Meter(learner.counted(), batches)
     for step, passes in zip(steps, plan, strict=True):
         train_step(learner, step, passes, batches)
         done = learner.next_step
         if done % recipe.log_steps == 0:
-            now = {
-                "epoch": recipe.epoch(done),
-                "lr": recipe.lr(step),
-                "gradient_norm": learner.gradient_norm,
-            }
-            log.write("train", done, **now, **meter.read(counted()))
+            log.write("train", done, **learner.now(), **meter.read(learner.counted()))
         if step != steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
             checkpoint.save(learner.checkpoint(), folder, comm)
 
-    speed = meter.whole(counted())
-    trained = scores(counted())
     learner.guard.check()
+    counted = learner.counted()
+    speed = meter.whole(counted)
     learner.combine_statistics()
     validated = evaluate(
         learner.model,
@@ -99,47 +87,36 @@ def train_epoch(
         device=learner.device,
         dtype=learner.dtype,
     )
-    learner.errors.append(validated.top1_error)
-    learner.tally.clear()
+    learner.end_epoch(validated)
+    rates = scores(counted).named("train") | validated.named("val")
     log.write(
-        "epoch",
-        learner.next_step,
-        epoch=epoch + 1,
-        lr=recipe.lr(steps[-1]),
-        **trained.named("train"),
-        **validated.named("val"),
-        **speed,
+        "epoch", learner.next_step, epoch=epoch + 1, lr=recipe.lr(steps[-1]), **rates, **speed
     )
     checkpoint.save(learner.checkpoint(), folder, comm)
 
 
 def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
     """One step of the run: the passes of this process, whose images come next in `batches`."""
-    recipe, device, reducer = learner.recipe, learner.device, learner.reducer
+    recipe, device = learner.recipe, learner.device
     step_of_epoch = step % recipe.steps_per_epoch
     examples = sampler.step_size(recipe.data.train_examples, recipe.batch_size, step_of_epoch)
-    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16")
 
-    reducer.zero_()
-    for i, each in enumerate(passes):
+    learner.reducer.start(examples, len(passes))
+    for each in passes:
         images, labels = next(batches)
         images = images.to(device, learner.dtype, memory_format=learner.layout, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         learner.running.start_pass(each.sizes)
-        with bf16:
+        with learner.autocast():
             logits = learner.forward(images)
         # Summed, not averaged: the reducer divides by the examples of all processes (remark 3).
         loss = F.cross_entropy(logits.to(learner.dtype), labels, reduction="sum")
         learner.tally.add(loss, logits, labels)
-        if i == len(passes) - 1:
-            reducer.start(examples, bad=~torch.isfinite(learner.tally.loss))
+        learner.reducer.watch(loss)
         loss.backward()
-    if not passes:
-        reducer.start(examples, bad=False)
-    reducer.finish()
+    learner.reducer.finish()
 
-    active_workers = -(-examples // recipe.worker_batch)
-    learner.running.end_step(active_workers)
+    learner.running.end_step(active_workers=-(-examples // recipe.worker_batch))
     optim.set_lr(learner.optimizer, recipe.lr(step))
     learner.optimizer.step()
     learner.next_step = step + 1
@@ -155,10 +132,7 @@ def main(argv: Sequence[str]) -> int:
             )
         )
     except (Refused, Diverged) as error:
-        # All processes stop for the same reason; one says so.
-        if detect().rank == 0:
-            print(f"lsgd: {error}", file=sys.stderr)
-        return error.exit_code
+        return complain(error)
     return 0
 
 

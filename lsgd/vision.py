@@ -2,16 +2,26 @@
 
 torchvision on PyPI is a CUDA build. Beside a CPU torch its compiled operators do not load, and its
 import stops at `operator torchvision::nms does not exist`. Declaring the two operators that it
-refers to is enough: models, datasets and transforms need no compiled one.
+refers to is enough: models, datasets and transforms need no compiled one. Where the operators do
+load, nothing is declared, since a second declaration would end the process.
 """
+
+import sys
 
 import torch
 
-if not torch.backends.cuda.is_built():
+try:
+    import torchvision
+except RuntimeError as error:
+    if "torchvision::nms" not in str(error):
+        raise
+    for _module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[_module]
     # Kept, since the declarations end with the object.
     _operators = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision  # noqa: F401
 
 from torchvision import datasets, models, transforms
 

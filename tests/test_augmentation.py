@@ -13,7 +13,9 @@ SIZES = st.lists(st.tuples(st.integers(1, 2500), st.integers(1, 2500)), min_size
 MANY = np.arange(40_000)
 
 
-def windows(size: tuple[int, int], examples: NDArray[np.int64] = MANY, **draw: int) -> NDArray[np.int64]:
+def windows(
+    size: tuple[int, int], examples: NDArray[np.int64] = MANY, **draw: int
+) -> NDArray[np.int64]:
     """The windows of these examples if all their images had the same size."""
     sizes = np.tile(np.array(size), (len(examples), 1))
     return augmentation.crop_windows(sizes, examples, **{"seed": 0, "epoch": 0} | draw)

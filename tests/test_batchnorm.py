@@ -83,7 +83,9 @@ class Process:
         self.running.end_step(len(groups))
 
 
-def job(layer: WorkerBatchNorm2d, workers: int, world_size: int, workers_per_pass: int) -> list[Process]:
+def job(
+    layer: WorkerBatchNorm2d, workers: int, world_size: int, workers_per_pass: int
+) -> list[Process]:
     """The processes of a job, all starting with a copy of the layer."""
     return [
         Process(
@@ -126,7 +128,7 @@ def assert_statistics(layer: nn.BatchNorm2d, mean: Tensor, var: Tensor) -> None:
 
 
 class Reference:
-    """The rule as it reads: after a step, the mean of what each active worker would have by itself."""
+    """The rule as it reads: after a step, the mean of what each active worker would have."""
 
     def __init__(self, plain: nn.BatchNorm2d) -> None:
         self.mean, self.var = plain.running_mean.clone(), plain.running_var.clone()
@@ -213,5 +215,7 @@ def test_every_layer_of_a_model_has_statistics_of_its_own() -> None:
         running.end_step(1)
         plain(images)
     running.combine(lambda _: None)
-    for (name, ours), theirs in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, **CLOSE, msg=name)

@@ -139,7 +139,9 @@ def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         checkpoint.load(saved, "a")
 
 
-@pytest.mark.xfail(strict=True, reason="EOFError has no message; the archive's directory is trusted")
+@pytest.mark.xfail(
+    strict=True, reason="EOFError has no message; the archive's directory is trusted"
+)
 def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
     original = tiny()
     whole = content(original, tmp_path)
@@ -282,9 +284,7 @@ def saved_run(folder: Path, *words: str) -> bytes:
     """Make a run folder with a checkpoint at step 3; returns that."""
     made = recipe(*words, f"run_dir={folder}")
     checkpoint.open_run(made)
-    return content(
-        replace(tiny(), fingerprint=made.fingerprint, recipe=asdict(made)), folder
-    )
+    return content(replace(tiny(), fingerprint=made.fingerprint, recipe=asdict(made)), folder)
 
 
 @pytest.mark.parametrize("exists", [True, False])

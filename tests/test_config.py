@@ -161,7 +161,7 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipe=bs8k comm=", "'comm='", "comm=NAME"),
         ("+recipe=bs8k +model=resnet50", "'+model=resnet50'", "write model=resnet50"),
         ("+recipe=bs8k batch_size=4096", "workers x worker_batch = 256 x 32", "workers=128"),
-        ("+recipe=bs8k batch_size=4100", "4100 is not a multiple of worker_batch=32", "workers=128"),
+        ("+recipe=bs8k batch_size=4100", "4100 is not a multiple of", "write workers=128"),
         ("+recipe=bs8k batch-size=64 rehearse=true", "256 x 32", "workers=2"),
         ("batch_size=4096", "batch_size is workers x worker_batch", "workers=…"),
         ("+recipe=bs8k epochs=three", "epochs=three is not a whole number", "epochs=30"),
@@ -195,10 +195,9 @@ def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:
     assert len(sentence) < 200
 
 
-@pytest.mark.parametrize("words", ["+recipe=bs8k epoch=3", "foo"])
-def test_process_refuses(words: str, tmp_path: Path) -> None:
+def test_process_refuses(tmp_path: Path) -> None:
     """Exit code 2, one line, and nothing written where it ran."""
-    done = process(["-m", "lsgd.train", *words.split()], tmp_path)
+    done = process(["-m", "lsgd.train", "+recipe=bs8k", "epoch=3"], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lsgd: ")
     assert done.stderr.count("\n") == 1

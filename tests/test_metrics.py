@@ -180,7 +180,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.xfail(strict=True, reason="the event file is flushed every two minutes only")
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
-    """Nothing before the checkpoint is made again, so what is not in the files then never will be."""
+    """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
     done = subprocess.run(
         [sys.executable, "-c", DIES, str(tmp_path)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

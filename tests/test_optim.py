@@ -15,10 +15,14 @@ FORMS = [(9, False), (10, False), (10, True)]
 
 def small_net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4)).double()
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4)
+    ).double()
 
 
-def sgd(model: nn.Module, equation: int = 9, correction: bool = False, *, nesterov: bool = True) -> torch.optim.Optimizer:
+def sgd(
+    model: nn.Module, equation: int = 9, correction: bool = False, *, nesterov: bool = True
+) -> torch.optim.Optimizer:
     return optim.make_optimizer(
         model,
         momentum=0.9,
@@ -26,7 +30,7 @@ def sgd(model: nn.Module, equation: int = 9, correction: bool = False, *, nester
         weight_decay=0.01,
         equation=equation,
         momentum_correction=correction,
-    )  # fmt: skip
+    )
 
 
 def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, number: int) -> None:
@@ -41,7 +45,7 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, num
 def by_hand(
     rule: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]],
 ) -> list[Tensor]:
-    """The parameters after steps at RATES, each updated by rule(w, buffer, gradient, lr, last lr)."""
+    """The parameters after steps at RATES; rule(w, buffer, gradient, lr, last lr) is an update."""
     model = small_net()
     parameters, last = list(model.parameters()), RATES[0]
     buffers = [torch.zeros_like(p) for p in parameters]

@@ -13,11 +13,15 @@ WORDS = st.integers(0, 2**32 - 1)
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
     [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (4 * "00000000 ", 2 * "00000000 ", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (4 * "ffffffff ", 2 * "ffffffff ", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_known_answers_of_random123(counter: str, key: str, expected: str) -> None:
     c, k, e = ([int(word, 16) for word in line.split()] for line in (counter, key, expected))
     assert philox.words((c[0], c[1], c[2], c[3]), k[0] | k[1] << 32).tolist() == e

@@ -1,13 +1,12 @@
 """What follows from a recipe's fields, what is hashed, what is refused, and the rehearsal."""
 
-import re
 from dataclasses import fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lsgd import sampler
@@ -163,6 +162,7 @@ ratios = st.fractions(min_value=Fraction(1, 100), max_value=20, max_denominator=
     st.integers(1, 300), st.integers(2, 100), st.integers(1, 5000), st.integers(1, 5000),
     st.sampled_from(["linear", "sqrt", "none"]), st.sampled_from(["gradual", "constant", "none"]),
 )  # fmt: skip
+@example(1, 49, 49, 1, "linear", "gradual")
 def test_rehearsal_keeps_the_lr_of_every_step(
     workers: int, n: int, reference_batch: int, examples: int, scaling: str, warmup: str
 ) -> None:
@@ -175,11 +175,13 @@ def test_rehearsal_keeps_the_lr_of_every_step(
     check(small)
     assert (small.workers, small.worker_batch) == (workers, 2)
     assert (small.steps_per_epoch, small.epochs) == (recipe.steps_per_epoch, recipe.epochs)
+    assert (small.batch_size > small.schedule.reference_batch) == (workers * n > reference_batch)
     for step in [s for _, steps in small.epochs_from(0) for s in steps]:
         assert small.lr(step) == pytest.approx(recipe.lr(step), rel=1e-14)
 
 
 @given(st.integers(1, 40), ratios, ratios)
+@example(25, 2.2, 1.0)  # 2.2 x 25 is a little more than 55
 def test_rehearsal_makes_six_steps(steps: int, warmup: float, later: float) -> None:
     """Those of the first epoch at or after mid-warmup, its end and the drop, for any fraction."""
     drop = warmup + later
@@ -215,14 +217,19 @@ def test_rehearsal_prints_every_replacement() -> None:
     before, after = leaves(recipe), leaves(small)
     text = "\n".join(small.replaced)
     assert text in small.summary()
-    different = {key for key in before if before[key] != after[key]} - {"replaced", "target"}
-    assert different == {
-        "worker_batch", "schedule.reference_batch", "model.name", "data.train_examples",
-        "data.val_examples", "data.image_size", "data.augmentation", "tail", "inputs.loader",
-    }  # fmt: skip
-    for key in different:
-        value = f"{after[key]:g}" if isinstance(after[key], float) else str(after[key])
-        assert re.search(rf"\b{value}\b", text), key
+    said = {
+        "worker_batch": "worker_batch 32 -> 2",
+        "schedule.reference_batch": "schedule.reference_batch 256 -> 16",
+        "model.name": "model resnet50 -> small_resnet",
+        "inputs.loader": "data imagenet -> synthetic images",
+        "data.image_size": "of 32 x 32",
+        "data.train_examples": "80384 to train",
+        "data.val_examples": "64 to validate",
+        "data.augmentation": "augmentation crop_flip -> none",
+        "tail": "tail keep -> drop",
+    }
+    assert {key for key in before if before[key] != after[key]} == {*said, "replaced", "target"}
+    assert all(phrase in text for phrase in said.values())
     assert small.target is None
 
 

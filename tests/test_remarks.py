@@ -1,4 +1,4 @@
-"""The paper's remarks (Goyal et al. 2017, section 3): pitfalls that still train, only differently."""
+"""The remarks of Goyal et al. 2017, section 3: pitfalls that still train, only differently."""
 
 import copy
 from collections.abc import Callable
@@ -37,10 +37,15 @@ def rates() -> list[float]:
     """A run of 6 epochs of 10 steps: warmup to 8 times the lr, then two drops."""
     return [
         learning_rate(
-            step / 10, batch_size=8 * 32, reference_lr=0.1, reference_batch=32, warmup_epochs=2, milestones=(3, 5)
+            step / 10,
+            batch_size=8 * 32,
+            reference_lr=0.1,
+            reference_batch=32,
+            warmup_epochs=2,
+            milestones=(3, 5),
         )
         for step in range(STEPS)
-    ]  # fmt: skip
+    ]
 
 
 def mean_loss(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer) -> None:
@@ -95,7 +100,9 @@ def test_remark_2_equation_10_needs_momentum_correction(nesterov: bool) -> None:
     assert distance(trained(equation=10, nesterov=nesterov), ours) > 0.01
     still = [0.1] * STEPS
     torch.testing.assert_close(
-        trained(equation=10, nesterov=nesterov, lrs=still), trained(nesterov=nesterov, lrs=still), **CLOSE
+        trained(equation=10, nesterov=nesterov, lrs=still),
+        trained(nesterov=nesterov, lrs=still),
+        **CLOSE,
     )
 
 
@@ -113,7 +120,9 @@ def test_remark_1_scaling_the_loss_is_not_scaling_the_lr() -> None:
     )
 
 
-def summed_over_workers(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer, examples: int) -> None:
+def summed_over_workers(
+    model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer, examples: int
+) -> None:
     """A step as train_step makes it: sums of 8 workers, divided by `examples`."""
     reducer.zero_()
     pairs = list(zip(images.split(IMAGES), labels.split(IMAGES), strict=True))

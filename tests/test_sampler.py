@@ -25,9 +25,7 @@ class Layout:
     @property
     def steps(self) -> range:
         batch_size = self.workers * self.worker_batch
-        return range(
-            sampler.steps_per_epoch(self.examples, batch_size, keeps_tail=self.keeps_tail)
-        )
+        return range(sampler.steps_per_epoch(self.examples, batch_size, keeps_tail=self.keeps_tail))
 
     def passes(self, order: NDArray[np.int64], step: int) -> list[list[Pass]]:
         """The passes that each process makes in a step."""

@@ -13,7 +13,7 @@ assert vision.datasets.ImageFolder
 
 
 def test_torchvision_can_be_imported_beside_this_torch() -> None:
-    """First thing in a process, where it would fail or warn if operators were missing or doubled."""
+    """First thing in a process; it would fail or warn if operators were missing or doubled."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

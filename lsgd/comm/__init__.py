@@ -1,15 +1,15 @@
 """The processes of one job, and the library they talk over."""
 
 import os
+import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Protocol, TypeVar
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
 from torch import Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import Refused
+from lsgd.errors import Diverged, Refused
 from lsgd.launcher import Launch, detect
 
 T = TypeVar("T")
@@ -55,7 +55,9 @@ def open_comm(library: str, *, device: Device, timeout: float) -> Comm:
             f"{comm.world_size}: every process would train alone; {_remedy(chosen, launch)}"
         )
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_size))
+        # mpirun may have bound this process to some of the cores.
+        mine, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+        set_num_threads(max(1, min(mine, all_ // launch.local_size)))
     return comm
 
 
@@ -88,6 +90,16 @@ def describe(comm: Comm, device: Device) -> str:
 def sum_(comm: Comm, tensor: Tensor) -> None:
     """Replace the tensor, in place, by its sum over the processes, and wait for it."""
     comm.start_sum_(tensor, "sum")()
+
+
+def complain(error: Refused | Diverged) -> int:
+    """Say why this job ends, once for all of its processes; returns the exit code."""
+    rank = detect().rank
+    if getattr(error, "here_only", False):
+        print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+    elif rank == 0:
+        print(f"lsgd: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def agree(comm: Comm, action: Callable[[], T]) -> T:
@@ -125,14 +137,19 @@ def pick_device(name: str) -> Device:
         return Device("cpu")
     if not cuda.is_available():
         raise Refused(
-            "device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto"
+            "device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto",
+            here_only=True,
         )
-    if launch.local_size > cuda.device_count():
+    gpus = cuda.device_count()
+    # Launchers may show each process a GPU of its own, which is number 0 to it.
+    own = gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    if launch.local_size > gpus and not own:
         raise Refused(
-            f"{launch.local_size} processes on a machine with {cuda.device_count()} GPUs; start at "
-            "most one process per GPU (a process hosts as many workers as it takes)"
+            f"{launch.local_size} processes on a machine with {gpus} GPUs; start at most one per "
+            "GPU (a process hosts as many workers as it takes)",
+            here_only=True,
         )
-    device = Device("cuda", launch.local_rank)
+    device = Device("cuda", 0 if own else launch.local_rank)
     cuda.set_device(device)
     return device
 
@@ -148,22 +165,22 @@ def _open(library: str, launch: Launch, device: Device, timeout: float) -> Comm:
 
             return TorchComm(launch, device=device, timeout=timeout)
         case "horovod":
-            if find_spec("horovod") is None:
+            try:
+                from lsgd.comm.horovod import HorovodComm
+            except ImportError as error:
                 raise Refused(
-                    "comm=horovod, but Horovod is not installed; build it with setup/horovod.sh or "
-                    "write comm=torch"
-                )
-            from lsgd.comm.horovod import HorovodComm
-
-            return HorovodComm()
+                    f"comm=horovod, but Horovod cannot be imported ({error}); build it for this "
+                    "torch with setup/horovod.sh, or write comm=torch"
+                ) from None
+            return HorovodComm(timeout=timeout)
     raise ValueError(library)
 
 
 def _horovod_suits(launcher: str, device: Device) -> bool:
-    if find_spec("horovod") is None:
+    try:
+        from lsgd.comm.horovod import suits
+    except ImportError:
         return False
-    from lsgd.comm.horovod import suits
-
     return suits(launcher, device)
 
 

@@ -16,6 +16,9 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+if not hasattr(hvd, "init"):
+    raise ImportError("its compiled part does not fit this torch")
+
 T = TypeVar("T")
 
 
@@ -28,7 +31,9 @@ def suits(launcher: str, device: torch.device) -> bool:
 class HorovodComm:
     """See Comm."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timeout: float) -> None:
+        # Otherwise Horovod waits for a silent process for ever.
+        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(timeout)))
         hvd.init()
         controller = "MPI" if hvd.mpi_built() and hvd.mpi_enabled() else "Gloo"
         self.library = f"Horovod ({controller}{', NCCL' if hvd.nccl_built() else ''})"

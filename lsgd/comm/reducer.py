@@ -39,44 +39,38 @@ class Reducer:
         self.comm = comm
         self.compresses = compression == "fp16"
         # Backward order, so that the first bucket is complete early.
-        backwards = list(parameters)[::-1]
+        groups = _group(list(parameters)[::-1], bucket_mb * 2**20)
         self.buckets = [
-            _make_bucket(f"gradients {i}", group, last=group[-1] is backwards[-1])
-            for i, group in enumerate(_group(backwards, bucket_mb * 2**20))
+            _make_bucket(f"gradients {i}", group, flags=int(group is groups[-1]))
+            for i, group in enumerate(groups)
         ]
-        for bucket, group in zip(self.buckets, _group(backwards, bucket_mb * 2**20), strict=True):
+        for bucket, group in zip(self.buckets, groups, strict=True):
             for parameter in group:
                 parameter.register_post_accumulate_grad_hook(self._ready_hook(bucket))
         self.flag = self.buckets[-1].flat[-1]
         self.found_inf = torch.zeros((), device=self.flag.device)
         self.gradient_norm = torch.zeros((), device=self.flag.device)
-        self._examples: int | None = None
-        self._launched = 0
+        self._examples, self._passes, self._launched = 1, 0, 0
 
-    def zero_(self) -> None:
-        """Forget the gradients of the last step."""
+    def start(self, examples: int, passes: int) -> None:
+        """Forget the last step; this one has so many examples, over all processes, and this
+        process makes so many backward passes. During the last of them buckets go as they fill.
+        """
+        self._examples, self._passes, self._launched = examples, passes, 0
         for bucket in self.buckets:
             bucket.flat.zero_()
-
-    def start(self, examples: int, bad: Tensor | bool) -> None:
-        """The next backward pass of this process is its last one: buckets go as they fill.
-
-        `examples` is the number of examples of the whole step, over all processes; `bad` is true
-        where the loss is not finite.
-        """
-        self._examples = examples
-        self._launched = 0
-        for bucket in self.buckets:
             bucket.ready = 0
-        self.flag.fill_(bad)
+
+    def watch(self, loss: Tensor) -> None:
+        """Raise the flag of this step if the loss of a pass is not finite; before its backward."""
+        self.flag += ~torch.isfinite(loss.detach())
 
     def finish(self) -> None:
         """Wait until `.grad` of every parameter is that of the whole step, on every process.
 
-        Called after `start`, also by a process which had no examples and made no backward pass.
+        Also called by a process which had no examples and made no backward pass.
         """
         self._launch_up_to(len(self.buckets))
-        self._examples = None
         for bucket in self.buckets:
             bucket.wait()
             if bucket.on_wire is not None:
@@ -89,25 +83,21 @@ class Reducer:
 
     def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
-            if self._examples is not None:
-                bucket.ready += 1
-                if bucket.ready == bucket.parameters:
-                    self._launch_ready()
+            bucket.ready += 1
+            # All processes start their sums in the same order, whatever the order of completion.
+            upto = self._launched
+            while upto < len(self.buckets) and self._is_full(self.buckets[upto]):
+                upto += 1
+            self._launch_up_to(upto)
 
         return ready
 
-    def _launch_ready(self) -> None:
-        # All processes start their sums in the same order, whatever the order of completion.
-        upto = self._launched
-        while (
-            upto < len(self.buckets) and self.buckets[upto].ready == self.buckets[upto].parameters
-        ):
-            upto += 1
-        self._launch_up_to(upto)
+    def _is_full(self, bucket: _Bucket) -> bool:
+        return bucket.ready == bucket.parameters * self._passes
 
     def _launch_up_to(self, upto: int) -> None:
         for bucket in self.buckets[self._launched : upto]:
-            bucket.gradients.div_(self._examples)  # type: ignore[arg-type]
+            bucket.gradients.div_(self._examples)
             if self.compresses:
                 bucket.on_wire = bucket.flat.half()
             wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
@@ -128,9 +118,9 @@ def _group(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Paramet
     return groups
 
 
-def _make_bucket(name: str, parameters: list[nn.Parameter], *, last: bool) -> _Bucket:
+def _make_bucket(name: str, parameters: list[nn.Parameter], *, flags: int) -> _Bucket:
     count = sum(parameter.numel() for parameter in parameters)
-    flat = torch.zeros(count + last, dtype=parameters[0].dtype, device=parameters[0].device)
+    flat = torch.zeros(count + flags, dtype=parameters[0].dtype, device=parameters[0].device)
     offset = 0
     for parameter in parameters:
         # Strided like the parameter, so that channels_last costs no copy.

@@ -11,7 +11,7 @@ T = TypeVar("T")
 class SingleComm:
     """See Comm."""
 
-    library = "no library"
+    library = "comm=single"
     rank = 0
     world_size = 1
 

@@ -33,7 +33,8 @@ class TorchComm:
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise Refused(
                 f"process {launch.rank} of {launch.world_size} could not meet the others at "
-                f"{address} ({str(error).splitlines()[0]}); check MASTER_ADDR and MASTER_PORT"
+                f"{address} ({str(error).splitlines()[0]}); check MASTER_ADDR and MASTER_PORT",
+                here_only=True,
             ) from None
         self.library = "torch.distributed " + ("(NCCL)" if device.type == "cuda" else "(gloo)")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()

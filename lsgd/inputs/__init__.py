@@ -41,7 +41,7 @@ def open_inputs(recipe: Recipe, device: torch.device) -> Inputs:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
 
-            return SyntheticInputs(data, seed=recipe.seed)
+            return SyntheticInputs(data, seed=recipe.seed, device=device)
         case "memory":
             if data.name not in IN_MEMORY:
                 raise Refused(

@@ -3,9 +3,12 @@
 import gzip
 import io
 import pickle
+import zipfile
+import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +16,11 @@ from PIL import Image
 
 from lsgd.errors import Refused
 from lsgd.recipe import Data
+
+UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
+)  # fmt: skip
+"""What readers raise on files that are not what their names say."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +44,19 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
             f"no {data.name} at {root}: {error.filename} is missing; {_WHERE[data.name]}, or write "
             "inputs=synthetic to train on made-up images"
         ) from None
-    except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         raise Refused(f"{data.name} at {root} cannot be read ({error}); fetch it again") from None
-    for name, found, wanted in (
-        ("train_examples", train, data.train_examples),
-        ("val_examples", validation, data.val_examples),
+    for name, found in (
+        ("train_examples", len(train.labels)),
+        ("val_examples", len(validation.labels)),
+        ("classes", 1 + int(train.labels.max(initial=0))),
+        ("channels", train.images.shape[1]),
+        ("image_size", train.images.shape[2]),
     ):
-        if len(found.labels) != wanted:
+        if found != (wanted := getattr(data, name)):
             raise Refused(
-                f"data.{name}={wanted} but {data.name} at {root} has {len(found.labels)}; "
-                f"complete it, or write data.{name}={len(found.labels)} for another trajectory"
+                f"data.{name}={wanted} but {data.name} at {root} has {found}; complete it, or "
+                f"write data.{name}={found} for another trajectory"
             )
     return train, validation
 
@@ -106,18 +117,26 @@ def _cifar10(root: Path) -> tuple[Arrays, Arrays]:
     return train, _cifar_batch(folder / "test_batch")
 
 
-class _NumpyOnly(pickle.Unpickler):
-    """CIFAR-10 comes as pickles, which may run any code; these hold arrays and nothing else."""
+class _ArraysOnly(pickle.Unpickler):
+    """CIFAR-10 comes as pickles, which may run any code; these may make arrays and nothing else."""
+
+    makers: ClassVar[dict[tuple[str, str], str]] = {
+        ("numpy.core.multiarray", "_reconstruct"): "numpy._core.multiarray",
+        ("numpy._core.multiarray", "_reconstruct"): "numpy._core.multiarray",
+        ("numpy", "ndarray"): "numpy",
+        ("numpy", "dtype"): "numpy",
+        ("_codecs", "encode"): "_codecs",
+    }
 
     def find_class(self, module: str, name: str) -> object:
-        if module.split(".")[0] == "numpy":
-            return super().find_class(module, name)
+        if (module, name) in self.makers:
+            return super().find_class(self.makers[module, name], name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def _cifar_batch(path: Path) -> Arrays:
     with path.open("rb") as file:
-        batch = _NumpyOnly(file, encoding="bytes").load()
+        batch = _ArraysOnly(file, encoding="bytes").load()
     return Arrays(batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64))
 
 

@@ -1,4 +1,4 @@
-"""Made-up images of the dataset's shape, to run anything without data; nothing can be learnt."""
+"""Made-up images of the dataset's shape, to run anything without data."""
 
 from collections.abc import Iterable, Iterator
 
@@ -17,10 +17,11 @@ BANK = 64
 class SyntheticInputs:
     """See Inputs."""
 
-    def __init__(self, data: Data, *, seed: int) -> None:
+    def __init__(self, data: Data, *, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (BANK, data.channels, data.image_size, data.image_size)
-        self.images = torch.randn(shape, generator=generator)
+        # On the device, so that what is measured is training and not this.
+        self.images = torch.randn(shape, generator=generator).to(device)
         self.classes = data.classes
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
@@ -30,5 +31,5 @@ class SyntheticInputs:
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
         """See Inputs."""
         for chunk in chunks:
-            ids = torch.from_numpy(chunk)
+            ids = torch.from_numpy(chunk).to(self.images.device)
             yield self.images[ids % BANK], ids % self.classes

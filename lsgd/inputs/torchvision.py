@@ -1,5 +1,6 @@
 """Image folders, decoded by PIL in worker processes and transformed by torchvision."""
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,11 +31,18 @@ class FolderInputs:
     ) -> None:
         if data.augmentation == "shift_flip":
             raise Refused(
-                "data.augmentation=shift_flip is for small images in memory; write crop_flip or none "
-                f"for {data.name}"
+                "data.augmentation=shift_flip is for small images in memory; write crop_flip or "
+                f"none for {data.name}"
             )
-        self.train_files = _Files(_list(root, "train", data, data.train_examples), data, seed=seed)
-        self.val_files = _Files(_list(root, "val", data, data.val_examples), data, seed=seed)
+        train = _list(root, "train", data, data.train_examples)
+        validation = _list(root, "val", data, data.val_examples)
+        if odd := sorted(set(train.classes) ^ set(validation.classes)):
+            raise Refused(
+                f"{root}/train and {root}/val differ in their classes ({', '.join(odd[:3])} …); "
+                "the folders of both have to have the same names"
+            )
+        self.train_files = _Files(train.samples, data, seed=seed)
+        self.val_files = _Files(validation.samples, data, seed=seed)
         self.settings, self.pins = settings, pins
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
@@ -73,7 +81,9 @@ class _Files(Dataset[Batch]):
 
     def __getitem__(self, wanted: Pass | NDArray[np.int64]) -> Batch:
         ids = wanted.examples if isinstance(wanted, Pass) else wanted
-        images: list[Image.Image] = [Image.open(self.paths[i]) for i in ids]
+        # Read whole and closed again: a pass may have more images than a process may open files.
+        contents = (Path(self.paths[i]).read_bytes() for i in ids)
+        images: list[Image.Image] = [Image.open(io.BytesIO(content)) for content in contents]
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
             tensors = self._crop_flip(images, wanted)
         else:
@@ -114,7 +124,7 @@ def centre_crop(image: Image.Image, side: int) -> Image.Image:
     return cropped
 
 
-def _list(root: Path, split: str, data: Data, expected: int) -> list[tuple[str, int]]:
+def _list(root: Path, split: str, data: Data, expected: int) -> datasets.ImageFolder:
     folder = root / split
     if not folder.is_dir():
         raise Refused(
@@ -123,19 +133,18 @@ def _list(root: Path, split: str, data: Data, expected: int) -> list[tuple[str, 
             "rehearse=true (the whole run in miniature), +recipe=digits (a real run on a laptop)"
         )
     try:
-        samples: list[tuple[str, int]] = datasets.ImageFolder(str(folder)).samples
+        listed = datasets.ImageFolder(str(folder))
     except FileNotFoundError as error:
         raise Refused(
             f"{folder} is no image folder ({str(error).splitlines()[0]}); see data/imagenet"
         ) from None
-    classes = 1 + max(label for _, label in samples)
     for name, found, wanted in (
-        ("classes", classes, data.classes),
-        (f"{split}_examples", len(samples), expected),
+        ("classes", len(listed.classes), data.classes),
+        (f"{split}_examples", len(listed.samples), expected),
     ):
         if found != wanted:
             raise Refused(
                 f"data.{name}={wanted} but {folder} has {found}; complete it, or write "
                 f"data.{name}={found} for another trajectory"
             )
-    return samples
+    return listed

@@ -16,7 +16,7 @@ KB = 1 / 1024
 
 
 class Backwards(nn.Module):
-    """Layers registered in another order than they are used, so that gradients come out of order."""
+    """Layers used in another order than registered, so that gradients come out of order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +37,11 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def reducer_of(
-    model: nn.Module, comm: ThreadComm | SingleComm, bucket_mb: float = 0.34 * KB, compression: str = "none"
-) -> Reducer:  # fmt: skip
+    model: nn.Module,
+    comm: ThreadComm | SingleComm,
+    bucket_mb: float = 0.34 * KB,
+    compression: str = "none",
+) -> Reducer:
     return Reducer(model.parameters(), comm, bucket_mb=bucket_mb, compression=compression)
 
 
@@ -152,7 +155,7 @@ def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
 
 @pytest.mark.parametrize("processes", [2, 8])
 def test_large_gradients_survive_fp16(processes: int) -> None:
-    """Their sum over processes would not, if it were divided afterwards: at 40,000 x 8 it is inf."""
+    """Their sum over processes would not if it were divided afterwards: 8 x 40,000 is inf."""
 
     def process(comm: ThreadComm) -> tuple[Tensor, Tensor]:
         weight = nn.Parameter(torch.ones(3))

@@ -111,8 +111,7 @@ def compressed(comm: Comm, value: float) -> float:
     """What a mean gradient of `value` on every process is after reduction in fp16."""
     parameter = torch.nn.Parameter(torch.zeros(3))
     reducer = Reducer([parameter], comm, bucket_mb=25, compression="fp16")
-    reducer.zero_()
-    reducer.start(8 * comm.world_size, bad=False)
+    reducer.start(8 * comm.world_size, passes=1)
     (parameter * 8 * value).sum().backward()
     reducer.finish()
     assert not reducer.found_inf
@@ -154,8 +153,8 @@ class Broken:
         """Average the processes' means, as DistributedDataParallel does."""
         real, order = Reducer.start, sampler.step_passes
 
-        def start(self: Reducer, examples: int, bad: Any) -> None:
-            real(self, Broken.own * self.comm.world_size, bad)
+        def start(self: Reducer, examples: int, passes: int) -> None:
+            real(self, Broken.own * self.comm.world_size, passes)
 
         def step_passes(*args: Any, **kwargs: Any) -> list[Pass]:
             passes = order(*args, **kwargs)

@@ -41,14 +41,16 @@ def test_counts(name: str, parameters: int, tensors: int, norms: int, blocks: in
 
 
 def test_tensors_of_resnet50_that_decay_and_start_at_zero() -> None:
-    """By name, the BNs of shortcuts ("downsample.1", without "bn") among those that do not decay."""
+    """The BNs of shortcuts too, which are named "downsample.1", do not decay."""
     model = made("resnet50")
     names = {p: name for name, p in model.named_parameters()}
     groups = optim.parameter_groups(model, 1e-4)
     assert [group["weight_decay"] for group in groups] == [1e-4, 0.0]
     decayed, kept = ({names[p] for p in group["params"]} for group in groups)
     assert (len(decayed), len(kept)) == (55, 106)
-    assert kept >= {f"layer{i}.0.downsample.1.{p}" for i in (1, 2, 3, 4) for p in ("weight", "bias")}
+    assert kept >= {
+        f"layer{i}.0.downsample.1.{p}" for i in (1, 2, 3, 4) for p in ("weight", "bias")
+    }
     assert decayed == {n for n, p in model.named_parameters() if p.dim() > 1} | {"fc.bias"}
     blocks = [f"layer{i}.{j}" for i, depth in enumerate((3, 4, 6, 3), 1) for j in range(depth)]
     zeros = {n for n, p in model.named_parameters() if n.endswith("weight") and not p.any()}
@@ -89,7 +91,9 @@ def test_weights_are_a_function_of_the_seed() -> None:
     """Of nothing else: neither torch's global generator nor what was made before."""
     torch.manual_seed(123)
     again = make_model("small_resnet", classes=10, channels=1, last_gamma=0.0, seed=0)
-    for (name, a), b in zip(made("small_resnet").named_parameters(), again.parameters(), strict=True):
+    for (name, a), b in zip(
+        made("small_resnet").named_parameters(), again.parameters(), strict=True
+    ):
         assert torch.equal(a, b), name
     other = dict(made("small_resnet", seed=1).named_parameters())
     for name, parameter in again.named_parameters():
@@ -118,7 +122,9 @@ def test_resnet50_strides_in_the_3x3_convolution() -> None:
     assert [(b.conv1.stride, b.conv2.stride) for b in strides] == [((1, 1), (2, 2))] * 3
 
 
-@pytest.mark.parametrize(("name", "side"), [("small_resnet", 8), ("small_resnet", 28), ("resnet20", 32)])
+@pytest.mark.parametrize(
+    ("name", "side"), [("small_resnet", 8), ("small_resnet", 28), ("resnet20", 32)]
+)
 def test_small_networks_take_small_images(name: str, side: int) -> None:
     model = make_model(name, classes=7, channels=3, last_gamma=0.0, seed=0).eval()
     assert model(torch.zeros(2, 3, side, side)).shape == (2, 7)

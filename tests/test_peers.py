@@ -1,0 +1,167 @@
+"""Defects found in other implementations of large-minibatch SGD, each of which could occur here.
+
+More of them are where the rule is tested: the evaluation that pads, the norms told apart by name,
+the momentum correction that PyTorch's form does not need.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lsgd import config, optim
+from lsgd.comm.single import SingleComm
+from lsgd.inputs import Batch, open_inputs
+from lsgd.launcher import detect
+from lsgd.learner import Learner
+from lsgd.models import make_model
+from lsgd.recipe import Recipe
+from lsgd.sampler import share
+from lsgd.schedule import learning_rate, scaled_lr
+from lsgd.train import train_step
+
+CPU = torch.device("cpu")
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+WORDS = [
+    "+recipe=digits",
+    "workers=7",
+    "worker_batch=8",
+    "precision=float64",
+    "tail=keep",
+    "schedule.reference_batch=56",
+    "model.last_gamma=1.0",
+]
+
+
+def recipe(*words: str) -> Recipe:
+    return config.load_recipe([*WORDS, *words])
+
+
+def after(made: Recipe, *steps: int) -> Learner:
+    """A learner which has made these steps of the run, all of one epoch."""
+    learner = Learner(made, SingleComm(), CPU)
+    for step, passes in zip(steps, learner.passes(0, list(steps)), strict=True):
+        train_step(learner, step, passes, open_inputs(made, CPU).train(passes))
+    return learner
+
+
+def parameters(learner: Learner) -> list[Tensor]:
+    return [p.detach() for p in learner.model.parameters()]
+
+
+def gradients(learner: Learner) -> list[Tensor]:
+    return [p.grad for p in learner.model.parameters()]
+
+
+def batch(made: Recipe, step: int) -> Batch:
+    """All images of a step, and their labels."""
+    whole = replace(made, workers_per_pass=made.workers)
+    ((passes,),) = Learner(whole, SingleComm(), CPU).passes(0, [step])
+    ((images, labels),) = open_inputs(made, CPU).train([passes])
+    return images.double(), labels
+
+
+def test_7_workers_in_passes_of_4_make_one_update() -> None:
+    """timm: 7 batches accumulated by 4 make 3 updates, the last with a third of the weight."""
+    at_once, in_passes = (after(recipe(f"workers_per_pass={p}"), 0, 1) for p in (7, 4))
+    assert [len(passes) for passes in in_passes.passes(0, [0, 1])] == [2, 2]
+    torch.testing.assert_close(parameters(in_passes), parameters(at_once), **CLOSE)
+
+
+def test_a_short_last_step_is_divided_by_its_own_size() -> None:
+    """Lightning: the last, smaller group of accumulated batches is divided by the full number."""
+    made = recipe("workers_per_pass=2")
+    last = made.steps_per_epoch - 1
+    images, labels = batch(made, last)
+    assert len(labels) == 1442 % 56 == 42
+    model = make_model("small_resnet", classes=10, channels=1, last_gamma=1.0, seed=0).double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for mine, its in zip(images.split(8), labels.split(8), strict=True):
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.sum_mean = module.sum_var = torch.zeros(module.num_features).double()
+        loss = loss + F.cross_entropy(model(mine), its, reduction="sum") / 42
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    torch.testing.assert_close(gradients(after(made, last)), list(expected), **CLOSE)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_step_without_gradient_decays_by_lr_times_1e_4(nesterov: bool) -> None:
+    """Horovod's example: a decay of 5e-5 in a loss without the factor 1/2 is copied as 5e-5."""
+    made = replace(recipe(), optim=replace(recipe().optim, nesterov=nesterov))
+    learner = Learner(made, SingleComm(), CPU)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    optim.set_lr(learner.optimizer, 0.5)
+    learner.optimizer.step()
+    # Nesterov's first step goes 1 + m times as far.
+    factor = 1 - 0.5 * 1e-4 * (1.9 if nesterov else 1)
+    for name, parameter in learner.model.named_parameters():
+        decays = parameter.dim() > 1 or name == "fc.bias"
+        expected = before[name] * (factor if decays else 1)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-14, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("stop", [1, 25, 26, 27, 30])
+def test_a_resume_in_mid_epoch_skips_and_repeats_nothing(stop: int) -> None:
+    """timm and NVIDIA's example: a checkpoint of a part of an epoch goes on with the next epoch."""
+    made = recipe("epochs=2", "schedule.milestones=[]", "schedule.warmup=none")
+    first = Learner(made, SingleComm(), CPU)
+    first.next_step = stop
+    saved = first.checkpoint()
+    second = Learner(made, SingleComm(), CPU)
+    second.restore(saved)
+    taken: list[list[int]] = [[], []]
+    for learner, begin, end in ((first, 0, stop), (second, second.next_step, made.total_steps)):
+        for epoch, steps in made.epochs_from(begin):
+            for passes in learner.passes(epoch, [step for step in steps if step < end]):
+                taken[epoch] += [i for each in passes for i in each.examples.tolist()]
+    for epoch, ids in enumerate(taken):
+        assert np.array_equal(ids, first.order(epoch))
+
+
+def test_processes_of_two_machines_have_shares_of_their_own() -> None:
+    """DALI's example: the shard is chosen by the local rank, so machines train the same images."""
+    launches = [
+        detect(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": "4",
+                "LOCAL_RANK": str(rank % 2),
+                "LOCAL_WORLD_SIZE": "2",
+            }
+        )
+        for rank in range(4)
+    ]
+    hosted = []
+    for launch in launches:
+        comm = SingleComm()
+        comm.rank, comm.world_size = launch.rank, launch.world_size
+        hosted += [*Learner(recipe(), comm, CPU).hosted]
+    assert hosted == list(range(7)) == [*share(7, 1, 0)]
+
+
+def test_drops_multiply_once_and_last() -> None:
+    """Horovod's Keras example: the lr falls by ten every epoch after 30, and is back at 60."""
+    ratios = {
+        e: learning_rate(e, batch_size=256) / 0.1 for e in (29, 30, 31, 32, 59, 60, 79, 80, 89)
+    }
+    expected = {29: 1, 30: 0.1, 31: 0.1, 32: 0.1, 59: 0.1, 60: 0.01, 79: 0.01, 80: 1e-3, 89: 1e-3}
+    assert ratios == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("batch_size", "lr"), [(384, 0.15), (128, 0.05), (300, 0.1171875)])
+def test_the_lr_scales_by_fractions_too(batch_size: int, lr: float) -> None:
+    """tensorpack: 0.1 x (batch // 256) is 0.1 for 384 and 0 below 256."""
+    scaled = scaled_lr(batch_size, reference_lr=0.1, reference_batch=256, scaling="linear")
+    assert scaled == pytest.approx(lr)
+
+
+def test_warmup_starts_at_the_reference_lr_and_rises_every_step() -> None:
+    """Others start at 0, at lr / processes or at 1e-5, or rise once per epoch."""
+    made = config.load_recipe(["+recipe=bs8k"])
+    lrs = [made.lr(step) for step in range(5 * made.steps_per_epoch + 1)]
+    assert (lrs[0], lrs[-1]) == pytest.approx((0.1, 3.2))
+    assert np.diff(lrs) == pytest.approx(3.1 / 780)
