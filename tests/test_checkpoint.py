@@ -30,6 +30,21 @@ def recipe(*words: str) -> Recipe:
     return config.load_recipe([*WORDS, *words])
 
 
+def make_steps(learner: Learner, first: int, last: int) -> None:
+    """Make these steps of the run, all of its first epoch."""
+    plan = learner.passes(0, list(range(first, last)))
+    batches = open_inputs(learner.recipe, CPU).train(each for passes in plan for each in passes)
+    for step, passes in zip(range(first, last), plan, strict=True):
+        train_step(learner, step, passes, batches)
+
+
+def after(made: Recipe, first: int, last: int) -> Learner:
+    """A learner of this recipe which has made these steps."""
+    learner = Learner(made, SingleComm(), CPU)
+    make_steps(learner, first, last)
+    return learner
+
+
 def tiny(step: int = 3) -> Checkpoint:
     """A checkpoint with a little of everything that one may hold."""
     return Checkpoint(
@@ -80,14 +95,7 @@ def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, equation: int) -> None
     """After two real steps; and both then make the same third one."""
     made = recipe(f"optim.equation={equation}", "workers_per_pass=2")
 
-    def steps(learner: Learner, first: int, last: int) -> None:
-        plan = learner.passes(0, list(range(first, last)))
-        batches = open_inputs(made, CPU).train(each for passes in plan for each in passes)
-        for step in range(first, last):
-            train_step(learner, step, plan[step - first], batches)
-
-    learner, other = (Learner(made, SingleComm(), CPU) for _ in range(2))
-    steps(learner, 0, 2)
+    learner, other = after(made, 0, 2), Learner(made, SingleComm(), CPU)
     learner.errors.append(12.5)
     saved = learner.checkpoint()
     loaded = checkpoint.load(content(saved, tmp_path), "a")
@@ -96,17 +104,45 @@ def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, equation: int) -> None
     assert loaded.fingerprint == made.fingerprint
     other.restore(loaded)
     assert same(vars(other.checkpoint()), vars(saved))
-    steps(learner, 2, 3)
-    steps(other, 2, 3)
+    make_steps(learner, 2, 3)
+    make_steps(other, 2, 3)
     assert same(vars(other.checkpoint()), vars(learner.checkpoint()))
     assert not same(other.checkpoint().model, loaded.model)
 
 
-def test_nothing_is_saved_that_is_not_finite() -> None:
-    learner = Learner(recipe(), SingleComm(), CPU)
-    learner.reducer.found_inf.fill_(1)
-    learner.guard.watch(0)
-    with pytest.raises(Diverged):
+def test_a_resume_may_change_the_layout(tmp_path: Path) -> None:
+    """channels_last is execution; a fused update walks memory, so momentum has to follow."""
+    plain, other = (
+        recipe("precision=float64", f"channels_last={value}") for value in ("false", "true")
+    )
+    learner = after(plain, 0, 2)
+    saved = checkpoint.load(content(learner.checkpoint(), tmp_path), "a")
+    assert plain.fingerprint == other.fingerprint
+    switched = Learner(other, SingleComm(), CPU)
+    switched.restore(saved)
+    make_steps(switched, 2, 4)
+    make_steps(learner, 2, 4)
+    torch.testing.assert_close(
+        switched.model.state_dict(), learner.model.state_dict(), rtol=1e-10, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("what", ["flag", "parameter", "statistic", "momentum"])
+def test_nothing_is_saved_that_is_not_finite(what: str) -> None:
+    learner = after(recipe(), 0, 1)
+    momentum = next(iter(learner.optimizer.state.values()))["momentum_buffer"]
+    places = {
+        "parameter": learner.model.fc.bias.data,
+        "statistic": learner.running.share,
+        "momentum": momentum,
+    }
+    learner.checkpoint()
+    if what == "flag":
+        learner.reducer.found_inf.fill_(1)
+        learner.guard.watch(1)
+    else:
+        places[what].view(-1)[-1] = float("inf")
+    with pytest.raises(Diverged, match="is not finite"):
         learner.checkpoint()
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lsgd import config, optim
+from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch, open_inputs
 from lsgd.launcher import detect
@@ -72,20 +73,29 @@ def test_7_workers_in_passes_of_4_make_one_update() -> None:
 
 
 def test_a_short_last_step_is_divided_by_its_own_size() -> None:
-    """Lightning: the last, smaller group of accumulated batches is divided by the full number."""
+    """Lightning: the last, smaller group of accumulated batches is divided by the full number.
+
+    So are the gradient, by 42 images, and BN's statistics, by the 6 of 7 workers that have some.
+    """
     made = recipe("workers_per_pass=2")
     last = made.steps_per_epoch - 1
     images, labels = batch(made, last)
     assert len(labels) == 1442 % 56 == 42
     model = make_model("small_resnet", classes=10, channels=1, last_gamma=1.0, seed=0).double()
+    for module in model.modules():
+        if isinstance(module, WorkerBatchNorm2d):
+            shape = (2, module.num_features)
+            module.sum_mean, module.sum_var = torch.zeros(shape, dtype=torch.float64)
     loss = torch.zeros((), dtype=torch.float64)
     for mine, its in zip(images.split(8), labels.split(8), strict=True):
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.sum_mean = module.sum_var = torch.zeros(module.num_features).double()
         loss = loss + F.cross_entropy(model(mine), its, reduction="sum") / 42
     expected = torch.autograd.grad(loss, list(model.parameters()))
-    torch.testing.assert_close(gradients(after(made, last)), list(expected), **CLOSE)
+    learner = after(made, last)
+    torch.testing.assert_close(gradients(learner), list(expected), **CLOSE)
+    learner.combine_statistics()
+    mean, var = learner.model.bn1.running_mean, learner.model.bn1.running_var
+    torch.testing.assert_close(mean, 0.1 * model.bn1.sum_mean / 6, **CLOSE)
+    torch.testing.assert_close(var, 0.9 + 0.1 * model.bn1.sum_var / 6, **CLOSE)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

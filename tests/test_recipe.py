@@ -228,7 +228,8 @@ def test_rehearsal_prints_every_replacement() -> None:
         "data.augmentation": "augmentation crop_flip -> none",
         "tail": "tail keep -> drop",
     }
-    assert {key for key in before if before[key] != after[key]} == {*said, "replaced", "target"}
+    described = {"replaced", "target", "log_steps"}
+    assert {key for key in before if before[key] != after[key]} == {*said, *described}
     assert all(phrase in text for phrase in said.values())
     assert small.target is None
 

@@ -50,7 +50,7 @@ def rates() -> list[float]:
 
 def mean_loss(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer) -> None:
     """The minibatch as one: the mean over kn images, by PyTorch alone."""
-    reducer.zero_()
+    model.zero_grad(set_to_none=False)
     F.cross_entropy(model(images), labels).backward()
 
 
@@ -110,7 +110,7 @@ def test_remark_1_scaling_the_loss_is_not_scaling_the_lr() -> None:
     """It leaves the weight decay unscaled; without decay the two agree."""
 
     def eightfold(model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer) -> None:
-        reducer.zero_()
+        model.zero_grad(set_to_none=False)
         (8 * F.cross_entropy(model(images), labels)).backward()
 
     low, high = [0.02] * STEPS, [0.16] * STEPS
@@ -124,13 +124,9 @@ def summed_over_workers(
     model: nn.Module, images: Tensor, labels: Tensor, reducer: Reducer, examples: int
 ) -> None:
     """A step as train_step makes it: sums of 8 workers, divided by `examples`."""
-    reducer.zero_()
-    pairs = list(zip(images.split(IMAGES), labels.split(IMAGES), strict=True))
-    for worker, (mine, its) in enumerate(pairs):
-        loss = F.cross_entropy(model(mine), its, reduction="sum")
-        if worker == len(pairs) - 1:
-            reducer.start(examples, bad=False)
-        loss.backward()
+    reducer.start(examples, passes=WORKERS)
+    for mine, its in zip(images.split(IMAGES), labels.split(IMAGES), strict=True):
+        F.cross_entropy(model(mine), its, reduction="sum").backward()
     reducer.finish()
 
 

@@ -49,7 +49,7 @@ def test_scaling_does_not_round_the_ratio() -> None:
 def test_gradual_warmup_rises_by_the_same_each_step(
     lr: Fraction, reference: int, ratio: int, epochs: int, steps: int, data: st.DataObject
 ) -> None:
-    """From the reference lr, not from 0 or a tenth of it, to k times that, per step (defect 10)."""
+    """From the reference lr, not from 0 or a tenth of it, to k times that, per step."""
     rule = {
         "reference_lr": float(lr), "reference_batch": reference, "warmup_epochs": float(epochs),
         "milestones": (),

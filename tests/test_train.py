@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from lsgd import checkpoint, config
+from lsgd.comm.single import SingleComm
 from lsgd.evaluate import evaluate_checkpoint
-from lsgd.inputs import memory
+from lsgd.inputs import memory, open_inputs
+from lsgd.learner import Learner
 from lsgd.metrics import read_rows
-from lsgd.train import main, train
+from lsgd.train import main, train, train_step
 
 SHORT = ["epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log_steps=2"]
 
@@ -162,6 +164,27 @@ def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
     )
     assert all(torch.allclose(nchw[key], nhwc[key], rtol=0, atol=1e-10) for key in nchw)
     assert nhwc["layer1.0.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("then", ["true", "false"])
+def test_resumed_with_the_other_layout_it_is_the_same_run(tmp_path: Path, then: str) -> None:
+    """Momentum is laid out as the parameters are; a fused update would mix it up otherwise."""
+    words = ["precision=float64", "epochs=2", "schedule.milestones=[1.5]", "checkpoint_steps=3"]
+    first = {"true": "false", "false": "true"}[then]
+    train(recipe(tmp_path / "whole", *words))
+    made = recipe(tmp_path / "parts", *words, f"channels_last={first}")
+    learner = Learner(made, SingleComm(), torch.device("cpu"))
+    inputs = open_inputs(made, learner.device)
+    for step, passes in enumerate(learner.passes(0, [0, 1, 2])):
+        train_step(learner, step, passes, inputs.train(passes))
+    (tmp_path / "parts").mkdir()
+    checkpoint.save(learner.checkpoint(), tmp_path / "parts", learner.comm)
+    train(recipe(tmp_path / "parts", *words, f"channels_last={then}"))
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
+        for name in ("whole", "parts")
+    )
+    assert all(torch.allclose(whole[key], parts[key], rtol=0, atol=1e-10) for key in whole)
 
 
 @pytest.mark.slow

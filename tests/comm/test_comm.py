@@ -1,5 +1,6 @@
 import os
 import socket
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -7,9 +8,18 @@ import torch
 from threaded import ThreadComm, on_processes
 
 import lsgd.comm
-from lsgd.comm import agree, choose_library, describe, from_first, open_comm, pick_device, sum_
+from lsgd.comm import (
+    agree,
+    choose_library,
+    complain,
+    describe,
+    from_first,
+    open_comm,
+    pick_device,
+    sum_,
+)
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Refused
+from lsgd.errors import Diverged, Refused
 from lsgd.launcher import Launch
 
 CPU = torch.device("cpu")
@@ -20,7 +30,9 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of no launcher, with threads as they are."""
     for name in list(os.environ):
-        if name in LAUNCHERS or name.startswith(("OMPI_", "PMI_", "SLURM_", "HOROVOD_")):
+        if name in (*LAUNCHERS, "CUDA_VISIBLE_DEVICES") or name.startswith(
+            ("OMPI_", "PMI_", "SLURM_", "HOROVOD_")
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -61,7 +73,8 @@ def test_auto_means_horovod_where_it_is_built_for_the_launcher(
 
 @pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
 def test_auto_does_without_horovod(monkeypatch: pytest.MonkeyPatch, launcher: str) -> None:
-    monkeypatch.setattr(lsgd.comm, "find_spec", lambda name: None)
+    # As if it were missing, or built for another torch.
+    monkeypatch.setitem(sys.modules, "lsgd.comm.horovod", None)
     assert choose_library(Launch(launcher, 0, 4), CPU) == "torch"
     with pytest.raises(Refused, match=r"setup/horovod.sh.*comm=torch"):
         open_comm("horovod", device=CPU, timeout=1)
@@ -97,13 +110,13 @@ def test_horovod_must_suit_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_library_that_counts_other_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or each of the 4 would train alone, and all of them write the same results."""
     torchrun(monkeypatch, rank=2, size=4, local=4)
-    with pytest.raises(Refused, match=r"started 4 processes but no library sees 1.*comm=auto"):
+    with pytest.raises(Refused, match=r"started 4 processes but comm=single sees 1.*comm=auto"):
         open_comm("single", device=CPU, timeout=1)
 
 
 def test_one_process_needs_no_library() -> None:
     comm = open_comm("auto", device=CPU, timeout=1)
-    assert (comm.rank, comm.world_size, comm.library) == (0, 1, "no library")
+    assert (comm.rank, comm.world_size, comm.library) == (0, 1, "comm=single")
     tensor = torch.tensor([1.0, 2.0])
     sum_(comm, tensor)
     assert tensor.tolist() == [1, 2]
@@ -147,22 +160,25 @@ def test_several_machines_must_know_where_they_meet(monkeypatch: pytest.MonkeyPa
         open_comm("torch", device=CPU, timeout=1)
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, 4), ("3", None)])
+@pytest.mark.parametrize(
+    ("asked", "bound", "expected"), [(None, 8, [4]), (None, 1, [1]), ("3", 8, [])]
+)
 def test_processes_share_the_cores_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None, expected: int | None
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, bound: int, expected: list[int]
 ) -> None:
-    """8 cores among 2 processes of a machine; OMP_NUM_THREADS is the user's word."""
+    """8 cores among 2 processes; mpirun may bind to fewer; OMP_NUM_THREADS is the user's word."""
     torchrun(monkeypatch, rank=1, size=2, local=2)
     threads: list[int] = []
     monkeypatch.setattr(lsgd.comm, "set_num_threads", threads.append)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)))
     monkeypatch.delenv("OMP_NUM_THREADS")
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     comm = ThreadComm(1, None, [None, None])  # type: ignore[arg-type]
     monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
     assert open_comm("torch", device=CPU, timeout=1) is comm
-    assert threads == ([expected] if expected else [])
+    assert threads == expected
 
 
 def test_a_device_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +193,39 @@ def test_a_device_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 3)
     with pytest.raises(Refused, match="4 processes on a machine with 3 GPUs"):
         pick_device("auto")
+
+
+def test_a_process_that_is_shown_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm may show each process a GPU of its own, whose number there is 0."""
+    torchrun(monkeypatch, rank=7, size=8, local=4)
+    gpus(monkeypatch, 1)
+    with pytest.raises(Refused, match="4 processes on a machine with 1 GPUs"):
+        pick_device("auto")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert pick_device("auto") == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "here_only", "says"),
+    [
+        (0, False, "lsgd: no"),
+        (1, False, ""),
+        (0, True, "lsgd: process 0: no"),
+        (1, True, "lsgd: process 1: no"),
+    ],
+)
+def test_a_job_complains_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    rank: int,
+    here_only: bool,
+    says: str,
+) -> None:
+    """Unless only this process knows of it."""
+    torchrun(monkeypatch, rank=rank, size=2, local=2)
+    assert complain(Refused("no", here_only=here_only)) == 2
+    assert capsys.readouterr().err.strip() == says
+    assert complain(Diverged("no")) == 3
 
 
 def test_idle_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +270,10 @@ def test_what_one_process_is_refused_all_are() -> None:
 
 def test_what_the_first_process_finds_all_have() -> None:
     assert on_processes(3, lambda comm: from_first(comm, refused_on(9, comm))) == [0, 0, 0]
+    # The others do not even look: only one process makes the run folder.
     assert on_processes(3, lambda comm: from_first(comm, refused_on(2, comm))) == [0, 0, 0]
+    looked: list[int] = []
+    on_processes(3, lambda comm: from_first(comm, lambda: looked.append(comm.rank)))
+    assert looked == [0]
     first = refusals(lambda comm: from_first(comm, refused_on(0, comm)))
     assert first == ["no room; make some"] * 3

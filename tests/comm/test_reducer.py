@@ -47,14 +47,11 @@ def reducer_of(
 
 def step(model: nn.Module, reducer: Reducer, passes: list[Tensor], examples: int) -> None:
     """Forward and backward of these passes, with a loss summed over examples."""
-    reducer.zero_()
-    for i, images in enumerate(passes):
+    reducer.start(examples, len(passes))
+    for images in passes:
         loss = model(images).pow(2).sum()
-        if i == len(passes) - 1:
-            reducer.start(examples, bad=~torch.isfinite(loss))
+        reducer.watch(loss)
         loss.backward()
-    if not passes:
-        reducer.start(examples, bad=False)
     reducer.finish()
 
 
@@ -90,7 +87,7 @@ def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> None:
-    """Strided like their parameters; zero_, backward and the optimizer leave them in place."""
+    """Strided like their parameters; start, backward and the optimizer leave them in place."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(5, 2))
     model = model.to(memory_format=layout)
     reducer = reducer_of(model, SingleComm(), bucket_mb=0.5 * KB)
@@ -106,7 +103,7 @@ def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> Non
             assert parameter.grad.untyped_storage().data_ptr() in flats
             assert parameter.grad.stride() == parameter.stride()
         optimizer.step()
-    reducer.zero_()
+    reducer.start(examples=2, passes=1)
     assert not any(p.grad.any() for p in model.parameters())
 
 
@@ -133,24 +130,24 @@ def test_buckets_hold_every_gradient_once_and_no_more_than_they_may(
 def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
     """Whatever order the gradients come in; those of passes before the last start nothing."""
     model = network()
-    names, missing = [], []
+    events = []
 
     class Watched(SingleComm):
         def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-            names.append(name)
-            missing.append(sum(not p.grad.any() for p in model.parameters()))
+            events.append(name)
             return super().start_sum_(tensor, name)
 
+    # Layer 2 is the first one used, so it gets its gradient last of all, but is the second bucket.
+    model.layers[2].weight.register_post_accumulate_grad_hook(lambda _: events.append("layer 2"))
     reducer = reducer_of(model, Watched())
     images = torch.randn(4, 6, generator=seeded(1), dtype=torch.float64)
-    reducer.zero_()
-    model(images).pow(2).sum().backward()
-    assert names == []
-    step(model, reducer, [images], examples=4)
-    assert names == [f"gradients {i}" for i in range(len(reducer.buckets))]
-    assert len(names) == 4
-    # Layers 3 and 2 are the first two buckets; layer 2, the first one used, comes last of all.
-    assert missing[0] > 0
+    reducer.start(examples=8, passes=2)
+    for _ in range(2):
+        model(images).pow(2).sum().backward()
+    sums = [f"gradients {i}" for i in range(4)]
+    assert events == ["layer 2", sums[0], "layer 2", *sums[1:]]
+    reducer.finish()
+    assert events == ["layer 2", sums[0], "layer 2", *sums[1:]]
 
 
 @pytest.mark.parametrize("processes", [2, 8])
@@ -160,7 +157,7 @@ def test_large_gradients_survive_fp16(processes: int) -> None:
     def process(comm: ThreadComm) -> tuple[Tensor, Tensor]:
         weight = nn.Parameter(torch.ones(3))
         reducer = Reducer([weight], comm, bucket_mb=1, compression="fp16")
-        reducer.start(examples=4 * processes, bad=False)
+        reducer.start(examples=4 * processes, passes=1)
         (4 * weight * torch.tensor([40_000.0, 1.0, 1e-3])).sum().backward()
         reducer.finish()
         return weight.grad, reducer.found_inf
@@ -175,7 +172,7 @@ def single_gradient(values: list[float], compression: str) -> tuple[list[float],
     """What a gradient becomes, and found_inf."""
     weight = nn.Parameter(torch.ones(len(values)))
     reducer = Reducer([weight], SingleComm(), bucket_mb=1, compression=compression)
-    reducer.start(examples=1, bad=False)
+    reducer.start(examples=1, passes=1)
     (weight * torch.tensor(values)).sum().backward()
     reducer.finish()
     return weight.grad.tolist(), reducer.found_inf.item()
@@ -200,10 +197,10 @@ def test_one_bad_process_stops_all_for_good(bad: str, compression: str) -> None:
         images = torch.randn(3, 2, 6, generator=seeded(comm.rank))
         step(model, reducer, [images[0]], examples=6)
         seen = [reducer.found_inf.item()]
-        reducer.zero_()
         guilty = comm.rank == 1
-        reducer.start(6, bad=torch.tensor(guilty and bad == "loss"))
+        reducer.start(6, passes=1)
         loss = model(images[1]).pow(2).sum()
+        reducer.watch(loss * float("nan") if guilty and bad == "loss" else loss)
         if guilty and bad != "loss":
             loss.register_hook(lambda g: g * float("inf" if "inf" in bad else "nan"))
         loss.backward()
