@@ -23,8 +23,6 @@ from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe, check, rehearsal
 
-# One variable less for a user to set: a missing key is ours to explain, not a traceback's.
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 EPILOG = """\
 {recipes}

@@ -287,6 +287,7 @@ def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     for pause in (0.0, 0.003, 0.011):
         child = subprocess.Popen(
             [sys.executable, "-c", SAVES, str(tmp_path)],
+            cwd=Path(__file__).parent.parent,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,

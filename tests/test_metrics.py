@@ -175,6 +175,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
     done = subprocess.run(
         [sys.executable, "-c", DIES, str(tmp_path)],
+        cwd=Path(__file__).parent.parent,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
         capture_output=True,

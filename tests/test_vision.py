@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 from lsgd import vision
@@ -16,6 +17,7 @@ def test_torchvision_can_be_imported_beside_this_torch() -> None:
     """First thing in a process; it would fail or warn if operators were missing or doubled."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
+        cwd=Path(__file__).parent.parent,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
         capture_output=True,
