@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -22,7 +21,6 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe, check, rehearsal
-
 
 EPILOG = """\
 {recipes}

@@ -97,7 +97,7 @@ def rows() -> dict[str, Row]:
     found["bs8k_sqrt_lr"] = Row(8192, scaled=Fraction(math.sqrt(32)) / 10)
     for size, batch in list(SIZES.items())[:8]:
         found[f"fashion_bs{size}"] = Row(
-            batch, 60_000, (64, Fraction(1, 10)), warmup_epochs=2, edges=(3, 6, 8, 9)
+            batch, 60_000, (64, Fraction(1, 10)), warmup_epochs=2, edges=(5, 7, 8, 9)
         )
     for size, batch in list(SIZES.items())[1:8]:
         found[f"cifar10_bs{size}"] = Row(

@@ -1,4 +1,4 @@
-"""What every process of a distributed test runs; one launch holds all cases, since starting costs most.
+"""What every process of a distributed test runs; one launch has all cases, as starting costs most.
 
     LAUNCHER python program.py OUT LIBRARY
 
@@ -7,7 +7,6 @@ over SingleComm, give what it has to be equal to.
 """
 
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from lsgd import checkpoint, config, sampler
 from lsgd.batchnorm import RunningStatistics
-from lsgd.comm import Comm, open_comm, sum_
+from lsgd.comm import Comm, open_comm
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged
 from lsgd.evaluation import evaluate
@@ -24,12 +23,11 @@ from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.sampler import Pass
-from lsgd.tally import Tally
 from lsgd.train import train_step
 
 CPU = torch.device("cpu")
 
-# 1442 digits in steps of 8 x 8: 23 steps an epoch, the last one of 34 = 8 + 8 + 8 + 8 + 2 + 0 + 0 + 0.
+# 1442 digits in steps of 8 x 8: 23 steps an epoch, the last of 34 = 8 + 8 + 8 + 8 + 2 + 0 + 0 + 0.
 # The steps made cross the end of the warmup, that tail, the epoch's end and a drop of the lr.
 FIRST, LAST = 10, 30
 STOPS = (13, 22, 23)

@@ -19,8 +19,8 @@ from launching import AS_ROOT, command, launch
 pytestmark = pytest.mark.distributed
 
 DIGITS = [
-    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log_steps=1",
-    "precision=float64", "model.last_gamma=1.0",
+    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
+    "precision=float64", "model.last_gamma=1.0", "log_steps=1",
 ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_the_launcher_says_two_and_the_library_one(tmp_path: Path) -> None:
     words = [*DIGITS, "comm=single", f"run_dir={tmp_path / 'run'}"]
     done = launch("horovod-mpi", 2, "-m", "lsgd.train", *words)
     assert done.returncode == 2
-    assert "mpirun started 2 processes but no library sees 1" in done.stderr
+    assert "mpirun started 2 processes but comm=single sees 1" in done.stderr
     assert done.stderr.count("lsgd: ") == 1
     assert not (tmp_path / "run").exists()
 

@@ -50,7 +50,8 @@ def together(folder: Path, alone: dict):
 def distance(one: dict, other: dict) -> float:
     """The largest difference of any parameter, BN statistic or momentum."""
     keys = [key for key in one if key.split()[0] in ("model", "momentum")]
-    assert keys and set(keys) == {key for key in other if key.split()[0] in ("model", "momentum")}
+    assert keys
+    assert set(keys) == {key for key in other if key.split()[0] in ("model", "momentum")}
     return max((one[key].double() - other[key].double()).abs().max().item() for key in keys)
 
 
