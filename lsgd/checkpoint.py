@@ -3,7 +3,7 @@
 import hashlib
 import io
 import os
-import zipfile
+import pickle
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from lsgd.recipe import Recipe
 
 FILE = "checkpoint.pt"
 FORMAT = 1
+DIGEST = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,17 @@ def order_hash(order: NDArray[np.int64]) -> str:
 def save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
     """Put the checkpoint into the folder in one move: a kill leaves the old one or the new one.
 
-    All processes have made it; the first one writes it.
+    All processes have made it; the first one writes it. Behind torch's archive stands its SHA-256,
+    which torch.load passes over.
     """
     if comm.rank > 0:
         return
+    archive = io.BytesIO()
+    torch.save({"format": FORMAT} | vars(checkpoint), archive)
     target, beside = folder / FILE, folder / f"{FILE}.tmp"
     with beside.open("wb") as file:
-        torch.save({"format": FORMAT} | vars(checkpoint), file)
+        file.write(archive.getbuffer())
+        file.write(hashlib.sha256(archive.getbuffer()).digest())
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, target)
@@ -75,15 +80,15 @@ def save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
 
 def load(content: bytes, name: str) -> Checkpoint:
     """The checkpoint in these bytes; raises Refused naming `name` if they are damaged."""
+    archive, digest = content[:-DIGEST], content[-DIGEST:]
     try:
-        # torch.load does not look at the check sums of its archive.
-        if damaged := zipfile.ZipFile(io.BytesIO(content)).testzip():
-            raise ValueError(f"{damaged} in it does not match its check sum")
-        fields = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if hashlib.sha256(archive).digest() != digest:
+            raise ValueError("its content does not match its check sum")
+        fields = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
         if fields.pop("format", None) != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         return Checkpoint(**fields)
-    except Exception as error:
+    except (ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise Refused(
             f"{name} is damaged or no checkpoint of lsgd ({str(error).splitlines()[0]}); move it "
             "away to start again, or write run_dir=PATH of another run"

@@ -37,9 +37,10 @@ _DIALECTS = {
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     """The launcher of this process and its numbers, from the environment variables."""
     for launcher, names in _DIALECTS.items():
-        if names[0] in environment and names[1] in environment:
+        # All three: srun's PMI plugin sets the first two of mpiexec's.
+        if all(name in environment for name in names[:3]):
             rank, world_size = int(environment[names[0]]), int(environment[names[1]])
-            local_rank = int(environment.get(names[2], rank))
+            local_rank = int(environment[names[2]])
             # Slurm writes 4(x2) for two nodes of four tasks.
             local_size = int(
                 environment.get(names[3], str(world_size)).partition("(")[0].split(",")[0]

@@ -115,6 +115,8 @@ class RunLog:
         for key, value in row.items():
             if key not in ("kind", "step") and isinstance(value, int | float):
                 self.curves.add_scalar(f"{kind}/{key}", value, step)
+        # A row of a step that a checkpoint has made good must not die with the process.
+        self.curves.flush()
         self.screen.show(kind, step, row)
 
     def __enter__(self) -> Self:

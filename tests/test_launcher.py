@@ -90,7 +90,6 @@ def test_the_innermost_launcher_counts(inner: dict[str, str], launcher: str) -> 
     assert detect(MPIRUN | TORCHRUN).launcher == "torchrun"
 
 
-@pytest.mark.xfail(strict=True, reason="its PMI variables are taken for those of mpiexec")
 def test_srun_with_pmi2_is_srun() -> None:
     """Its plugin sets PMI_RANK and PMI_SIZE too, but no local rank of that dialect."""
     pmi2 = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "9", "PMI_JOBID": "17.0"}

@@ -170,7 +170,6 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.xfail(strict=False, reason="the event file is flushed every two minutes only")
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
     done = subprocess.run(

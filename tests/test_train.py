@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,8 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
     fields = checkpoint.load(saved, "checkpoint")
     longer = config.load_recipe([*words, f"run_dir={tmp_path / 'longer'}"])
     (tmp_path / "longer").mkdir()
-    content = vars(fields) | {"format": checkpoint.FORMAT, "fingerprint": longer.fingerprint}
-    torch.save(content, tmp_path / "longer" / "checkpoint.pt")
+    taken_over = replace(fields, fingerprint=longer.fingerprint)
+    checkpoint.save(taken_over, tmp_path / "longer", SingleComm())
     before = (tmp_path / "longer" / "checkpoint.pt").read_bytes()
 
     assert main([*words, f"run_dir={tmp_path / 'longer'}"]) == 3

@@ -3,8 +3,6 @@
 import gzip
 import io
 import pickle
-import zipfile
-import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +14,6 @@ from PIL import Image
 
 from lsgd.errors import Refused
 from lsgd.recipe import Data
-
-UNREADABLE = (
-    OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
-)  # fmt: skip
-"""What readers raise on files that are not what their names say."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +37,16 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
             f"no {data.name} at {root}: {error.filename} is missing; {_WHERE[data.name]}, or write "
             "inputs=synthetic to train on made-up images"
         ) from None
-    except UNREADABLE as error:
-        raise Refused(f"{data.name} at {root} cannot be read ({error}); fetch it again") from None
+    except Exception as error:
+        # What a reader raises on bytes that are not what their name says, no list holds.
+        why = str(error) or type(error).__name__
+        raise Refused(f"{data.name} at {root} cannot be read ({why}); fetch it again") from None
+    for part in (train, validation):
+        if len(part.images) != len(part.labels):
+            raise Refused(
+                f"{data.name} at {root} has {len(part.images)} images and {len(part.labels)} "
+                "labels; fetch it again"
+            )
     for name, found in (
         ("train_examples", len(train.labels)),
         ("val_examples", len(validation.labels)),
@@ -142,7 +143,7 @@ def _cifar_batch(path: Path) -> Arrays:
 
 def _packed_jpegs(path: Path) -> Arrays:
     """An npz of JPEG files laid end to end: data (bytes), offsets (images + 1), labels."""
-    with np.load(path) as packed:
+    with path.open("rb") as file, np.load(file) as packed:
         data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
     images = [
         np.asarray(Image.open(io.BytesIO(data[begin:end])).convert("RGB"))
