@@ -1,6 +1,7 @@
 """What each launcher's environment says about this process: its rank among how many."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,15 +36,20 @@ _DIALECTS = {
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
-    """The launcher of this process and its numbers, from the environment variables."""
-    for launcher, names in _DIALECTS.items():
-        # All three: srun's PMI plugin sets the first two of mpiexec's.
-        if all(name in environment for name in names[:3]):
-            rank, world_size = int(environment[names[0]]), int(environment[names[1]])
-            local_rank = int(environment[names[2]])
-            # Slurm writes 4(x2) for two nodes of four tasks.
-            local_size = int(
-                environment.get(names[3], str(world_size)).partition("(")[0].split(",")[0]
+    """The launcher of this process and its numbers, from the environment variables.
+
+    Where nothing is said about the machine, this is its only process, as in a PyTorchJob's pods.
+    """
+    for launcher, (rank, world_size, local_rank, local_size) in _DIALECTS.items():
+        # srun's PMI plugin sets the first two of mpiexec's, and only these.
+        required = (rank, world_size, local_rank) if launcher == "mpiexec" else (rank, world_size)
+        if all(name in environment for name in required):
+            return Launch(
+                launcher,
+                rank=int(environment[rank]),
+                world_size=int(environment[world_size]),
+                local_rank=int(environment.get(local_rank, 0)),
+                # Slurm writes 4(x2) for two nodes of four tasks.
+                local_size=int(re.match(r"\d+", environment.get(local_size, "1"))[0]),  # type: ignore[index]
             )
-            return Launch(launcher, rank, world_size, local_rank, local_size)
     return Launch("none")

@@ -94,3 +94,9 @@ def test_srun_with_pmi2_is_srun() -> None:
     """Its plugin sets PMI_RANK and PMI_SIZE too, but no local rank of that dialect."""
     pmi2 = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "9", "PMI_JOBID": "17.0"}
     assert detect(SRUN | pmi2) == Launch("srun", 5, 8, 1, 4)
+
+
+def test_a_job_without_local_ranks_is_no_single_process() -> None:
+    """As Kubernetes' PyTorchJob starts it, one per pod; each would train alone and say nothing."""
+    environment = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    assert detect(environment) == Launch("torchrun", 3, 4, 0, 1)
