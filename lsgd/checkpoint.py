@@ -89,9 +89,10 @@ def load(content: bytes, name: str) -> Checkpoint:
             raise ValueError(f"it is not of format {FORMAT}")
         return Checkpoint(**fields)
     except (ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        why = (str(error) or repr(error)).splitlines()[0]
         raise Refused(
-            f"{name} is damaged or no checkpoint of lsgd ({str(error).splitlines()[0]}); move it "
-            "away to start again, or write run_dir=PATH of another run"
+            f"{name} is damaged or no checkpoint of lsgd ({why}); move it away to start again, or "
+            "write run_dir=PATH of another run"
         ) from None
 
 
@@ -150,7 +151,7 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
 
 
 def _fingerprint_in(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.split()[-1] for line in lines if line.startswith("# fingerprint:")), "none")
 
 

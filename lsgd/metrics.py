@@ -224,7 +224,9 @@ class _Shown(dict[str, Any]):
 def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    ):
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

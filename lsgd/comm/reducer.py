@@ -30,7 +30,8 @@ class Reducer:
     """Owns the gradients of a model: every `.grad` is a view of a bucket for good.
 
     `found_inf` is 1 on every process, for good, once any loss or gradient of any of them was not
-    finite; it stays on the device. `gradient_norm` is that of the last reduced gradient.
+    finite; it stays on the device. `gradient_norm` is that of the last reduced gradient. A float32
+    gradient beyond 1e19 counts as not finite, since the square of its norm is not.
     """
 
     def __init__(

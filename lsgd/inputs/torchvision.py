@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -68,7 +68,12 @@ class FolderInputs:
             # A fork would copy the threads and locks of the communication library half alive.
             multiprocessing_context="forkserver" if workers else None,
         )
-        return iter(loader)
+        try:
+            yield from loader
+        except Refused as error:
+            # A loader process sends its whole traceback, which ends in the sentence.
+            sentence = str(error).splitlines()[-1].removeprefix("lsgd.errors.Refused: ")
+            raise Refused(sentence, here_only=True) from None
 
 
 class _Files(Dataset[Batch]):
@@ -81,15 +86,14 @@ class _Files(Dataset[Batch]):
 
     def __getitem__(self, wanted: Pass | NDArray[np.int64]) -> Batch:
         ids = wanted.examples if isinstance(wanted, Pass) else wanted
-        # Read whole and closed again: a pass may have more images than a process may open files.
-        contents = (Path(self.paths[i]).read_bytes() for i in ids)
-        images: list[Image.Image] = [Image.open(io.BytesIO(content)) for content in contents]
+        images = [self._open(i) for i in ids]
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
             tensors = self._crop_flip(images, wanted)
         else:
+            side = self.data.image_size
             tensors = [
-                self._tensor(centre_crop(image.convert("RGB"), self.data.image_size))
-                for image in images
+                self._tensor(centre_crop(self._rgb(i, image), side))
+                for i, image in zip(ids, images, strict=True)
             ]
         return torch.stack(tensors), self.labels[torch.from_numpy(ids)]
 
@@ -102,14 +106,31 @@ class _Files(Dataset[Batch]):
         flips = augmentation.flips(wanted.examples, **draw)
         side = [self.data.image_size] * 2
         tensors = []
-        for image, (left, top, width, height), flip in zip(
-            images, windows.tolist(), flips, strict=True
+        for i, image, (left, top, width, height), flip in zip(
+            wanted.examples, images, windows.tolist(), flips, strict=True
         ):
             resized = transforms.functional.resized_crop(
-                image.convert("RGB"), top, left, height, width, side, antialias=True
+                self._rgb(i, image), top, left, height, width, side, antialias=True
             )
             tensors.append(self._tensor(transforms.functional.hflip(resized) if flip else resized))
         return tensors
+
+    def _open(self, i: int) -> Image.Image:
+        try:
+            # Read whole and closed: a pass may have more images than a process may open files.
+            return Image.open(io.BytesIO(Path(self.paths[i]).read_bytes()))
+        except OSError as error:
+            raise self._unreadable(i, error) from None
+
+    def _rgb(self, i: int, image: Image.Image) -> Image.Image:
+        try:
+            return image.convert("RGB")
+        except OSError as error:
+            raise self._unreadable(i, error) from None
+
+    def _unreadable(self, i: int, error: OSError) -> Refused:
+        why = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
+        return Refused(f"{self.paths[i]} cannot be read ({why}); replace it and resume")
 
     def _tensor(self, image: Image.Image) -> Tensor:
         tensor = transforms.functional.to_tensor(image)

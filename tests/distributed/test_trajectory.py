@@ -93,26 +93,25 @@ class TestTogether:
     def test_float32(self, alone, together, library, processes) -> None:
         assert distance(alone["float32"], together(library, processes)["float32"]) < 1e-5
 
-    @pytest.mark.parametrize("step", program.STOPS)
-    def test_resumed_on_as_many_processes(self, together, library, processes, step) -> None:
+    def test_resumed_on_as_many_processes(self, together, library, processes) -> None:
         """Bit by bit, BN statistics and momentum included."""
         results = together(library, processes)
-        assert distance(results["float64 2"], results[f"resumed {step}"]) == 0
+        for step in program.stops(processes):
+            assert distance(results["float64 2"], results[f"resumed {step}"]) == 0
 
-    @pytest.mark.parametrize("step", program.STOPS)
-    def test_taken_over_from_one_process(self, alone, together, library, processes, step) -> None:
-        result = together(library, processes)[f"taken over {step}"]
-        assert distance(alone["float64 8"], result) < 1e-10
-        assert same_counts(alone["float64 8"], result)
+    def test_taken_over_from_one_process(self, alone, together, library, processes) -> None:
+        results = together(library, processes)
+        for step in program.stops(processes):
+            assert distance(alone["float64 8"], results[f"taken over {step}"]) < 1e-10
+            assert same_counts(alone["float64 8"], results[f"taken over {step}"])
 
-    @pytest.mark.parametrize("step", program.STOPS)
-    def test_taken_over_by_one_process(
-        self, alone, together, folder, library, processes, step
-    ) -> None:
+    def test_taken_over_by_one_process(self, alone, together, folder, library, processes) -> None:
         together(library, processes)
-        result = program.resumed(SingleComm(), folder / f"{library}-{processes}" / f"stop{step}")
-        assert distance(alone["float64 8"], result) < 1e-10
-        assert same_counts(alone["float64 8"], result)
+        for step in program.stops(processes):
+            stopped = folder / f"{library}-{processes}" / f"stop{step}"
+            result = program.resumed(SingleComm(), stopped)
+            assert distance(alone["float64 8"], result) < 1e-10
+            assert same_counts(alone["float64 8"], result)
 
     def test_evaluation(self, alone, together, library, processes) -> None:
         """53 images in batches of 4: each counted once, and the error of one process."""

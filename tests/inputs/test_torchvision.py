@@ -232,3 +232,16 @@ def test_imagenet_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     digits = config.load_recipe(["+recipe=digits", "inputs=torchvision"])
     with pytest.raises(Refused, match="digits is not one; write inputs=memory"):
         open_inputs(digits, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_damaged_image_is_named(tmp_path: Path, root: Path, processes: int, left: int) -> None:
+    """Empty or cut short, also where another process decodes it."""
+    shutil.copytree(root, tmp_path / "copy")
+    damaged = tmp_path / "copy" / "train" / "n01" / "odd.JPEG"
+    damaged.write_bytes(damaged.read_bytes()[: left * 6])
+    inputs = opened(tmp_path / "copy", processes=processes)
+    with pytest.raises(Refused, match=f"^{damaged} cannot be read") as refusal:
+        list(inputs.train([Pass(0, np.arange(12), (12,))]))
+    assert refusal.value.here_only
