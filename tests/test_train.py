@@ -17,7 +17,9 @@ from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import memory, open_inputs
 from lsgd.learner import Learner
 from lsgd.metrics import read_rows
+from lsgd.models import make_model
 from lsgd.train import main, train, train_step
+from lsgd.vision import models
 
 SHORT = ["epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log_steps=2"]
 
@@ -143,6 +145,26 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(tmp_path: Path
     found = evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["val_batch=7"])
     assert (found.top1_error, found.top5_error) == (last["val_top1_error"], last["val_top5_error"])
     assert found.examples == 355
+
+
+def test_a_checkpoint_of_resnet50_is_torchvisions(tmp_path: Path) -> None:
+    """Its model loads by plain keys, all of them, and answers the same."""
+    words = [
+        "workers=1",
+        "worker_batch=2",
+        "epochs=1",
+        "schedule.milestones=[]",
+        "inputs=synthetic",
+    ]
+    tiny = ["data.train_examples=2", "data.val_examples=2", "data.image_size=32"]
+    train(config.load_recipe(["+recipe=bs64", *words, *tiny, f"run_dir={tmp_path / 'run'}"]))
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["model"]
+    theirs = models.resnet50()
+    theirs.load_state_dict(saved, strict=True)
+    ours = make_model("resnet50", classes=1000, channels=3, last_gamma=0.0, seed=1)
+    ours.load_state_dict(saved, strict=True)
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours.eval()(images), theirs.eval()(images))
 
 
 def test_bfloat16_trains_alike(tmp_path: Path) -> None:
