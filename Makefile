@@ -15,8 +15,9 @@ setup: .venv/.run .venv/.dev ## everything into .venv, Horovod compiled once (mi
 train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
 	PYTHON=$(BIN)/python launch/local.sh digits --np 2
 
+# One thread: on images of 8 x 8 a second one only waits.
 demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
-	$(BIN)/python -m lsgd.demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
 test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=horovod,mpi,data makes a missing one fail
 	$(BIN)/python -m pytest $(ARGS)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config
+from lsgd.comm import complain, interrupted
 from lsgd.errors import Diverged, Refused
 from lsgd.train import train
 
@@ -39,17 +40,13 @@ def demo(folder: Path) -> str:
             recipe = config.load_recipe(
                 [f"+recipe={name}", f"seed={seed}", f"run_dir='{run_dir}'", "comm=single"]
             )
+            print(f"{meaning}, seed {seed}: ", end="", flush=True)
             begin = time.monotonic()
             run_dir.mkdir(parents=True, exist_ok=True)
-            with (
-                (folder / f"{name}-seed{seed}.log").open("a") as file,
-                contextlib.redirect_stdout(file),
-            ):
+            log = folder / f"{name}-seed{seed}.log"
+            with log.open("a") as file, contextlib.redirect_stdout(file):
                 errors.append(train(recipe))
-            print(
-                f"{meaning}, seed {seed}: {errors[-1]:.2f} %  ({time.monotonic() - begin:.0f} s)",
-                flush=True,
-            )
+            print(f"{errors[-1]:.2f} %  ({time.monotonic() - begin:.0f} s)", flush=True)
         spread = f"{statistics.mean(errors):5.1f} ± {statistics.stdev(errors):.1f} %"
         rows.append(f"{meaning:<42}{recipe.lr(recipe.steps_per_epoch * 6):>7g}  {spread}")
     return "\n".join(rows)
@@ -61,11 +58,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "folder", nargs="?", type=Path, default=Path("runs/demo"), help="where the runs go"
     )
+    folder = parser.parse_args(argv).folder
+    print(
+        f"{len(RUNS) * SEEDS} runs in {folder}, each with a log; what is there is not made again\n"
+    )
     try:
-        print("\n" + demo(parser.parse_args(argv).folder))
+        print("\n" + demo(folder))
     except (Refused, Diverged) as error:
-        print(f"lsgd: {error}", file=sys.stderr)
-        return error.exit_code
+        return complain(error)
+    except KeyboardInterrupt:
+        return interrupted()
     return 0
 
 

@@ -98,8 +98,12 @@ class RunLog:
         self.write(
             "start", self.first_step, machine=machine, host=platform.node(), time=_now(), **versions
         )
-        resumes = f"\nresumes after step {self.first_step}" if self.first_step else ""
-        self.screen.say(f"{summary}\n{machine}\nrun folder {folder}{resumes}")
+        lines = [summary, machine, f"run folder {folder}"]
+        if self.first_step == self.screen.total_steps:
+            lines.append("it is complete: nothing is left to train")
+        elif self.first_step:
+            lines.append(f"resumes after step {self.first_step}")
+        self.screen.say("\n".join(lines))
 
     def end(self, result: str) -> None:
         """See Log."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from torch.nn import functional as F
 
 from lsgd import checkpoint, config, metrics, optim, sampler
-from lsgd.comm import agree, complain, describe, from_first, open_comm, pick_device
+from lsgd.comm import agree, complain, describe, from_first, interrupted, open_comm, pick_device
 from lsgd.errors import Diverged, Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs
@@ -124,7 +124,7 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code: 0, 2 if refused, 3 if the run diverged."""
+    """The command line; returns the exit code: 2 if refused, 3 if diverged, 130 if interrupted."""
     try:
         train(
             config.load(
@@ -133,6 +133,8 @@ def main(argv: Sequence[str]) -> int:
         )
     except (Refused, Diverged) as error:
         return complain(error)
+    except KeyboardInterrupt:
+        return interrupted()
     return 0
 
 

@@ -102,6 +102,13 @@ def complain(error: Refused | Diverged) -> int:
     return error.exit_code
 
 
+def interrupted() -> int:
+    """Say, once, how an interrupted run goes on; returns the exit code."""
+    if detect().rank == 0:
+        print("\nlsgd: interrupted; with run_dir=ITS FOLDER the same words go on", file=sys.stderr)
+    return 130
+
+
 def agree(comm: Comm, action: Callable[[], T]) -> T:
     """Run the action on every process; if any is refused, all are, with the first one's message."""
     refusal, result = None, None
