@@ -372,7 +372,8 @@ def _check_schedule(recipe: Recipe) -> None:
         if not 0 < milestone < epochs:
             raise Refused(
                 f"schedule.milestones={_numbers(milestones)} has {milestone:g}, which is outside a "
-                f"run of {epochs} epochs; write schedule.milestones=[…] below that, or write more epochs"
+                f"run of {epochs} epochs; write schedule.milestones=[…] between 0 and {epochs}, or "
+                "write more epochs"
             )
     if sorted(set(milestones)) != list(milestones):
         raise Refused(
