@@ -300,6 +300,12 @@ class Recipe:
         ]
         return "\n".join(lines)
 
+    def outcome(self, error: float) -> str:
+        """What came out, in words; the error of a rehearsal means nothing."""
+        if self.rehearse:
+            return "rehearsal done: steps, evaluations and checkpoints all went through"
+        return f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+
 
 def check(recipe: Recipe) -> None:
     """Refuse a recipe that makes no sense; the message says what to write instead."""

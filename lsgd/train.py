@@ -52,7 +52,7 @@ def train(recipe: Recipe) -> float:
             for epoch, steps in recipe.epochs_from(learner.next_step):
                 train_epoch(learner, inputs, epoch, steps, folder, log)
             error = statistics.median(learner.errors[-5:])
-            log.end(f"top-1 error {error:.2f} % (median of the last 5 epochs), run folder {folder}")
+            log.end(f"{recipe.outcome(error)}, run folder {folder}")
         return error
     finally:
         comm.close()

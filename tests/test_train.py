@@ -131,6 +131,7 @@ def test_rehearsal(tmp_path: Path, capsys: pytest.CaptureFixture, name: str) -> 
         (step, pytest.approx(original.lr(step), rel=1e-12)) for step in steps
     ]
     printed = capsys.readouterr().out
+    assert "rehearsal done: steps, evaluations and checkpoints" in printed
     for replaced in (
         "worker_batch 32 -> 2",
         "model resnet50 -> small_resnet",
