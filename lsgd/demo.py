@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config
-from lsgd.comm import complain, interrupted
-from lsgd.errors import Diverged, Refused
+from lsgd.comm import run_command
 from lsgd.train import train
 
 RUNS = {
@@ -62,13 +61,7 @@ def main(argv: Sequence[str]) -> int:
     print(
         f"{len(RUNS) * SEEDS} runs in {folder}, each with a log; what is there is not made again\n"
     )
-    try:
-        print("\n" + demo(folder))
-    except (Refused, Diverged) as error:
-        return complain(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    return 0
+    return run_command(lambda: print("\n" + demo(folder)))
 
 
 if __name__ == "__main__":

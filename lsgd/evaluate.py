@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import checkpoint, config
-from lsgd.comm import agree, complain, open_comm, pick_device
+from lsgd.comm import agree, open_comm, pick_device, run_command
 from lsgd.errors import Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import open_inputs
@@ -70,16 +70,16 @@ def main(argv: Sequence[str]) -> int:
         "words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet"
     )
     arguments = parser.parse_args(argv)
-    try:
+
+    def command() -> None:
         found = evaluate_checkpoint(arguments.checkpoint, arguments.words)
-    except Refused as error:
-        return complain(error)
-    if detect().rank == 0:
-        print(
-            f"{found.examples} images: top-1 error {found.top1_error:.2f} %, top-5 error "
-            f"{found.top5_error:.2f} %, loss {found.loss:.4f}"
-        )
-    return 0
+        if detect().rank == 0:
+            print(
+                f"{found.examples} images: top-1 error {found.top1_error:.2f} %, top-5 error "
+                f"{found.top5_error:.2f} %, loss {found.loss:.4f}"
+            )
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

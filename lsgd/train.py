@@ -21,8 +21,7 @@ from pathlib import Path
 from torch.nn import functional as F
 
 from lsgd import checkpoint, config, metrics, optim, sampler
-from lsgd.comm import agree, complain, describe, from_first, interrupted, open_comm, pick_device
-from lsgd.errors import Diverged, Refused
+from lsgd.comm import agree, describe, from_first, open_comm, pick_device, run_command
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs
 from lsgd.learner import Learner
@@ -125,17 +124,8 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code: 2 if refused, 3 if diverged, 130 if interrupted."""
-    try:
-        train(
-            config.load(
-                argv, program="lsgd.train", about="Train a recipe; the same words again resume it."
-            )
-        )
-    except (Refused, Diverged) as error:
-        return complain(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    return 0
+    about = "Train a recipe; the same words again resume it."
+    return run_command(lambda: train(config.load(argv, program="lsgd.train", about=about)))
 
 
 if __name__ == "__main__":

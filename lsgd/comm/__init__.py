@@ -92,21 +92,25 @@ def sum_(comm: Comm, tensor: Tensor) -> None:
     comm.start_sum_(tensor, "sum")()
 
 
-def complain(error: Refused | Diverged) -> int:
-    """Say why this job ends, once for all of its processes; returns the exit code."""
+def run_command(command: Callable[[], object]) -> int:
+    """Run a command line's work; returns the exit code, and says why it is not 0.
+
+    What ends the whole job is said once, by process 0; what only one process knows, by that one.
+    """
     rank = detect().rank
-    if getattr(error, "here_only", False):
-        print(f"lsgd: process {rank}: {error}", file=sys.stderr)
-    elif rank == 0:
-        print(f"lsgd: {error}", file=sys.stderr)
-    return error.exit_code
-
-
-def interrupted() -> int:
-    """Say, once, how an interrupted run goes on; returns the exit code."""
-    if detect().rank == 0:
-        print("\nlsgd: interrupted; with run_dir=ITS FOLDER the same words go on", file=sys.stderr)
-    return 130
+    try:
+        command()
+    except (Refused, Diverged) as error:
+        if isinstance(error, Refused) and error.here_only:
+            print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+        elif rank == 0:
+            print(f"lsgd: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if rank == 0:
+            print("\nlsgd: interrupted; with run_dir=FOLDER the same words go on", file=sys.stderr)
+        return 130
+    return 0
 
 
 def agree(comm: Comm, action: Callable[[], T]) -> T:

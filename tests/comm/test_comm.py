@@ -11,11 +11,11 @@ import lsgd.comm
 from lsgd.comm import (
     agree,
     choose_library,
-    complain,
     describe,
     from_first,
     open_comm,
     pick_device,
+    run_command,
     sum_,
 )
 from lsgd.comm.single import SingleComm
@@ -205,6 +205,13 @@ def test_a_process_that_is_shown_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatc
     assert pick_device("auto") == torch.device("cuda", 0)
 
 
+def raising(error: BaseException) -> Callable[[], None]:
+    def command() -> None:
+        raise error
+
+    return command
+
+
 @pytest.mark.parametrize(
     ("rank", "here_only", "says"),
     [
@@ -223,9 +230,13 @@ def test_a_job_complains_once(
 ) -> None:
     """Unless only this process knows of it."""
     torchrun(monkeypatch, rank=rank, size=2, local=2)
-    assert complain(Refused("no", here_only=here_only)) == 2
+    assert run_command(raising(Refused("no", here_only=here_only))) == 2
     assert capsys.readouterr().err.strip() == says
-    assert complain(Diverged("no")) == 3
+    assert run_command(raising(Diverged("no"))) == 3
+    assert capsys.readouterr().err.strip() == ("" if rank else "lsgd: no")
+    assert run_command(raising(KeyboardInterrupt())) == 130
+    assert ("the same words go on" in capsys.readouterr().err) == (rank == 0)
+    assert run_command(lambda: None) == 0
 
 
 def test_idle_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
