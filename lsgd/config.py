@@ -5,7 +5,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import Recipe, check, rehearsal
+from lsgd.recipe import Data, Recipe, check, rehearsal
 
 EPILOG = """\
 {recipes}
@@ -105,8 +105,39 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
         numbers = OmegaConf.select(merged, key)
         if not all(isinstance(number, float) for number in numbers):
             _refuse_type(key, numbers)
+    if recipe.data.skip_list:
+        recipe = replace(recipe, data=_without_skipped(recipe.data))
     check(recipe)
     return recipe
+
+
+def _without_skipped(data: Data) -> Data:
+    """The dataset without the images that its skip list names, one path per line, `#` comments."""
+    path = Path(data.skip_list or "")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
+            "lsgd.prepare imagenet ROOT --check` has written, or leave it out"
+        ) from None
+    listed = {line.partition("#")[0].strip() for line in lines} - {""}
+    skip = sorted(listed.difference(data.skip))
+    for image in skip:
+        if not image.startswith(("train/", "val/")):
+            raise Refused(
+                f"data.skip_list={path} has {image!r}; write one image per line, such as "
+                "train/n01440764/n01440764_10026.JPEG"
+            )
+    train = sum(image.startswith("train/") for image in skip)
+    # What is left out is recorded by name; the file itself is not asked again.
+    return replace(
+        data,
+        skip_list=None,
+        skip=sorted({*data.skip, *skip}),
+        train_examples=data.train_examples - train,
+        val_examples=data.val_examples - (len(skip) - train),
+    )
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -237,6 +268,7 @@ _KINDS: dict[Any, tuple[str, str]] = {
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
     list[float]: ("a list of numbers", "=[1,2,3]"),
+    list[str]: ("a list of texts", "=[a,b]"),
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
 }
 """What a field's value is, in words, and how one is written."""
@@ -247,6 +279,8 @@ def _refuse_type(key: str, value: Any) -> NoReturn:
     kind: Any = Recipe
     for part in field.split("."):
         kind = {entry.name: entry.type for entry in fields(_group(kind) or kind)}[part]
+    if kind == int | None:
+        kind = int
     if group := _group(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:

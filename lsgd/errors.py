@@ -1,4 +1,4 @@
-"""The two ways a run ends early, each with an exit code of its own."""
+"""The ways a run ends early, each with an exit code of its own."""
 
 
 class Refused(Exception):
@@ -16,3 +16,9 @@ class Diverged(Exception):
     """The loss or a gradient is no longer a number; the last checkpoint is from before that."""
 
     exit_code = 3
+
+
+class InputFailed(Exception):
+    """An image or a loader process failed while the run needed it; its checkpoint is intact."""
+
+    exit_code = 4

@@ -31,6 +31,8 @@ EXECUTION = {
     "checkpoint_steps",
     "log_steps",
     "data.root",
+    "data.index",
+    "data.skip_list",
 }
 """Fields that change speed, place or description; every other field changes the trajectory."""
 
@@ -44,7 +46,9 @@ CHOICES = {
     "optim.equation": (9, 10),
     "schedule.scaling": schedule.SCALINGS,
     "schedule.warmup": schedule.WARMUPS,
-    "inputs.loader": ("auto", "memory", "torchvision", "synthetic"),
+    "inputs.loader": ("auto", "memory", "dali", "torchvision", "synthetic"),
+    "inputs.decode_on": ("auto", "cpu", "gpu"),
+    "inputs.dtype": ("float32", "float16"),
     "comm.library": ("auto", "single", "torch", "horovod"),
 }
 """What the fields that name a choice may say."""
@@ -66,7 +70,8 @@ LEAST = {
     "optim.momentum": 0,
     "optim.weight_decay": 0,
     "schedule.warmup_epochs": 0,
-    "inputs.processes": 0,
+    "inputs.decoders": 0,
+    "inputs.hardware_share": 0,
     "inputs.prefetch": 1,
 }
 """The least that a number may be."""
@@ -96,6 +101,13 @@ class Data:
     """Per channel, of pixels in [0, 1]."""
     augmentation: str
     root: str | None = None
+    index: str | None = None
+    """Folder with the index of an image folder; by default its root."""
+    skip_list: str | None = None
+    """File that names images to leave out; config reads it into `skip` and takes them off the
+    numbers of examples."""
+    skip: list[str] = field(default_factory=list)
+    """Images that are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +150,17 @@ class Inputs:
     """How images get to the device."""
 
     loader: str = "auto"
-    processes: int = 4
-    """Worker processes that decode images, per training process."""
-    prefetch: int = 4
-    """Batches that each of them keeps ready."""
+    decoders: int | None = None
+    """Images decoded at once per training process, by DALI's threads or torchvision's processes; by
+    default as many as it has cores of the machine."""
+    prefetch: int = 2
+    """Passes made ready ahead: by DALI in all, by each of torchvision's processes."""
+    dtype: str = "float32"
+    """Of the pixels as they leave the loader: float32 or float16."""
+    decode_on: str = "auto"
+    """DALI: cpu or gpu; auto is where the model is."""
+    hardware_share: float = 0.65
+    """DALI on a GPU with a JPEG decoder of its own: the share of the images that go there."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +288,8 @@ class Recipe:
                     if nested
                     else value
                 )
+        if not self.data.skip:
+            del fields["data"]["skip"]  # a run that leaves nothing out keeps its fingerprint
         # The loader is execution, but these images are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
         return fields
@@ -338,11 +359,17 @@ def _value(recipe: Recipe, key: str) -> Any:
 
 def _check_numbers(recipe: Recipe) -> None:
     for key, least in LEAST.items():
-        if not least <= (value := _value(recipe, key)) < math.inf:
+        value = _value(recipe, key)
+        if value is not None and not least <= value < math.inf:
             raise Refused(f"{key}={value} is not possible; write {least} or more")
     for key in ABOVE_0:
         if not 0 < (value := _value(recipe, key)) < math.inf:
             raise Refused(f"{key}={value:g} is not possible; write a number above 0")
+    if recipe.inputs.hardware_share > 1:
+        raise Refused(
+            f"inputs.hardware_share={recipe.inputs.hardware_share:g} is more than all images; "
+            "write a number from 0 to 1"
+        )
     if recipe.seed >= 2**64:
         raise Refused(f"seed={recipe.seed} is too large; write a number below 2^64")
     if recipe.optim.momentum >= 1:

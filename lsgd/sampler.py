@@ -25,6 +25,8 @@ class Pass:
     """Example ids, shape (sum of sizes,)."""
     sizes: tuple[int, ...]
     """How many of them belong to each worker; never 0."""
+    step: int = 0
+    """The step of the epoch that it is a part of."""
 
 
 def epoch_order(examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -83,5 +85,5 @@ def step_passes(
         edges = bounds[first : first + workers_per_pass + 1]
         sizes = tuple(size for size in np.diff(edges).tolist() if size > 0)
         if sizes:
-            passes.append(Pass(epoch, order[edges[0] : edges[-1]], sizes))
+            passes.append(Pass(epoch, order[edges[0] : edges[-1]], sizes, step))
     return passes

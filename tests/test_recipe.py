@@ -41,7 +41,7 @@ BASE = Recipe(
 TRAJECTORY = {
     "data.name": "other", "data.train_examples": 1281166, "data.val_examples": 49999,
     "data.classes": 999, "data.channels": 1, "data.image_size": 192, "data.mean": [0.4] * 3,
-    "data.std": [0.3] * 3, "data.augmentation": "none", "model.name": "resnet101",
+    "data.std": [0.3] * 3, "data.skip": ["train/a/b"], "data.augmentation": "none", "model.name": "resnet101",
     "model.last_gamma": 1.0, "optim.momentum": 0.8, "optim.nesterov": False,
     "optim.weight_decay": 0.0, "optim.equation": 10, "optim.momentum_correction": True,
     "schedule.reference_lr": 0.2, "schedule.reference_batch": 128.0, "schedule.scaling": "sqrt",
@@ -53,8 +53,10 @@ TRAJECTORY = {
 
 EXECUTION = {
     "name": "other", "target": Target(1.0), "deviations": {"rule": "reason"}, "replaced": ["this"],
-    "inputs.loader": "torchvision", "inputs.processes": 8, "inputs.prefetch": 8,
+    "inputs.loader": "torchvision", "inputs.decoders": 8, "inputs.prefetch": 8,
+    "inputs.dtype": "float16", "inputs.decode_on": "cpu", "inputs.hardware_share": 0.5,
     "comm.library": "torch", "comm.bucket_mb": 1.0, "comm.timeout": 9.0, "data.root": "/data",
+    "data.index": "/index", "data.skip_list": "skip.txt",
     "workers_per_pass": 4, "val_batch": 100, "channels_last": True, "compile": True,
     "device": "cpu", "run_dir": "runs/a", "checkpoint_steps": 5, "log_steps": 1,
 }  # fmt: skip
@@ -243,7 +245,8 @@ def test_rehearsal_prints_every_replacement() -> None:
         ({"workers": 0}, "workers=0 is not possible; write 1 or more"),
         ({"worker_batch": 1}, "worker_batch=1 is not possible; write 2 or more"),
         ({"seed": 2**64}, f"seed={2**64} is too large; write .* below 2.64"),
-        ({"inputs__processes": -1}, "inputs.processes=-1 is not possible; write 0 or more"),
+        ({"inputs__decoders": -1}, "inputs.decoders=-1 is not possible; write 0 or more"),
+        ({"inputs__hardware_share": 1.5}, "inputs.hardware_share=1.5 .* write a number from 0 to 1"),
         ({"tail": "pad"}, "tail=pad is unknown; write one of drop, keep"),
         ({"optim__equation": 8}, "optim.equation=8 is unknown; write one of 9, 10"),
         ({"model__name": "resnet18"}, "model.name=resnet18 .* resnet50, resnet101, resnet20"),

@@ -1,152 +1,217 @@
-"""Datasets on disk: where their files lie, and what is in them."""
+"""The index of a set of image files: what there is, so that nothing has to be looked for later.
 
-import gzip
-import io
-import pickle
-from dataclasses import dataclass
-from itertools import pairwise
+One file per split, a numpy array of rows sorted by (class, path): an example's id is its row. It is
+mapped into memory, so opening it takes no time and all processes of a machine share it. An image
+lies in a file of its own or somewhere in a tar shard; ids and crops are the same either way.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from lsgd.errors import Refused
+from lsgd.errors import InputFailed, Refused
 from lsgd.recipe import Data
 
+SPLITS = ("train", "val")
 
-@dataclass(frozen=True)
-class Arrays:
-    """Images (images, channels, height, width) of 8 bits, and labels (images,)."""
+Row = tuple[bytes, bytes, int, int, int, int, int]
+"""Path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
+relative too, or nothing; offset there and length in bytes; label; width and height as stored."""
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
 
-def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
-    """Training and validation set of a dataset that fits in memory.
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
-    Raises Refused where it is not, or has other numbers of images than the recipe says.
+
+def class_folders(split: Path) -> list[str]:
+    """Names of the classes of a split, in the order of their labels."""
+    return sorted(entry.name for entry in os.scandir(split) if entry.is_dir())
+
+
+def image_files(folder: Path) -> list[str]:
+    """Names of the images in the folder of a class."""
+    names = (entry.name for entry in os.scandir(folder) if not entry.is_dir())
+    return sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES))
+
+
+def index_file(folder: Path, split: str) -> Path:
+    """Where the index of a split lies."""
+    return folder / f"{split}.index.npy"
+
+
+def write_index(folder: Path, split: str, rows: Iterable[Row]) -> Path:
+    """Write the index of a split in one move, its rows sorted by label and path."""
+    listed = sorted(rows, key=lambda row: (row[4], row[0]))
+    texts = [f"S{max((len(row[column]) for row in listed), default=1) or 1}" for column in (0, 1)]
+    kinds = (*texts, "<i8", "<i8", "<i4", "<i4", "<i4")
+    table = np.array(listed, dtype=list(zip(FIELDS, kinds, strict=True)))
+    target = index_file(folder, split)
+    beside = target.with_name(f"{target.name}.tmp")
+    with beside.open("wb") as file:
+        np.save(file, table)
+    os.replace(beside, target)
+    return target
+
+
+class Index:
+    """The images of one split, without those that are skipped; ids are 0 … len-1.
+
+    It is small to pickle: another process maps the same file.
     """
-    readers = {"digits": _digits, "fashion-mnist": _fashion_mnist, "cifar10": _cifar10}
-    try:
-        train, validation = readers[data.name](root)
-    except (FileNotFoundError, NotADirectoryError) as error:
+
+    def __init__(self, root: Path, file: Path, skip: Sequence[str] = ()) -> None:
+        self.root, self.file, self.skip = root, file, tuple(skip)
+        self.rows: NDArray[Any] = np.load(file, mmap_mode="r")
+        found = np.isin(self.rows["path"], np.array([os.fsencode(path) for path in skip], "S"))
+        self.skipped = int(found.sum())
+        if self.skipped:
+            self.rows = self.rows[~found]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Index, (self.root, self.file, self.skip)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def labels(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Class numbers of these images, shape (ids,)."""
+        return self.rows["label"][ids].astype(np.int64)  # type: ignore[no-any-return]
+
+    def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(width, height) in pixels of these images as stored, shape (ids, 2)."""
+        rows = self.rows[ids]
+        return np.stack((rows["width"], rows["height"]), axis=-1).astype(np.int64)
+
+    def classes(self) -> list[str]:
+        """Names of the classes in order: the folders that the images are in."""
+        _, first = np.unique(self.rows["label"], return_index=True)
+        return [os.fsdecode(path).split("/")[1] for path in self.rows["path"][first]]
+
+    def in_shards(self) -> bool:
+        """Whether the images lie in tar shards."""
+        return bool(len(self.rows)) and bool(self.rows["shard"][0])
+
+    def path(self, example: int) -> str:
+        """Where the image lies, in full; in a shard: the shard, a colon and its name there."""
+        row = self.rows[example]
+        path, shard = os.fsdecode(row["path"]), os.fsdecode(row["shard"])
+        return f"{self.root / shard}:{path}" if shard else str(self.root / path)
+
+    def read(self, example: int) -> bytes:
+        """The bytes of the image's file.
+
+        Raises InputFailed if they cannot be read, or are not as many as when the index was made.
+        """
+        row = self.rows[example]
+        file = self.root / os.fsdecode(row["shard"] or row["path"])
+        try:
+            with file.open("rb", buffering=0) as opened:
+                if row["shard"]:
+                    content = os.pread(opened.fileno(), row["bytes"], row["offset"])
+                else:
+                    content = opened.read()
+        except OSError as error:
+            raise self.failed(example, error.strerror or str(error)) from None
+        if len(content) != row["bytes"]:
+            raise self.failed(
+                example, f"it has {len(content)} bytes, and had {row['bytes']} when it was indexed"
+            )
+        return content
+
+    def failed(self, example: int, why: str) -> InputFailed:
+        """What to raise if an image cannot be used."""
+        return InputFailed(f"{self.path(example)} cannot be read ({why})")
+
+
+def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
+    """The training and the validation images of an image folder, checked against the recipe.
+
+    Raises Refused where there is no index, or it does not fit the folder or the recipe.
+    """
+    folder = Path(data.index) if data.index else root
+    train, val = (_open(data, root, folder, split) for split in SPLITS)
+    if odd := sorted(set(train.classes()) ^ set(val.classes())):
         raise Refused(
-            f"no {data.name} at {root}: {error.filename} is missing; {_WHERE[data.name]}, or write "
-            "inputs=synthetic to train on made-up images"
-        ) from None
-    except Exception as error:
-        # What a reader raises on bytes that are not what their name says, no list holds.
-        why = str(error) or type(error).__name__
-        raise Refused(f"{data.name} at {root} cannot be read ({why}); fetch it again") from None
-    for part in (train, validation):
-        if len(part.images) != len(part.labels):
-            raise Refused(
-                f"{data.name} at {root} has {len(part.images)} images and {len(part.labels)} "
-                "labels; fetch it again"
-            )
-    for name, found in (
-        ("train_examples", len(train.labels)),
-        ("val_examples", len(validation.labels)),
-        ("classes", 1 + int(train.labels.max(initial=0))),
-        ("channels", train.images.shape[1]),
-        ("image_size", train.images.shape[2]),
+            f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
+            f"the same folders and {_again(data, root)}"
+        )
+    for name, found, wanted in (
+        ("classes", len(train.classes()), data.classes),
+        ("train_examples", len(train), data.train_examples),
+        ("val_examples", len(val), data.val_examples),
     ):
-        if found != (wanted := getattr(data, name)):
+        if found != wanted:
             raise Refused(
-                f"data.{name}={wanted} but {data.name} at {root} has {found}; complete it, or "
-                f"write data.{name}={found} for another trajectory"
+                f"data.{name}={wanted} but {data.name} at {root} has {found}; complete it and "
+                f"{_again(data, root)}, or write data.{name}={found} for another trajectory"
             )
-    return train, validation
+    return train, val
 
 
-_WHERE = {
-    "fashion-mnist": (
-        "put the four files of github.com/zalandoresearch/fashion-mnist there, or write "
-        "data.root=FOLDER"
-    ),
-    "cifar10": (
-        "unpack cifar-10-python.tar.gz of www.cs.toronto.edu/~kriz/cifar.html there, or write "
-        "data.root=FOLDER"
-    ),
-}
+def prepare_command(dataset: str, root: Path) -> str:
+    """What makes the index of a dataset."""
+    return f"python -m lsgd.prepare {dataset} {root}"
 
 
-def _digits(root: Path) -> tuple[Arrays, Arrays]:
-    # Bundled with scikit-learn, so `root` is not asked. Pixels are 0 … 16 there.
-    from sklearn.datasets import load_digits
-
-    bundled = load_digits()
-    images = np.rint(bundled.images * (255 / 16)).astype(np.uint8)[:, None]
-    labels = bundled.target.astype(np.int64)
-    # Every fifth of each class validates: the file has runs of one writer, so this mixes writers.
-    nth = np.empty_like(labels)
-    for label in range(10):
-        nth[labels == label] = np.arange((labels == label).sum())
-    held_out = nth % 5 == 4
-    return Arrays(images[~held_out], labels[~held_out]), Arrays(images[held_out], labels[held_out])
+def _again(data: Data, root: Path) -> str:
+    index = f" --index {data.index}" if data.index else ""
+    return f"run {prepare_command(data.name, root)}{index}"
 
 
-def _fashion_mnist(root: Path) -> tuple[Arrays, Arrays]:
-    def split(name: str) -> Arrays:
-        images = _idx(root / f"{name}-images-idx3-ubyte.gz")
-        return Arrays(images[:, None], _idx(root / f"{name}-labels-idx1-ubyte.gz").astype(np.int64))
-
-    return split("train"), split("t10k")
-
-
-def _idx(path: Path) -> NDArray[np.uint8]:
-    with gzip.open(path) as file:
-        raw = file.read()
-    # The fourth byte of the header is the number of dimensions; their big-endian sizes follow it.
-    shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4)
-    # A copy, since what is behind bytes cannot be written, and torch minds.
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
-
-
-def _cifar10(root: Path) -> tuple[Arrays, Arrays]:
-    if (root / "train.npz").exists():
-        return _packed_jpegs(root / "train.npz"), _packed_jpegs(root / "test.npz")
-    folder = root / "cifar-10-batches-py" if (root / "cifar-10-batches-py").is_dir() else root
-    parts = [_cifar_batch(folder / f"data_batch_{i}") for i in range(1, 6)]
-    train = Arrays(
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-    )
-    return train, _cifar_batch(folder / "test_batch")
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """CIFAR-10 comes as pickles, which may run any code; these may make arrays and nothing else."""
-
-    makers: ClassVar[dict[tuple[str, str], str]] = {
-        ("numpy.core.multiarray", "_reconstruct"): "numpy._core.multiarray",
-        ("numpy._core.multiarray", "_reconstruct"): "numpy._core.multiarray",
-        ("numpy", "ndarray"): "numpy",
-        ("numpy", "dtype"): "numpy",
-        ("_codecs", "encode"): "_codecs",
-    }
-
-    def find_class(self, module: str, name: str) -> object:
-        if (module, name) in self.makers:
-            return super().find_class(self.makers[module, name], name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+def _open(data: Data, root: Path, folder: Path, split: str) -> Index:
+    file = index_file(folder, split)
+    if not root.is_dir():
+        raise Refused(
+            f"no {data.name} at {root}: there is no such folder; write data.root=FOLDER, or go on "
+            "without: inputs=synthetic (made-up images), rehearse=true (the whole run in "
+            "miniature), +recipe=digits (a real run on a laptop)"
+        )
+    if not file.exists():
+        raise Refused(
+            f"{data.name} at {root} has no index yet ({file} is missing); {_again(data, root)}"
+        )
+    wanted = [path for path in data.skip if path.startswith(f"{split}/")]
+    try:
+        index = Index(root, file, wanted)
+    except (ValueError, OSError, IndexError) as error:
+        raise Refused(f"{file} is no index ({error}); {_again(data, root)}") from None
+    if index.skipped < len(wanted):
+        unknown = sorted(set(wanted) - {os.fsdecode(path) for path in np.load(file)["path"]})
+        raise Refused(
+            f"data.skip names {unknown[0]}, which {file} does not have; correct the skip list"
+        )
+    if len(index) == 0:
+        raise Refused(f"{file} lists no image; complete {root} and {_again(data, root)}")
+    if (stale := _changed_since(index, file.stat().st_mtime)) is not None:
+        raise Refused(f"{file} is older than {root}: {stale}; {_again(data, root)}")
+    return index
 
 
-def _cifar_batch(path: Path) -> Arrays:
-    with path.open("rb") as file:
-        batch = _ArraysOnly(file, encoding="bytes").load()
-    return Arrays(batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64))
-
-
-def _packed_jpegs(path: Path) -> Arrays:
-    """An npz of JPEG files laid end to end: data (bytes), offsets (images + 1), labels."""
-    with path.open("rb") as file, np.load(file) as packed:
-        data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
-    images = [
-        np.asarray(Image.open(io.BytesIO(data[begin:end])).convert("RGB"))
-        for begin, end in pairwise(offsets)
-    ]
-    return Arrays(np.stack(images).transpose(0, 3, 1, 2), labels.astype(np.int64))
+def _changed_since(index: Index, made: float) -> str | None:
+    """What differs between the index and the files, looked for only where a folder is newer."""
+    rows = np.load(index.file, mmap_mode="r")
+    if index.in_shards():
+        shards, which = np.unique(rows["shard"], return_inverse=True)
+        ends = np.zeros(len(shards), np.int64)
+        np.maximum.at(ends, which, rows["offset"] + rows["bytes"])
+        for shard, end in zip(shards, ends, strict=True):
+            path = index.root / os.fsdecode(shard)
+            if not path.is_file() or path.stat().st_size < end:
+                return f"{path} is gone or shorter"
+        return None
+    starts = np.flatnonzero(np.diff(rows["label"], prepend=-1))
+    folders = [(index.root / os.fsdecode(path)).parent for path in rows["path"][starts]]
+    split = folders[0].parent
+    if odd := sorted({folder.name for folder in folders} ^ set(class_folders(split))):
+        return f"{split / odd[0]} is {'gone' if split / odd[0] in folders else 'new'}"
+    for folder, paths in zip(folders, np.split(rows["path"], starts[1:]), strict=True):
+        if folder.stat().st_mtime > made:
+            listed = {Path(os.fsdecode(path)).name for path in paths}
+            if odd := sorted(listed ^ set(image_files(folder))):
+                return f"{folder / odd[0]} is {'gone' if odd[0] in listed else 'new'}"
+    return None

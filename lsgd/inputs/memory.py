@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lsgd import augmentation
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
-from lsgd.inputs.index import load_arrays
+from lsgd.inputs.arrays import load_arrays
 from lsgd.recipe import Data
 from lsgd.sampler import Pass
 

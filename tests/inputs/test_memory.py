@@ -11,7 +11,7 @@ from torch import Tensor
 from lsgd import augmentation, config
 from lsgd.errors import Refused
 from lsgd.inputs import choose_loader, memory, open_inputs
-from lsgd.inputs.index import Arrays
+from lsgd.inputs.arrays import Arrays
 from lsgd.inputs.memory import MemoryInputs
 from lsgd.recipe import Data
 from lsgd.sampler import Pass

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lsgd.errors import Refused
-from lsgd.inputs.index import load_arrays
+from lsgd.inputs.arrays import load_arrays
 from lsgd.recipe import Data
 
 FASHION = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
