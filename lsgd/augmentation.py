@@ -18,6 +18,8 @@ WINDOW, FLIP, SHIFT = 1, 2, 3
 AREA = (0.08, 1.0)
 LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))
 TRIES = 10
+RESIZE = 256 / 224
+"""Validation images are resized to this many times the crop: short side 256 for 224 pixels."""
 
 
 def crop_windows(
@@ -49,6 +51,19 @@ def centred_squares(image_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The largest centred square of each image as (left, top, width, height), shape (images, 4)."""
     side = image_sizes.min(axis=1, keepdims=True)
     return np.concatenate(((image_sizes - side) // 2, side, side), axis=1)
+
+
+def centre_regions(image_sizes: NDArray[np.int64], side: int) -> NDArray[np.float64]:
+    """What of each image is evaluated: (left, top, width, height) in its pixels, (images, 4).
+
+    Resized to `side` x `side` that is the centre crop after the short side was resized to 256/224
+    of `side`; the long side is then a whole number of pixels, rounded down as torchvision does.
+    """
+    short = image_sizes.min(axis=1, keepdims=True)
+    resized = round(side * RESIZE) * image_sizes // short
+    corner = np.rint((resized - side) / 2)
+    scale = image_sizes / resized
+    return np.concatenate((corner * scale, side * scale), axis=1)
 
 
 def flips(examples: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[np.bool_]:

@@ -53,3 +53,10 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
                 local_size=int(re.match(r"\d+", environment.get(local_size, "1"))[0]),  # type: ignore[index]
             )
     return Launch("none")
+
+
+def cores(launch: Launch) -> int:
+    """The cores that fall to this process: its share of the machine's, or what it is bound to."""
+    # mpirun may have bound it to some of them.
+    bound, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return max(1, min(bound, all_ // launch.local_size))

@@ -312,11 +312,13 @@ class Recipe:
             ),
         )
         ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
+        skipped = len(self.data.skip)
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
             f"{self.steps_per_epoch} steps, seed {self.seed}",
             f"batch_size {self.batch_size} = {self.workers} workers x {self.worker_batch} images, "
             f"{ramp}",
+            *([f"{skipped} images are left out (data.skip)"] if skipped else []),
             *self.replaced,
         ]
         return "\n".join(lines)

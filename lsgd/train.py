@@ -47,7 +47,7 @@ def train(recipe: Recipe) -> float:
         if saved:
             learner.restore(checkpoint.load(saved, str(folder / checkpoint.FILE)))
         with metrics.open_log(comm.rank, folder, learner.next_step, recipe.total_steps) as log:
-            log.start(recipe.summary(), describe(comm, device), folder)
+            log.start(recipe.summary(), f"{describe(comm, device)}; {inputs.name}", folder)
             for epoch, steps in recipe.epochs_from(learner.next_step):
                 train_epoch(learner, inputs, epoch, steps, folder, log)
             error = statistics.median(learner.errors[-5:])

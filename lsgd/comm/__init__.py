@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 from torch import Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import Diverged, Refused
-from lsgd.launcher import Launch, detect
+from lsgd.errors import Diverged, InputFailed, Refused
+from lsgd.launcher import Launch, cores, detect
 
 T = TypeVar("T")
 
@@ -55,9 +55,7 @@ def open_comm(library: str, *, device: Device, timeout: float) -> Comm:
             f"{comm.world_size}: every process would train alone; {_remedy(chosen, launch)}"
         )
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        # mpirun may have bound this process to some of the cores.
-        mine, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-        set_num_threads(max(1, min(mine, all_ // launch.local_size)))
+        set_num_threads(cores(launch))
     return comm
 
 
@@ -100,8 +98,8 @@ def run_command(command: Callable[[], object]) -> int:
     rank = detect().rank
     try:
         command()
-    except (Refused, Diverged) as error:
-        if isinstance(error, Refused) and error.here_only:
+    except (Refused, Diverged, InputFailed) as error:
+        if isinstance(error, InputFailed) or (isinstance(error, Refused) and error.here_only):
             print(f"lsgd: process {rank}: {error}", file=sys.stderr)
         elif rank == 0:
             print(f"lsgd: {error}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Where images come from: every loader gives what the sampler asks for, in its order."""
 
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import Recipe
+from lsgd.inputs.index import open_indexes
+from lsgd.launcher import cores, detect
+from lsgd.recipe import Data, Recipe
 from lsgd.sampler import Pass
 
 Batch = tuple[Tensor, Tensor]
@@ -21,7 +24,10 @@ IN_MEMORY = ("digits", "fashion-mnist", "cifar10")
 
 
 class Inputs(Protocol):
-    """A dataset behind a loader."""
+    """A dataset behind a loader; one round of train or validation at a time."""
+
+    name: str
+    """What brings the images, in words."""
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The images of each pass in turn, cropped and flipped as augmentation has it."""
@@ -35,36 +41,75 @@ def open_inputs(recipe: Recipe, device: torch.device) -> Inputs:
 
     Raises Refused where the dataset is not, or is not what the recipe says.
     """
-    data, loader = recipe.data, recipe.inputs.loader
+    data, settings = recipe.data, recipe.inputs
     root = Path(data.root) if data.root else paths.data_root(data.name)
-    match loader if loader != "auto" else choose_loader(data.name):
+    loader = settings.loader
+    if loader == "auto":
+        loader = "memory" if data.name in IN_MEMORY else "dali" if _has_dali() else "torchvision"
+    _check_kind(data, loader)
+    match loader:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
 
             return SyntheticInputs(data, seed=recipe.seed, device=device)
         case "memory":
-            if data.name not in IN_MEMORY:
-                raise Refused(
-                    f"inputs=memory holds {', '.join(IN_MEMORY)} and not {data.name}; "
-                    "write inputs=torchvision"
-                )
             from lsgd.inputs.memory import MemoryInputs
 
-            return MemoryInputs(data, root, seed=recipe.seed, device=device)
+            return MemoryInputs(data, root, settings, seed=recipe.seed, device=device)
+    indexes = open_indexes(data, root)
+    decoders = settings.decoders if settings.decoders is not None else cores(detect())
+    match loader:
         case "torchvision":
-            if data.name in IN_MEMORY:
-                raise Refused(
-                    f"inputs=torchvision reads image folders and {data.name} is not one; "
-                    "write inputs=memory"
-                )
             from lsgd.inputs.torchvision import FolderInputs
 
             return FolderInputs(
-                data, root, recipe.inputs, seed=recipe.seed, pins=device.type == "cuda"
+                data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
+            )
+        case "dali":
+            from lsgd.inputs.dali import DaliInputs
+
+            return DaliInputs(
+                data,
+                indexes,
+                settings,
+                seed=recipe.seed,
+                device=device,
+                decoders=decoders,
+                largest_batch=max(recipe.workers_per_pass * recipe.worker_batch, recipe.val_batch),
+                channels_last=recipe.channels_last,
             )
     raise ValueError(loader)
 
 
-def choose_loader(dataset: str) -> str:
-    """What inputs=auto means: small datasets in memory, image folders through torchvision."""
-    return "memory" if dataset in IN_MEMORY else "torchvision"
+def _has_dali() -> bool:
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+
+
+def _check_kind(data: Data, loader: str) -> None:
+    """Refuse a loader that does not suit the dataset, or is not installed."""
+    if loader == "memory" and data.name not in IN_MEMORY:
+        raise Refused(
+            f"inputs=memory holds {', '.join(IN_MEMORY)} and not {data.name}; write inputs=auto"
+        )
+    if loader == "memory" and data.skip:
+        raise Refused(f"data.skip is for image folders, which {data.name} is not; leave it out")
+    if loader in ("dali", "torchvision"):
+        if data.name in IN_MEMORY:
+            raise Refused(
+                f"inputs={loader} reads image folders and {data.name} is not one; write "
+                "inputs=memory"
+            )
+        if data.augmentation == "shift_flip":
+            raise Refused(
+                "data.augmentation=shift_flip is for small images in memory; write crop_flip or "
+                f"none for {data.name}"
+            )
+        if data.channels != 3:
+            raise Refused(
+                f"data.channels={data.channels}, and image files give 3; write data.channels=3"
+            )
+    if loader == "dali" and not _has_dali():
+        raise Refused(
+            "inputs=dali, but DALI is not installed; `pip install 'lsgd[dali]'`, or write "
+            "inputs=torchvision"
+        )

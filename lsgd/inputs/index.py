@@ -19,7 +19,7 @@ from lsgd.recipe import Data
 SPLITS = ("train", "val")
 
 Row = tuple[bytes, bytes, int, int, int, int, int]
-"""Path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
+"""A row: path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
 relative too, or nothing; offset there and length in bytes; label; width and height as stored."""
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
@@ -47,8 +47,9 @@ def index_file(folder: Path, split: str) -> Path:
 def write_index(folder: Path, split: str, rows: Iterable[Row]) -> Path:
     """Write the index of a split in one move, its rows sorted by label and path."""
     listed = sorted(rows, key=lambda row: (row[4], row[0]))
-    texts = [f"S{max((len(row[column]) for row in listed), default=1) or 1}" for column in (0, 1)]
-    kinds = (*texts, "<i8", "<i8", "<i4", "<i4", "<i4")
+    longest_path = max((len(row[0]) for row in listed), default=1)
+    longest_shard = max((len(row[1]) for row in listed), default=1) or 1
+    kinds = (f"S{longest_path}", f"S{longest_shard}", "<i8", "<i8", "<i4", "<i4", "<i4")
     table = np.array(listed, dtype=list(zip(FIELDS, kinds, strict=True)))
     target = index_file(folder, split)
     beside = target.with_name(f"{target.name}.tmp")
@@ -80,7 +81,8 @@ class Index:
 
     def labels(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Class numbers of these images, shape (ids,)."""
-        return self.rows["label"][ids].astype(np.int64)  # type: ignore[no-any-return]
+        labels: NDArray[np.int64] = self.rows["label"][ids].astype(np.int64)
+        return labels
 
     def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """(width, height) in pixels of these images as stored, shape (ids, 2)."""

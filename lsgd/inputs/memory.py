@@ -13,7 +13,9 @@ from lsgd import augmentation
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.inputs.arrays import load_arrays
+from lsgd.inputs.normalise import Normalise
 from lsgd.recipe import Data
+from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 PADDING = 4
@@ -23,19 +25,21 @@ PADDING = 4
 class MemoryInputs:
     """See Inputs."""
 
-    def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, data: Data, root: Path, settings: Settings, *, seed: int, device: torch.device
+    ) -> None:
         if data.augmentation == "crop_flip":
             raise Refused(
                 "data.augmentation=crop_flip is for image folders; write shift_flip or none for "
                 f"{data.name}"
             )
+        self.name = "in memory"
         train, validation = load_arrays(data, root)
         self.train_images = torch.from_numpy(np.ascontiguousarray(train.images)).to(device)
         self.train_labels = torch.from_numpy(train.labels).to(device)
         self.val_images = torch.from_numpy(np.ascontiguousarray(validation.images)).to(device)
         self.val_labels = torch.from_numpy(validation.labels).to(device)
-        self.mean = 255 * torch.tensor(data.mean, device=device)[:, None, None]
-        self.scale = 1 / (255 * torch.tensor(data.std, device=device)[:, None, None])
+        self.normalise = Normalise(data, dtype=settings.dtype, device=device)
         self.shifts = data.augmentation == "shift_flip"
         self.seed = seed
 
@@ -46,16 +50,13 @@ class MemoryInputs:
             images = self.train_images[ids]
             if self.shifts:
                 images = self._shift_flip(images, each)
-            yield self._normalise(images), self.train_labels[ids]
+            yield self.normalise(images), self.train_labels[ids]
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
         """See Inputs."""
         for chunk in chunks:
             ids = torch.from_numpy(chunk).to(self.val_labels.device)
-            yield self._normalise(self.val_images[ids]), self.val_labels[ids]
-
-    def _normalise(self, images: Tensor) -> Tensor:
-        return (images.float() - self.mean) * self.scale
+            yield self.normalise(self.val_images[ids]), self.val_labels[ids]
 
     def _shift_flip(self, images: Tensor, each: Pass) -> Tensor:
         device, side = images.device, images.shape[-1]

@@ -18,6 +18,7 @@ class SyntheticInputs:
     """See Inputs."""
 
     def __init__(self, data: Data, *, seed: int, device: torch.device) -> None:
+        self.name = "made-up images"
         generator = torch.Generator().manual_seed(seed)
         shape = (BANK, data.channels, data.image_size, data.image_size)
         # On the device, so that what is measured is training and not this.

@@ -1,171 +1,141 @@
-"""Image folders, decoded by PIL in worker processes and transformed by torchvision."""
+"""Image files through PIL and torchvision's transforms, in processes that decode ahead."""
 
-import io
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lsgd import augmentation
-from lsgd.errors import Refused
+from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
+from lsgd.inputs.decoding import Wanted, load_image, needed
+from lsgd.inputs.index import Index
+from lsgd.inputs.normalise import Normalise
 from lsgd.recipe import Data
 from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
-from lsgd.vision import datasets, transforms
-
-RESIZE = 256 / 224
-"""Validation images are resized to this many times the crop: short side 256 for 224 pixels."""
+from lsgd.vision import transforms
 
 
 class FolderInputs:
-    """See Inputs; root/train/<class>/ and root/val/<class>/, classes in sorted order."""
+    """See Inputs. The processes live as long as this, through all epochs and evaluations."""
 
     def __init__(
-        self, data: Data, root: Path, settings: Settings, *, seed: int, pins: bool
+        self,
+        data: Data,
+        indexes: tuple[Index, Index],
+        settings: Settings,
+        *,
+        seed: int,
+        device: torch.device,
+        decoders: int,
     ) -> None:
-        if data.augmentation == "shift_flip":
-            raise Refused(
-                "data.augmentation=shift_flip is for small images in memory; write crop_flip or "
-                f"none for {data.name}"
-            )
-        train = _list(root, "train", data, data.train_examples)
-        validation = _list(root, "val", data, data.val_examples)
-        if odd := sorted(set(train.classes) ^ set(validation.classes)):
-            raise Refused(
-                f"{root}/train and {root}/val differ in their classes ({', '.join(odd[:3])} …); "
-                "the folders of both have to have the same names"
-            )
-        self.train_files = _Files(train.samples, data, seed=seed)
-        self.val_files = _Files(validation.samples, data, seed=seed)
-        self.settings, self.pins = settings, pins
+        self.name = f"torchvision in {decoders} processes"
+        self.wanted = _Requests()
+        self.normalise = Normalise(data, dtype=settings.dtype, device=device)
+        self.loader: DataLoader[tuple[Tensor, Tensor] | InputFailed] = DataLoader(
+            _Images(data, indexes, seed=seed),
+            # What the sampler yields goes to the dataset as it is: here a whole pass.
+            sampler=self.wanted,
+            batch_size=None,
+            num_workers=decoders,
+            prefetch_factor=settings.prefetch if decoders else None,
+            persistent_workers=decoders > 0,
+            pin_memory=device.type == "cuda",
+            # A fork would copy the threads and locks of the communication library half alive.
+            multiprocessing_context="forkserver" if decoders else None,
+        )
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """See Inputs."""
-        return self._load(self.train_files, passes)
+        return self._load(passes)
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
         """See Inputs."""
-        return self._load(self.val_files, chunks)
+        return self._load(chunks)
 
-    def _load(
-        self, files: "_Files", wanted: Iterable[Pass] | Iterable[NDArray[np.int64]]
-    ) -> Iterator[Batch]:
-        workers = self.settings.processes
-        loader: DataLoader[Batch] = DataLoader(
-            files,
-            batch_size=None,
-            # What a sampler yields goes to the dataset as it is: here a whole pass.
-            sampler=wanted,
-            num_workers=workers,
-            prefetch_factor=self.settings.prefetch if workers else None,
-            pin_memory=self.pins,
-            # A fork would copy the threads and locks of the communication library half alive.
-            multiprocessing_context="forkserver" if workers else None,
-        )
+    def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
+        self.wanted.now = wanted
         try:
-            yield from loader
-        except Refused as error:
-            # A loader process sends its whole traceback, which ends in the sentence.
-            sentence = str(error).splitlines()[-1].removeprefix("lsgd.errors.Refused: ")
-            raise Refused(sentence, here_only=True) from None
+            for found in self.loader:
+                if isinstance(found, InputFailed):
+                    raise found
+                pixels, labels = found
+                yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise InputFailed(
+                f"a process that decodes images has died ({str(error).splitlines()[0]}); resume, "
+                "with fewer inputs.decoders if it was for want of memory"
+            ) from None
 
 
-class _Files(Dataset[Batch]):
-    """The files of one split; what is asked of it is a pass or a chunk of ids, not one image."""
+class _Requests(Sampler[Wanted]):
+    """What the loader is to ask for in the next round: the processes outlive a round."""
 
-    def __init__(self, samples: list[tuple[str, int]], data: Data, *, seed: int) -> None:
-        self.paths = [path for path, _ in samples]
-        self.labels = torch.tensor([label for _, label in samples])
+    now: Iterable[Wanted] = ()
+
+    def __iter__(self) -> Iterator[Wanted]:
+        return iter(self.now)
+
+
+class _Images(Dataset[tuple[Tensor, Tensor] | InputFailed]):
+    """What is asked of it is a pass or a chunk of ids, not one image."""
+
+    def __init__(self, data: Data, indexes: tuple[Index, Index], *, seed: int) -> None:
         self.data, self.seed = data, seed
+        self.train, self.val = indexes
 
-    def __getitem__(self, wanted: Pass | NDArray[np.int64]) -> Batch:
+    def __getitem__(self, wanted: Wanted) -> tuple[Tensor, Tensor] | InputFailed:
+        """8-bit pixels (images, height, width, 3) and labels.
+
+        A failure is returned, not raised: torch would wrap its text into a traceback.
+        """
+        index = self.train if isinstance(wanted, Pass) else self.val
+        try:
+            return self._load(index, wanted)
+        except InputFailed as error:
+            return needed(error, wanted, index)
+
+    def _load(self, index: Index, wanted: Wanted) -> tuple[Tensor, Tensor]:
         ids = wanted.examples if isinstance(wanted, Pass) else wanted
-        images = [self._open(i) for i in ids]
+        side = self.data.image_size
+        pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
+        if get_worker_info():
+            pixels.share_memory_()  # written where the training process reads it
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
-            tensors = self._crop_flip(images, wanted)
+            draw = {"seed": self.seed, "epoch": wanted.epoch}
+            windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
+            flips = augmentation.flips(ids, **draw)
+            for i, example in enumerate(ids):
+                image = crop(load_image(index, example), windows[i], side)
+                image = transforms.functional.hflip(image) if flips[i] else image
+                pixels[i] = torch.from_numpy(np.array(image))
         else:
-            side = self.data.image_size
-            tensors = [
-                self._tensor(centre_crop(self._rgb(i, image), side))
-                for i, image in zip(ids, images, strict=True)
-            ]
-        return torch.stack(tensors), self.labels[torch.from_numpy(ids)]
+            for i, example in enumerate(ids):
+                image = centre_crop(load_image(index, example), side)
+                pixels[i] = torch.from_numpy(np.array(image))
+        return pixels, torch.from_numpy(index.labels(ids))
 
-    def _crop_flip(self, images: list[Image.Image], wanted: Pass) -> list[Tensor]:
-        draw = {"seed": self.seed, "epoch": wanted.epoch}
-        # The sizes are in the headers: no image is decoded to find its window.
-        windows = augmentation.crop_windows(
-            np.array([image.size for image in images]), wanted.examples, **draw
-        )
-        flips = augmentation.flips(wanted.examples, **draw)
-        side = [self.data.image_size] * 2
-        tensors = []
-        for i, image, (left, top, width, height), flip in zip(
-            wanted.examples, images, windows.tolist(), flips, strict=True
-        ):
-            resized = transforms.functional.resized_crop(
-                self._rgb(i, image), top, left, height, width, side, antialias=True
-            )
-            tensors.append(self._tensor(transforms.functional.hflip(resized) if flip else resized))
-        return tensors
 
-    def _open(self, i: int) -> Image.Image:
-        try:
-            # Read whole and closed: a pass may have more images than a process may open files.
-            return Image.open(io.BytesIO(Path(self.paths[i]).read_bytes()))
-        except OSError as error:
-            raise self._unreadable(i, error) from None
-
-    def _rgb(self, i: int, image: Image.Image) -> Image.Image:
-        try:
-            return image.convert("RGB")
-        except OSError as error:
-            raise self._unreadable(i, error) from None
-
-    def _unreadable(self, i: int, error: OSError) -> Refused:
-        why = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
-        return Refused(f"{self.paths[i]} cannot be read ({why}); replace it and resume")
-
-    def _tensor(self, image: Image.Image) -> Tensor:
-        tensor = transforms.functional.to_tensor(image)
-        normalised: Tensor = transforms.functional.normalize(tensor, self.data.mean, self.data.std)
-        return normalised
+def crop(image: Image.Image, window: NDArray[np.int64], side: int) -> Image.Image:
+    """The window (left, top, width, height) of an image, resized to `side` x `side`."""
+    left, top, width, height = window.tolist()
+    cropped: Image.Image = transforms.functional.resized_crop(
+        image, top, left, height, width, [side, side], antialias=True
+    )
+    return cropped
 
 
 def centre_crop(image: Image.Image, side: int) -> Image.Image:
     """Short side resized to 256/224 of `side`, then the centred square of `side` pixels."""
-    resized = transforms.functional.resize(image, [round(side * RESIZE)], antialias=True)
+    resized = transforms.functional.resize(
+        image, [round(side * augmentation.RESIZE)], antialias=True
+    )
     cropped: Image.Image = transforms.functional.center_crop(resized, [side, side])
     return cropped
-
-
-def _list(root: Path, split: str, data: Data, expected: int) -> datasets.ImageFolder:
-    folder = root / split
-    if not folder.is_dir():
-        raise Refused(
-            f"no {data.name} at {root}: there is no folder {folder}; write data.root=FOLDER with "
-            "train/ and val/ in it, or go on without: inputs=synthetic (made-up images), "
-            "rehearse=true (the whole run in miniature), +recipe=digits (a real run on a laptop)"
-        )
-    try:
-        listed = datasets.ImageFolder(str(folder))
-    except FileNotFoundError as error:
-        raise Refused(
-            f"{folder} is no image folder ({str(error).splitlines()[0]}); see data/imagenet"
-        ) from None
-    for name, found, wanted in (
-        ("classes", len(listed.classes), data.classes),
-        (f"{split}_examples", len(listed.samples), expected),
-    ):
-        if found != wanted:
-            raise Refused(
-                f"data.{name}={wanted} but {folder} has {found}; complete it, or write "
-                f"data.{name}={found} for another trajectory"
-            )
-    return listed

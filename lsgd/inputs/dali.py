@@ -1,0 +1,213 @@
+"""Image files through NVIDIA DALI, on the CPU alone or with decoding and resizing on the GPU.
+
+DALI reads, decodes and resizes; which files, in which order and which window of each is ours. One
+pipeline carries the whole share of a process, for training and for evaluation: a window of the
+stored image is decoded, and a region of that window is resized to what the model takes.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from nvidia import dali
+from nvidia.dali import fn, types
+from torch.utils.dlpack import from_dlpack
+
+from lsgd import augmentation
+from lsgd.errors import InputFailed
+from lsgd.inputs import Batch
+from lsgd.inputs.decoding import Wanted, load_image, needed
+from lsgd.inputs.index import Index
+from lsgd.recipe import Data
+from lsgd.recipe import Inputs as Settings
+from lsgd.sampler import Pass
+
+DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
+
+
+class DaliInputs:
+    """See Inputs."""
+
+    def __init__(
+        self,
+        data: Data,
+        indexes: tuple[Index, Index],
+        settings: Settings,
+        *,
+        seed: int,
+        device: torch.device,
+        decoders: int,
+        largest_batch: int,
+        channels_last: bool,
+    ) -> None:
+        self.data, self.seed, self.device = data, seed, device
+        self.train_index, self.val_index = indexes
+        on_gpu = settings.decode_on == "gpu" or (
+            settings.decode_on == "auto" and device.type == "cuda"
+        )
+        where = f"GPU, {settings.hardware_share:.0%} in hardware" if on_gpu else "CPU"
+        self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
+        self.in_shards = any(index.in_shards() for index in indexes)
+        self.channels_last = channels_last
+        self.wanted: Iterator[Wanted] = iter(())
+        self.under_way: deque[Wanted] = deque()
+        self.pipeline = dali.Pipeline(
+            batch_size=largest_batch,
+            num_threads=max(1, decoders),
+            device_id=(device.index or 0) if on_gpu else None,
+            prefetch_queue_depth=settings.prefetch,
+        )
+        with self.pipeline:
+            self.pipeline.set_outputs(*self._graph(settings, on_gpu))
+        self.pipeline.build()
+
+    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """See Inputs."""
+        return self._load(passes)
+
+    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+        """See Inputs."""
+        return self._load(chunks)
+
+    def _graph(self, settings: Settings, on_gpu: bool) -> tuple[Any, Any]:
+        """Normalised images, and the lengths of the files they were read from."""
+        file, corner, shape, begin, end, mirror = fn.external_source(
+            source=self._next, num_outputs=6, batch=True
+        )
+        if not self.in_shards:
+            # Not mapped: a mapped file that is cut short while it is read kills the process.
+            file = fn.io.file.read(file, dont_use_mmap=True)
+        window = decode(file, corner, shape, on_gpu=on_gpu, hardware=settings.hardware_share)
+        pixels = fn.resize(
+            window,
+            size=(self.data.image_size, self.data.image_size),
+            roi_start=begin,
+            roi_end=end,
+            interp_type=types.INTERP_TRIANGULAR,
+            antialias=True,
+        )
+        images = fn.crop_mirror_normalize(
+            pixels,
+            mirror=mirror,
+            mean=[255 * mean for mean in self.data.mean],
+            std=[255 * std for std in self.data.std],
+            dtype=DTYPES[settings.dtype],
+            output_layout="HWC" if self.channels_last else "CHW",
+        )
+        return images, file.shape(dtype=types.INT64)
+
+    def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
+        while self.under_way:  # asked for by a round that was given up
+            self._run()
+        self.wanted = iter(wanted)
+        self.pipeline.reset()
+        while (found := self._run()) is not None:
+            yield found
+
+    def _run(self) -> Batch | None:
+        """The next batch under way, or None after the last one."""
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        try:
+            images, lengths = self.pipeline.run(stream)
+        except StopIteration:
+            return None
+        except RuntimeError as error:
+            raise self._why(error) from None
+        wanted = self.under_way.popleft()
+        index, ids = self._what(wanted)
+        self._check_lengths(index, ids, np.array(lengths.as_tensor())[:, 0], wanted)
+        tensor = from_dlpack(images.as_tensor())
+        labels = torch.from_numpy(index.labels(ids))
+        return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
+
+    def _what(self, wanted: Wanted) -> tuple[Index, NDArray[np.int64]]:
+        if isinstance(wanted, Pass):
+            return self.train_index, wanted.examples
+        return self.val_index, wanted
+
+    def _next(self) -> tuple[Any, ...]:
+        """What DALI is to read and cut next; it asks ahead of what has been handed out."""
+        wanted = next(self.wanted)
+        index, ids = self._what(wanted)
+        try:
+            files = [self._file(index, example) for example in ids]
+        except InputFailed as error:
+            raise needed(error, wanted, index) from None
+        self.under_way.append(wanted)
+        sizes = index.sizes(ids)
+        if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
+            draw = {"seed": self.seed, "epoch": wanted.epoch}
+            windows = augmentation.crop_windows(sizes, ids, **draw)
+            mirror = augmentation.flips(ids, **draw)
+            regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
+        else:
+            windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
+            mirror = np.zeros(len(ids), bool)
+            regions = augmentation.centre_regions(sizes, self.data.image_size)
+        return (
+            files,
+            _rows_first(windows[:, :2], np.int32),
+            _rows_first(windows[:, 2:], np.int32),
+            _rows_first(regions[:, :2], np.float32),
+            _rows_first(regions[:, :2] + regions[:, 2:], np.float32),
+            mirror.astype(np.int32),
+        )
+
+    def _file(self, index: Index, example: int) -> NDArray[np.uint8]:
+        """What DALI gets of an image: the path to its file, or what a shard holds of it."""
+        content = index.read(example) if self.in_shards else os.fsencode(index.path(example))
+        return np.frombuffer(content, np.uint8)
+
+    def _check_lengths(
+        self, index: Index, ids: NDArray[np.int64], lengths: NDArray[np.int64], wanted: Wanted
+    ) -> None:
+        # DALI decodes no more of a file than the window needs, so it may not notice a cut.
+        for example in ids[lengths != index.rows["bytes"][ids]]:
+            try:
+                index.read(example)
+            except InputFailed as error:
+                raise needed(error, wanted, index) from None
+
+    def _why(self, error: RuntimeError) -> InputFailed:
+        """The failure of the first image under way that cannot be decoded."""
+        for wanted in self.under_way:
+            index, ids = self._what(wanted)
+            for example in ids:
+                try:
+                    load_image(index, example)
+                except InputFailed as failed:
+                    return needed(failed, wanted, index)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return InputFailed(f"DALI has stopped: {' '.join(lines)[:500]}")
+
+
+def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float) -> Any:
+    """DALI's graph from a file's bytes to a window of its pixels, (height, width, 3) of 8 bits.
+
+    `corner` is the window's (top, left), `shape` its (height, width), in pixels as stored; nothing
+    outside of it is decoded where the format allows that.
+    """
+    options = {"device": "mixed", "hw_decoder_load": hardware} if on_gpu else {"device": "cpu"}
+    return fn.decoders.image_slice(
+        file,
+        corner,
+        shape,
+        axes=(0, 1),
+        normalized_anchor=False,
+        normalized_shape=False,
+        output_type=types.RGB,
+        # PIL leaves images as they are stored, and so do the published numbers.
+        adjust_orientation=False,
+        # As on the CPU; on a GPU the default is coarser.
+        jpeg_fancy_upsampling=True,
+        **options,
+    )
+
+
+def _rows_first(columns: NDArray[Any], kind: type) -> NDArray[Any]:
+    """(x, y) columns as DALI counts: y before x, contiguous."""
+    return np.ascontiguousarray(columns[:, ::-1], dtype=kind)

@@ -1,0 +1,49 @@
+"""One image from its file, as PIL decodes it, and what to say where that fails."""
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from lsgd.errors import InputFailed
+from lsgd.inputs.index import Index, prepare_command
+from lsgd.sampler import Pass
+
+Wanted = Pass | NDArray[np.int64]
+"""What a loader is asked for at once: a pass to train on, or ids to validate with."""
+
+
+def load_image(index: Index, example: int) -> Image.Image:
+    """The image in RGB as it is stored: a rotation noted in its EXIF data is not applied.
+
+    Raises InputFailed if it cannot be decoded or is of another size than the index says.
+    """
+    content = index.read(example)
+    try:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+    except UnidentifiedImageError:
+        raise index.failed(example, "it is no image" if content else "it is empty") from None
+    except Exception as error:
+        # What decoders raise on bytes that are not what they seem, no list holds.
+        raise index.failed(example, str(error) or type(error).__name__) from None
+    width, height = index.sizes(np.array([example]))[0].tolist()
+    if image.size != (width, height):
+        raise index.failed(
+            example,
+            f"it has {image.width} x {image.height} pixels, and had {width} x {height} when it was "
+            "indexed",
+        )
+    return image
+
+
+def needed(error: InputFailed, wanted: Wanted, index: Index) -> InputFailed:
+    """The failure with the moment at which the image was needed and what to do about it."""
+    when = "in an evaluation"
+    if isinstance(wanted, Pass):
+        when = f"in step {wanted.step + 1} of epoch {wanted.epoch + 1}"
+    check = f"{prepare_command('imagenet', index.root)} --check"
+    return InputFailed(
+        f"{error}, needed {when}; put it right and resume, or leave such images out: `{check}` "
+        "writes a skip list for data.skip_list=FILE, which makes it another run"
+    )
