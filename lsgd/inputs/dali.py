@@ -8,6 +8,7 @@ stored image is decoded, and a region of that window is resized to what the mode
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
+AHEAD = 2
+"""Passes whose files are looked up, or read out of shards, ahead of those that DALI has."""
+
+_Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
+"""Per image: path or content, window's corner and shape, region's begin and end, mirrored."""
 
 
 class DaliInputs:
@@ -53,8 +59,9 @@ class DaliInputs:
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
         self.in_shards = any(index.in_shards() for index in indexes)
         self.channels_last = channels_last
-        self.wanted: Iterator[Wanted] = iter(())
+        self.asked: Iterator[tuple[Wanted, _Feed]] = iter(())
         self.under_way: deque[Wanted] = deque()
+        self.readers = ThreadPoolExecutor(max(1, decoders))
         self.pipeline = dali.Pipeline(
             batch_size=largest_batch,
             num_threads=max(1, decoders),
@@ -103,7 +110,7 @@ class DaliInputs:
     def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
         while self.under_way:  # asked for by a round that was given up
             self._run()
-        self.wanted = iter(wanted)
+        self.asked = self._ahead(wanted)
         self.pipeline.reset()
         while (found := self._run()) is not None:
             yield found
@@ -129,16 +136,30 @@ class DaliInputs:
             return self.train_index, wanted.examples
         return self.val_index, wanted
 
-    def _next(self) -> tuple[Any, ...]:
+    def _next(self) -> "_Feed":
         """What DALI is to read and cut next; it asks ahead of what has been handed out."""
-        wanted = next(self.wanted)
+        wanted, feed = next(self.asked)
+        self.under_way.append(wanted)
+        return feed
+
+    def _ahead(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, "_Feed"]]:
+        """Each request with what answers it, made by threads while DALI works on earlier ones."""
+        made = deque[tuple[Wanted, Future[_Feed]]]()
+        for each in wanted:
+            made.append((each, self.readers.submit(self._feed, each)))
+            if len(made) > AHEAD:
+                first, feed = made.popleft()
+                yield first, feed.result()
+        for first, feed in made:
+            yield first, feed.result()
+
+    def _feed(self, wanted: Wanted) -> "_Feed":
         index, ids = self._what(wanted)
         try:
+            sizes = index.sizes(ids)
             files = [self._file(index, example) for example in ids]
         except InputFailed as error:
             raise needed(error, wanted, index) from None
-        self.under_way.append(wanted)
-        sizes = index.sizes(ids)
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
             draw = {"seed": self.seed, "epoch": wanted.epoch}
             windows = augmentation.crop_windows(sizes, ids, **draw)
@@ -191,6 +212,9 @@ def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float)
     `corner` is the window's (top, left), `shape` its (height, width), in pixels as stored; nothing
     outside of it is decoded where the format allows that.
     """
+    # A header that cannot be parsed is an error here, but has crashed the decoder (DALI 2.4): its
+    # window waits for the header, and the minimum is that window.
+    shape = dali.math.min(shape, fn.peek_image_shape(file, dtype=types.INT32)[:2])
     options = {"device": "mixed", "hw_decoder_load": hardware} if on_gpu else {"device": "cpu"}
     return fn.decoders.image_slice(
         file,

@@ -19,6 +19,7 @@ def load_image(index: Index, example: int) -> Image.Image:
 
     Raises InputFailed if it cannot be decoded or is of another size than the index says.
     """
+    width, height = index.sizes(np.array([example]))[0].tolist()
     content = index.read(example)
     try:
         image = Image.open(io.BytesIO(content)).convert("RGB")
@@ -27,7 +28,6 @@ def load_image(index: Index, example: int) -> Image.Image:
     except Exception as error:
         # What decoders raise on bytes that are not what they seem, no list holds.
         raise index.failed(example, str(error) or type(error).__name__) from None
-    width, height = index.sizes(np.array([example]))[0].tolist()
     if image.size != (width, height):
         raise index.failed(
             example,

@@ -20,7 +20,8 @@ SPLITS = ("train", "val")
 
 Row = tuple[bytes, bytes, int, int, int, int, int]
 """A row: path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
-relative too, or nothing; offset there and length in bytes; label; width and height as stored."""
+relative too, or nothing; offset there and length in bytes; label; width and height as stored, both
+0 if it is no image, or no whole one."""
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
@@ -85,8 +86,14 @@ class Index:
         return labels
 
     def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(width, height) in pixels of these images as stored, shape (ids, 2)."""
+        """(width, height) in pixels of these images as stored, shape (ids, 2).
+
+        Raises InputFailed if one of them had none that could be read.
+        """
         rows = self.rows[ids]
+        if not rows["width"].all():
+            first = ids[np.flatnonzero(rows["width"] == 0)[0]]
+            raise self.failed(first, "it is no image, or no whole one, says the index")
         return np.stack((rows["width"], rows["height"]), axis=-1).astype(np.int64)
 
     def classes(self) -> list[str]:

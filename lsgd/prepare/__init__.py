@@ -1,0 +1,1 @@
+"""Datasets on disk, made ready for training: unpacked, verified, indexed, checked, packed."""
