@@ -214,7 +214,8 @@ def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float)
     """
     # A header that cannot be parsed is an error here, but has crashed the decoder (DALI 2.4): its
     # window waits for the header, and the minimum is that window.
-    shape = dali.math.min(shape, fn.peek_image_shape(file, dtype=types.INT32)[:2])
+    stored = fn.peek_image_shape(file, adjust_orientation=False, dtype=types.INT32)
+    shape = dali.math.min(shape, stored[:2])
     options = {"device": "mixed", "hw_decoder_load": hardware} if on_gpu else {"device": "cpu"}
     return fn.decoders.image_slice(
         file,
