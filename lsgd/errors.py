@@ -22,3 +22,9 @@ class InputFailed(Exception):
     """An image or a loader process failed while the run needed it; its checkpoint is intact."""
 
     exit_code = 4
+
+
+class PeerLost(Exception):
+    """Another process of the job has gone, and its own message says why."""
+
+    exit_code = 5

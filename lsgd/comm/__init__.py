@@ -2,14 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
 from torch import Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import Diverged, InputFailed, Refused
+from lsgd.errors import Diverged, InputFailed, PeerLost, Refused
 from lsgd.launcher import Launch, cores, detect
 
 T = TypeVar("T")
@@ -85,6 +86,19 @@ def describe(comm: Comm, device: Device) -> str:
     return line
 
 
+@contextmanager
+def with_peers(*errors: type[Exception]) -> Iterator[None]:
+    """Make these errors of a communication library say what they mean: PeerLost."""
+    try:
+        yield
+    except errors as error:
+        why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+        raise PeerLost(
+            f"another process has left the job ({why}); its own message says why, the checkpoint "
+            "is intact, and the same words resume it"
+        ) from None
+
+
 def sum_(comm: Comm, tensor: Tensor) -> None:
     """Replace the tensor, in place, by its sum over the processes, and wait for it."""
     comm.start_sum_(tensor, "sum")()
@@ -98,8 +112,8 @@ def run_command(command: Callable[[], object]) -> int:
     rank = detect().rank
     try:
         command()
-    except (Refused, Diverged, InputFailed) as error:
-        if isinstance(error, InputFailed) or (isinstance(error, Refused) and error.here_only):
+    except (Refused, Diverged, InputFailed, PeerLost) as error:
+        if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
             print(f"lsgd: process {rank}: {error}", file=sys.stderr)
         elif rank == 0:
             print(f"lsgd: {error}", file=sys.stderr)

@@ -14,7 +14,10 @@ os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
+
+from lsgd.comm import with_peers
 
 if not hasattr(hvd, "init"):
     raise ImportError("its compiled part does not fit this torch")
@@ -41,21 +44,25 @@ class HorovodComm:
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """See Comm."""
-        handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
+        with with_peers(HorovodInternalError):
+            handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
 
         def wait() -> None:
-            hvd.synchronize(handle)
+            with with_peers(HorovodInternalError):
+                hvd.synchronize(handle)
 
         return wait
 
     def broadcast_object(self, value: T) -> T:
         """See Comm."""
-        received: T = hvd.broadcast_object(value, root_rank=0, name="object")
+        with with_peers(HorovodInternalError):
+            received: T = hvd.broadcast_object(value, root_rank=0, name="object")
         return received
 
     def gather_objects(self, value: T) -> list[T]:
         """See Comm."""
-        values: list[T] = hvd.allgather_object(value, name="objects")
+        with with_peers(HorovodInternalError):
+            values: list[T] = hvd.allgather_object(value, name="objects")
         return values
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lsgd.comm import with_peers
 from lsgd.errors import Refused
 from lsgd.launcher import Launch
 
@@ -42,19 +43,27 @@ class TorchComm:
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """See Comm; torch.distributed goes by the order of the calls and needs no name."""
-        work = dist.all_reduce(tensor, async_op=True)
-        return lambda: cast(None, work.wait())
+        with with_peers(RuntimeError):
+            work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> None:
+            with with_peers(RuntimeError):
+                work.wait()
+
+        return wait
 
     def broadcast_object(self, value: T) -> T:
         """See Comm."""
         values = [value]
-        dist.broadcast_object_list(values, src=0, device=self.device)
+        with with_peers(RuntimeError):
+            dist.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:
         """See Comm."""
         values: list[T | None] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        with with_peers(RuntimeError):
+            dist.all_gather_object(values, value)
         return cast(list[T], values)
 
     def close(self) -> None:
