@@ -19,7 +19,7 @@ train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
 demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
-test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=horovod,mpi,data makes a missing one fail
+test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,horovod,mpi,data makes a missing one fail
 	$(BIN)/python -m pytest $(ARGS)
 
 check: format lint types layers ## what needs no run: the four below
@@ -57,5 +57,5 @@ clean: ## remove what was built; .venv and runs/ stay
 
 # After .run where both are wanted, since two pips in one environment get in each other's way.
 .venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,horovod]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,horovod]'
 	@touch $@

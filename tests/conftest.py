@@ -1,6 +1,6 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `horovod`, `mpi`, `gpu` or `data` is skipped where that is missing, unless the
+A test marked `dali`, `horovod`, `mpi`, `gpu` or `data` is skipped where that is missing, unless the
 environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping.
 """
 
@@ -21,6 +21,10 @@ TEST_DATA = Path(os.environ.get("LSGD_TEST_DATA", REPOSITORY.parent / "shared" /
 
 MISSING = {
     "gpu": (not torch.cuda.is_available(), "torch finds no GPU"),
+    "dali": (
+        not (find_spec("nvidia") and find_spec("nvidia.dali")),
+        "DALI is not installed: pip install 'lsgd[dali]'",
+    ),
     "horovod": (find_spec("horovod") is None, "Horovod is not installed: setup/horovod.sh"),
     "mpi": (shutil.which("mpirun") is None, "mpirun is not installed: apt install openmpi-bin"),
     "data": (not TEST_DATA.is_dir(), f"no test data at {TEST_DATA}: set LSGD_TEST_DATA"),

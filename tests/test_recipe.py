@@ -41,7 +41,8 @@ BASE = Recipe(
 TRAJECTORY = {
     "data.name": "other", "data.train_examples": 1281166, "data.val_examples": 49999,
     "data.classes": 999, "data.channels": 1, "data.image_size": 192, "data.mean": [0.4] * 3,
-    "data.std": [0.3] * 3, "data.skip": ["train/a/b"], "data.augmentation": "none", "model.name": "resnet101",
+    "data.std": [0.3] * 3, "data.skip": ["train/a/b"], "data.augmentation": "none",
+    "model.name": "resnet101",
     "model.last_gamma": 1.0, "optim.momentum": 0.8, "optim.nesterov": False,
     "optim.weight_decay": 0.0, "optim.equation": 10, "optim.momentum_correction": True,
     "schedule.reference_lr": 0.2, "schedule.reference_batch": 128.0, "schedule.scaling": "sqrt",
@@ -246,7 +247,7 @@ def test_rehearsal_prints_every_replacement() -> None:
         ({"worker_batch": 1}, "worker_batch=1 is not possible; write 2 or more"),
         ({"seed": 2**64}, f"seed={2**64} is too large; write .* below 2.64"),
         ({"inputs__decoders": -1}, "inputs.decoders=-1 is not possible; write 0 or more"),
-        ({"inputs__hardware_share": 1.5}, "inputs.hardware_share=1.5 .* write a number from 0 to 1"),
+        ({"inputs__hardware_share": 1.5}, "share=1.5 is more than all .* a number from 0 to 1"),
         ({"tail": "pad"}, "tail=pad is unknown; write one of drop, keep"),
         ({"optim__equation": 8}, "optim.equation=8 is unknown; write one of 9, 10"),
         ({"model__name": "resnet18"}, "model.name=resnet18 .* resnet50, resnet101, resnet20"),

@@ -216,8 +216,11 @@ def _changed_since(index: Index, made: float) -> str | None:
     starts = np.flatnonzero(np.diff(rows["label"], prepend=-1))
     folders = [(index.root / os.fsdecode(path)).parent for path in rows["path"][starts]]
     split = folders[0].parent
-    if odd := sorted({folder.name for folder in folders} ^ set(class_folders(split))):
-        return f"{split / odd[0]} is {'gone' if split / odd[0] in folders else 'new'}"
+    for name in sorted({folder.name for folder in folders} ^ set(class_folders(split))):
+        if split / name in folders:
+            return f"{split / name} is gone"
+        if image_files(split / name):
+            return f"{split / name} is new"
     for folder, paths in zip(folders, np.split(rows["path"], starts[1:]), strict=True):
         if folder.stat().st_mtime > made:
             listed = {Path(os.fsdecode(path)).name for path in paths}
