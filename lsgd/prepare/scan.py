@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lsgd.errors import Refused
 from lsgd.inputs.index import SPLITS, Row, class_folders, index_file, write_index
 from lsgd.prepare.journal import Findings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel
-
-END_OF_JPEG = b"\xff\xd9"
-"""The last two bytes of a whole one."""
 
 
 def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -> list[str]:
@@ -28,20 +26,21 @@ def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as stored; (0, 0) if it is no image, or no whole one.
-
-    They are in the header. Only a file that does not end as a JPEG does is decoded, to see whether
-    it is cut short.
-    """
+    """Width and height of an image as stored, from its header; (0, 0) if it has no readable one."""
     try:
-        with path.open("rb") as file, Image.open(file) as image:
-            found = image.size
-            file.seek(-2, os.SEEK_END)
-            if file.read(2) != END_OF_JPEG:
-                image.load()
-            return found
-    except Exception:  # on a broken file PIL raises nearly anything
+        with Image.open(path) as image:
+            return image.size
+    except OSError as error:
+        if error.errno:
+            raise unreachable(path, error) from None
         return 0, 0
+    except Exception:  # a broken header can make PIL raise nearly anything
+        return 0, 0
+
+
+def unreachable(path: Path, error: OSError) -> Refused:
+    """What to raise if the disk, and not the image, is what is wrong."""
+    return Refused(f"{path} cannot be read ({error.strerror}); the same command goes on from there")
 
 
 def _index_split(root: Path, folder: Path, split: str, processes: int) -> list[str]:
