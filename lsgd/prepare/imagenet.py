@@ -105,7 +105,7 @@ def prepare(given: argparse.Namespace) -> None:
             print(f"  {kept} of them were there before and are not unusable: a line can be removed")
     elif unreadable:
         raise Refused(
-            f"{len(unreadable)} images have no readable header ({', '.join(unreadable[:3])} …) and "
+            f"{len(unreadable)} images are cut short or none ({', '.join(unreadable[:3])} …) and "
             "would stop a run; replace them, or add --check, which writes a skip list of all that "
             "cannot be decoded"
         )

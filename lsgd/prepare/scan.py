@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from lsgd.errors import Refused
 from lsgd.inputs.index import SPLITS, Row, class_folders, index_file, write_index
+from lsgd.prepare.images import size
 from lsgd.prepare.journal import Findings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel
 
@@ -17,30 +16,12 @@ from lsgd.prepare.workers import in_parallel
 def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -> list[str]:
     """Write the indexes of root/train and root/val, of any classes, to `index` or to the root.
 
-    Only files that are new or changed since an older index are opened. Returns the images without
-    a readable header, whose size in the index is 0 x 0.
+    Only files that are new or changed since an older index are opened. Returns the images
+    that are none, or not whole, whose size in the index is 0 x 0.
     """
     folder = index or root
     folder.mkdir(parents=True, exist_ok=True)
     return [path for split in SPLITS for path in _index_split(root, folder, split, processes)]
-
-
-def size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as stored, from its header; (0, 0) if it has no readable one."""
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except OSError as error:
-        if error.errno:
-            raise unreachable(path, error) from None
-        return 0, 0
-    except Exception:  # a broken header can make PIL raise nearly anything
-        return 0, 0
-
-
-def unreachable(path: Path, error: OSError) -> Refused:
-    """What to raise if the disk, and not the image, is what is wrong."""
-    return Refused(f"{path} cannot be read ({error.strerror}); the same command goes on from there")
 
 
 def _index_split(root: Path, folder: Path, split: str, processes: int) -> list[str]:

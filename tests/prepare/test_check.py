@@ -8,7 +8,8 @@ from PIL import Image
 
 from lsgd.errors import Refused
 from lsgd.prepare import check
-from lsgd.prepare.check import Finding, check_folder, look, write_skip_list
+from lsgd.prepare.check import Finding, check_folder, write_skip_list
+from lsgd.prepare.images import FATAL, look, size
 from lsgd.prepare.journal import Findings, Journal
 
 
@@ -29,7 +30,7 @@ def test_every_cut_before_the_end_marker_is_truncation(test_data: Path, tmp_path
     (tolerated,) = (test_data / "imagenet-sample/n02325366").iterdir()
     for file in [tolerated, *files[2:500:25]]:
         whole = file.read_bytes()
-        assert not set(dict(look(file))) & set(check.FATAL)
+        assert not set(dict(look(file))) & FATAL.keys()
         end = whole.rindex(b"\xff\xd9") + 2
         for length in (2, 20, 300, end // 2, end * 9 // 10, end - 300, end - 20, end - 3):
             cut_file.write_bytes(whole[:length])
@@ -37,9 +38,10 @@ def test_every_cut_before_the_end_marker_is_truncation(test_data: Path, tmp_path
         for length in (end - 2, end - 1):
             cut_file.write_bytes(whole[:length])
             assert [kind for kind, _ in look(cut_file)] == ["truncated"], (file, length)
+            assert size(cut_file) == (0, 0)
         # Bytes behind the marker are no part of the image.
         cut_file.write_bytes(whole[:end] + b"more")
-        assert not set(dict(look(cut_file))) & set(check.FATAL)
+        assert not set(dict(look(cut_file))) & FATAL.keys()
 
 
 def test_a_cut_progressive_image_and_a_cut_png(tmp_path: Path) -> None:
