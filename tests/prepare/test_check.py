@@ -54,12 +54,17 @@ def test_a_cut_progressive_image_and_a_cut_png(tmp_path: Path) -> None:
             assert [found for found, _ in look(path)] == ["truncated"], (kind, length)
 
 
-def test_a_thumbnail_s_end_marker_is_not_the_image_s(tmp_path: Path) -> None:
+@pytest.mark.data
+def test_a_thumbnail_s_end_marker_is_not_the_image_s(test_data: Path, tmp_path: Path) -> None:
+    # One that PIL takes for whole without its last two bytes.
+    (file,) = (test_data / "imagenet-sample/n02325366").iterdir()
     thumbnail = io.BytesIO()
     Image.new("RGB", (8, 8)).save(thumbnail, "JPEG")
-    path = save(tmp_path / "a.jpg", side=300, comment=thumbnail.getvalue())
+    comment = b"\xff\xfe" + (len(thumbnail.getvalue()) + 2).to_bytes(2) + thumbnail.getvalue()
+    content, path = file.read_bytes(), tmp_path / "a.jpg"
+    path.write_bytes(content[:2] + comment + content[2:])
     assert look(path) == []
-    path.write_bytes(path.read_bytes()[:-400])
+    path.write_bytes(content[:2] + comment + content[2:-2])
     assert [kind for kind, _ in look(path)] == ["truncated"]
 
 
