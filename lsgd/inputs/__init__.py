@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lsgd import paths
 from lsgd.errors import Refused
@@ -17,7 +15,12 @@ from lsgd.launcher import cores, detect
 from lsgd.recipe import Data, Recipe
 from lsgd.sampler import Pass
 
-Batch = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    # Names only: what knows no more than the index, as lsgd.prepare does, starts without torch.
+    import torch
+    from torch import Tensor
+
+Batch: TypeAlias = "tuple[Tensor, Tensor]"
 """Images (images, channels, height, width), normalised, and their labels (images,)."""
 
 IN_MEMORY = ("digits", "fashion-mnist", "cifar10")
@@ -36,7 +39,7 @@ class Inputs(Protocol):
         """The images of the validation set with these ids, chunk by chunk."""
 
 
-def open_inputs(recipe: Recipe, device: torch.device) -> Inputs:
+def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """The loader that the recipe asks for, its dataset checked against the recipe's numbers.
 
     Raises Refused where the dataset is not, or is not what the recipe says.

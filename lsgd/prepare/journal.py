@@ -1,6 +1,7 @@
 """What has been found out about the files of each folder, kept while it is found out."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -50,10 +51,10 @@ class Journal:
     """
 
     def __init__(self, file: Path) -> None:
-        self.path = file
+        self.file = file
         self.found: dict[str, Findings] = {}
-        whole = 0
         if file.exists():
+            whole = 0
             with file.open("rb") as lines:
                 for line in lines:
                     if not line.endswith(b"\n"):
@@ -61,16 +62,14 @@ class Journal:
                     read = Findings(**json.loads(line))
                     self.found[read.folder] = read
                     whole += len(line)
-        self.file = file.open("ab")
-        self.file.truncate(whole)
+            os.truncate(file, whole)
 
     def add(self, findings: Findings) -> None:
         """Keep the findings of a folder."""
-        self.file.write(json.dumps(asdict(findings)).encode() + b"\n")
-        self.file.flush()
+        with self.file.open("ab") as lines:
+            lines.write(json.dumps(asdict(findings)).encode() + b"\n")
         self.found[findings.folder] = findings
 
     def remove(self) -> None:
         """Forget all: what it was for is done."""
-        self.file.close()
-        self.path.unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)

@@ -6,42 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from lsgd.inputs.index import SPLITS, Row, class_folders, index_file, write_index
+from lsgd.prepare.images import size
 from lsgd.prepare.journal import Findings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel
-
-END_OF_JPEG = b"\xff\xd9"
-"""The last two bytes of a whole one."""
 
 
 def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -> list[str]:
     """Write the indexes of root/train and root/val, of any classes, to `index` or to the root.
 
-    Only files that are new or changed since an older index are opened. Returns the images without
-    a readable header, whose size in the index is 0 x 0.
+    Only files that are new or changed since an older index are opened. Returns the images
+    that are none, or not whole, whose size in the index is 0 x 0.
     """
     folder = index or root
     folder.mkdir(parents=True, exist_ok=True)
     return [path for split in SPLITS for path in _index_split(root, folder, split, processes)]
-
-
-def size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as stored; (0, 0) if it is no image, or no whole one.
-
-    They are in the header. Only a file that does not end as a JPEG does is decoded, to see whether
-    it is cut short.
-    """
-    try:
-        with path.open("rb") as file, Image.open(file) as image:
-            found = image.size
-            file.seek(-2, os.SEEK_END)
-            if file.read(2) != END_OF_JPEG:
-                image.load()
-            return found
-    except Exception:  # on a broken file PIL raises nearly anything
-        return 0, 0
 
 
 def _index_split(root: Path, folder: Path, split: str, processes: int) -> list[str]:

@@ -1,0 +1,165 @@
+"""ImageNet (ILSVRC 2012): from the archives or a folder to what a run reads."""
+
+import argparse
+import os
+from pathlib import Path
+
+from lsgd.errors import Refused
+
+TRAIN, VAL, CLASSES = 1_281_167, 50_000, 1000
+
+HELP = "ILSVRC 2012: unpack, sort, verify, index, check, write shards"
+
+EPILOG = """\
+what happens, in this order; a command that was ended at any moment goes on when given again:
+  1. unpack   --train-tar and --val-tar, straight into ROOT/train/<wnid>/ and ROOT/val/<wnid>/
+  2. sort     images that lie in ROOT/val itself, into class folders, by --val-classes
+  3. verify   the class folders against the 1000 of ILSVRC 2012, and the totals 1,281,167 and 50,000
+  4. index    train.index.npy and val.index.npy, from the header of every image
+  5. check    with --check: every image is decoded; skip.txt names those that cannot be
+  6. shards   with --shards FOLDER: the same images in tar files, in WebDataset's layout
+
+an error ends the command; of these a run could not make sense:
+  train/ and val/ with different classes, a class without images, a folder of 1000 classes or more
+  of which some are not ILSVRC's (it claims to be all of ImageNet, and its labels would be others)
+a warning does not; what it names may be meant, and is then given to lsgd in so many words:
+  classes missing, other totals, and in a folder of fewer than 1000 classes: unknown ones
+
+examples:
+  python -m lsgd.prepare imagenet /data/imagenet --train-tar ILSVRC2012_img_train.tar \\
+      --val-tar ILSVRC2012_img_val.tar --val-classes ILSVRC2012_devkit_t12.tar.gz --check
+  python -m lsgd.prepare imagenet /shared/imagenet --index ~/imagenet-index    (read-only)
+  python -m lsgd.prepare imagenet ILSVRC/Data/CLS-LOC --val-classes LOC_val_solution.csv
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `imagenet` to the command line."""
+    parser = subparsers.add_parser(
+        "imagenet",
+        help=HELP,
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="ROOT", help="folder with train/ and val/")
+    parser.add_argument("--train-tar", type=Path, metavar="TAR", help="ILSVRC2012_img_train.tar")
+    parser.add_argument("--val-tar", type=Path, metavar="TAR", help="ILSVRC2012_img_val.tar")
+    parser.add_argument(
+        "--val-classes",
+        type=Path,
+        metavar="FILE",
+        help="which class each validation image is of: ILSVRC2012_devkit_t12.tar.gz, Kaggle's "
+        "LOC_val_solution.csv, or lines of an image and its wnid or number (0 to 999)",
+    )
+    parser.add_argument(
+        "--index", type=Path, metavar="FOLDER", help="where the indexes go (default: ROOT)"
+    )
+    parser.add_argument("--check", action="store_true", help="decode every image")
+    parser.add_argument("--shards", type=Path, metavar="FOLDER", help="write tar shards there")
+    parser.add_argument(
+        "--shard-mb", type=int, default=512, metavar="N", help="million bytes each (default: 512)"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="default: as many as there are cores, here %(default)s",
+    )
+    parser.set_defaults(command=prepare)
+
+
+def prepare(given: argparse.Namespace) -> None:
+    """Do what the command line asks for, and print the words to give to a run.
+
+    Raises Refused, before anything is written wherever that can be known.
+    """
+    # Here, so that --help need not wait for what they import.
+    from lsgd.prepare import verify
+    from lsgd.prepare.check import check_folder, table, write_skip_list
+    from lsgd.prepare.scan import index_folder
+    from lsgd.prepare.shards import write_shards
+
+    _refuse_before(given)
+    root, index, processes = given.root, given.index or given.root, given.processes
+    _fill(root, given)
+    counted = verify.verify(root, TRAIN, VAL)
+    for line in counted.lines:
+        print(line, flush=True)
+    index.mkdir(parents=True, exist_ok=True)
+    unreadable = index_folder(root, index, processes=processes)
+    print(f"index: {index}/train.index.npy and val.index.npy", flush=True)
+    words = [f"data.root={root}", *counted.words]
+    if given.index:
+        words.insert(1, f"data.index={index}")
+    if given.check:
+        found = check_folder(root, index, processes=processes)
+        print(f"{table(found)}\nall of them: {index}/check.tsv", flush=True)
+        skip = index / "skip.txt"
+        skipped, kept = write_skip_list(found, skip)
+        if skipped:
+            print(f"{skip} names {skipped} images to leave out")
+            words.append(f"data.skip_list={skip}")
+        if kept:
+            print(f"  {kept} of them were there before and are not unusable: a line can be removed")
+    elif unreadable:
+        raise Refused(
+            f"{len(unreadable)} images are cut short or none ({', '.join(unreadable[:3])} …) and "
+            "would stop a run; replace them, or add --check, which writes a skip list of all that "
+            "cannot be decoded"
+        )
+    if given.shards:
+        shards = write_shards(
+            root, index, given.shards, megabytes=given.shard_mb, processes=processes
+        )
+        print(f"shards: {shards} in {given.shards}, with an index")
+        words = [word for word in words if not word.startswith(("data.root=", "data.index="))]
+        words.insert(0, f"data.root={given.shards}")
+    print(f"ready: python -m lsgd.train +recipe=bs256 {' '.join(words)}")
+
+
+def _refuse_before(given: argparse.Namespace) -> None:
+    for option in ("train_tar", "val_tar", "val_classes"):
+        file = getattr(given, option)
+        if file and not file.is_file():
+            raise Refused(f"--{option.replace('_', '-')} {file}: there is no such file")
+    for option in ("processes", "shard_mb"):
+        if (number := getattr(given, option)) < 1:
+            raise Refused(f"--{option.replace('_', '-')} {number} is not possible; write 1 or more")
+    for option in ("index", "shards"):
+        folder = getattr(given, option)
+        if folder and folder.exists() and not folder.is_dir():
+            raise Refused(f"--{option} {folder} is no folder; give one that is, or a new name")
+    if given.shards and given.shards.resolve() == given.root.resolve():
+        raise Refused(f"--shards {given.shards} is ROOT itself; give a folder of its own")
+
+
+def _fill(root: Path, given: argparse.Namespace) -> None:
+    """Unpack and sort, until every image lies in its class folder."""
+    from lsgd.inputs.index import image_files
+    from lsgd.prepare.unpack import unpack_train, unpack_val
+    from lsgd.prepare.validation import WHERE_FROM, ValClasses, check_sorted, sort_val
+
+    class_of = ValClasses(given.val_classes) if given.val_classes else None
+    flat = image_files(root / "val") if (root / "val").is_dir() else []
+    if class_of is None and flat:
+        raise Refused(
+            f"{root / 'val'} has {len(flat)} images in no class folder ({flat[0]} …); give "
+            f"{WHERE_FROM}"
+        )
+    if class_of is None and given.val_tar:
+        raise Refused(f"--val-tar does not say which class an image is of; give {WHERE_FROM}")
+    if given.train_tar:
+        _say("train", unpack_train(given.train_tar, root / "train", processes=given.processes))
+    if class_of:
+        val = root / "val"
+        if flat:
+            print(f"val: {sort_val(val, class_of):,} images sorted into classes", flush=True)
+        if given.val_tar:
+            _say("val", unpack_val(given.val_tar, val, class_of, processes=given.processes))
+        check_sorted(val, class_of)
+
+
+def _say(split: str, counts: tuple[int, int]) -> None:
+    print(f"{split}: {counts[0]:,} images unpacked, {counts[1]:,} were there", flush=True)

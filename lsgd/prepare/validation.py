@@ -1,0 +1,166 @@
+"""Which class each validation image of ILSVRC 2012 belongs to, from a file that says it."""
+
+import csv
+import io
+import os
+import tarfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lsgd.errors import Refused
+from lsgd.inputs.index import class_folders, image_files
+
+WHERE_FROM = (
+    "--val-classes FILE: ILSVRC2012_devkit_t12.tar.gz from image-net.org, LOC_val_solution.csv "
+    "from Kaggle, or lines such as `ILSVRC2012_val_00000001.JPEG n01751748`"
+)
+
+
+@cache
+def classes() -> dict[str, str]:
+    """The 1000 classes of ILSVRC 2012 in the order of their numbers: wnid and a name."""
+    lines = Path(__file__).with_name("imagenet_classes.txt").read_text(encoding="utf-8")
+    return dict(line.split("\t") for line in lines.splitlines())
+
+
+class ValClasses:
+    """The class of each validation image, by the name of its file without the suffix."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            found = _devkit(file) if tarfile.is_tarfile(file) else _text(file)
+        except OSError as error:
+            raise Refused(
+                f"--val-classes {file} cannot be read ({error.strerror or error}); give "
+                f"{WHERE_FROM}"
+            ) from None
+        if unknown := sorted(set(found.values()) - set(classes())):
+            raise self.refused(f"{unknown[0]} is no class of ILSVRC 2012")
+        self.found = found
+
+    def __call__(self, name: str) -> str:
+        """The class of an image; raises Refused if the file does not name the image."""
+        try:
+            return self.found[name.rpartition(".")[0]]
+        except KeyError:
+            raise self.refused(f"it does not name {name}") from None
+
+    def refused(self, why: str) -> Refused:
+        """What to raise if the file does not do."""
+        return Refused(f"--val-classes {self.file} does not do: {why}; give {WHERE_FROM}")
+
+
+def sort_val(folder: Path, class_of: ValClasses) -> int:
+    """Move the images that lie in folder itself to folder/<class>/; returns how many.
+
+    Raises Refused, with nothing moved, if an image is not named or is in its class as well.
+    """
+    moves = [(folder / name, folder / class_of(name) / name) for name in image_files(folder)]
+    for image, target in moves:
+        if target.exists():
+            raise Refused(f"{image} and {target} are both there; remove one of them")
+    for each in {target.parent for _, target in moves}:
+        each.mkdir(exist_ok=True)
+    for image, target in tqdm(moves, desc="sorting val", unit="", disable=None):
+        os.rename(image, target)
+    return len(moves)
+
+
+def check_sorted(folder: Path, class_of: ValClasses) -> None:
+    """Raise Refused if an image lies in another class folder than its own."""
+    for each in class_folders(folder):
+        for name in image_files(folder / each):
+            if (own := class_of(name)) != each:
+                raise Refused(
+                    f"{folder / each / name} is of class {own} by {class_of.file}; move it to "
+                    f"{folder / own}, and look how it came there"
+                )
+
+
+def _devkit(file: Path) -> dict[str, str]:
+    """Line i of the ground truth is the ILSVRC2012_ID, 1 to 1000, of validation image i."""
+    try:
+        with tarfile.open(file) as tar:
+            meta, truth = (
+                _member(tar, f"/data/{name}")
+                for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
+            )
+    except (tarfile.TarError, EOFError) as error:
+        raise Refused(f"--val-classes {file} is cut short ({error}); fetch it again") from None
+    if meta is None or truth is None:
+        raise Refused(
+            f"--val-classes {file} is a tar without data/meta.mat and "
+            f"data/ILSVRC2012_validation_ground_truth.txt; give {WHERE_FROM}"
+        )
+    # Here, since only this file format needs it: it comes with scikit-learn.
+    from scipy.io import loadmat
+
+    synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+    wnids = {
+        int(each["ILSVRC2012_ID"]): str(each["WNID"])
+        for each in synsets
+        # The others are groups of classes.
+        if int(each["num_children"]) == 0
+    }
+    if wnids.keys() != set(range(1, 1001)) or set(wnids.values()) != set(classes()):
+        raise Refused(
+            f"--val-classes {file} numbers other classes than the 1000 of ILSVRC 2012; give "
+            f"{WHERE_FROM}"
+        )
+    numbers = [int(line) for line in truth.decode("ascii").split()]
+    if odd := set(numbers) - wnids.keys():
+        raise Refused(f"--val-classes {file} has class {min(odd)}; expected 1 to 1000")
+    return {f"ILSVRC2012_val_{i:08d}": wnids[number] for i, number in enumerate(numbers, 1)}
+
+
+def _member(tar: tarfile.TarFile, ending: str) -> bytes | None:
+    for member in tar:
+        if member.name.endswith(ending) and (file := tar.extractfile(member)):
+            return file.read()
+    return None
+
+
+def _text(file: Path) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise Refused(
+            f"--val-classes {file} is neither text nor a tar; give {WHERE_FROM}"
+        ) from None
+    if lines and lines[0].strip() == "ImageId,PredictionString":
+        # The class and its box, once per object, all of one class.
+        return _pairs(
+            file, ((row[0], *set(row[1].split()[::5])) for row in csv.reader(lines[1:]) if row)
+        )
+    return _pairs(file, (line.split() for line in lines if line.strip()))
+
+
+def _pairs(file: Path, pairs: Iterable[Iterable[str]]) -> dict[str, str]:
+    """Names and classes; numbers are the places of the sorted classes, as in Caffe's val.txt."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        words = list(pair)
+        if len(words) != 2:
+            raise Refused(
+                f"--val-classes {file} has {' '.join(words)!r} where the name of an image and its "
+                f"class were expected; give {WHERE_FROM}"
+            )
+        name = Path(words[0]).name
+        name = name.rpartition(".")[0] if "." in name else name
+        if found.setdefault(name, words[1]) != words[1]:
+            raise Refused(f"--val-classes {file} names {name} twice, with two classes; correct it")
+    numbers = set(found.values())
+    if not any(number.isdecimal() for number in numbers):
+        return found
+    # A list that counts from 1 has a 1000 and no 0: every label of it would be wrong by one.
+    if numbers != {str(i) for i in range(1000)}:
+        raise Refused(
+            f"--val-classes {file} has numbers for classes, and not all of 0 to 999; give "
+            f"{WHERE_FROM}"
+        )
+    by_number = list(classes())
+    return {name: by_number[int(number)] for name, number in found.items()}

@@ -1,0 +1,174 @@
+"""What cannot be decoded is found, wherever a file is cut, and what is odd is named."""
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lsgd.errors import Refused
+from lsgd.prepare import check
+from lsgd.prepare.check import Finding, check_folder, write_skip_list
+from lsgd.prepare.images import FATAL, look, size
+from lsgd.prepare.journal import Findings, Journal
+
+
+def save(
+    path: Path, mode: str = "RGB", side: int = 40, kind: str = "JPEG", **options: object
+) -> Path:
+    """An image that is not plain."""
+    gradient = Image.linear_gradient("L").resize((side, side))
+    gradient.convert(mode).save(path, kind, **options)
+    return path
+
+
+@pytest.mark.data
+def test_every_cut_before_the_end_marker_is_truncation(test_data: Path, tmp_path: Path) -> None:
+    files = sorted((test_data / "imagenet-sample").rglob("*.JPEG"), key=lambda p: p.stat().st_size)
+    cut_file = tmp_path / "cut.JPEG"
+    # Without its last two bytes PIL takes the first for whole.
+    (tolerated,) = (test_data / "imagenet-sample/n02325366").iterdir()
+    for file in [tolerated, *files[2:500:25]]:
+        whole = file.read_bytes()
+        assert not set(dict(look(file))) & FATAL.keys()
+        end = whole.rindex(b"\xff\xd9") + 2
+        for length in (2, 20, 300, end // 2, end * 9 // 10, end - 300, end - 20, end - 3):
+            cut_file.write_bytes(whole[:length])
+            assert [kind for kind, _ in look(cut_file)] == ["truncated"], (file, length)
+        for length in (end - 2, end - 1):
+            cut_file.write_bytes(whole[:length])
+            assert [kind for kind, _ in look(cut_file)] == ["truncated"], (file, length)
+            assert size(cut_file) == (0, 0)
+        # Bytes behind the marker are no part of the image.
+        cut_file.write_bytes(whole[:end] + b"more")
+        assert not set(dict(look(cut_file))) & FATAL.keys()
+
+
+def test_a_cut_progressive_image_and_a_cut_png(tmp_path: Path) -> None:
+    for kind, options in (("JPEG", {"progressive": True}), ("PNG", {})):
+        path = save(tmp_path / f"a.{kind.lower()}", side=200, kind=kind, **options)
+        assert look(path) == []
+        whole = path.read_bytes()
+        for length in (10, len(whole) // 2, len(whole) - 30 if kind == "PNG" else len(whole) - 2):
+            path.write_bytes(whole[:length])
+            assert [found for found, _ in look(path)] == ["truncated"], (kind, length)
+
+
+@pytest.mark.data
+def test_a_thumbnail_s_end_marker_is_not_the_image_s(test_data: Path, tmp_path: Path) -> None:
+    # One that PIL takes for whole without its last two bytes.
+    (file,) = (test_data / "imagenet-sample/n02325366").iterdir()
+    thumbnail = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(thumbnail, "JPEG")
+    comment = b"\xff\xfe" + (len(thumbnail.getvalue()) + 2).to_bytes(2) + thumbnail.getvalue()
+    content, path = file.read_bytes(), tmp_path / "a.jpg"
+    path.write_bytes(content[:2] + comment + content[2:])
+    assert look(path) == []
+    path.write_bytes(content[:2] + comment + content[2:-2])
+    assert [kind for kind, _ in look(path)] == ["truncated"]
+
+
+def test_kinds(tmp_path: Path) -> None:
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    upright = Image.Exif()
+    upright[0x0112] = 1
+    text, empty = tmp_path / "text.JPEG", tmp_path / "empty.JPEG"
+    text.write_text("<html>404</html>")
+    empty.touch()
+    tiff = tmp_path / "deep.tif"
+    Image.new("I;16", (40, 40)).save(tiff)
+    expected = {
+        save(tmp_path / "plain.JPEG"): [],
+        save(tmp_path / "upright.JPEG", exif=upright): [],
+        save(tmp_path / "plain.png", kind="PNG"): [],
+        save(tmp_path / "cmyk.JPEG", "CMYK"): [("CMYK", "CMYK")],
+        save(tmp_path / "png.JPEG", kind="PNG"): [("other format", "PNG, RGB")],
+        save(tmp_path / "exif.JPEG", exif=rotated): [("EXIF-rotated", "orientation 6")],
+        save(tmp_path / "gray.JPEG", "L"): [("gray", "L")],
+        save(tmp_path / "tiny.JPEG", side=31): [("tiny", "31 x 31")],
+        tiff: [("16-bit", "I;16")],
+        text: [("not an image", "16 bytes, beginning with b'<html>40'")],
+        empty: [("empty", "0 bytes")],
+    }
+    assert {path: look(path) for path in expected} == expected
+
+
+def test_an_unreachable_file_is_no_bad_image(tmp_path: Path) -> None:
+    # Of a folder, reading fails as of a failing disk; as root no permission can be missing.
+    with pytest.raises(Refused, match=r"cannot be read \(Is a directory\)"):
+        look(tmp_path)
+
+
+def test_the_journal_of_a_killed_check_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / name).mkdir(parents=True)
+        save(tmp_path / name / "x.JPEG", "L")
+    looked: list[Path] = []
+
+    def stops_at_val(path: Path) -> list[tuple[str, str]]:
+        looked.append(path)
+        if path.parts[-3] == "val" and len(looked) <= 3:
+            raise KeyboardInterrupt
+        return look(path)
+
+    monkeypatch.setattr(check, "look", stops_at_val)
+    with pytest.raises(KeyboardInterrupt):
+        check_folder(tmp_path, tmp_path, processes=1)
+    # As a kill in the middle of a write leaves it.
+    with (tmp_path / "check.jsonl").open("ab") as file:
+        file.write(b'{"folder": "val/a", "beg')
+    looked.clear()
+    looked += [Path()] * 4
+    found = check_folder(tmp_path, tmp_path, processes=1)
+    assert [path.parts[-3] for path in looked[4:]] == ["val", "val"]
+    assert [each.path for each in found] == [
+        f"{split}/{name}/x.JPEG" for split in ("train", "val") for name in ("a", "b")
+    ]
+    assert (tmp_path / "check.tsv").read_text().splitlines()[1] == "train/a/x.JPEG\tgray\tL"
+    assert not (tmp_path / "check.jsonl").exists()
+
+
+def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    for name in ("a", "b"):
+        Journal(file).add(Findings(name, 1.5, {"x.JPEG": (7, None)}))
+    text = file.read_bytes()
+    first = text.index(b"\n") + 1
+    for length in range(len(text) + 1):
+        file.write_bytes(text[:length])
+        whole = 2 if length == len(text) else 1 if length >= first else 0
+        journal = Journal(file)
+        assert list(journal.found) == ["a", "b"][:whole]
+        journal.add(Findings("c", 2.5, {}))
+        assert list(Journal(file).found) == [*["a", "b"][:whole], "c"]
+
+
+BAD = [
+    Finding("train/a/x.JPEG", "truncated", "812 bytes"),
+    Finding("train/a/y.JPEG", "gray", "L"),
+    Finding("val/b/z.JPEG", "empty", "0 bytes"),
+]
+
+
+def test_skip_list_names_the_fatal_ones_and_keeps_lines(tmp_path: Path) -> None:
+    file = tmp_path / "skip.txt"
+    assert write_skip_list([BAD[1]], file) == (0, 0)
+    assert not file.exists()
+    assert write_skip_list(BAD, file) == (2, 0)
+    text = file.read_text()
+    assert f"data.skip_list={file}" in text
+    assert "\ntrain/a/x.JPEG  # truncated: 812 bytes\nval/b/z.JPEG  # empty: 0 bytes\n" in text
+    assert write_skip_list(BAD, file) == (2, 0)
+    assert file.read_text() == text
+    mine = "train/c/duplicate.JPEG  # seen twice\nval/b/z.JPEG"
+    file.write_text(mine)
+    assert write_skip_list(BAD, file) == (3, 1)
+    assert file.read_text() == f"{mine}\ntrain/a/x.JPEG  # truncated: 812 bytes\n"
+
+
+def test_a_name_that_a_skip_list_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"'train/a/#1.JPEG' cannot be named in a skip list"):
+        write_skip_list([Finding("train/a/#1.JPEG", "empty", "0 bytes")], tmp_path / "skip.txt")

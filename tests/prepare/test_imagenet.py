@@ -1,0 +1,288 @@
+"""The whole command, as it is typed; and as it goes on after kills."""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ilsvrc import BY_ID, devkit, train_tar, write_tar
+from PIL import Image
+
+from lsgd.errors import Refused
+from lsgd.prepare.__main__ import main
+from lsgd.prepare.validation import classes
+from lsgd.prepare.verify import verify
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLASSES = 80
+
+
+def images(root: Path, wnids: list[str], each: int = 2) -> Path:
+    """An image folder with so many images of each class in train, and one in val."""
+    for i, wnid in enumerate(wnids):
+        for split, number in (("train", each), ("val", 1)):
+            (root / split / wnid).mkdir(parents=True)
+            for j in range(number):
+                Image.new("RGB", (33 + i % 50, 34 + j)).save(root / split / wnid / f"{j}.JPEG")
+    return root
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "lsgd.prepare", "imagenet", *map(str, words)]
+
+
+def tree(*folders: Path) -> dict[str, str]:
+    """Every file there is, hidden ones too, by the hash of its content."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# --- Archives, and kills ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def archives(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Archives in the official layout: real images of 80 classes, 3 of each, and one in val."""
+    folder = tmp_path_factory.mktemp("archives")
+    sample = {
+        each.name: next(each.iterdir()).read_bytes()
+        for each in sorted((test_data / "imagenet-sample").iterdir())[:CLASSES]
+    }
+    bad = list(sample)[5]
+    train_tar(
+        folder / "train.tar",
+        {
+            wnid: {
+                f"{wnid}_{i}.JPEG": content[:-2] if (wnid, i) == (bad, 1) else content
+                for i in range(3)
+            }
+            for wnid, content in sample.items()
+        },
+    )
+    # Not in the order of the classes, as the real ones are not.
+    labels = sorted(sample, key=BY_ID.index)
+    val = {f"ILSVRC2012_val_{i:08d}.JPEG": sample[wnid] for i, wnid in enumerate(labels, 1)}
+    write_tar(folder / "val.tar", val)
+    devkit(folder / "devkit.tar.gz", labels)
+    return folder
+
+
+def from_archives(archives: Path, root: Path, shards: Path, processes: int) -> list[str]:
+    return command(
+        root,
+        *("--train-tar", archives / "train.tar", "--val-tar", archives / "val.tar"),
+        *("--val-classes", archives / "devkit.tar.gz", "--check"),
+        *("--shards", shards, "--shard-mb", 1, "--processes", processes),
+    )
+
+
+def killed_once(words: list[str], begun: Callable[[], bool], timeout: float = 30) -> None:
+    """Run a command, kill it as soon as `begun` holds, and see that nothing of it goes on."""
+    process = subprocess.Popen(
+        words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + timeout
+    while not begun() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
+    process.stderr.close()
+    # Of its process group, in which its workers are.
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    raise AssertionError("workers outlive the process that they work for")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_kills_at_every_step_change_nothing(archives: Path, tmp_path: Path) -> None:
+    quiet, root = tmp_path / "quiet", tmp_path / "killed"
+    whole = subprocess.run(
+        from_archives(archives, quiet, quiet / "shards", 1), capture_output=True, text=True
+    )
+    assert whole.returncode == 0, whole.stderr
+    expected = tree(quiet)
+    assert sum(name.startswith("train/") for name in expected) == 3 * CLASSES
+    assert sum(name.startswith("val/") for name in expected) == CLASSES
+    assert {"check.tsv", "skip.txt", "shards/train.index.npy"} <= expected.keys()
+
+    def number(pattern: str) -> int:
+        return len(list(root.glob(pattern)))
+
+    steps: dict[str, tuple[Callable[[], bool], Callable[[], bool]]] = {
+        "unpacking train": (
+            lambda: number("train/*/*.JPEG") > 5,
+            lambda: number("train/*/*.JPEG") < 3 * CLASSES,
+        ),
+        "headers": (
+            lambda: (root / "train.scan.jsonl").exists(),
+            lambda: not (root / "val.index.npy").exists(),
+        ),
+        "checking": (
+            lambda: (root / "check.jsonl").exists(),
+            lambda: not (root / "check.tsv").exists(),
+        ),
+        "shards": (
+            lambda: number("shards/*.tar") > 0,
+            lambda: not (root / "shards/train.index.npy").exists(),
+        ),
+    }
+    words = from_archives(archives, root, root / "shards", 2)
+    for name, (begun, under_way) in steps.items():
+        killed_once(words, begun)
+        assert begun()
+        assert under_way(), f"the kill came after {name}"
+    again = subprocess.run(words, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    # Hidden files too: what the kills left half-written is no more.
+    assert tree(root).keys() == expected.keys()
+    assert {name for name, content in tree(root).items() if content != expected[name]} == {
+        "skip.txt"  # which names itself
+    }
+    ready = [line for line in whole.stdout.splitlines() if line.startswith("ready:")]
+    assert [line for line in again.stdout.splitlines() if line.startswith("ready:")] == [
+        line.replace(str(quiet), str(root)) for line in ready
+    ]
+    assert f"data.root={quiet}/shards data.train_examples=240 data.val_examples=80" in ready[0]
+    skip = (root / "skip.txt").read_text().splitlines()
+    assert [line.split()[2] for line in skip if line[0] != "#"] == ["truncated:"]
+    assert f"data.skip_list={quiet}/skip.txt" in ready[0]
+
+
+def test_a_kill_while_val_is_sorted(tmp_path: Path) -> None:
+    wnids = list(classes())[:20]
+    root = images(tmp_path, wnids)
+    for wnid in wnids:
+        shutil.rmtree(root / "val" / wnid)
+    labels = [wnids[i * 7 % 20] for i in range(4000)]
+    Image.new("RGB", (40, 40)).save(tmp_path / "one.JPEG")
+    for i in range(1, 4001):
+        (root / f"val/ILSVRC2012_val_{i:08d}.JPEG").hardlink_to(tmp_path / "one.JPEG")
+    (tmp_path / "list").write_text(
+        "".join(f"ILSVRC2012_val_{i:08d} {wnid}\n" for i, wnid in enumerate(labels, 1))
+    )
+    words = command(root, "--val-classes", tmp_path / "list")
+    killed_once(words, lambda: (root / "val" / wnids[7]).exists())
+    moved = len(list((root / "val").glob("*/*.JPEG")))
+    assert 0 <= moved < 4000
+    assert subprocess.run(words, capture_output=True).returncode == 0
+    assert [path for path in (root / "val").iterdir() if path.is_file()] == []
+    for i, wnid in enumerate(labels, 1):
+        assert (root / f"val/{wnid}/ILSVRC2012_val_{i:08d}.JPEG").exists()
+
+
+# --- What is said ----------------------------------------------------------------------------
+
+
+def test_subset_of_a_read_only_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = images(tmp_path / "root", ["n01440764", "n01443537", "mine"])
+    before = tree(root)
+    words = ["imagenet", str(root), "--index", str(tmp_path / "index"), "--processes", "1"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "warning: 998 of the 1000 classes are missing (n01484850 great_white_shark" in said
+    assert "warning: 1 class folders are not of ILSVRC 2012 (mine)" in said
+    assert f"data.root={root} data.index={tmp_path}/index data.train_examples=6 " in said
+    assert "data.val_examples=3 data.classes=3" in said
+    assert tree(root) == before
+
+
+def test_bad_images_fail_unless_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = images(tmp_path, ["n01440764", "n01443537"])
+    (root / "train/n01440764/0.JPEG").write_text("no image")
+    assert main(["imagenet", str(root), "--processes", "1"]) == 2
+    said = capsys.readouterr()
+    assert "1 images are cut short or none (train/n01440764/0.JPEG …)" in said.err
+    assert "ready" not in said.out
+    assert main(["imagenet", str(root), "--processes", "1", "--check"]) == 0
+    said = capsys.readouterr()
+    assert said.out.rstrip().endswith(
+        f"data.train_examples=4 data.val_examples=2 data.classes=2 data.skip_list={root}/skip.txt"
+    )
+
+
+def test_all_of_imagenet(tmp_path: Path) -> None:
+    root = images(tmp_path, list(classes()), each=1)
+    assert verify(root, 1000, 1000).words == []
+    assert verify(root, 1000, 1000).lines == [
+        "verified: 1,000 classes, 1,000 images in train and 1,000 in val, as ILSVRC 2012 has them"
+    ]
+    (root / "train/n01440764/0.JPEG").rename(root / "train/n01443537/1.JPEG")
+    with pytest.raises(Refused, match=r"1 classes of .*train have no image .*\(n01440764\)"):
+        verify(root, 1000, 1000)
+    (root / "train/n01443537/1.JPEG").rename(root / "train/n01440764/0.JPEG")
+    assert verify(root, 1001, 1000).words == ["data.train_examples=1000"]
+    for split in ("train", "val"):
+        (root / split / "n01440764").rename(root / split / "tench")
+    with pytest.raises(Refused, match=r"1 class folders are not of ILSVRC 2012 \(tench\); rename"):
+        verify(root, 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "why"),
+    [
+        (None, [], "there is no .*train; give the folder that holds train/ and val/"),
+        ("val/n02", [], r"differ in 1 classes \(n02\)"),
+        (
+            "val/a.JPEG",
+            [],
+            r"has 1 images in no class folder \(a.JPEG …\); give --val-cl",
+        ),
+        ("x.tar", ["--val-tar", "ROOT/x.tar"], "which class an image is of; give --val-classes"),
+        ("ok", ["--train-tar", "nowhere.tar"], "--train-tar nowhere.tar: there is no such file"),
+        ("ok", ["--processes", "0"], "--processes 0 is not possible"),
+        ("ok", ["--shards", "ROOT"], "is ROOT itself"),
+        ("x.tar", ["--index", "ROOT/x.tar"], "is no folder"),
+    ],
+)
+def test_refusals(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    make: str | None,
+    words: list[str],
+    why: str,
+) -> None:
+    root = tmp_path / "root"
+    if make:
+        images(root, ["n01440764"])
+        if "." in make:
+            (root / make).touch()
+        else:
+            (root / make).mkdir()
+    before = tree(tmp_path)
+    assert main(["imagenet", str(root), *(word.replace("ROOT", str(root)) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(why, said), said
+    assert tree(tmp_path) == before
+
+
+def test_numbers_for_class_folders_are_named(tmp_path: Path) -> None:
+    lines = verify(images(tmp_path, [str(i) for i in range(12)]), 1, 1).lines
+    assert "12 class folders are not of ILSVRC 2012 (0, 1, 10, 11, 2 …); numbers sort" in lines[0]
+
+
+def test_help_and_the_script() -> None:
+    script = [sys.executable, REPOSITORY / "data/imagenet/prepare.py", "--help"]
+    loaded = "import sys, lsgd.prepare.__main__; print(*sys.modules)"
+    said = subprocess.run(script, capture_output=True, text=True)
+    assert "--val-classes" in said.stdout, said.stderr
+    modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout
+    assert "argparse" in modules.split()
+    assert "torch" not in modules.split()
