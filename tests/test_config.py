@@ -64,7 +64,8 @@ def test_every_option_composes(group: str, option: str) -> None:
         "comm": "library", "data": "name", "inputs": "loader", "model": "name",
     }.get(group)  # fmt: skip
     if said:
-        assert getattr(chosen, said) == option.replace("fashion_mnist", "fashion-mnist")
+        named = option.replace("_", "-") if group == "data" else option
+        assert getattr(chosen, said) == named
 
 
 def test_words_change_the_recipe() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lsgd.errors import Refused
+from lsgd.inputs.index import prepare_command
 from lsgd.recipe import Data
 
 
@@ -34,7 +35,8 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
         train, validation = readers[data.name](root)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Refused(
-            f"no {data.name} at {root}: {error.filename} is missing; {_WHERE[data.name]}, or write "
+            f"no {data.name} at {root}: {error.filename} is missing; run "
+            f"{prepare_command(data.name, root)}, which fetches it, or write data.root=FOLDER, or "
             "inputs=synthetic to train on made-up images"
         ) from None
     except Exception as error:
@@ -60,18 +62,6 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
                 f"write data.{name}={found} for another trajectory"
             )
     return train, validation
-
-
-_WHERE = {
-    "fashion-mnist": (
-        "put the four files of github.com/zalandoresearch/fashion-mnist there, or write "
-        "data.root=FOLDER"
-    ),
-    "cifar10": (
-        "unpack cifar-10-python.tar.gz of www.cs.toronto.edu/~kriz/cifar.html there, or write "
-        "data.root=FOLDER"
-    ),
-}
 
 
 def _digits(root: Path) -> tuple[Arrays, Arrays]:

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from lsgd.errors import Refused
-from lsgd.prepare import imagenet
+from lsgd.prepare import cifar10, fashion_mnist, imagenet, tiny_imagenet
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m lsgd.prepare", description=__doc__)
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
-    for dataset in (imagenet,):
+    for dataset in (imagenet, tiny_imagenet, cifar10, fashion_mnist):
         dataset.add_parser(datasets)
     given = parser.parse_args(argv)
     # Not comm.run_command: nothing here needs torch, and what goes on is the command itself.

@@ -1,0 +1,90 @@
+"""Tiny-ImageNet: its archive sorted into one folder per class in both splits, and an index."""
+
+import argparse
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lsgd.errors import Refused
+from lsgd.prepare.fetch import File, add_command, fetch, filling
+from lsgd.prepare.files import whole
+
+NAME = "tiny-imagenet"
+MIRRORS = ("http://cs231n.stanford.edu",)
+ARCHIVE = File(
+    "tiny-imagenet-200.zip",
+    248_100_043,
+    "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+)
+IMAGES = {"train": 100_000, "val": 10_000}
+
+
+def prepare(root: Path, source: str | None = None) -> None:
+    """Have all images under `train/<wnid>/` and `val/<wnid>/` of the root, and their index.
+
+    Without the archive, a folder that has as many images is taken as it is. Raises Refused if the
+    archive cannot be had.
+    """
+    # Here, so that --help need not wait for what it imports.
+    from lsgd.prepare.scan import index_folder
+
+    with filling(root):
+        if (root / ARCHIVE.name).exists() or not _has_all(root):
+            fetch(NAME, [ARCHIVE], root, MIRRORS, source)
+            _unpack(root / ARCHIVE.name, root)
+        if unreadable := index_folder(root):
+            raise Refused(
+                f"{len(unreadable)} images of {root} cannot be read, such as {unreadable[0]}; move "
+                "them away and run the same command again"
+            )
+    print(f"{NAME} is complete at {root}")
+
+
+def _has_all(root: Path) -> bool:
+    return all(
+        len(list((root / split).glob("n*/*.JPEG"))) == images for split, images in IMAGES.items()
+    )
+
+
+def _unpack(archive: Path, root: Path) -> None:
+    with zipfile.ZipFile(archive) as zipped:
+        places = _places(zipped)
+        for folder in {root / place for _, place in places}:
+            folder.mkdir(parents=True, exist_ok=True)
+        for member, place in tqdm(places, desc="unpack", unit=" images", disable=None):
+            target = root / place / Path(member.filename).name
+            # Every file gets its name only when it is whole.
+            if not target.exists() or target.stat().st_size != member.file_size:
+                with zipped.open(member) as opened, whole(target) as file:
+                    shutil.copyfileobj(opened, file)
+
+
+def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
+    """The images of both splits, each with its folder relative to the root."""
+    with zipped.open("tiny-imagenet-200/val/val_annotations.txt") as lines:
+        # Tab separated: file, class, and the four sides of a box.
+        wnids = dict(line.decode().split("\t")[:2] for line in lines)
+    places = []
+    for member in zipped.infolist():
+        match member.filename.split("/"):
+            case [_, "train" as split, wnid, "images", name] if name:
+                pass
+            case [_, "val" as split, "images", name] if name:
+                wnid = wnids.get(name, "")
+            case _:
+                continue
+        if not re.fullmatch(r"n\d{8}", wnid) or not re.fullmatch(r"\w+\.JPEG", name):
+            raise Refused(
+                f"{zipped.filename} has {member.filename} of class {wnid!r}, which is no image of "
+                "Tiny-ImageNet; fetch it again"
+            )
+        places.append((member, f"{split}/{wnid}"))
+    return places
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `tiny-imagenet` to the command line."""
+    add_command(subparsers, NAME, "100,000 + 10,000 images of 200 classes, 248 MB", prepare)
