@@ -66,6 +66,16 @@ def test_a_broken_connection_goes_on_where_it_broke(site: Site, tmp_path: Path) 
     assert [asked for _, asked in site.asked] == [None, "bytes=100000-", "bytes=150000-"]
 
 
+def test_a_silent_connection_goes_on_as_a_broken_one(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsgd.prepare.fetch.PATIENCE", 0.5)
+    site.cuts, site.stalls = [100_000], True
+    fetch("set", [FILE], tmp_path, [site.url])
+    assert (tmp_path / "set.zip").read_bytes() == CONTENT
+    assert [asked for _, asked in site.asked] == [None, "bytes=100000-"]
+
+
 def test_without_ranges_it_begins_again(site: Site, tmp_path: Path) -> None:
     site.ranges, site.cuts = False, [100_000]
     fetch("set", [FILE], tmp_path, [site.url])
