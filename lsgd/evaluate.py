@@ -1,9 +1,17 @@
-"""A checkpoint's error: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher."""
+"""A checkpoint's error: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher.
+
+Also that of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
+"""
 
 import argparse
+import io
+import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from lsgd import checkpoint, config
 from lsgd.comm import agree, open_comm, pick_device, run_command
@@ -13,6 +21,7 @@ from lsgd.inputs import open_inputs
 from lsgd.launcher import detect
 from lsgd.learner import DTYPES
 from lsgd.models import make_model
+from lsgd.recipe import Recipe
 from lsgd.tally import Scores
 
 
@@ -22,7 +31,14 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     `words` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
     Refused if the checkpoint is damaged, the data is not there, or a word changes the trajectory.
     """
-    saved = checkpoint.load(checkpoint.read(path), str(path))
+    content = checkpoint.read(path)
+    try:
+        saved = checkpoint.load(content, str(path))
+    except Refused as error:
+        raise Refused(
+            f"{str(error).partition(';')[0]}; a file of plain weights needs a recipe for its data "
+            "and model: add for example +recipe=bs256"
+        ) from None
     # Where it was trained says nothing about this machine.
     here = {"device": "auto", "comm": saved.recipe["comm"] | {"library": "auto"}}
     recipe = config.from_mapping(saved.recipe | here, *words)
@@ -32,10 +48,31 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
             "was trained, and only where and how fast may differ: data.root, device, val_batch, "
             "comm.library"
         )
+    return _evaluate(recipe, saved.model, str(path))
+
+
+def evaluate_weights(path: Path, words: Sequence[str]) -> Scores:
+    """The scores of plain weights, such as torchvision publishes, on the data of a recipe.
+
+    Raises Refused if the file holds no weights, or not those of the recipe's model.
+    """
+    recipe = config.load_recipe(words)
+    try:
+        weights = torch.load(io.BytesIO(checkpoint.read(path)), "cpu", weights_only=True)
+    except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise Refused(
+            f"{path} holds no weights ({why}); give a file that torch.save made"
+        ) from None
+    if isinstance(weights, dict) and "fingerprint" in weights:
+        raise Refused(f"{path} is a checkpoint of lsgd, which knows its recipe; leave out +recipe=")
+    return _evaluate(recipe, weights, str(path))
+
+
+def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
     device = pick_device(recipe.device)
     comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
     try:
-        inputs = agree(comm, lambda: open_inputs(recipe, device))
         data, dtype = recipe.data, DTYPES[recipe.precision]
         model = make_model(
             recipe.model.name,
@@ -44,7 +81,15 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
             last_gamma=recipe.model.last_gamma,
             seed=recipe.seed,
         ).to(device, dtype)
-        model.load_state_dict(saved.model)
+        try:
+            model.load_state_dict(weights)
+        except (RuntimeError, TypeError) as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            raise Refused(
+                f"{name} has not the weights of {recipe.model.name} for {data.classes} classes "
+                f"({' '.join(lines[1:2])[:200]}); write model=NAME or data.classes=N as they are"
+            ) from None
+        inputs = agree(comm, lambda: open_inputs(recipe, device))
         return evaluate(
             model,
             inputs,
@@ -62,17 +107,24 @@ def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m lsgd.evaluate",
-        usage="python -m lsgd.evaluate CHECKPOINT [key=value ...]",
+        usage="python -m lsgd.evaluate CHECKPOINT [+recipe=NAME] [key=value ...]",
         description="The error of a checkpoint: every validation image counts exactly once.",
     )
-    parser.add_argument("checkpoint", type=Path, help="the checkpoint.pt of a run folder")
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        help="the checkpoint.pt of a run folder; or, with +recipe=NAME, plain weights such as "
+        "torchvision's resnet50-0676ba61.pth",
+    )
     parser.add_argument(
         "words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet"
     )
     arguments = parser.parse_args(argv)
 
     def command() -> None:
-        found = evaluate_checkpoint(arguments.checkpoint, arguments.words)
+        plain = any(word.startswith("+recipe=") for word in arguments.words)
+        find = evaluate_weights if plain else evaluate_checkpoint
+        found = find(arguments.checkpoint, arguments.words)
         if detect().rank == 0:
             print(
                 f"{found.examples} images: top-1 error {found.top1_error:.2f} %, top-5 error "

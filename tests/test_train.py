@@ -14,7 +14,7 @@ import torch
 from lsgd import checkpoint, config
 from lsgd.comm.single import SingleComm
 from lsgd.evaluate import evaluate_checkpoint
-from lsgd.inputs import memory, open_inputs
+from lsgd.inputs import normalise, open_inputs
 from lsgd.learner import Learner
 from lsgd.metrics import read_rows
 from lsgd.models import make_model
@@ -98,7 +98,7 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
 
     # The same run, but from its third epoch on the images are not numbers.
     monkeypatch.setattr(
-        memory.MemoryInputs, "_normalise", lambda self, images: images.float() * torch.nan
+        normalise.Normalise, "__call__", lambda self, images: images.float() * torch.nan
     )
     fields = checkpoint.load(saved, "checkpoint")
     longer = config.load_recipe([*words, f"run_dir={tmp_path / 'longer'}"])

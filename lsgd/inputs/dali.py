@@ -115,7 +115,7 @@ class DaliInputs:
         while (found := self._run()) is not None:
             yield found
 
-    def _run(self) -> Batch | None:
+    def _run(self) -> "Batch | None":
         """The next batch under way, or None after the last one."""
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
         try:

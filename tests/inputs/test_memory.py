@@ -10,10 +10,11 @@ from torch import Tensor
 
 from lsgd import augmentation, config
 from lsgd.errors import Refused
-from lsgd.inputs import choose_loader, memory, open_inputs
+from lsgd.inputs import memory, open_inputs
 from lsgd.inputs.arrays import Arrays
 from lsgd.inputs.memory import MemoryInputs
 from lsgd.recipe import Data
+from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def inputs_of(side: int, augmentation: str, monkeypatch: pytest.MonkeyPatch) -> 
     """30 images to train and 20 to validate, normalised by MEAN and STD."""
     data = Data("cifar10", 30, 20, 10, 3, side, MEAN, STD, augmentation)
     monkeypatch.setattr(memory, "load_arrays", lambda *_: (arrays(30, side), arrays(20, side)))
-    return MemoryInputs(data, Path(), seed=5, device=CPU)
+    return MemoryInputs(data, Path(), Settings(), seed=5, device=CPU)
 
 
 def normalised(pixels: np.ndarray) -> Tensor:
@@ -98,9 +99,9 @@ def test_digits_of_the_shipped_configuration() -> None:
 
 
 def test_a_loader_that_cannot_hold_the_dataset_is_refused() -> None:
-    assert [choose_loader(name) for name in ("digits", "imagenet")] == ["memory", "torchvision"]
     recipe = config.load_recipe(["+recipe=digits"])
-    with pytest.raises(Refused, match=r"holds digits.* not imagenet; write inputs=torchvision"):
+    assert open_inputs(recipe, CPU).name == "in memory"
+    with pytest.raises(Refused, match=r"holds digits.* not imagenet; write inputs=auto"):
         open_inputs(config.load_recipe(["+recipe=bs8k", "inputs=memory"]), CPU)
     with pytest.raises(Refused, match="crop_flip is for image folders; write shift_flip or none"):
         open_inputs(replace(recipe, data=replace(recipe.data, augmentation="crop_flip")), CPU)

@@ -1,0 +1,96 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from lsgd.errors import Refused
+from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
+from lsgd.prepare.scan import index_folder
+from lsgd.vision import models, transforms
+
+sys.path.insert(0, str(Path(__file__).parent / "inputs"))
+from folders import LOADERS
+
+IMAGES = ("n02951585_can_opener", "n01871265_tusker", "n02091032_Italian_greyhound")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Path:
+    root = tmp_path_factory.mktemp("evaluate")
+    for split in ("train", "val"):
+        for name in IMAGES:
+            (root / split / name).mkdir(parents=True)
+            file = test_data / "imagenet-sample" / name.partition("_")[0] / f"{name}.JPEG"
+            (root / split / name / "one.JPEG").symlink_to(file)
+    index_folder(root)
+    return root
+
+
+def words(root: Path, *more: str) -> list[str]:
+    counts = [f"data.{key}=3" for key in ("train_examples", "val_examples", "classes")]
+    return [
+        "+recipe=bs256",
+        f"data.root={root}",
+        "device=cpu",
+        "worker_batch=2",
+        "workers=1",
+        *counts,
+        *more,
+    ]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("loader", LOADERS)
+def test_published_weights_give_what_torchvision_says_of_them(
+    root: Path, tmp_path: Path, loader: str
+) -> None:
+    """Weights as torchvision publishes them, with its own documented evaluation beside ours."""
+    torch.manual_seed(0)
+    theirs = models.resnet50(num_classes=3).eval()
+    torch.save(theirs.state_dict(), tmp_path / "resnet50.pth")
+    preset = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    # In the order of the classes.
+    files = sorted((root / "val").glob("*/one.JPEG"))
+    images = torch.stack([preset(Image.open(file).convert("RGB")) for file in files])
+    with torch.inference_mode():
+        logits = theirs(images)
+    right = (logits.argmax(dim=1) == torch.arange(3)).sum().item()
+    found = evaluate_weights(tmp_path / "resnet50.pth", words(root, f"inputs={loader}"))
+    assert found.examples == 3
+    assert found.top1_error == pytest.approx(100 - 100 * right / 3)
+    expected = F.cross_entropy(logits, torch.arange(3)).item()
+    assert found.loss == pytest.approx(expected, rel=1e-6 if loader == "torchvision" else 1e-3)
+
+
+@pytest.mark.data
+def test_the_command_says_the_error(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(models.resnet50(num_classes=3).state_dict(), tmp_path / "resnet50.pth")
+    assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 0
+    assert capsys.readouterr().out.startswith("3 images: top-1 error ")
+    torch.save(models.resnet50().state_dict(), tmp_path / "resnet50.pth")
+    assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 2
+    assert "has not the weights of resnet50 for 3 classes" in capsys.readouterr().err
+
+
+def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.pth").write_bytes(b"<html>404</html>")
+    with pytest.raises(Refused, match=r"page\.pth holds no weights .*; give a file"):
+        evaluate_weights(tmp_path / "page.pth", ["+recipe=bs256"])
+    torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
+    with pytest.raises(Refused, match=r"plain\.pth is damaged or no .* add for example \+recipe="):
+        evaluate_checkpoint(tmp_path / "plain.pth")
+    torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(Refused, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
+        evaluate_weights(tmp_path / "checkpoint.pt", ["+recipe=bs256"])
