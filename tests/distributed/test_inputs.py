@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.distributed, pytest.mark.data, pytest.mark.dali, pytest.mark.slow
 ]  # fmt: skip
 
-TRAIN, VAL, K, N, SEED = 1600, 200, 8, 16, 3
+TRAIN, VAL, K, N, SEED = 1280, 200, 8, 16, 3
 STEPS = TRAIN // (K * N)
 BAND = 0.02
 """Of the loss between two loaders, whose pixels differ by a fifth of an 8-bit level on average."""
@@ -35,7 +35,7 @@ BAND = 0.02
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Path:
-    """80 images of each class to train and 10 to validate."""
+    """64 images of each class to train and 10 to validate."""
     root = tmp_path_factory.mktemp("tiny")
     for split, each in (("train", TRAIN // 20), ("val", VAL // 20)):
         with np.load(test_data / "tiny-imagenet-20" / f"{split}.npz") as packed:
@@ -96,23 +96,23 @@ def test_one_loss_curve_through_both_loaders_on_1_and_3_processes(runs: Path) ->
         assert apart(runs / f"dali{processes}", runs / f"torchvision{processes}") < BAND
 
 
-@pytest.mark.parametrize("loader", ["dali", "torchvision"])
+@pytest.mark.parametrize(("loader", "processes"), [("dali", 3), ("torchvision", 1)])
 def test_resumed_in_mid_epoch_it_takes_the_next_examples(
-    root: Path, runs: Path, tmp_path: Path, loader: str
+    root: Path, runs: Path, tmp_path: Path, loader: str, processes: int
 ) -> None:
-    """Killed within the second epoch and finished by 3 processes: any other example would show in
-    the loss of its step."""
+    """Killed within the second epoch and finished: any other example would show in the loss of its
+    step."""
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, *words(root, run, loader)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    wait_for_step(process, run, STEPS + 5)
+    wait_for_step(process, run, STEPS + 4)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     saved = checkpoint.load(checkpoint.read(run / "checkpoint.pt"), "it")
     assert STEPS < saved.step < 2 * STEPS
-    done = launch("torch", 3, *words(root, run, loader))
+    done = launch("torch", processes, *words(root, run, loader))
     assert done.returncode == 0, done.stderr
     assert f"resumes after step {saved.step}" in done.stdout
     assert apart(run, runs / f"{loader}1") < 1e-3
@@ -224,7 +224,7 @@ def test_a_run_goes_on_once_the_file_is_put_right(
     start = [sys.executable, *words(fragile, run, "dali")]
     done = subprocess.run(start, capture_output=True, text=True, timeout=100)
     assert done.returncode == 4, done.stderr
-    assert done.stderr.startswith(f"lsgd: process 0: {file} cannot be read (it has 700 bytes")
+    assert f"lsgd: process 0: {file} cannot be read (it has 700 bytes" in done.stderr
     file.write_bytes(content)
     done = subprocess.run(start, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
