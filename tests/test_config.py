@@ -98,6 +98,34 @@ def test_a_recipe_survives_being_written(rehearse: str) -> None:
     assert (other.data.root, other.fingerprint) == ("/b", recipe.fingerprint)
 
 
+def test_a_skip_list_is_recorded_by_what_it_names(tmp_path: Path) -> None:
+    """Its images are part of the trajectory and taken off the numbers; the file is read once."""
+    file = tmp_path / "skip.txt"
+    file.write_text("# made by a check\n\nval/n1/c.JPEG\ntrain/n1/b.JPEG  # truncated\n")
+    plain = config.load_recipe(["+recipe=bs256"])
+    recipe = config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+    assert recipe.data.skip == ["train/n1/b.JPEG", "val/n1/c.JPEG"]
+    assert (recipe.data.train_examples, recipe.data.val_examples) == (1281166, 49999)
+    assert recipe.fingerprint != plain.fingerprint
+    file.unlink()
+    again = config.from_mapping(yaml.safe_load(config.to_yaml(recipe)))
+    assert again == recipe
+    assert "2 images are left out" in recipe.summary()
+    empty = tmp_path / "empty.txt"
+    empty.write_text("# none\n")
+    nothing = config.load_recipe(["+recipe=bs256", f"data.skip_list={empty}"])
+    assert nothing.fingerprint == plain.fingerprint
+
+
+def test_a_skip_list_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "skip.txt"
+    with pytest.raises(Refused, match=rf"data.skip_list={file} cannot be read .*--check"):
+        config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+    file.write_text("/data/train/n1/b.JPEG\n")
+    with pytest.raises(Refused, match=r"has '/data/train/n1/b.JPEG'; write one image per line"):
+        config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+
+
 def test_rehearse_is_a_word() -> None:
     recipe = config.load_recipe(["+recipe=bs8k", "rehearse=true", "workers=8"])
     assert (recipe.workers, recipe.worker_batch, recipe.model.name) == (8, 2, "small_resnet")

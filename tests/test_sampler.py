@@ -71,7 +71,7 @@ def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
         sizes = [size for each in passes for size in each.sizes]
         assert sizes == [n] * full + [remainder] * (remainder > 0)
         for each in passes:
-            assert each.epoch == 3
+            assert (each.epoch, each.step) == (3, step)
             assert sum(each.sizes) == len(each.examples)
             assert len(each.sizes) <= layout.workers_per_pass
 

@@ -60,6 +60,11 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
 
             return MemoryInputs(data, root, settings, seed=recipe.seed, device=device)
     indexes = open_indexes(data, root)
+    if settings.decode_on == "gpu" and device.type != "cuda":
+        raise Refused(
+            f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
+            "device=cuda where there is a GPU, or inputs.decode_on=cpu"
+        )
     decoders = settings.decoders if settings.decoders is not None else cores(detect())
     match loader:
         case "torchvision":

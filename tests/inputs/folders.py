@@ -44,13 +44,13 @@ def make_folder(root: Path) -> Path:
     return root
 
 
-def make_numbered(root: Path, count: int) -> Path:
+def make_numbered(root: Path, count: int, size: tuple[int, int] = (9, 11)) -> Path:
     """Small images, each the only one of its class in both splits, so that a label is an id."""
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for label in range(count):
             (root / split / f"n{label:03}").mkdir(parents=True)
-            pixels = rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)
+            pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / split / f"n{label:03}" / "one.JPEG")
     index_folder(root)
     return root

@@ -227,14 +227,16 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_round_that_is_given_up_leaves_nothing_behind(numbered: Path, loader: str) -> None:
-    """What was prefetched for it must not be taken for the next round's."""
+    """What was prefetched for it must not be taken for the next round's, and no more of it made."""
     inputs = opened(numbered, loader, NUMBERED)
     some = [Pass(0, np.arange(i, i + 5), (5,)) for i in range(0, 50, 5)]
-    given_up = inputs.train(some)
+    asked = []
+    given_up = inputs.train(asked.append(each) or each for each in some * 100)
     next(given_up)
     del given_up
     labels = [labels.tolist() for _, labels in inputs.validation([np.array([3]), np.array([1])])]
     assert labels == [[3], [1]]
+    assert len(asked) < 20
     labels = [labels.tolist() for _, labels in inputs.train(some[1:2])]
     assert labels == [[5, 6, 7, 8, 9]]
 
