@@ -38,6 +38,9 @@ of its ratio is not resolved: more --rounds or a quieter machine help.
   python -m lsgd.bench inputs +recipe=bs256 data.root=/data/imagenet
   … --steps 0 --rounds 15      the loaders alone, with a narrower interval
   … --rounds 0 --epochs 5      only the memory of our loaders, over 5 epochs
+
+Memory that grows over short epochs may be holes between freed batches, which glibc keeps; with
+MALLOC_MMAP_THRESHOLD_=4194304 in the environment it keeps none, and what grows then is held.
 """
 
 GOALS = ((DALI, READER, 0.97), (DALI, PLAIN, 1.3), (TORCHVISION, PLAIN, 1.0))

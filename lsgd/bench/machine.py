@@ -20,6 +20,11 @@ def machine(device: torch.device) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "threads_of_torch": torch.get_num_threads(),
         "system": platform.platform(),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("MALLOC_", "OMP_", "MKL_"))
+        },
     }
 
 
