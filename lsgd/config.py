@@ -53,29 +53,47 @@ class RecipesRoot(SearchPathPlugin):
 Plugins.instance().register(RecipesRoot)
 
 
-def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
-    """The recipe that a command line asks for.
+class CommandLine(argparse.ArgumentParser):
+    """A tool's words: those of a recipe, and the options that the tool adds with add_argument."""
 
-    Raises Refused with one sentence for whatever is wrong with it; `--help` and `--cfg` print and
-    raise SystemExit(0).
-    """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {program}",
-        description=about,
-        usage=f"python -m {program} +recipe=NAME [key=value ...]",
-        epilog=EPILOG.format(recipes=_recipe_list(), groups=_group_list()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("words", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
-    parser.add_argument("--cfg", action="store_true", help=argparse.SUPPRESS)
-    # Intermixed: `--cfg` may stand among the words.
-    arguments, unknown = parser.parse_known_intermixed_args(argv)
-    if unknown:
-        raise Refused(f"there is no option {unknown[0]}; write key=value without dashes, or --help")
-    recipe = load_recipe(arguments.words)
-    if arguments.cfg:
-        print(to_yaml(recipe), end="")
-        raise SystemExit(0)
+    def __init__(self, *, program: str, about: str) -> None:
+        super().__init__(
+            prog=f"python -m {program}",
+            description=about,
+            usage=f"python -m {program} +recipe=NAME [key=value ...]",
+            epilog=EPILOG.format(recipes=_recipe_list(), groups=_group_list()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("words", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
+        self.add_argument("--cfg", action="store_true", help=argparse.SUPPRESS)
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one sentence what argparse would explain with the usage."""
+        raise Refused(f"{message}; --help says what there is")
+
+    def read(self, argv: Sequence[str]) -> tuple[Recipe, argparse.Namespace]:
+        """The recipe that is asked for, and the options of the tool.
+
+        Raises Refused with one sentence for whatever is wrong; `--help` and `--cfg` print and
+        raise SystemExit(0).
+        """
+        # Intermixed: options may stand among the words.
+        arguments, unknown = self.parse_known_intermixed_args(argv)
+        if unknown:
+            raise Refused(
+                f"there is no option {unknown[0]}; write key=value without dashes, or --help"
+            )
+        recipe = load_recipe(arguments.words)
+        if arguments.cfg:
+            print(to_yaml(recipe), end="")
+            raise SystemExit(0)
+        return recipe, arguments
+
+
+def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
+    """The recipe that a command line without options of its own asks for; see CommandLine.read."""
+    recipe, _ = CommandLine(program=program, about=about).read(argv)
     return recipe
 
 

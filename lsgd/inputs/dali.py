@@ -160,7 +160,7 @@ class DaliInputs:
         index, ids = self._what(wanted)
         try:
             sizes = index.sizes(ids)
-            files = [self._file(index, example) for example in ids]
+            files = self._files(index, ids)
         except InputFailed as error:
             raise needed(error, wanted, index) from None
         if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
@@ -181,10 +181,15 @@ class DaliInputs:
             mirror.astype(np.int32),
         )
 
-    def _file(self, index: Index, example: int) -> NDArray[np.uint8]:
-        """What DALI gets of an image: the path to its file, or what a shard holds of it."""
-        content = index.read(example) if self.in_shards else os.fsencode(index.path(example))
-        return np.frombuffer(content, np.uint8)
+    def _files(self, index: Index, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """What DALI gets of each image: the path to its file, or what a shard holds of it."""
+        if self.in_shards:
+            contents = [index.read(example) for example in ids]
+        else:
+            # All at once, and as bytes: a Path of each would be a third of this thread's work.
+            root = os.fsencode(index.root) + b"/"
+            contents = [root + path for path in index.rows["path"][ids].tolist()]
+        return [np.frombuffer(content, np.uint8) for content in contents]
 
     def _check_lengths(
         self, index: Index, ids: NDArray[np.int64], lengths: NDArray[np.int64], wanted: Wanted

@@ -1,0 +1,40 @@
+"""The command line of the benchmarks: `python -m lsgd.bench inputs +recipe=bs256`."""
+
+import sys
+from collections.abc import Sequence
+
+from lsgd.comm import run_command
+from lsgd.errors import Refused
+
+HELP = """\
+usage: python -m lsgd.bench WHAT +recipe=NAME [key=value ...] [options]
+
+How fast the parts of a run are on this machine. Candidates are measured in turn, round after
+round, and compared within each round; `python -m lsgd.bench WHAT --help` says how.
+
+WHAT:
+  inputs    images/s of each loader, of the model and of both; which bounds; a loader's memory
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Hand the words to the benchmark that the first one names; returns the exit code."""
+
+    def command() -> None:
+        match argv:
+            case ["-h" | "--help", *_]:
+                print(HELP, end="")
+            case ["inputs", *words]:
+                from lsgd.bench import inputs
+
+                inputs.main(words)
+            case [what, *_]:
+                raise Refused(f"there is no benchmark {what!r}; write inputs, or --help")
+            case _:
+                raise Refused("no benchmark is named; write python -m lsgd.bench inputs, or --help")
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

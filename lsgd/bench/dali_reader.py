@@ -1,0 +1,97 @@
+"""DALI without our order: its own reader, shuffle buffer and random crops.
+
+What our pipeline is compared with, on the same files, threads, crop distribution and resize.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from nvidia import dali
+from nvidia.dali import fn, types
+from torch.utils.dlpack import from_dlpack
+
+from lsgd import augmentation
+from lsgd.bench.loaders import Alike, Loader
+from lsgd.inputs import Batch
+
+DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
+
+
+def dali_reader(alike: Alike, batches: int) -> Loader:
+    """Training images in DALI's order, so many batches a round."""
+    settings, device = alike.recipe.inputs, alike.device
+    on_gpu = settings.decode_on == "gpu" or (settings.decode_on == "auto" and device.type == "cuda")
+    pipeline = dali.Pipeline(
+        batch_size=alike.batch,
+        num_threads=max(1, alike.decoders),
+        device_id=(device.index or 0) if on_gpu else None,
+        prefetch_queue_depth=settings.prefetch,
+        seed=alike.recipe.seed,
+    )
+    with pipeline:
+        pipeline.set_outputs(*_graph(alike, on_gpu))
+    left = 0
+
+    def before_batch() -> None:
+        nonlocal left
+        if left == 0:
+            raise StopIteration
+        left -= 1
+
+    # DALI asks it before it begins a batch. Its reader has no end, and what it makes ahead would
+    # be made while others are measured, and then be there for nothing.
+    pipeline.iter_setup = before_batch
+    pipeline.build()
+
+    def batches_of_round(number: int) -> Iterator[Batch]:
+        nonlocal left
+        left = batches
+        pipeline.reset()
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        for _ in range(batches + 1):
+            try:
+                images, labels = pipeline.run(stream)
+            except StopIteration:
+                return
+            yield from_dlpack(images.as_tensor()), from_dlpack(labels.as_tensor())[:, 0]
+
+    return batches_of_round
+
+
+def _graph(alike: Alike, on_gpu: bool) -> tuple[Any, Any]:
+    """Normalised images and their labels."""
+    data, settings, index = alike.recipe.data, alike.recipe.inputs, alike.index
+    files, labels = fn.readers.file(
+        files=[index.path(example) for example in range(len(index))],
+        labels=index.rows["label"].tolist(),
+        random_shuffle=True,
+    )
+    options: dict[str, Any] = {}
+    if on_gpu:
+        options = {"device": "mixed", "hw_decoder_load": settings.hardware_share}
+    cropped = fn.decoders.image_random_crop(
+        files,
+        random_area=augmentation.AREA,
+        random_aspect_ratio=(3 / 4, 4 / 3),
+        num_attempts=augmentation.TRIES,
+        output_type=types.RGB,
+        adjust_orientation=False,
+        jpeg_fancy_upsampling=True,
+        **options,
+    )
+    pixels = fn.resize(
+        cropped,
+        size=(data.image_size, data.image_size),
+        interp_type=types.INTERP_TRIANGULAR,
+        antialias=True,
+    )
+    images = fn.crop_mirror_normalize(
+        pixels,
+        mirror=fn.random.coin_flip(),
+        mean=[255 * mean for mean in data.mean],
+        std=[255 * std for std in data.std],
+        dtype=DTYPES[settings.dtype],
+        output_layout="CHW",
+    )
+    return images, labels

@@ -1,0 +1,104 @@
+"""The one way to compare speeds: interleaved rounds, ratios within a round, medians, an interval.
+
+A machine is not equally fast all the time. So each round measures every candidate once, one right
+after the other, and a ratio compares two candidates within a round; what slows a whole round down
+cancels. The interval is made of order statistics, which supposes nothing about how times spread.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from lsgd.errors import Refused
+
+CONFIDENCE = 0.95
+LEAST_ROUNDS = 6
+"""With fewer, even the whole range of the rounds holds the median with less than 95 %."""
+
+Work = Callable[[int], int]
+"""Does the work of a round, given its number, to the end; returns how much that was."""
+Rounds = dict[str, list[float]]
+"""Of each candidate, what it did per second in each round."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median, and the interval that holds the true one with at least 95 %."""
+
+    median: float
+    low: float
+    high: float
+
+    def against(self, bar: float) -> str:
+        """Whether this is at least the bar: `yes`, `no`, or `not resolved` if the bar is inside."""
+        if self.low <= bar <= self.high:
+            return "not resolved"
+        return "yes" if self.low > bar else "no"
+
+
+def measure(candidates: Mapping[str, Work], rounds: int, *, what: str) -> Rounds:
+    """The speed of every candidate in every round, after a first one that does not count.
+
+    Neighbours are in each other's way most, so every round goes through them in another order.
+    """
+    check_rounds(rounds)
+    speeds: Rounds = {name: [] for name in candidates}
+    names = list(candidates)
+    total = (rounds + 1) * len(names)
+    with tqdm(total=total, desc=what, unit="", disable=None, leave=False) as bar:
+        for number in range(rounds + 1):
+            for name in _order(names, number):
+                bar.set_postfix_str(name)
+                begin = time.perf_counter()
+                done = candidates[name](number)
+                if number:
+                    speeds[name].append(done / (time.perf_counter() - begin))
+                bar.update()
+    return speeds
+
+
+def check_rounds(rounds: int) -> None:
+    """Refuse so few rounds that they have no interval."""
+    if rounds < LEAST_ROUNDS:
+        raise Refused(
+            f"--rounds {rounds} is too few for an interval of 95 %; write {LEAST_ROUNDS} or more"
+        )
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The median of the rounds with the narrowest symmetric interval of order statistics."""
+    ordered = sorted(values)
+    k = _cut(len(ordered))
+    return Estimate(statistics.median(ordered), ordered[k], ordered[-1 - k])
+
+
+def ratio(speeds: Rounds, name: str, baseline: str) -> Estimate:
+    """How many times as fast as the baseline a candidate is, compared within each round."""
+    pairs = zip(speeds[name], speeds[baseline], strict=True)
+    return estimate([ours / theirs for ours, theirs in pairs])
+
+
+def _order(names: Sequence[str], number: int) -> list[str]:
+    """Each candidate comes first in turn, and every second time round it goes backwards."""
+    start = number % len(names)
+    turned = [*names[start:], *names[:start]]
+    return turned if number // len(names) % 2 == 0 else turned[::-1]
+
+
+def _cut(rounds: int) -> int:
+    """How many of the lowest and of the highest values the interval can do without.
+
+    The true median lies below the (k+1)-th lowest of n values with probability
+    P(binomial(n, 1/2) <= k), and likewise above.
+
+    >>> [_cut(rounds) for rounds in (6, 8, 9, 11, 12, 20)]
+    [0, 0, 1, 1, 2, 5]
+    """
+    k, outside = 0, 1 / 2**rounds
+    while 2 * (outside := outside + math.comb(rounds, k + 1) / 2**rounds) <= 1 - CONFIDENCE:
+        k += 1
+    return k

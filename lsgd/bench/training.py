@@ -1,0 +1,86 @@
+"""A loader, the model and both together: which of the two bounds the training."""
+
+from dataclasses import dataclass
+
+from lsgd.bench.loaders import Alike, consume, finish, passes_of_step, requests
+from lsgd.bench.timing import Rounds, estimate, measure, ratio
+from lsgd.inputs import Inputs
+from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.learner import Learner
+from lsgd.metrics import Timed
+from lsgd.train import train_step
+
+MODEL, TOGETHER = "the model", "together"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What was measured, with the loader that fed the training."""
+
+    loader: str
+    speeds: Rounds
+    waiting: list[float]
+    """The share of each round of both together in which the model waited for images."""
+
+    def verdict(self) -> str:
+        """Which of the two bounds, in a sentence."""
+        loader, model, both = (
+            f"{estimate(self.speeds[name]).median:.0f} images/s"
+            for name in (self.loader, MODEL, TOGETHER)
+        )
+        bounds = {
+            "yes": "The model bounds",
+            "no": "The loader bounds",
+            "not resolved": "Which of the two bounds is not resolved",
+        }[ratio(self.speeds, self.loader, MODEL).against(1)]
+        return (
+            f"{bounds}: {self.loader} alone brings {loader}, the model alone takes {model}; "
+            f"together they make {both} and wait for images "
+            f"{estimate(self.waiting).median:.0%} of the time."
+        )
+
+
+def measure_training(
+    alike: Alike, name: str, inputs: Inputs, *, rounds: int, steps: int
+) -> Training:
+    """Rounds of that many steps, fed by this loader, by images that are on the device already, and
+    the loader alone."""
+    recipe, device = alike.recipe, alike.device
+    plan = [
+        [passes_of_step(recipe, number * steps + step) for step in range(steps)]
+        for number in range(rounds + 1)
+    ]
+    passes = [[each for of_step in of_round for each in of_step] for of_round in plan]
+    images = [sum(len(each.examples) for each in of_round) for of_round in passes]
+    learner = Learner(recipe, alike.comm, device)
+    on_device = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
+    waited = [0.0] * (rounds + 1)
+
+    def train(source: Inputs, number: int) -> float:
+        """Seconds waited for images."""
+        batches = Timed(source.train(passes[number]))
+        for of_step in plan[number]:
+            train_step(learner, learner.next_step, of_step, batches)
+        finish(device)
+        return batches.waited
+
+    def model(number: int) -> int:
+        train(on_device, number)
+        return images[number]
+
+    def together(number: int) -> int:
+        waited[number] = train(inputs, number)
+        return images[number]
+
+    alone = requests(inputs, passes)
+    speeds = measure(
+        {
+            name: lambda number: consume(alone(number), device),
+            MODEL: model,
+            TOGETHER: together,
+        },
+        rounds,
+        what="training",
+    )
+    counted = zip(waited[1:], images[1:], speeds[TOGETHER], strict=True)
+    return Training(name, speeds, [seconds * speed / count for seconds, count, speed in counted])

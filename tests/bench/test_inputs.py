@@ -1,0 +1,212 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lsgd import config
+from lsgd.bench import inputs
+from lsgd.bench.__main__ import main
+from lsgd.bench.loaders import alike, consume, open_loaders, plan_batches
+from lsgd.bench.resident import resident
+from lsgd.prepare.scan import index_folder
+
+HAS_DALI = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
+SIDE = 32
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2 classes of 12 images to train and 3 to validate, indexed."""
+    root = tmp_path_factory.mktemp("made")
+    rng = np.random.default_rng(0)
+    for split, images in (("train", 12), ("val", 3)):
+        for label in range(2):
+            folder = root / split / f"n{label:02}"
+            folder.mkdir(parents=True)
+            for i in range(images):
+                pixels = rng.integers(0, 256, (40 + i, 60 - i, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.JPEG")
+    index_folder(root)
+    return root
+
+
+def words(root: Path, *more: str) -> list[str]:
+    return [
+        "+recipe=bs256",
+        f"data.root={root}",
+        "data.train_examples=24",
+        "data.val_examples=6",
+        "data.classes=2",
+        f"data.image_size={SIDE}",
+        "workers=2",
+        "worker_batch=4",
+        "model=small_resnet",
+        "inputs.decoders=1",
+        "device=cpu",
+        *more,
+    ]
+
+
+@pytest.mark.slow
+def test_the_whole_command(root: Path, tmp_path: Path) -> None:
+    """Speeds, training and memory in a process as a user starts it, and what it leaves behind."""
+    out = tmp_path / "new" / "folder"
+    options = ["--rounds", "6", "--images", "10", "--steps", "1", "--epochs", "2"]
+    command = [sys.executable, "-m", "lsgd.bench", "inputs", *words(root), *options, "--out", out]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((out / "inputs.json").read_text())
+    ours = [inputs.DALI] * HAS_DALI + [inputs.TORCHVISION]
+    assert [*found["loaders"]] == [*ours, inputs.PLAIN] + [inputs.READER] * HAS_DALI
+    for speeds in (*found["loaders"].values(), *found["training"]["speeds"].values()):
+        assert len(speeds) == 6
+        assert min(speeds) > 0
+    assert found["images_per_round"] == 12  # whole batches
+    assert all(0 <= share <= 1 for share in found["training"]["waiting"])
+    assert [*found["memory_bytes"]] == ours
+    assert all(len(sizes) == 2 for sizes in found["memory_bytes"].values())
+    assert found["files"]["number"] == 24
+    assert found["versions"]["torch"] == torch.__version__
+    assert "--images 10" in found["command"]
+    readme = (out / "README.md").read_text()
+    assert readme.strip() in done.stdout
+    for text in (f"| {inputs.PLAIN} |", "bounds", "growth", "at least 1 times plain DataLoader"):
+        assert text in readme
+    assert sorted(path.name for path in out.iterdir()) == ["README.md", "inputs.json"]
+
+
+def test_every_loader_does_the_same_work(root: Path) -> None:
+    """In each round so many images of the same shape and range, with nothing left over."""
+    common = alike(config.load_recipe(words(root)))
+    loaders = open_loaders(common, rounds=3, batches=2)
+    assert len(loaders.alone) + len(loaders.missing) == 4
+    means = []
+    for name, loader in loaders.alone.items():
+        for number in range(3):
+            batches = [(images.clone(), labels.clone()) for images, labels in loader(number)]
+            assert [tuple(images.shape) for images, _ in batches] == [(4, 3, SIDE, SIDE)] * 2, name
+            assert [len(labels) for _, labels in batches] == [4, 4]
+            images = torch.cat([images for images, _ in batches])
+            assert images.dtype == torch.float32
+            means.append(images.mean().item())
+    # Noise has the same mean in every crop.
+    assert np.ptp(means) < 0.2
+    assert consume(loaders.alone[inputs.PLAIN](0), common.device) == 8
+
+
+def test_the_plan_is_the_runs_own_order(root: Path) -> None:
+    """Of its first epoch, then its second: nothing twice before all were there."""
+    recipe = config.load_recipe(words(root))
+    plan = plan_batches(recipe, 4, 3)
+    assert [[each.epoch for each in passes] for passes in plan] == [[0] * 3] * 2 + [[1] * 3] * 2
+    for epoch in (plan[:2], plan[2:]):
+        ids = np.concatenate([each.examples for passes in epoch for each in passes])
+        assert sorted(ids) == list(range(24))
+
+
+def test_memory_of_children_counts() -> None:
+    """A child that holds 50 MB more is seen, and gone when it has ended."""
+    before = resident(os.getpid())
+    child = subprocess.Popen(
+        [sys.executable, "-c", "held = b'x' * 50_000_000; print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    during = resident(os.getpid())
+    child.communicate(b"\n", timeout=30)
+    assert during - before > 45_000_000
+    assert resident(child.pid) == 0
+
+
+# --- What is refused -------------------------------------------------------------------------
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What the command line says; it must be one sentence, and exit code 2."""
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lsgd: ")
+    assert said.count("\n") == 1
+    return said
+
+
+def test_results_are_never_overwritten(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    said = refusal(capsys, "inputs", *words(root), "--out", str(tmp_path))
+    assert f"--out {tmp_path} is there already" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_run_that_is_refused_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(
+        capsys, "inputs", *words(tmp_path / "nowhere"), "--out", str(tmp_path / "results")
+    )
+    assert "there is no such folder" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no benchmark is named; write python -m lsgd.bench inputs"),
+        (["input"], "there is no benchmark 'input'; write inputs"),
+        (["inputs"], "no recipe is given"),
+        (["inputs", "+recipe=digits"], "digits has no image files to load"),
+        (["inputs", "+recipe=bs256", "rehearse=true"], "a rehearsal has no image files to load"),
+        (["inputs", "+recipe=bs256", "--rounds", "3"], "--rounds 3 is too few"),
+        (["inputs", "+recipe=bs256", "--rounds", "many"], "--rounds.*'many'; --help"),
+        (["inputs", "+recipe=bs256", "--rounds", "0"], "--rounds 0 .* measures nothing"),
+        (["inputs", "+recipe=bs256", "--images", "0"], "--images 0 is not possible; write 1"),
+        (["inputs", "+recipe=bs256", "--image", "9"], "there is no option --image"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(message, refusal(capsys, *argv))
+
+
+def test_what_is_missing_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without DALI the others are measured, and it is said what would install it."""
+    monkeypatch.setattr("lsgd.inputs._has_dali", lambda: False)
+    options = ["--rounds", "6", "--images", "4", "--steps", "0"]
+    assert main(["inputs", *words(root), *options]) == 0
+    said = capsys.readouterr().out
+    for name in (inputs.DALI, inputs.READER):
+        assert f"- {name} is not measured: inputs=dali, but DALI is not installed" in said
+    assert f"| {inputs.TORCHVISION} |" in said
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["inputs", "--help"]])
+def test_help_teaches(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if argv[0] == "inputs":
+        with pytest.raises(SystemExit, match="0"):
+            main(argv)
+        assert "--epochs" in (said := capsys.readouterr().out)
+        assert "data.root=" in said
+    else:
+        assert main(argv) == 0
+        assert "inputs    images/s" in capsys.readouterr().out

@@ -1,0 +1,79 @@
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lsgd.bench.timing import Estimate, Rounds, estimate, measure, ratio
+from lsgd.errors import Refused
+
+
+def sleeper(seconds: Callable[[int], float]) -> Callable[[int], int]:
+    """Work that takes so long in a round, counted as one piece."""
+
+    def work(number: int) -> int:
+        time.sleep(seconds(number))
+        return 1
+
+    return work
+
+
+def test_a_known_ratio_is_resolved_on_a_machine_that_slows_down() -> None:
+    """Every round is slower than the one before, 6 times in all; within a round it is 2 : 1."""
+    speeds = measure(
+        {
+            "slow": sleeper(lambda number: 0.02 * (1 + number)),
+            "fast": sleeper(lambda number: 0.01 * (1 + number)),
+        },
+        6,
+        what="sleep",
+    )
+    assert speeds["fast"][0] > 2 * speeds["fast"][-1]
+    times = ratio(speeds, "fast", "slow")
+    assert times.against(1.3) == "yes"
+    assert times.against(3) == "no"
+    assert ratio(speeds, "slow", "fast").against(0.8) == "no"
+
+
+def test_equals_are_not_resolved() -> None:
+    """Each is the faster one in some rounds, by as much as 10 %."""
+    speeds: Rounds = {"one": [100.0] * 7, "other": [104.0, 90.0, 101.0, 98.0, 110.0, 99.0, 97.0]}
+    assert ratio(speeds, "one", "other").against(1) == "not resolved"
+    assert ratio(speeds, "other", "one").against(1) == "not resolved"
+
+
+def test_a_bar_at_the_edge_of_the_interval_is_inside() -> None:
+    assert Estimate(1.0, 0.9, 1.1).against(0.9) == "not resolved"
+    assert Estimate(1.0, 0.9, 1.1).against(1.1) == "not resolved"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "low", "high"), [(6, 1, 6), (8, 1, 8), (9, 2, 8), (12, 3, 10), (20, 6, 15)]
+)
+def test_the_interval_is_that_of_the_sign_test(rounds: int, low: int, high: int) -> None:
+    """As in tables for the median, such as Conover's: order statistics of at least 95 %."""
+    values = [float(value) for value in range(rounds, 0, -1)]
+    assert estimate(values) == Estimate((rounds + 1) / 2, low, high)
+
+
+def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
+    """Each candidate comes once a round, first and last now and then, and is told the round."""
+    calls: list[tuple[int, str]] = []
+
+    def noted(name: str) -> Callable[[int], int]:
+        def work(number: int) -> int:
+            calls.append((number, name))
+            return 1
+
+        return work
+
+    speeds = measure({name: noted(name) for name in "abc"}, 6, what="noted")
+    assert all(len(values) == 6 for values in speeds.values())
+    by_round = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert [{number for number, _ in each} for each in by_round] == [{n} for n in range(7)]
+    assert all({name for _, name in each} == {"a", "b", "c"} for each in by_round)
+    assert {each[0][1] for each in by_round} == {each[-1][1] for each in by_round} == {*"abc"}
+
+
+def test_too_few_rounds_for_an_interval_are_refused() -> None:
+    with pytest.raises(Refused, match=r"--rounds 5 is too few .* write 6 or more"):
+        measure({"a": lambda number: 1}, 5, what="nothing")
