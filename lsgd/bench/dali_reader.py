@@ -54,7 +54,8 @@ def dali_reader(alike: Alike, batches: int) -> Loader:
                 images, labels = pipeline.run(stream)
             except StopIteration:
                 return
-            yield from_dlpack(images.as_tensor()), from_dlpack(labels.as_tensor())[:, 0]
+            pixels = from_dlpack(images.as_tensor()).to(device, non_blocking=True)
+            yield pixels, from_dlpack(labels.as_tensor())[:, 0]
 
     return batches_of_round
 
