@@ -120,7 +120,10 @@ def run_command(command: Callable[[], object]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         if rank == 0:
-            print("\nlsgd: interrupted; with run_dir=FOLDER the same words go on", file=sys.stderr)
+            print(
+                "\nlsgd: interrupted; a run with run_dir=… goes on by the same words",
+                file=sys.stderr,
+            )
         return 130
     return 0
 
