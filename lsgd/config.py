@@ -32,7 +32,7 @@ any field of the recipe is a word of its own:
   worker_batch=64 epochs=30 seed=1      what is computed
   comm=torch workers_per_pass=8 run_dir=runs/a
                                         where and how fast; the trajectory stays the same
-  data.root=/data/imagenet              where the images are; `python -m lsgd.prepare` makes them ready
+  data.root=/data/imagenet              where the images are; lsgd.prepare makes them ready
   inputs=synthetic                      made-up images, for a machine without data
   rehearse=true                         the same run in miniature, in seconds
   --cfg                                 print the run's configuration and train nothing
