@@ -70,9 +70,12 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
         case "torchvision":
             from lsgd.inputs.torchvision import FolderInputs
 
-            return FolderInputs(
+            folder = FolderInputs(
                 data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
             )
+            if settings.loader == "auto":
+                folder.name += " (DALI is faster: pip install 'lsgd[dali]')"
+            return folder
         case "dali":
             from lsgd.inputs.dali import DaliInputs
 

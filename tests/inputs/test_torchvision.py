@@ -13,7 +13,8 @@ import psutil
 import pytest
 import torch
 
-from lsgd.errors import InputFailed
+import lsgd.inputs
+from lsgd.errors import InputFailed, Refused
 from lsgd.sampler import Pass
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,6 +63,15 @@ def test_processes_change_nothing_and_live_on(root: Path) -> None:
         assert len(now) >= 2
         assert now == (first or now)
         first = now
+
+
+def test_says_that_it_stands_in_for_dali(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where DALI is not installed; whoever asked for torchvision knows."""
+    monkeypatch.setattr(lsgd.inputs, "_has_dali", lambda: False)
+    assert "DALI is faster: pip install" in opened(root, "auto").name
+    assert "DALI" not in opened(root, "torchvision").name
+    with pytest.raises(Refused, match=r"DALI is not installed; .*, or write inputs=torchvision"):
+        opened(root, "dali")
 
 
 @pytest.mark.slow
