@@ -25,6 +25,12 @@ if not hasattr(hvd, "init"):
 T = TypeVar("T")
 
 
+def built() -> dict[str, bool]:
+    """What the installed Horovod is compiled with."""
+    parts = {"Gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
+    return {name: bool(asked()) for name, asked in parts.items()}
+
+
 def suits(launcher: str, device: torch.device) -> bool:
     """Whether the installed Horovod is built for launcher (MPI, but for horovodrun) and device."""
     launches = hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built()

@@ -241,6 +241,26 @@ def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float)
     )
 
 
+def decoded(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
+    """The pixels (height, width, 3) of one image file, decoded on the CPU or on this GPU.
+
+    A run does not need it: it shows whether DALI works on this machine.
+    """
+    feed = (
+        [np.frombuffer(content, np.uint8)],
+        [np.zeros(2, np.int32)],
+        [np.full(2, 2**20, np.int32)],
+    )
+    pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=gpu)
+    with pipeline:
+        file, corner, shape = fn.external_source(source=lambda: feed, num_outputs=3, batch=True)
+        window = decode(file, corner, shape, on_gpu=gpu is not None, hardware=0)
+        pipeline.set_outputs(window)
+    (pixels,) = pipeline.run()
+    image: NDArray[np.uint8] = np.array(pixels.as_cpu()[0])
+    return image
+
+
 def _rows_first(columns: NDArray[Any], kind: type) -> NDArray[Any]:
     """(x, y) columns as DALI counts: y before x, contiguous."""
     return np.ascontiguousarray(columns[:, ::-1], dtype=kind)

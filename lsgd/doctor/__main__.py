@@ -1,0 +1,174 @@
+"""Is this machine fit, and if not, what to type: `python -m lsgd.doctor`.
+
+Looks at everything that a run may use, one line each: pass; fail, with what to type or do; or not
+needed here. Libraries load, images are decoded and sums are made in processes of their own, so that
+what crashes or hangs is named and harms nothing. Nothing is installed, changed or left running.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import NoReturn
+
+import lsgd
+from lsgd.doctor import child, datasets, machine, software, sums
+from lsgd.doctor.child import Answer, ask
+from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+
+EPILOG = """\
+exit codes: 0 a run is possible here, 1 something that every run needs fails
+(Python, torch, torchvision, tensorboard, recipes, the run folder).
+
+--json prints {"lsgd", "host", "fit", "items": [{"name", "status", "found",
+"fix", "required", "numbers"}]} with the status pass, fail or not needed; in
+numbers are cores, free_gb, mb_per_s and the like. A sum of two processes is
+of 16 MB; mb_per_s is that by the shortest of five times.
+
+Datasets are looked for in $LSGD_DATA, else in data/, as a run does it; a run
+may also be told data.root=FOLDER.
+"""
+
+COLOURS = {PASS: "32", FAIL: "31", ABSENT: "2"}
+LABELS = {PASS: "pass", FAIL: "FAIL", ABSENT: "-"}
+NAME_WIDTH = 23
+
+
+def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
+    """Everything that is looked at, as it is found, in the order in which one needs it."""
+
+    def later(probe: str, *arguments: str) -> Future[Answer]:
+        return pool.submit(ask, probe, *arguments, limit=limit)
+
+    asked = {
+        probe: later(probe)
+        for probe in (
+            "torch", "torchvision", "recipes", "tensorboard", "setuptools", "horovod", "network",
+            "data",
+        )
+    }  # fmt: skip
+    decoded = later("dali", "cpu")
+
+    yield software.python()
+    torch = asked["torch"].result()
+    yield software.torch(torch)
+    yield software.torchvision(asked["torchvision"].result())
+    yield software.recipes(asked["recipes"].result())
+    yield software.tensorboard(asked["tensorboard"].result())
+    yield from _safely("run folder", machine.run_folder)
+    yield from _safely("cores", lambda: [machine.cores(machine.cpu_quota())])
+    yield from machine.gpus(torch, machine.nvidia(limit))
+    horovod = asked["horovod"].result()
+    yield software.horovod(horovod)
+    yield software.setuptools(asked["setuptools"].result(), horovod=horovod)
+    mpi = software.mpi(horovod, limit=limit)
+    yield mpi
+    yield software.slurm(limit=limit)
+    host = asked["network"].result()
+    [network] = _safely("network", lambda: [machine.network(host, machine.interfaces())])
+    yield network
+    yield from _safely("open files", lambda: [machine.open_files()])
+    yield from _safely("shared memory", lambda: [machine.shared_memory()])
+    yield software.dali(decoded.result(), where="CPU")
+    if torch.facts.get("gpus") and "problem" not in torch.facts:
+        yield software.dali(later("dali", "cuda").result(), where="GPU")
+    yield from datasets.datasets(asked["data"].result())
+    yield from sums.all_reduces(torch, horovod, mpi, network, limit=limit)
+
+
+def _safely(name: str, look: Callable[[], list[Item]]) -> list[Item]:
+    """What is looked at in this process; on an odd machine that fails alone."""
+    try:
+        return look()
+    except (OSError, ValueError) as error:
+        return [Item(name, FAIL, f"it cannot be looked at: {error}", "report it: a bug of lsgd")]
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lsgd.doctor",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print what is found for programs")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60,
+        metavar="SECONDS",
+        help="after which what has not ended has failed (60)",
+    )
+    given = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminated)
+    pool = ThreadPoolExecutor(max(2, min(4, len(os.sched_getaffinity(0)))))
+    items = []
+    try:
+        if not given.json:
+            print(f"lsgd {lsgd.__version__} on {socket.gethostname()}: is this machine fit?\n")
+        for item in examine(given.limit, pool):
+            items.append(item)
+            if not given.json:
+                print(line(item), flush=True)
+    except KeyboardInterrupt:
+        print("\nlsgd: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        child.close()
+    fit = not any(item.status == FAIL and item.required for item in items)
+    if given.json:
+        report = {"lsgd": lsgd.__version__, "host": socket.gethostname(), "fit": fit}
+        print(json.dumps(report | {"items": [asdict(item) for item in items]}, indent=1))
+    else:
+        print("\n" + _folded(verdict(items), 0))
+    return 0 if fit else 1
+
+
+def line(item: Item) -> str:
+    """An item in a line and what to do about it in another; folded and coloured on a terminal."""
+    label, needless = LABELS[item.status], "not needed here: " * (item.status == ABSENT)
+    head = f"{label:<4}  {item.name:<{NAME_WIDTH}}  {needless}{item.found}"
+    fix = _folded(f"      -> {item.fix}", 9)
+    head = _folded(head, NAME_WIDTH + 8)
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        head = f"\033[{COLOURS[item.status]}m{label}\033[0m{head[len(label) :]}"
+    return f"{head}\n{fix}" if item.fix else head
+
+
+def _folded(text: str, indent: int) -> str:
+    if not sys.stdout.isatty():
+        return text
+    return textwrap.fill(
+        text,
+        max(60, min(100, shutil.get_terminal_size().columns)),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def verdict(items: Sequence[Item]) -> str:
+    """What all of it comes to, in a sentence."""
+    needed = [item.name for item in items if item.status == FAIL and item.required]
+    if needed:
+        return f"No run is possible here before this is mended: {', '.join(needed)}."
+    failed = [item.name for item in items if item.status == FAIL]
+    but = f", but this fails: {', '.join(failed)}" if failed else ""
+    return f"A run is possible here{but}; begin with `python -m lsgd.train +recipe=digits`."
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(143)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,222 @@
+"""What the doctor asks in a process of its own: `python -m lsgd.doctor.probe ANSWER LIMIT PROBE …`.
+
+Each function imports the library that it is about and yields what it found, for JSON; what is
+yielded later takes the place of what was before.
+"""
+
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsgd import paths
+from lsgd.errors import Refused
+
+if TYPE_CHECKING:
+    from lsgd.recipe import Data
+
+Facts = dict[str, Any]
+
+SUMMED_MB = 16
+"""Of a single all-reduce; about the size of a bucket of gradients."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write what a probe finds, or the error that it raises, to the file ANSWER."""
+    told, limit, name, *arguments = argv
+    # The doctor waits no longer than that; should it have been killed, this ends all the same.
+    signal.alarm(int(float(limit)) + 5)
+    try:
+        for facts in PROBES[name](*arguments):
+            _tell(Path(told), facts)
+    except Exception as error:
+        traceback.print_exc()
+        # Of several processes the first one knows why; the others have lost it.
+        if not Path(told).exists():
+            said = str(error).strip().partition("\n")[0]
+            _tell(Path(told), {"error": f"{type(error).__name__}: {said}"})
+        return 1
+    return 0
+
+
+def torch_() -> Iterator[Facts]:
+    """Version and build of torch, and each GPU, once it has computed there."""
+    import torch
+
+    facts: Facts = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
+    yield facts
+    if torch.version.cuda is None:
+        return
+    try:
+        torch.cuda.init()
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        for i in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(i)
+            facts["gpus"].append(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+            torch.ones(2, device=f"cuda:{i}").sum().item()
+    except Exception as error:  # of many types, and all mean the same
+        facts["problem"] = str(error).strip().partition("\n")[0]
+    yield facts
+
+
+def torchvision() -> Iterator[Facts]:
+    """Its version, and whether lsgd.vision had to stand in for its compiled operators."""
+    from lsgd import vision
+
+    yield {"version": version("torchvision"), "stood_in": hasattr(vision, "_operators")}
+
+
+def tensorboard() -> Iterator[Facts]:
+    """Its version, once the part of it that torch writes with could be imported."""
+    import_module("tensorboard.summary.writer.event_file_writer")
+    yield {"version": version("tensorboard")}
+
+
+def setuptools() -> Iterator[Facts]:
+    """Its version; horovodrun imports distutils, which Python 3.12 has from here alone."""
+    import_module("setuptools")  # first, since it brings the second
+    import_module("distutils")
+    yield {"version": version("setuptools")}
+
+
+def horovod() -> Iterator[Facts]:
+    """What the installed Horovod is built with."""
+    if find_spec("horovod") is None:
+        yield {"version": None}
+        return
+    from lsgd.comm.horovod import built
+
+    yield {"version": version("horovod"), "built": built()}
+
+
+def dali(device: str) -> Iterator[Facts]:
+    """Whether DALI decodes a JPEG, as PIL does, on the CPU or on the first GPU."""
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        yield {"version": None}
+        return
+    import numpy as np
+    from PIL import Image
+
+    from lsgd.inputs import dali
+
+    across = np.linspace(0, 255, 64).astype(np.uint8)
+    image = np.stack((*np.meshgrid(across, across[:48]), np.full((48, 64), 99, np.uint8)), -1)
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=90)
+    by_pil = np.asarray(Image.open(file), int)
+    by_dali = dali.decoded(file.getvalue(), gpu=0 if device == "cuda" else None)
+    if by_dali.shape != by_pil.shape or abs(by_dali - by_pil).mean() > 2:
+        raise RuntimeError("a JPEG did not come out as PIL decodes it")
+    yield {"version": import_module("nvidia.dali").__version__}
+
+
+def recipes() -> Iterator[Facts]:
+    """How many recipes there are, once one is composed and checked."""
+    from lsgd import config
+
+    config.load_recipe(["+recipe=digits"])
+    yield {"recipes": len(config.recipes())}
+
+
+def data() -> Iterator[Facts]:
+    """Every dataset of conf/data: where it is looked for, and what is wrong with it there."""
+    from lsgd import config
+
+    facts: Facts = {"datasets": []}
+    for option in sorted(path.stem for path in (paths.conf_dir() / "data").glob("*.yaml")):
+        recipe = config.load_recipe(["+recipe=digits", f"data={option}"])
+        facts["datasets"].append(_dataset(recipe.data))
+        # Should a reader crash on the next one, this much is known.
+        yield facts
+
+
+def _dataset(data: "Data") -> Facts:
+    from lsgd.inputs import IN_MEMORY
+    from lsgd.inputs.arrays import load_arrays
+    from lsgd.inputs.index import open_indexes, prepare_command
+
+    root = paths.data_root(data.name)
+    facts: Facts = {"name": data.name, "root": str(root), "problem": None}
+    facts["prepare"] = prepare_command(data.name, root)
+    facts["bundled"] = data.name == "digits"
+    # In a checkout the folder is there from the start, with how to fill it.
+    facts["there"] = root.is_dir() and bool(set(os.listdir(root)) - {"README.md", "prepare.py"})
+    if facts["there"] or facts["bundled"]:
+        try:
+            (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
+        except Refused as refused:
+            facts["problem"] = str(refused)
+    return facts | {"examples": data.train_examples + data.val_examples}
+
+
+def network() -> Iterator[Facts]:
+    """The name of this machine and the addresses that it resolves to, if any."""
+    host = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    yield {"host": host, "addresses": list(dict.fromkeys(str(each[4][0]) for each in found))}
+
+
+def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
+    """A sum over the processes of a launcher: whether it is right on all, and how fast."""
+    import torch
+
+    from lsgd.comm import open_comm, pick_device, sum_
+
+    device = pick_device(device_kind)
+    comm = open_comm(library, device=device, timeout=30)
+    pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
+    tensor = pattern * (comm.rank + 1)
+    sum_(comm, tensor)
+    # Whole numbers below 2^24: exact in any order.
+    right = torch.equal(tensor, pattern * (comm.world_size * (comm.world_size + 1) // 2))
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        sum_(comm, tensor.zero_())
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    facts: Facts = {"over": comm.library, "processes": comm.world_size}
+    facts["wrong"] = [rank for rank, each in enumerate(comm.gather_objects(right)) if not each]
+    facts["mb_per_s"] = SUMMED_MB / min(seconds)
+    first = comm.rank == 0
+    comm.close()
+    if first:
+        yield facts
+
+
+PROBES: dict[str, Callable[..., Iterator[Facts]]] = {
+    "torch": torch_,
+    "torchvision": torchvision,
+    "tensorboard": tensorboard,
+    "setuptools": setuptools,
+    "horovod": horovod,
+    "dali": dali,
+    "recipes": recipes,
+    "data": data,
+    "network": network,
+    "all_reduce": all_reduce,
+}
+
+
+def _tell(path: Path, facts: Facts) -> None:
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(facts))
+    os.replace(beside, path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

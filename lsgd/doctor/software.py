@@ -1,0 +1,145 @@
+"""What is said of libraries and launchers, from what their probes answered."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+
+from lsgd.doctor.child import Answer, finished, telling_line
+from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+
+OLDEST_PYTHON = (3, 11)
+INSTALL = "run `make setup` in the checkout, or `pip install lsgd` again"
+
+
+def python() -> Item:
+    """The interpreter that runs this."""
+    found = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
+    if sys.version_info >= OLDEST_PYTHON:
+        return Item("Python", PASS, found, required=True)
+    fix = "make the environment anew with Python 3.11 or newer: make PYTHON=/path/to/python3.11"
+    return Item("Python", FAIL, found, fix, required=True)
+
+
+def torch(answer: Answer) -> Item:
+    """Whether torch loads, and which build it is."""
+    if answer.why:
+        return Item("torch", FAIL, answer.why, INSTALL, required=True)
+    cuda = answer.facts["cuda"]
+    build = "a CPU build" if cuda is None else f"a build for CUDA {cuda}"
+    return Item("torch", PASS, f"{answer.facts['version']}, {build}", required=True)
+
+
+def torchvision(answer: Answer) -> Item:
+    """Whether it loads as lsgd loads it; every model is made with it at hand."""
+    if answer.why:
+        return Item("torchvision", FAIL, answer.why, INSTALL, required=True)
+    found = answer.facts["version"]
+    if answer.facts["stood_in"]:
+        found += ", loads beside this torch through lsgd.vision"
+    return Item("torchvision", PASS, found, required=True)
+
+
+def tensorboard(answer: Answer) -> Item:
+    """Whether the curves of a run can be written."""
+    if answer.why:
+        fix = "pip install 'tensorboard>=2.21', since older ones need a setuptools older than 82"
+        return Item("tensorboard", FAIL, answer.why, fix, required=True)
+    return Item("tensorboard", PASS, answer.facts["version"], required=True)
+
+
+def setuptools(answer: Answer, *, horovod: Answer) -> Item:
+    """Only horovodrun imports it, and the build of Horovod."""
+    if not answer.why:
+        return Item("setuptools", PASS, answer.facts["version"])
+    status = FAIL if horovod.facts.get("version") else ABSENT
+    fix = "pip install 'setuptools>=70.1', which horovodrun and setup/horovod.sh import"
+    return Item("setuptools", status, answer.why, fix)
+
+
+def recipes(answer: Answer) -> Item:
+    """Whether a recipe can be composed."""
+    if answer.why:
+        return Item("recipes", FAIL, answer.why, INSTALL, required=True)
+    return Item("recipes", PASS, f"{answer.facts['recipes']}, composed by Hydra", required=True)
+
+
+def horovod(answer: Answer) -> Item:
+    """Whether it loads beside this torch, and what it is built with."""
+    rebuild = (
+        f"`{sys.executable} -m pip uninstall horovod`, then setup/horovod.sh builds it for this "
+        "torch; until then start with launch/torchrun.sh"
+    )
+    if answer.why:
+        return Item("Horovod", FAIL, f"cannot be imported: {answer.why}", rebuild)
+    if answer.facts["version"] is None:
+        fix = "setup/horovod.sh builds it; launch/torchrun.sh does without"
+        return Item("Horovod", ABSENT, "not installed", fix)
+    built = answer.facts["built"]
+    parts = [name for name, there in built.items() if there]
+    lacking = [name for name, there in built.items() if not there]
+    found = f"{answer.facts['version']}, built with {' and '.join(parts) or 'nothing'}"
+    found += f", without {' and '.join(lacking)}" if lacking else ""
+    if not parts:
+        return Item("Horovod", FAIL, found, rebuild)
+    return Item("Horovod", PASS, found)
+
+
+def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
+    """Whether mpirun starts a process here; Horovod has to be built for it."""
+    built = horovod.facts.get("built", {}).get("MPI", False)
+    if shutil.which("mpirun") is None:
+        fix = (
+            "`sudo apt install openmpi-bin libopenmpi-dev`, then setup/horovod.sh; "
+            "launch/horovodrun.sh and launch/torchrun.sh do without"
+        )
+        return Item("MPI", FAIL if built else ABSENT, "mpirun is not found", fix)
+    _, banner = finished(["mpirun", "--version"], limit=limit)
+    name = re.sub(r"^mpirun \((.*?)\)", r"\1", (banner.strip() or "?").splitlines()[0])
+    root = os.geteuid() == 0 and "Open MPI" in name
+    permits = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    if root and not all(permit in environment for permit in permits):
+        fix = "export " + " ".join(f"{permit}=1" for permit in permits)
+        fix += " where root is meant, as in a container"
+        return Item("MPI", FAIL if built else ABSENT, f"{name}, which refuses root", fix)
+    code, text = finished(["mpirun", "-np", "1", "true"], limit=limit)
+    if code != 0:
+        why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
+        fix = "make `mpirun -np 1 true` work; launch/horovodrun.sh does without"
+        return Item("MPI", FAIL, f"{name} starts no process: {why}", fix)
+    found = f"{name}, as root" if root else name
+    if not built and horovod.facts.get("version"):
+        fix = "install libopenmpi-dev, then `setup/horovod.sh` builds Horovod with MPI"
+        return Item("MPI", ABSENT, f"{found}, for which Horovod is not built", fix)
+    return Item("MPI", PASS, found)
+
+
+def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
+    """Whether srun is there; inside a job it has to be."""
+    if shutil.which("srun") is None:
+        if job := environment.get("SLURM_JOB_ID"):
+            fix = "put Slurm's client programs into this container or image, and into PATH"
+            return Item("Slurm", FAIL, f"this is job {job}, but srun is not found", fix)
+        fix = "launch/slurm.sh would need a cluster with Slurm"
+        return Item("Slurm", ABSENT, "srun is not found", fix)
+    code, text = finished(["srun", "--version"], limit=limit)
+    if code != 0:
+        status = FAIL if "SLURM_JOB_ID" in environment else ABSENT
+        why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
+        fix = "on a cluster `srun --version` works: it wants the cluster's slurm.conf"
+        return Item("Slurm", status, f"srun does not start: {why}", fix)
+    return Item("Slurm", PASS, text.strip())
+
+
+def dali(answer: Answer, *, where: str) -> Item:
+    """Whether it decodes an image; torchvision does where it is not there."""
+    instead = "inputs=torchvision does without"
+    if answer.why:
+        fix = "`pip install --force-reinstall 'lsgd[dali]'`; " + instead
+        return Item(f"DALI, {where}", FAIL, f"decodes no JPEG: {answer.why}", fix)
+    if answer.facts["version"] is None:
+        return Item(
+            f"DALI, {where}", ABSENT, "not installed", f"`pip install 'lsgd[dali]'`; {instead}"
+        )
+    return Item(f"DALI, {where}", PASS, f"{answer.facts['version']}, decodes a JPEG")
