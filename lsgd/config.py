@@ -104,7 +104,12 @@ def load_recipe(words: Sequence[str]) -> Recipe:
 
 
 def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
-    """The checked recipe with these fields, changed by `key=value` words; raises Refused."""
+    """The checked recipe with these fields, changed by `key=value` words; raises Refused.
+
+    A word such as inputs=dali or comm=torch chooses the loader or library and leaves the rest.
+    """
+    chosen = {"inputs": "inputs.loader", "comm": "comm.library"}
+    words = tuple(f"{chosen.get(key, key)}={value}" for key, value in map(_split, words))
     try:
         merged = OmegaConf.merge(_schema(), values, OmegaConf.from_dotlist(list(words)))
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -114,6 +119,10 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     except ConfigKeyError as error:
         _refuse_key(str(error.full_key))
     except ValidationError as error:
+        if not error.full_key:
+            raise Refused(
+                f"{' '.join(words)}: {_first_line(error)}; write GROUP.KEY=VALUE"
+            ) from None
         _refuse_type(str(error.full_key), error.value)
     except OmegaConfBaseException as error:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
@@ -141,12 +150,6 @@ def _without_skipped(data: Data) -> Data:
         ) from None
     listed = {line.partition("#")[0].strip() for line in lines} - {""}
     skip = sorted(listed.difference(data.skip))
-    for image in skip:
-        if not image.startswith(("train/", "val/")):
-            raise Refused(
-                f"data.skip_list={path} has {image!r}; write one image per line, such as "
-                "train/n01440764/n01440764_10026.JPEG"
-            )
     train = sum(image.startswith("train/") for image in skip)
     # What is left out is recorded by name; the file itself is not asked again.
     return replace(

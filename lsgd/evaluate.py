@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from lsgd.inputs import open_inputs
 from lsgd.launcher import detect
 from lsgd.learner import DTYPES
 from lsgd.models import make_model
-from lsgd.recipe import Recipe
+from lsgd.recipe import Comm, Inputs, Recipe
 from lsgd.tally import Scores
 
 
@@ -36,11 +37,13 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
         saved = checkpoint.load(content, str(path))
     except Refused as error:
         raise Refused(
-            f"{str(error).partition(';')[0]}; a file of plain weights needs a recipe for its data "
-            "and model: add for example +recipe=bs256"
+            f"{str(error).partition(';')[0]}; give another, or, if it is a file of plain weights, "
+            "add a recipe that says on which data and in which model, such as +recipe=bs256"
         ) from None
     # Where it was trained says nothing about this machine.
-    here = {"device": "auto", "comm": saved.recipe["comm"] | {"library": "auto"}}
+    here = {"device": "auto", "comm": asdict(Comm())}
+    if saved.recipe["inputs"]["loader"] != "synthetic":
+        here["inputs"] = asdict(Inputs())
     recipe = config.from_mapping(saved.recipe | here, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(
@@ -87,7 +90,7 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
             lines = [line.strip() for line in str(error).splitlines()]
             raise Refused(
                 f"{name} has not the weights of {recipe.model.name} for {data.classes} classes "
-                f"({' '.join(lines[1:2])[:200]}); write model=NAME or data.classes=N as they are"
+                f"({lines[-1][:200]}); write model=NAME and data.classes=N as the weights have them"
             ) from None
         inputs = agree(comm, lambda: open_inputs(recipe, device))
         return evaluate(

@@ -110,7 +110,7 @@ def test_a_skip_list_is_recorded_by_what_it_names(tmp_path: Path) -> None:
     file.unlink()
     again = config.from_mapping(yaml.safe_load(config.to_yaml(recipe)))
     assert again == recipe
-    assert "2 images are left out" in recipe.summary()
+    assert "images left out (data.skip): 2" in recipe.summary()
     empty = tmp_path / "empty.txt"
     empty.write_text("# none\n")
     nothing = config.load_recipe(["+recipe=bs256", f"data.skip_list={empty}"])
@@ -122,7 +122,7 @@ def test_a_skip_list_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=rf"data.skip_list={file} cannot be read .*--check"):
         config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
     file.write_text("/data/train/n1/b.JPEG\n")
-    with pytest.raises(Refused, match=r"has '/data/train/n1/b.JPEG'; write one image per line"):
+    with pytest.raises(Refused, match=r"has '/data/train/n1/b.JPEG'; name each image once"):
         config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
 
 

@@ -89,7 +89,9 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"page\.pth holds no weights .*; give a file"):
         evaluate_weights(tmp_path / "page.pth", ["+recipe=bs256"])
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
-    with pytest.raises(Refused, match=r"plain\.pth is damaged or no .* add for example \+recipe="):
+    with pytest.raises(
+        Refused, match=r"plain\.pth is damaged or no .* weights, add a recipe .*\+recipe="
+    ):
         evaluate_checkpoint(tmp_path / "plain.pth")
     torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
     with pytest.raises(Refused, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):

@@ -13,6 +13,7 @@ import torch
 
 from lsgd import checkpoint, config
 from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import normalise, open_inputs
 from lsgd.learner import Learner
@@ -146,6 +147,13 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(tmp_path: Path
     found = evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["val_batch=7"])
     assert (found.top1_error, found.top5_error) == (last["val_top1_error"], last["val_top5_error"])
     assert found.examples == 355
+    # How it was loaded is no part of it, and a group's word chooses as on the training's line.
+    assert (
+        evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["val_batch=7", "inputs=memory"])
+        == found
+    )
+    with pytest.raises(Refused, match="would make another run"):
+        evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["inputs=synthetic"])
 
 
 def test_a_checkpoint_of_resnet50_is_torchvisions(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
-from torch import Tensor, cuda, get_num_threads, set_num_threads
+from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
 from lsgd.errors import Diverged, InputFailed, PeerLost, Refused
@@ -91,11 +91,13 @@ def with_peers(*errors: type[Exception]) -> Iterator[None]:
     """Make these errors of a communication library say what they mean: PeerLost."""
     try:
         yield
+    except (OutOfMemoryError, AcceleratorError):
+        raise  # RuntimeErrors too, but of this process
     except errors as error:
         why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise PeerLost(
-            f"another process has left the job ({why}); its own message says why, the checkpoint "
-            "is intact, and the same words resume it"
+            f"another process has left the job, or the network has ({why}); its own message says "
+            "why, the checkpoint is intact, and the same words and run_dir resume it"
         ) from None
 
 

@@ -50,6 +50,11 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     if loader == "auto":
         loader = "memory" if data.name in IN_MEMORY else "dali" if _has_dali() else "torchvision"
     _check_kind(data, loader)
+    if settings.dtype != "float32" and loader != "dali":
+        raise Refused(
+            f"inputs.dtype={settings.dtype} is for DALI, and here {loader} brings the images; "
+            "leave it out, or write inputs=dali"
+        )
     match loader:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
@@ -58,7 +63,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
         case "memory":
             from lsgd.inputs.memory import MemoryInputs
 
-            return MemoryInputs(data, root, settings, seed=recipe.seed, device=device)
+            return MemoryInputs(data, root, seed=recipe.seed, device=device)
     indexes = open_indexes(data, root)
     if settings.decode_on == "gpu" and device.type != "cuda":
         raise Refused(

@@ -28,8 +28,8 @@ from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
-AHEAD = 2
-"""Passes whose files are looked up, or read out of shards, ahead of those that DALI has."""
+AHEAD = 4
+"""Passes whose files are looked up, or read out of shards, at once and ahead of DALI."""
 
 _Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
 """Per image: path or content, window's corner and shape, region's begin and end, mirrored."""
@@ -60,7 +60,7 @@ class DaliInputs:
         self.channels_last = channels_last
         self.asked: Iterator[tuple[Wanted, _Feed]] = iter(())
         self.under_way: deque[Wanted] = deque()
-        self.readers = ThreadPoolExecutor(max(1, decoders))
+        self.readers = ThreadPoolExecutor(AHEAD)
         self.pipeline = dali.Pipeline(
             batch_size=largest_batch,
             num_threads=max(1, decoders),
@@ -150,7 +150,7 @@ class DaliInputs:
         made = deque[tuple[Wanted, Future[_Feed]]]()
         for each in wanted:
             made.append((each, self.readers.submit(self._feed, each)))
-            if len(made) > AHEAD:
+            if len(made) == AHEAD:
                 first, feed = made.popleft()
                 yield first, feed.result()
         for first, feed in made:
@@ -188,14 +188,14 @@ class DaliInputs:
         else:
             # All at once, and as bytes: a Path of each would be a third of this thread's work.
             root = os.fsencode(index.root) + b"/"
-            contents = [root + path for path in index.rows["path"][ids].tolist()]
+            contents = [root + path for path in index.paths(ids)]
         return [np.frombuffer(content, np.uint8) for content in contents]
 
     def _check_lengths(
         self, index: Index, ids: NDArray[np.int64], lengths: NDArray[np.int64], wanted: Wanted
     ) -> None:
         # DALI decodes no more of a file than the window needs, so it may not notice a cut.
-        for example in ids[lengths != index.rows["bytes"][ids]]:
+        for example in ids[lengths != index.lengths(ids)]:
             try:
                 index.read(example)
             except InputFailed as error:

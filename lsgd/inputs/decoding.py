@@ -42,8 +42,14 @@ def needed(error: InputFailed, wanted: Wanted, index: Index) -> InputFailed:
     when = "in an evaluation"
     if isinstance(wanted, Pass):
         when = f"in step {wanted.step + 1} of epoch {wanted.epoch + 1}"
-    check = f"{prepare_command('imagenet', index.root)} --check"
+    command = prepare_command("imagenet", index.root, index.file.parent)
+    if index.in_shards():
+        return InputFailed(
+            f"{error}, needed {when}; write the shards again (`{command}`) and resume: the same "
+            "words and run_dir"
+        )
     return InputFailed(
-        f"{error}, needed {when}; put it right and resume, or leave such images out: `{check}` "
-        "writes a skip list for data.skip_list=FILE, which makes it another run"
+        f"{error}, needed {when}; put it right and resume (the same words and run_dir), or leave "
+        f"such images out: `{command} --check` writes a skip list for data.skip_list=FILE, which "
+        "makes it another run"
     )

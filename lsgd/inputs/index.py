@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailed, Refused
+from lsgd.launcher import detect
 from lsgd.recipe import Data
 
 SPLITS = ("train", "val")
@@ -69,20 +70,28 @@ class Index:
     def __init__(self, root: Path, file: Path, skip: Sequence[str] = ()) -> None:
         self.root, self.file, self.skip = root, file, tuple(skip)
         self.rows: NDArray[Any] = np.load(file, mmap_mode="r")
-        found = np.isin(self.rows["path"], np.array([os.fsencode(path) for path in skip], "S"))
-        self.skipped = int(found.sum())
-        if self.skipped:
-            self.rows = self.rows[~found]
+        skipped = [os.fsencode(path) for path in skip]
+        gone = np.flatnonzero(np.isin(self.rows["path"], np.array(skipped, "S")))
+        self.skipped = len(gone)
+        # The rows stay mapped: an id is moved on by the skipped rows before its own.
+        self._gaps = gone - np.arange(len(gone))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Index, (self.root, self.file, self.skip)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows) - self.skipped
+
+    def _of(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+        rows: NDArray[Any] = self.rows[ids + np.searchsorted(self._gaps, ids, side="right")]
+        return rows
+
+    def _row(self, example: int) -> Any:
+        return self._of(np.array([example]))[0]
 
     def labels(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Class numbers of these images, shape (ids,)."""
-        labels: NDArray[np.int64] = self.rows["label"][ids].astype(np.int64)
+        labels: NDArray[np.int64] = self._of(ids)["label"].astype(np.int64)
         return labels
 
     def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -90,11 +99,21 @@ class Index:
 
         Raises InputFailed if one of them had none that could be read.
         """
-        rows = self.rows[ids]
+        rows = self._of(ids)
         if not rows["width"].all():
             first = ids[np.flatnonzero(rows["width"] == 0)[0]]
             raise self.failed(first, "it is no image, or no whole one, says the index")
         return np.stack((rows["width"], rows["height"]), axis=-1).astype(np.int64)
+
+    def lengths(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of these images' files when they were indexed, shape (ids,)."""
+        lengths: NDArray[np.int64] = self._of(ids)["bytes"]
+        return lengths
+
+    def paths(self, ids: NDArray[np.int64]) -> list[bytes]:
+        """Paths of these images relative to the root."""
+        found: list[bytes] = self._of(ids)["path"].tolist()
+        return found
 
     def classes(self) -> list[str]:
         """Names of the classes in order: the folders that the images are in."""
@@ -107,7 +126,7 @@ class Index:
 
     def path(self, example: int) -> str:
         """Where the image lies, in full; in a shard: the shard, a colon and its name there."""
-        row = self.rows[example]
+        row = self._row(example)
         path, shard = os.fsdecode(row["path"]), os.fsdecode(row["shard"])
         return f"{self.root / shard}:{path}" if shard else str(self.root / path)
 
@@ -116,7 +135,7 @@ class Index:
 
         Raises InputFailed if they cannot be read, or are not as many as when the index was made.
         """
-        row = self.rows[example]
+        row = self._row(example)
         file = self.root / os.fsdecode(row["shard"] or row["path"])
         try:
             with file.open("rb", buffering=0) as opened:
@@ -155,21 +174,27 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
         ("val_examples", len(val), data.val_examples),
     ):
         if found != wanted:
+            beside = " beside those left out" if data.skip else ""
+            count = found + (train.skipped if name == "train_examples" else val.skipped)
+            right = count if data.skip and name != "classes" else found
             raise Refused(
-                f"data.{name}={wanted} but {data.name} at {root} has {found}; complete it and "
-                f"{_again(data, root)}, or write data.{name}={found} for another trajectory"
+                f"data.{name}={wanted} but {data.name} at {root} has {found}{beside}; complete it "
+                f"and {_again(data, root)}, or write data.{name}={right} for another trajectory"
+                + (" (a skip list is taken off by itself)" if data.skip else "")
             )
     return train, val
 
 
-def prepare_command(dataset: str, root: Path) -> str:
-    """What makes the index of a dataset."""
-    return f"python -m lsgd.prepare {dataset} {root}"
+def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
+    """What makes the index of a dataset, in `index` if it is not to lie in the root."""
+    if any(root.glob("*.tar")) and not (root / "train").exists():
+        return f"python -m lsgd.prepare {dataset} FOLDER_OF_THE_IMAGES --shards {root}"
+    elsewhere = f" --index {index}" if index and index != root else ""
+    return f"python -m lsgd.prepare {dataset} {root}{elsewhere}"
 
 
 def _again(data: Data, root: Path) -> str:
-    index = f" --index {data.index}" if data.index else ""
-    return f"run {prepare_command(data.name, root)}{index}"
+    return f"run {prepare_command(data.name, root, Path(data.index) if data.index else None)}"
 
 
 def _open(data: Data, root: Path, folder: Path, split: str) -> Index:
@@ -196,7 +221,9 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> Index:
         )
     if len(index) == 0:
         raise Refused(f"{file} lists no image; complete {root} and {_again(data, root)}")
-    if (stale := _changed_since(index, file.stat().st_mtime)) is not None:
+    # One process looks for all: of a thousand folders, or of all files where they are newer.
+    stale = _changed_since(index, file.stat().st_mtime) if detect().rank == 0 else None
+    if stale is not None:
         raise Refused(f"{file} is older than {root}: {stale}; {_again(data, root)}")
     return index
 

@@ -15,7 +15,6 @@ from lsgd.inputs import Batch
 from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.normalise import Normalise
 from lsgd.recipe import Data
-from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 PADDING = 4
@@ -25,9 +24,7 @@ PADDING = 4
 class MemoryInputs:
     """See Inputs."""
 
-    def __init__(
-        self, data: Data, root: Path, settings: Settings, *, seed: int, device: torch.device
-    ) -> None:
+    def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
         if data.augmentation == "crop_flip":
             raise Refused(
                 "data.augmentation=crop_flip is for image folders; write shift_flip or none for "
@@ -39,7 +36,7 @@ class MemoryInputs:
         self.train_labels = torch.from_numpy(train.labels).to(device)
         self.val_images = torch.from_numpy(np.ascontiguousarray(validation.images)).to(device)
         self.val_labels = torch.from_numpy(validation.labels).to(device)
-        self.normalise = Normalise(data, dtype=settings.dtype, device=device)
+        self.normalise = Normalise(data, device)
         self.shifts = data.augmentation == "shift_flip"
         self.seed = seed
 

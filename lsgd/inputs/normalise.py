@@ -5,14 +5,12 @@ from torch import Tensor
 
 from lsgd.recipe import Data
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
-
 
 class Normalise:
     """(pixel / 255 - mean) / std per channel, on the device."""
 
-    def __init__(self, data: Data, *, dtype: str, device: torch.device) -> None:
-        self.device, self.dtype = device, DTYPES[dtype]
+    def __init__(self, data: Data, device: torch.device) -> None:
+        self.device = device
         self.mean = 255 * torch.tensor(data.mean, device=device)[:, None, None]
         self.scale = 1 / (255 * torch.tensor(data.std, device=device)[:, None, None])
 
@@ -26,4 +24,4 @@ class Normalise:
             mean, scale = mean.flatten().repeat(width), scale.flatten().repeat(width)
             values = pixels.permute(0, 2, 3, 1).view(len(pixels), pixels.shape[2], -1)
         values.sub_(mean).mul_(scale)
-        return pixels.to(self.dtype)
+        return pixels

@@ -36,7 +36,7 @@ class FolderInputs:
     ) -> None:
         self.name = f"torchvision in {decoders} processes"
         self.wanted = _Requests()
-        self.normalise = Normalise(data, dtype=settings.dtype, device=device)
+        self.normalise = Normalise(data, device)
         self.loader: DataLoader[tuple[Tensor, Tensor] | InputFailed] = DataLoader(
             _Images(data, indexes, seed=seed),
             # What the sampler yields goes to the dataset as it is: here a whole pass.

@@ -2,6 +2,9 @@
 
 import argparse
 import os
+import re
+import shlex
+from contextlib import ExitStack
 from pathlib import Path
 
 from lsgd.errors import Refused
@@ -76,12 +79,21 @@ def prepare(given: argparse.Namespace) -> None:
     Raises Refused, before anything is written wherever that can be known.
     """
     # Here, so that --help need not wait for what they import.
+    from lsgd.prepare.fetch import filling
+
+    _refuse_before(given)
+    with ExitStack() as locks:
+        for folder in {given.index or given.root, given.shards} - {None}:
+            locks.enter_context(filling(folder))
+        _prepare(given)
+
+
+def _prepare(given: argparse.Namespace) -> None:
     from lsgd.prepare import verify
     from lsgd.prepare.check import check_folder, table, write_skip_list
     from lsgd.prepare.scan import index_folder
     from lsgd.prepare.shards import write_shards
 
-    _refuse_before(given)
     root, index, processes = given.root, given.index or given.root, given.processes
     _fill(root, given)
     counted = verify.verify(root, TRAIN, VAL)
@@ -90,9 +102,9 @@ def prepare(given: argparse.Namespace) -> None:
     index.mkdir(parents=True, exist_ok=True)
     unreadable = index_folder(root, index, processes=processes)
     print(f"index: {index}/train.index.npy and val.index.npy", flush=True)
-    words = [f"data.root={root}", *counted.words]
+    words = [_word("data.root", root), *counted.words]
     if given.index:
-        words.insert(1, f"data.index={index}")
+        words.insert(1, _word("data.index", index))
     if given.check:
         found = check_folder(root, index, processes=processes)
         print(f"{table(found)}\nall of them: {index}/check.tsv", flush=True)
@@ -100,7 +112,7 @@ def prepare(given: argparse.Namespace) -> None:
         skipped, kept = write_skip_list(found, skip)
         if skipped:
             print(f"{skip} names {skipped} images to leave out")
-            words.append(f"data.skip_list={skip}")
+            words.append(_word("data.skip_list", skip))
         if kept:
             print(f"  {kept} of them were there before and are not unusable: a line can be removed")
     elif unreadable:
@@ -114,12 +126,23 @@ def prepare(given: argparse.Namespace) -> None:
             root, index, given.shards, megabytes=given.shard_mb, processes=processes
         )
         print(f"shards: {shards} in {given.shards}, with an index")
-        words = [word for word in words if not word.startswith(("data.root=", "data.index="))]
-        words.insert(0, f"data.root={given.shards}")
+        words = [each for each in words if "data.root=" not in each and "data.index=" not in each]
+        words.insert(0, _word("data.root", given.shards))
     print(f"ready: python -m lsgd.train +recipe=bs256 {' '.join(words)}")
 
 
+def _word(key: str, path: Path) -> str:
+    """A word for a shell and for Hydra, which both have characters of their own."""
+    plain = re.fullmatch(r"[\w./~-]+", str(path))
+    return f"{key}={path}" if plain else shlex.quote(f"{key}='{path}'")
+
+
 def _refuse_before(given: argparse.Namespace) -> None:
+    if not given.train_tar and not (given.root / "train").is_dir():
+        raise Refused(
+            f"there is no {given.root / 'train'}; give the folder that holds train/ and val/, or "
+            "the archives: --train-tar, --val-tar and --val-classes"
+        )
     for option in ("train_tar", "val_tar", "val_classes"):
         file = getattr(given, option)
         if file and not file.is_file():
@@ -131,17 +154,26 @@ def _refuse_before(given: argparse.Namespace) -> None:
         folder = getattr(given, option)
         if folder and folder.exists() and not folder.is_dir():
             raise Refused(f"--{option} {folder} is no folder; give one that is, or a new name")
-    if given.shards and given.shards.resolve() == given.root.resolve():
-        raise Refused(f"--shards {given.shards} is ROOT itself; give a folder of its own")
+    taken = {"ROOT": given.root, "--index": given.index}
+    taken |= {f"ROOT/{split}": given.root / split for split in ("train", "val")}
+    for name, folder in taken.items():
+        if given.shards and folder and given.shards.resolve() == folder.resolve():
+            raise Refused(f"--shards {given.shards} is {name} itself; give a folder of its own")
+    index = given.index or given.root
+    if index.is_dir() and not os.access(index, os.W_OK):
+        raise Refused(f"{index} cannot be written; give --index FOLDER for the indexes")
 
 
 def _fill(root: Path, given: argparse.Namespace) -> None:
     """Unpack and sort, until every image lies in its class folder."""
     from lsgd.inputs.index import image_files
-    from lsgd.prepare.unpack import unpack_train, unpack_val
+    from lsgd.prepare.unpack import check_val, unpack_train, unpack_val
     from lsgd.prepare.validation import WHERE_FROM, ValClasses, check_sorted, sort_val
 
     class_of = ValClasses(given.val_classes) if given.val_classes else None
+    if class_of and given.val_tar:
+        # Of two archives the small one is looked at before the large one is unpacked.
+        check_val(given.val_tar, class_of)
     flat = image_files(root / "val") if (root / "val").is_dir() else []
     if class_of is None and flat:
         raise Refused(

@@ -46,6 +46,12 @@ def unpack_val(
     return _total(_extract, tasks, processes, "val, in 250 images")
 
 
+def check_val(archive: Path, class_of: Callable[[str], str]) -> None:
+    """Raise Refused if the archive of validation images is not whole or has an unknown image."""
+    for each in members(archive, IMAGE_SUFFIXES):
+        class_of(each.name)
+
+
 def members(archive: Path, suffixes: tuple[str, ...], part: Member | None = None) -> list[Member]:
     """The files in an archive, or in the archive that is a member of it, unpacked nowhere."""
     where = f"{archive}:{part.name}" if part else str(archive)

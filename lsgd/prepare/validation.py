@@ -38,6 +38,8 @@ class ValClasses:
                 f"--val-classes {file} cannot be read ({error.strerror or error}); give "
                 f"{WHERE_FROM}"
             ) from None
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise self.refused(f"it is damaged ({str(error) or type(error).__name__})") from None
         if unknown := sorted(set(found.values()) - set(classes())):
             raise self.refused(f"{unknown[0]} is no class of ILSVRC 2012")
         self.found = found
@@ -134,7 +136,8 @@ def _text(file: Path) -> dict[str, str]:
     if lines and lines[0].strip() == "ImageId,PredictionString":
         # The class and its box, once per object, all of one class.
         return _pairs(
-            file, ((row[0], *set(row[1].split()[::5])) for row in csv.reader(lines[1:]) if row)
+            file,
+            ((row[0], *set("".join(row[1:]).split()[::5])) for row in csv.reader(lines[1:]) if row),
         )
     return _pairs(file, (line.split() for line in lines if line.strip()))
 

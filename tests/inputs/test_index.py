@@ -52,6 +52,23 @@ def test_another_process_gets_the_file_and_not_the_rows(root: Path) -> None:
     assert [received.path(i) for i in range(11)] == [index.path(i) for i in range(11)]
 
 
+@pytest.mark.parametrize("skipped", [[0], [11], [0, 1, 2], [3, 5, 6, 10], list(range(11))])
+def test_the_others_close_ranks_around_skipped_images(root: Path, skipped: list[int]) -> None:
+    """In order, each with what is its own, and still mapped."""
+    whole = Index(root, index_file(root, "train"))
+    paths = [os.fsdecode(path) for path in whole.paths(np.arange(12))]
+    index = Index(root, index_file(root, "train"), [paths[i] for i in skipped])
+    left = np.array([i for i in range(12) if i not in skipped])
+    ids = np.arange(len(index))
+    assert (len(index), index.skipped) == (len(left), len(skipped))
+    assert index.paths(ids) == whole.paths(left)
+    assert index.labels(ids).tolist() == whole.labels(left).tolist()
+    assert index.lengths(ids[::-1]).tolist() == whole.lengths(left[::-1]).tolist()
+    assert [index.path(i) for i in ids] == [whole.path(i) for i in left]
+    assert [index.read(i) for i in ids] == [whole.read(i) for i in left]
+    assert isinstance(index.rows, np.memmap)
+
+
 def test_reads_what_the_file_has(root: Path, tmp_path: Path) -> None:
     shards = in_shards(root, tmp_path / "shards")
     for split in ("train", "val"):
@@ -96,6 +113,11 @@ def refusal(root: Path, **change: object) -> str:
         (
             {"skip": ["train/n00/none.JPEG"]},
             "data.skip names train/n00/none.JPEG, which ROOT/train",
+        ),
+        (
+            {"skip": ["train/n00/odd.JPEG"], "train_examples": 10},
+            "has 11 beside those left out; complete it and run python -m lsgd.prepare made ROOT, "
+            "or write data.train_examples=12 for another trajectory (a skip list is taken off",
         ),
         ({"index": "/nowhere"}, "no index yet (/nowhere/train.index.npy is missing)"),
     ],
@@ -182,6 +204,19 @@ def test_what_does_not_matter_is_no_change(root: Path, tmp_path: Path) -> None:
     open_indexes(DATA, made)
 
 
+def test_one_process_looks_for_all(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 would ask a file system for a million names each."""
+    made = copy(root, tmp_path / "copy")
+    new_image(made)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    open_indexes(DATA, made)
+    monkeypatch.setenv("RANK", "0")
+    assert "new.JPEG is new" in refusal(made)
+
+
 def test_shards_that_are_not_there_are_refused(root: Path, tmp_path: Path) -> None:
     shards = in_shards(root, tmp_path / "shards")
     with (shards / "val-000001.tar").open("rb+") as file:
@@ -189,6 +224,7 @@ def test_shards_that_are_not_there_are_refused(root: Path, tmp_path: Path) -> No
     assert f"{shards}/val-000001.tar is gone or shorter" in refusal(shards)
     (shards / "train-000000.tar").unlink()
     assert f"{shards}/train-000000.tar is gone or shorter" in refusal(shards)
+    assert f"lsgd.prepare made FOLDER_OF_THE_IMAGES --shards {shards}" in refusal(shards)
 
 
 def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,8 @@ def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) ->
 def test_pixels_are_normalised_per_channel(root: Path, loader: str) -> None:
     plain = opened(root, loader, replace(DATA, mean=[0.0] * 3, std=[1.0] * 3))
     ((pixels, _),) = plain.train([Pass(EPOCH, np.arange(12), (12,))])
-    for dtype, tolerance in (("float32", 1e-5), ("float16", 1e-2)):
+    dtypes = [("float32", 1e-5), ("float16", 1e-2)]
+    for dtype, tolerance in dtypes if loader == "dali" else dtypes[:1]:
         inputs = opened(root, loader, DATA, f"inputs.dtype={dtype}")
         ((images, _),) = inputs.train([Pass(EPOCH, np.arange(12), (12,))])
         mean, std = (torch.tensor(values)[:, None, None] for values in (DATA.mean, DATA.std))

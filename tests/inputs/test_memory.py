@@ -14,7 +14,6 @@ from lsgd.inputs import memory, open_inputs
 from lsgd.inputs.arrays import Arrays
 from lsgd.inputs.memory import MemoryInputs
 from lsgd.recipe import Data
-from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 CPU = torch.device("cpu")
@@ -32,7 +31,7 @@ def inputs_of(side: int, augmentation: str, monkeypatch: pytest.MonkeyPatch) -> 
     """30 images to train and 20 to validate, normalised by MEAN and STD."""
     data = Data("cifar10", 30, 20, 10, 3, side, MEAN, STD, augmentation)
     monkeypatch.setattr(memory, "load_arrays", lambda *_: (arrays(30, side), arrays(20, side)))
-    return MemoryInputs(data, Path(), Settings(), seed=5, device=CPU)
+    return MemoryInputs(data, Path(), seed=5, device=CPU)
 
 
 def normalised(pixels: np.ndarray) -> Tensor:

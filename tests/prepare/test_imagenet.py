@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +16,10 @@ import pytest
 from ilsvrc import BY_ID, devkit, train_tar, write_tar
 from PIL import Image
 
+from lsgd import config
 from lsgd.errors import Refused
 from lsgd.prepare.__main__ import main
+from lsgd.prepare.fetch import filling
 from lsgd.prepare.validation import classes
 from lsgd.prepare.verify import verify
 
@@ -39,12 +42,12 @@ def command(*words: object) -> list[str]:
 
 
 def tree(*folders: Path) -> dict[str, str]:
-    """Every file there is, hidden ones too, by the hash of its content."""
+    """Every file there is, hidden ones too but for the lock, by the hash of its content."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for folder in folders
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != ".prepare.lock"
     }
 
 
@@ -286,3 +289,34 @@ def test_help_and_the_script() -> None:
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout
     assert "argparse" in modules.split()
     assert "torch" not in modules.split()
+
+
+def test_two_at_once_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each would take what the other has half written for whole."""
+    images(tmp_path / "root", ["n01440764"])
+    with filling(tmp_path / "root"):
+        assert main(["imagenet", str(tmp_path / "root")]) == 2
+    assert "another process is preparing" in capsys.readouterr().err
+    assert main(["imagenet", str(tmp_path / "root")]) == 0
+
+
+@pytest.mark.parametrize("folder", ["root", "root/train", "root/val", "index"])
+def test_shards_have_a_folder_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    """Their index would take the place of another."""
+    images(tmp_path / "root", ["n01440764"])
+    words = ["--index", str(tmp_path / "index"), "--shards", str(tmp_path / folder)]
+    assert main(["imagenet", str(tmp_path / "root"), *words]) == 2
+    assert "itself; give a folder of its own" in capsys.readouterr().err
+
+
+def test_the_words_at_the_end_survive_a_shell_and_hydra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "my data,1"
+    images(root, ["n01440764"])
+    assert main(["imagenet", str(root)]) == 0
+    ready = capsys.readouterr().out.splitlines()[-1].partition("lsgd.train ")[2]
+    made = config.load_recipe([*shlex.split(ready), "workers=1", "worker_batch=2"])
+    assert made.data.root == str(root)
