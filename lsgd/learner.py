@@ -1,7 +1,9 @@
 """What a step changes: model, momentum, BN's running statistics and the counts of the epoch."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -57,11 +59,19 @@ class Learner:
         )
         self.optimizer = optim.make_optimizer(self.model, **asdict(recipe.optim))
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
-        self.guard = Guard(self.reducer.found_inf)
+        self.guard = Guard(self.reducer.flags)
         self.tally = Tally(device)
         self.errors: list[float] = []
         """Top-1 validation error after each epoch so far, in percent."""
         self.next_step = 0
+
+    def epochs_left(self) -> Iterator[tuple[int, list[int]]]:
+        """The epochs that are not evaluated yet, each with the steps that are still to be made.
+
+        There may be none, if the run had to leave in an evaluation.
+        """
+        for epoch, steps in islice(self.recipe.epochs_from(0), len(self.errors), None):
+            yield epoch, [step for step in steps if step >= self.next_step]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The order of examples in an epoch."""

@@ -40,6 +40,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long fault series run only where the marker is asked for: make soak."""
+    if "soak" not in (config.option.markexpr or ""):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+class Soak:
+    """What the fault tests draw from, and where they note what they did: $LSGD_SOAK, if set."""
+
+    def __init__(self) -> None:
+        self.seed = int(os.environ.get("LSGD_SEED", "0"))
+        self.record = os.environ.get("LSGD_SOAK")
+
+    def note(self, line: str) -> None:
+        """Keep a line of what was done and found."""
+        if self.record:
+            with open(self.record, "a", encoding="utf-8") as file:
+                file.write(f"- {line}\n")
+
+
+@pytest.fixture(scope="session")
+def soak() -> Soak:
+    """The seed and the record of the fault tests."""
+    return Soak()
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """The folder with real datasets; tests that use it are marked `data`."""

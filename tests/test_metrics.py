@@ -22,7 +22,7 @@ EPOCH = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.
 
 
 def log_in(folder: Path, first_step: int = 0) -> RunLog:
-    return RunLog(folder, first_step=first_step, total_steps=20)
+    return RunLog(folder, first_step=first_step, total_steps=20, epochs=9)
 
 
 def write_steps(log: RunLog, steps: range, loss: float = 1.0) -> None:
@@ -102,20 +102,20 @@ def test_a_line_cut_short_is_left_out(
     path.write_text(cut)
     kept = [row for row in rows if json.dumps(row) in cut]
     assert read_rows(path) == kept
-    metrics._drop_rows_after(path, 2)
+    metrics._drop_rows_after(path, 2, epochs=9)
     with path.open("a") as file:
         file.write(json.dumps(rows[3]) + "\n")
     assert read_rows(path) == [row for row in kept if row["step"] <= 2] + [rows[3]]
 
 
 def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with open_log(1, tmp_path, first_step=0, total_steps=20) as log:
+    with open_log(1, tmp_path, first_step=0, total_steps=20, epochs=9) as log:
         log.start("a run", "a machine", tmp_path)
         log.write("train", 1, loss=1.0, **TRAIN)
         log.end("done")
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
-    with open_log(0, tmp_path, first_step=0, total_steps=20):
+    with open_log(0, tmp_path, first_step=0, total_steps=20, epochs=9):
         assert (tmp_path / "metrics.jsonl").exists()
 
 
@@ -161,7 +161,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 from lsgd.metrics import RunLog
-log = RunLog(Path(sys.argv[1]), first_step=0, total_steps=20)
+log = RunLog(Path(sys.argv[1]), first_step=0, total_steps=20, epochs=9)
 for step in range(1, 9):
     # Of a kind that is not shown, since printing gives the thread that writes curves time to.
     log.write("quiet", step, loss=1 / step, lr=0.1)
