@@ -5,7 +5,10 @@ environment variable LSGD_REQUIRE names it: then it fails, so that nothing passe
 """
 
 import os
+import platform
 import shutil
+import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,17 +51,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Soak:
-    """What the fault tests draw from, and where they note what they did: $LSGD_SOAK, if set."""
+    """What the fault tests draw from, $LSGD_SEED, and where they note what they did, $LSGD_SOAK."""
 
     def __init__(self) -> None:
         self.seed = int(os.environ.get("LSGD_SEED", "0"))
-        self.record = os.environ.get("LSGD_SOAK")
+        self.record = Path(os.environ["LSGD_SOAK"]) if "LSGD_SOAK" in os.environ else None
 
     def note(self, line: str) -> None:
         """Keep a line of what was done and found."""
         if self.record:
-            with open(self.record, "a", encoding="utf-8") as file:
-                file.write(f"- {line}\n")
+            self.record.parent.mkdir(exist_ok=True)
+            with self.record.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    counts = {key: len(terminalreporter.getreports(key)) for key in ("passed", "failed", "skipped")}
+    outcome = ", ".join(f"{count} {key}" for key, count in counts.items())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    Soak().note(f"\nseed {Soak().seed}, {os.cpu_count()} cores, {versions}: tests {outcome}\n")
 
 
 @pytest.fixture(scope="session")
@@ -71,3 +82,19 @@ def soak() -> Soak:
 def test_data() -> Path:
     """The folder with real datasets; tests that use it are marked `data`."""
     return TEST_DATA
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB; mounting needs the rights of root."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=4m", "lsgd-test", str(folder)]
+    if subprocess.run(["mount", *options], capture_output=True).returncode:
+        if "mount" in os.environ.get("LSGD_REQUIRE", "").split(","):
+            pytest.fail("LSGD_REQUIRE names mount, but this user may not", pytrace=False)
+        pytest.skip("no right to mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

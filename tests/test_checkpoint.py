@@ -310,7 +310,7 @@ def test_a_kill_while_saving_leaves_whole_checkpoints(
         [sys.executable, "-c", SAVES, *arguments], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    soak.note(f"kill -9 while saving: {done.stdout.strip()}, none damaged")
+    soak.note(f"- kill -9 while saving: {done.stdout.strip()}, none damaged")
 
 
 # --- The run folder --------------------------------------------------------------------------

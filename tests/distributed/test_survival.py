@@ -1,6 +1,9 @@
 """What befalls a run while it runs: signals and kills, anywhere; the same words again end equal."""
 
+import contextlib
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,25 +15,25 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from conftest import Soak
 
 from lsgd import checkpoint, config
 from lsgd.metrics import read_rows
 from lsgd.train import train
 
 sys.path.insert(0, str(Path(__file__).parent))
-from launching import AS_ROOT, command
+from launching import AS_ROOT, command, launch
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-# 4 epochs of 5 steps; each evaluation is of 4000 images, two at a time.
+# 4 epochs of 5 steps; each evaluation is of 2000 images, two at a time.
 STEPS = 5
 WORDS = [
     "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
     "precision=float64", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=2",
-    "inputs=synthetic", "data.val_examples=4000", "val_batch=2",
+    "inputs=synthetic", "data.val_examples=2000", "val_batch=2",
 ]  # fmt: skip
 RANK = {"torch": "RANK", "horovod-gloo": "HOROVOD_RANK", "horovod-mpi": "OMPI_COMM_WORLD_RANK"}
-HOROVOD = pytest.param("horovod-gloo", marks=pytest.mark.horovod)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def job(library: str, processes: int, folder: Path, *words: str) -> Iterator[sub
     start = [sys.executable, *arguments]
     if library != "alone":
         start = command(library, processes, *arguments)
-    with folder.with_suffix(".said").open("a") as output:
+    with said_in(folder).open("a") as output:
         process = subprocess.Popen(
             start, env=os.environ | AS_ROOT, stdout=output, stderr=output, start_new_session=True
         )
@@ -109,8 +112,13 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None
     raise AssertionError("two minutes went by")
 
 
+def said_in(folder: Path) -> Path:
+    """Not in the folder above, which may be a full disk."""
+    return folder.parent.parent / f"{folder.parent.name}.said"
+
+
 def said(folder: Path) -> str:
-    return folder.with_suffix(".said").read_text()
+    return said_in(folder).read_text()
 
 
 @pytest.mark.parametrize(
@@ -153,3 +161,156 @@ def test_a_signal_to_one_process_makes_all_leave_after_the_same_step(
 
     train(config.load_recipe([*WORDS, f"run_dir={run}"]))
     assert_equal(run, undisturbed)
+
+
+def kill_one(
+    library: str, processes: int, run: Path, phase: str, draw: random.Random
+) -> tuple[int, float]:
+    """Start the run and kill -9 one of its processes; returns its rank, and how long the rest of
+    the job then took to end."""
+    at = len(rows(run, "train"))
+    with job(library, processes, run) as process:
+        if phase == "start-up":
+            wait_for(lambda: len(trainers(process, library)) == processes, process)
+            time.sleep(draw.uniform(0, 3))
+        elif phase == "evaluation":
+            wait_for(lambda: len(rows(run, "train")) >= at // STEPS * STEPS + STEPS, process)
+            time.sleep(draw.uniform(0, 0.2))
+        else:
+            step = at + draw.randint(1, 4)
+            step += step % 2 if phase == "save" else 0
+            wait_for(lambda: len(rows(run, "train")) >= min(step, 4 * STEPS), process)
+            time.sleep(draw.uniform(0, 0.01 if phase == "save" else 0.1))
+        alive = trainers(process, library)
+        rank = 0 if phase == "save" else draw.choice(sorted(alive) or [0])
+        if rank in alive:
+            alive[rank].kill()
+        begin = time.monotonic()
+        process.wait(60)
+        return rank, time.monotonic() - begin
+
+
+def kills_end_equal(
+    library: str, processes: int, run: Path, undisturbed: Path, phases: list[str], soak: Soak
+) -> None:
+    draw = random.Random(soak.seed)
+    for phase in phases:
+        rank, seconds = kill_one(library, processes, run, phase, draw)
+        whole = [saved_step(path) for path in checkpoint.files(run)] if run.exists() else []
+        soak.note(
+            f"- {library}, {processes} processes: rank {rank} killed in {phase}, the job ended in "
+            f"{seconds:.1f} s, whole checkpoints of steps {whole}"
+        )
+        assert seconds < 15
+    train(config.load_recipe([*WORDS, f"run_dir={run}"]))
+    assert_equal(run, undisturbed)
+    soak.note("- ended equal to the undisturbed run")
+
+
+def saved_step(path: Path) -> int:
+    return checkpoint.load(checkpoint.read(path), str(path)).step
+
+
+@pytest.mark.horovod
+def test_killed_in_every_phase_it_ends_equal(tmp_path: Path, undisturbed: Path, soak: Soak) -> None:
+    phases = ["start-up", "evaluation", "save"]
+    kills_end_equal("horovod-gloo", 2, tmp_path / "run", undisturbed, phases, soak)
+
+
+@pytest.mark.soak
+@pytest.mark.horovod
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", range(10))
+def test_thirty_kills_end_equal(tmp_path: Path, undisturbed: Path, soak: Soak, number: int) -> None:
+    draw = random.Random(f"{soak.seed} {number}")
+    library, processes = draw.choice(list(RANK)), draw.choice([2, 3])
+    phases = draw.choices(["start-up", "training", "evaluation", "save"], k=3)
+    kills_end_equal(library, processes, tmp_path / "run", undisturbed, phases, soak)
+
+
+def test_a_truncated_newest_checkpoint_costs_its_steps(
+    tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run, symlinks=True)
+    newest = checkpoint.files(run)[0]
+    os.truncate(newest, newest.stat().st_size // 2)
+    train(config.load_recipe([*WORDS, f"run_dir={run}"]))
+    sentence = f"{newest} is damaged or no checkpoint of lsgd"
+    assert f"warning: {sentence}" in capsys.readouterr().out
+    ((step, text),) = [(row["step"], row["text"]) for row in rows(run, "warning")]
+    assert step == 4 * STEPS - 2
+    assert sentence in text
+    assert_equal(run, undisturbed)
+
+
+def test_every_drop_of_the_lr_has_a_milestone(undisturbed: Path) -> None:
+    assert [path.name for path in checkpoint.files(undisturbed)] == [
+        "checkpoint-20.pt", "checkpoint-18.pt", "milestone-15.pt"
+    ]  # fmt: skip
+
+
+def fill(folder: Path) -> Path:
+    """Leave no space on the disk of this folder; returns the file that takes it."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) -> None:
+    """Full to the end, the last state cannot be saved and the exit code says so; freed, and
+    filled for a while, the run ends as if nothing had been, with all its rows."""
+    run = small_disk / "run"
+    with job("alone", 1, run) as process:
+        wait_for(lambda: len(rows(run, "train")) >= 4, process)
+        ballast = fill(small_disk)
+        assert process.wait(100) == 6
+    assert f"could not be saved in {run} (No space left on device: it needs 0." in said(run)
+    assert "training goes on" in said(run)
+    assert said(run).count("lsgd: step 20 could not be saved") == 1
+    # TensorBoard's own thread prints where it failed.
+    assert "lsgd/train.py" not in said(run)
+    assert 2 <= saved(run).step <= 6
+
+    ballast.unlink()
+    at, before = len(rows(run, "train")), said(run).count("training goes on")
+    with job("alone", 1, run) as process:
+        wait_for(lambda: len(rows(run, "train")) > at, process)
+        ballast = fill(small_disk)
+        wait_for(lambda: said(run).count("training goes on") > before, process)
+        ballast.unlink()
+        assert process.wait(100) == 0
+    assert_equal(run, undisturbed)
+
+
+POISONED = """
+import os, sys, torch
+from lsgd.inputs import synthetic
+from lsgd.train import main
+
+class Poisoned(synthetic.SyntheticInputs):
+    def train(self, passes):
+        for each, (images, labels) in zip(passes := list(passes), super().train(passes)):
+            poison = each.epoch == 1 and each.step == 2 and os.environ["RANK"] == "2"
+            yield images * (torch.nan if poison else 1), labels
+
+synthetic.SyntheticInputs = Poisoned
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_gradient_that_is_no_number_on_one_of_four_ends_all_of_them(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """With one message, and nothing saved that it has touched."""
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    run = tmp_path / "run"
+    done = launch("torch", 4, str(tmp_path / "poisoned.py"), *WORDS, f"run_dir={run}")
+    assert done.returncode != 0
+    assert done.stderr.count("lsgd: the loss or a gradient of step 7 is not finite") == 1
+    assert done.stderr.count("lsgd: ") == 1
+    assert "exitcode  : 3" in done.stderr
+    assert saved(run).step == 6
+    assert all(value.isfinite().all() for value in saved(run).model.values())
