@@ -104,7 +104,8 @@ def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:
         for path in folder.iterdir()
         if (match := re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name))
     }
-    return sorted(steps, key=lambda path: steps[path], reverse=True)
+    # A milestone comes before a checkpoint of its step, which left its evaluation to the resume.
+    return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
 
 
 def files(folder: Path) -> list[Path]:

@@ -147,12 +147,13 @@ class Learner:
     def _check_finite(self) -> None:
         # The flag of a step is about its loss and gradient; this is about what they led to.
         momentum = (value for state in self.optimizer.state.values() for value in state.values())
-        for tensor in (*self.model.state_dict().values(), *momentum):
-            if not torch.isfinite(tensor).all():
-                raise Diverged(
-                    f"a parameter, BN statistic or momentum is not finite before step "
-                    f"{self.next_step} and was not saved; {LOWER_LR}"
-                )
+        tensors = (*self.model.state_dict().values(), *momentum)
+        # Asked once, since each answer waits for the device.
+        if not torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all():
+            raise Diverged(
+                f"a parameter, BN statistic or momentum is not finite before step "
+                f"{self.next_step} and was not saved; {LOWER_LR}"
+            )
 
     def restore(self, saved: Checkpoint) -> None:
         """Take up the run where the checkpoint left it.

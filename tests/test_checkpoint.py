@@ -252,6 +252,15 @@ def test_the_newest_stay_and_every_milestone(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / checkpoint.FILE) == "checkpoint-100.pt"
 
 
+def test_of_one_step_the_milestone_is_the_newer_one(tmp_path: Path) -> None:
+    """A run left in an evaluation has saved the step before without it."""
+    checkpoint.write(tiny(2), tmp_path)
+    checkpoint.write(tiny(2), tmp_path, milestone=True)
+    assert [path.name for path in checkpoint.files(tmp_path)] == [
+        "milestone-2.pt", "checkpoint-2.pt"
+    ]  # fmt: skip
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     """Full after 1000 bytes, that is, by the limit on the size of a file."""
     old = tiny(step=3)

@@ -76,6 +76,19 @@ def test_what_is_not_a_number_is_null_and_no_point(tmp_path: Path) -> None:
     assert curves(tmp_path)["train/loss"] == [(0, 1.0), (4, 2.0)]
 
 
+def test_an_epoch_that_is_evaluated_again_is_there_once(tmp_path: Path) -> None:
+    """Left in the evaluation after step 6, resumed, and killed before that was saved."""
+    with log_in(tmp_path) as log:
+        write_steps(log, range(1, 7))
+        log.write("epoch", 3, **EPOCH)
+        log.write("epoch", 6, **EPOCH)
+    with RunLog(tmp_path, first_step=6, total_steps=20, epochs=1):
+        pass
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "epoch"] == [3]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [*range(1, 7)]
+
+
 def test_after_a_resume_no_step_is_there_twice(tmp_path: Path) -> None:
     """Killed after step 8 with a checkpoint of step 5, then again: steps 6 to 8 are made anew."""
     with log_in(tmp_path) as log:
