@@ -60,7 +60,7 @@ class Soak:
     def note(self, line: str) -> None:
         """Keep a line of what was done and found."""
         if self.record:
-            self.record.parent.mkdir(exist_ok=True)
+            self.record.parent.mkdir(parents=True, exist_ok=True)
             with self.record.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 

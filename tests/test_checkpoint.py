@@ -128,8 +128,9 @@ def test_a_resume_may_change_the_layout(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 @pytest.mark.parametrize("what", ["flag", "parameter", "statistic", "momentum"])
-def test_nothing_is_saved_that_is_not_finite(what: str) -> None:
+def test_nothing_is_saved_that_is_not_finite(what: str, value: float) -> None:
     learner = after(recipe(), 0, 1)
     momentum = next(iter(learner.optimizer.state.values()))["momentum_buffer"]
     places = {
@@ -142,7 +143,7 @@ def test_nothing_is_saved_that_is_not_finite(what: str) -> None:
         learner.reducer.found_inf.fill_(1)
         learner.guard.watch(1)
     else:
-        places[what].view(-1)[-1] = float("inf")
+        places[what].view(-1)[-1] = value
     with pytest.raises(Diverged, match="is not finite"):
         learner.checkpoint()
 
