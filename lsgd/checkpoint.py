@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -64,14 +64,15 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
     stands its SHA-256, which torch.load passes over: so no manifest has to be kept in step with the
     files. Raises OSError and leaves the folder as it was, if it cannot be written.
     """
-    archive = io.BytesIO()
-    torch.save({"format": FORMAT} | vars(checkpoint), archive)
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     beside = Path(f"{target}.tmp")
     try:
         with beside.open("wb") as file:
-            file.write(archive.getbuffer())
-            file.write(hashlib.sha256(archive.getbuffer()).digest())
+            archive = _Hashed(file)
+            torch.save({"format": FORMAT} | vars(checkpoint), archive)  # type: ignore[arg-type]
+            if archive.error:
+                raise archive.error
+            file.write(archive.hash.digest())
             file.flush()
             os.fsync(file.fileno())
     except OSError:
@@ -81,6 +82,29 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
     _point_to(target)
     for old in _numbered(folder, "checkpoint")[keep:]:
         old.unlink()
+
+
+class _Hashed:
+    """A file that takes a hash of what is written; an error waits, since torch would hide it.
+
+    Hashing and writing let training go on, which putting the archive together in memory does not.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        if self.error is None:
+            self.hash.update(content)
+            try:
+                self.file.write(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """torch calls it at the end of the archive, behind which the hash is still to come."""
 
 
 def _point_to(target: Path) -> None:

@@ -251,9 +251,12 @@ def test_every_drop_of_the_lr_has_a_milestone(undisturbed: Path) -> None:
 
 
 def fill(folder: Path) -> Path:
-    """Leave no space on the disk of this folder; returns the file that takes it."""
+    """Leave no space on the disk of this folder; returns the file that takes it.
+
+    To be called again, since a save under way may free some: it removes an older checkpoint.
+    """
     ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
     return ballast
@@ -265,7 +268,7 @@ def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) ->
     run = small_disk / "run"
     with job("alone", 1, run) as process:
         wait_for(lambda: len(rows(run, "train")) >= 4, process)
-        ballast = fill(small_disk)
+        wait_for(lambda: fill(small_disk) and "training goes on" in said(run), process)
         assert process.wait(100) == 6
     assert f"could not be saved in {run} (No space left on device: it needs 0." in said(run)
     assert "training goes on" in said(run)
@@ -274,13 +277,12 @@ def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) ->
     assert "lsgd/train.py" not in said(run)
     assert 2 <= saved(run).step <= 6
 
-    ballast.unlink()
+    fill(small_disk).unlink()
     at, before = len(rows(run, "train")), said(run).count("training goes on")
     with job("alone", 1, run) as process:
         wait_for(lambda: len(rows(run, "train")) > at, process)
-        ballast = fill(small_disk)
-        wait_for(lambda: said(run).count("training goes on") > before, process)
-        ballast.unlink()
+        wait_for(lambda: fill(small_disk) and said(run).count("training goes on") > before, process)
+        fill(small_disk).unlink()
         assert process.wait(100) == 0
     assert_equal(run, undisturbed)
 
