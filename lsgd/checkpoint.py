@@ -1,13 +1,14 @@
-"""The run folder and its checkpoint: written whole or not at all, resumed exactly."""
+"""The run folder and its checkpoints: written whole or not at all, resumed exactly."""
 
 import hashlib
 import io
 import os
 import pickle
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lsgd import config
-from lsgd.comm import Comm
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 
 FILE = "checkpoint.pt"
+"""A link to the newest one."""
+CONFIG_BESIDE = "config.yaml.tmp"
 FORMAT = 1
 DIGEST = hashlib.sha256().digest_size
 
@@ -54,28 +56,87 @@ def order_hash(order: NDArray[np.int64]) -> str:
     return hashlib.sha256(order.tobytes()).hexdigest()
 
 
-def save(checkpoint: Checkpoint, folder: Path, comm: Comm) -> None:
-    """Put the checkpoint into the folder in one move: a kill leaves the old one or the new one.
+def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep: int = 2) -> None:
+    """Put the checkpoint into the folder in one move: a kill leaves it there whole, or not at all.
 
-    All processes have made it; the first one writes it. Behind torch's archive stands its SHA-256,
-    which torch.load passes over.
+    The file is checkpoint-STEP.pt, of which the newest `keep` stay, or milestone-STEP.pt, which
+    stays for good; `checkpoint.pt` is a link that is then moved to it. Behind torch's archive
+    stands its SHA-256, which torch.load passes over: so no manifest has to be kept in step with the
+    files. Raises OSError and leaves the folder as it was, if it cannot be written.
     """
-    if comm.rank > 0:
-        return
-    archive = io.BytesIO()
-    torch.save({"format": FORMAT} | vars(checkpoint), archive)
-    target, beside = folder / FILE, folder / f"{FILE}.tmp"
-    with beside.open("wb") as file:
-        file.write(archive.getbuffer())
-        file.write(hashlib.sha256(archive.getbuffer()).digest())
-        file.flush()
-        os.fsync(file.fileno())
+    target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
+    beside = Path(f"{target}.tmp")
+    try:
+        with beside.open("wb") as file:
+            archive = _Hashed(file)
+            torch.save({"format": FORMAT} | vars(checkpoint), archive)  # type: ignore[arg-type]
+            if archive.error:
+                raise archive.error
+            file.write(archive.hash.digest())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     os.replace(beside, target)
-    descriptor = os.open(folder, os.O_RDONLY)
+    _point_to(target)
+    for old in _numbered(folder, "checkpoint")[keep:]:
+        old.unlink()
+
+
+class _Hashed:
+    """A file that takes a hash of what is written; an error waits, since torch would hide it.
+
+    Hashing and writing let training go on, which putting the archive together in memory does not.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, content: memoryview) -> int:
+        if self.error is None:
+            self.hash.update(content)
+            try:
+                self.file.write(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """torch calls it at the end of the archive, behind which the hash is still to come."""
+
+
+def _point_to(target: Path) -> None:
+    """Make FILE a link to the target, and make sure that the folder says so after a power cut."""
+    link = target.parent / FILE
+    beside = Path(f"{link}.tmp")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(target.name)
+    os.replace(beside, link)
+    descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:
+    """The files of these kinds in the folder, that of the last step first."""
+    steps = {
+        path: int(match[1])
+        for path in folder.iterdir()
+        if (match := re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name))
+    }
+    # A milestone comes before a checkpoint of its step, which left its evaluation to the resume.
+    return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+
+
+def files(folder: Path) -> list[Path]:
+    """The checkpoints in a run folder, newest first; the newest may have been cut short."""
+    # A plain file is of a run folder from elsewhere, where links were followed.
+    plain = [path for path in [folder / FILE] if path.exists() and not path.is_symlink()]
+    return plain + _numbered(folder)
 
 
 def load(content: bytes, name: str) -> Checkpoint:
@@ -106,36 +167,57 @@ def read(path: Path) -> bytes:
         ) from None
 
 
-def open_run(recipe: Recipe) -> tuple[Path, bytes | None]:
-    """The folder of the run, made if need be, and its checkpoint if it has one.
+@dataclass(frozen=True)
+class Opened:
+    """A run folder that has been made or found."""
+
+    folder: Path
+    content: bytes | None = None
+    """Of its newest whole checkpoint, if it has one."""
+    path: str = ""
+    """Of that checkpoint."""
+    warning: str = ""
+    """What is wrong with the folder, and does not keep the run from going on."""
+
+
+def open_run(recipe: Recipe) -> Opened:
+    """The folder of the run, made if need be, and its newest whole checkpoint if it has one.
 
     For process 0. An empty or new folder starts a run, one with a checkpoint of the same
     fingerprint resumes it, and so does one which died before its first checkpoint. Raises Refused,
-    having touched nothing, for any other.
+    having touched nothing, for any other, and if all checkpoints are damaged. A damaged one that is
+    newer than the whole one is set aside, under the same name and `.damaged`.
     """
     if recipe.run_dir is None:
-        return _new_folder(recipe), None
+        return Opened(_new_folder(recipe))
     folder = Path(recipe.run_dir)
     try:
-        content = _checkpoint_of(recipe, folder)
+        opened, damaged = _checkpoint_of(recipe, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "config.yaml").exists():
-            (folder / "config.yaml").write_text(config.to_yaml(recipe), encoding="utf-8")
+        # Also tells whether there is space at all.
+        _write_config(recipe, folder)
+        for path in damaged:
+            os.replace(path, f"{path}.damaged")
+        for left in folder.glob("*.pt.tmp"):
+            left.unlink()
+        if opened.path and not (folder / FILE).exists():
+            _point_to(Path(opened.path))
     except OSError as error:
         raise _unwritable(folder, error) from None
-    if not os.access(folder, os.W_OK):
-        raise Refused(f"run_dir={folder} cannot be written; write run_dir=PATH where you may")
-    return folder, content
+    return opened
 
 
-def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
-    if not folder.exists() or not any(folder.iterdir()):
-        return None
-    if (folder / FILE).exists():
-        content = read(folder / FILE)
-        theirs, step = (saved := load(content, str(folder / FILE))).fingerprint, saved.step
+def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
+    """What there is in the folder, and the files that are damaged; touches nothing."""
+    # A run that died while it wrote its configuration has left no more than that.
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= {CONFIG_BESIDE}:
+        return Opened(folder), []
+    opened, step = Opened(folder), 0
+    damaged: list[Path] = []
+    if found := files(folder):
+        opened, damaged, saved = _newest_whole(folder, found)
+        theirs, step = saved.fingerprint, saved.step
     elif (folder / "config.yaml").exists():
-        content, step = None, 0
         theirs = _fingerprint_in(folder / "config.yaml")
     else:
         raise Refused(
@@ -147,7 +229,36 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
             f"recipe has {recipe.fingerprint[:12]}); write another run_dir, or the words that this "
             f"run was started with: they are in {folder / 'config.yaml'}"
         )
-    return content
+    return opened, damaged
+
+
+def _newest_whole(folder: Path, found: list[Path]) -> tuple[Opened, list[Path], Checkpoint]:
+    refusals: list[str] = []
+    for number, path in enumerate(found):
+        try:
+            saved = load(content := read(path), str(path))
+        except Refused as refusal:
+            refusals.append(str(refusal))
+            continue
+        warning = ""
+        if refusals:
+            names = ", ".join(f"{path}.damaged" for path in found[:number])
+            warning = (
+                f"{refusals[0].partition(';')[0]}; the run goes on from {path.name}, at step "
+                f"{saved.step}, and what is damaged is now {names}"
+            )
+        return Opened(folder, content, str(path), warning), found[:number], saved
+    others = f" (and so are the {len(found) - 1} before it)" if len(found) > 1 else ""
+    raise Refused(refusals[0].replace("; move", f"{others}; move"))
+
+
+def _write_config(recipe: Recipe, folder: Path) -> None:
+    beside = folder / CONFIG_BESIDE
+    beside.write_text(config.to_yaml(recipe), encoding="utf-8")
+    if (folder / "config.yaml").exists():
+        beside.unlink()  # the configuration that started the run stays
+    else:
+        os.replace(beside, folder / "config.yaml")
 
 
 def _fingerprint_in(path: Path) -> str:
@@ -162,7 +273,7 @@ def _new_folder(recipe: Recipe) -> Path:
         try:
             # Fails if it exists: two jobs of the same second get two folders.
             folder.mkdir(parents=True)
-            (folder / "config.yaml").write_text(config.to_yaml(recipe), encoding="utf-8")
+            _write_config(recipe, folder)
             return folder
         except FileExistsError:
             continue

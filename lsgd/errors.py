@@ -1,5 +1,7 @@
 """The ways a run ends early, each with an exit code of its own."""
 
+import errno
+
 
 class Refused(Exception):
     """What was asked for cannot be done; the message says in one sentence what to write instead."""
@@ -28,3 +30,21 @@ class PeerLost(Exception):
     """Another process of the job has gone, and its own message says why."""
 
     exit_code = 5
+
+
+class NotSaved(Exception):
+    """The state of the run could not be written; the checkpoints before it are intact."""
+
+    exit_code = 6
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space on the disk, none in the quota, none within the limit on the size of a file: what does
+not end a run while it may still pass."""
+
+
+class Preempted(Exception):
+    """A signal told the job to leave, and it has saved where it was: the same words go on."""
+
+    exit_code = 75
+    """EX_TEMPFAIL: what is not wrong and wants to be tried again."""

@@ -1,29 +1,31 @@
-"""Lets the host know that training has left the numbers, while the device works on."""
+"""Lets the host know that training has left the numbers, or is to stop, while the device works."""
 
 import torch
 from torch import Tensor
 
-from lsgd.errors import Diverged
+from lsgd.errors import Diverged, Preempted
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
 """What helps: the same words again would diverge again, at the same step."""
 
 
 class Guard:
-    """Reads a sticky flag on the device one step late, by when it has long been computed."""
+    """Reads the flags of Reducer on the device one step late, by when they have been computed."""
 
-    def __init__(self, found_inf: Tensor) -> None:
-        self.found_inf = found_inf
-        self.on_gpu = found_inf.is_cuda
-        self.seen = torch.zeros((), pin_memory=self.on_gpu)
+    def __init__(self, flags: Tensor) -> None:
+        self.flags = flags
+        self.on_gpu = flags.is_cuda
+        self.seen = torch.zeros(2, pin_memory=self.on_gpu)
         self.copied: torch.cuda.Event | None = torch.cuda.Event() if self.on_gpu else None
         self.step = -1
+        self.leaving = False
 
     def watch(self, step: int) -> None:
         """Check what was seen of the step before, then start to look at this one."""
         self.check()
+        self.leaving = bool(self.seen[1])
         self.step = step
-        self.seen.copy_(self.found_inf, non_blocking=True)
+        self.seen.copy_(self.flags, non_blocking=True)
         if self.copied:
             self.copied.record()
 
@@ -31,8 +33,13 @@ class Guard:
         """Raise Diverged if the flag was up at the last watched step; called before every save."""
         if self.copied:
             self.copied.synchronize()
-        if self.seen:
+        if self.seen[0]:
             raise Diverged(
                 f"the loss or a gradient of step {self.step} is not finite, and nothing was saved "
                 f"since the step before; {LOWER_LR}"
             )
+
+    def leave_if_told(self) -> None:
+        """Raise Preempted, after the same step on all processes, if any was told to leave."""
+        if self.leaving:
+            raise Preempted

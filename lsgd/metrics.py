@@ -10,9 +10,10 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -20,7 +21,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 import lsgd
+from lsgd.errors import FULL
 from lsgd.tally import difference, scores
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Row = dict[str, Any]
 State = dict[str, Tensor]
@@ -41,6 +46,9 @@ class Log(Protocol):
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One row; `step` counts the steps of the run made so far."""
 
+    def warn(self, step: int, text: str) -> None:
+        """A sentence about what went wrong and does not end the run, as a row and a line."""
+
     def __enter__(self) -> Self:
         """Itself."""
 
@@ -48,11 +56,12 @@ class Log(Protocol):
         """Finish what is being written."""
 
 
-def open_log(rank: int, folder: Path, first_step: int, total_steps: int) -> Log:
-    """The log of the process with this rank, for a run that goes on after `first_step` steps."""
+def open_log(rank: int, folder: Path, first_step: int, total_steps: int, epochs: int) -> Log:
+    """The log of the process with this rank, for a run that goes on after `first_step` steps and
+    has made and evaluated so many epochs."""
     if rank > 0:
         return SilentLog()
-    return RunLog(folder, first_step=first_step, total_steps=total_steps)
+    return RunLog(folder, first_step=first_step, total_steps=total_steps, epochs=epochs)
 
 
 class SilentLog:
@@ -67,6 +76,9 @@ class SilentLog:
     def write(self, kind: str, step: int, **values: Any) -> None:
         """See Log."""
 
+    def warn(self, step: int, text: str) -> None:
+        """See Log."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -77,19 +89,23 @@ class SilentLog:
 class RunLog:
     """The log of a run folder: metrics.jsonl, TensorBoard's event files, and lines or a bar.
 
-    Rows of steps after `first_step` are dropped first: they are of a run that did not live to save
-    them in a checkpoint, and will be made again.
+    Rows of steps after `first_step`, and of more epochs than so many, are dropped first: they are
+    of a run that did not live to save them in a checkpoint, and will be made again.
     """
 
-    def __init__(self, folder: Path, *, first_step: int, total_steps: int) -> None:
+    def __init__(self, folder: Path, *, first_step: int, total_steps: int, epochs: int) -> None:
         # Imported here, since only one process of a job and no other tool needs it.
         from torch.utils.tensorboard import SummaryWriter
 
         path = folder / "metrics.jsonl"
-        _drop_rows_after(path, first_step)
+        _drop_rows_after(path, first_step, epochs)
         self.first_step = first_step
-        self.file = path.open("a", encoding="utf-8")
-        self.curves = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self.file = path.open("ab", buffering=0)
+        self.unwritten = b""
+        """Rows that found the disk full; they are written once there is space again."""
+        self.curves: SummaryWriter | None = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=first_step + 1
+        )
         self.screen = Screen(first_step, total_steps)
 
     def start(self, summary: str, machine: str, folder: Path) -> None:
@@ -114,22 +130,49 @@ class RunLog:
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
         }
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        for key, value in row.items():
-            if key not in ("kind", "step") and isinstance(value, int | float):
-                self.curves.add_scalar(f"{kind}/{key}", value, step)
-        # A row of a step that a checkpoint has made good must not die with the process.
-        self.curves.flush()
+        self.unwritten += json.dumps(row).encode() + b"\n"
+        with _unless_full():
+            self._write_out()
         self.screen.show(kind, step, row)
+        if self.curves:
+            self._draw(self.curves, step, row)
+
+    def _write_out(self) -> None:
+        while self.unwritten:
+            self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
+
+    def _draw(self, curves: "SummaryWriter", step: int, row: Row) -> None:
+        self.curves = None
+        with _unless_full():
+            for key, value in row.items():
+                if key not in ("kind", "step") and isinstance(value, int | float):
+                    curves.add_scalar(f"{row['kind']}/{key}", value, step)
+            # A row of a step that a checkpoint has made good must not die with the process.
+            curves.flush()
+            self.curves = curves
+        if self.curves is None:
+            # A writer of tensorboard that has failed once cannot go on.
+            self.warn(
+                step,
+                f"no space left for {curves.log_dir}: TensorBoard's curves end here, and go on "
+                "after the next resume; metrics.jsonl gets its rows once there is space",
+            )
+
+    def warn(self, step: int, text: str) -> None:
+        """See Log."""
+        self.write("warning", step, text=text)
+        self.screen.say(f"warning: {text}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         """See Log."""
+        with _unless_full():
+            self._write_out()
         self.file.close()
-        self.curves.close()
+        if self.curves:
+            self.curves.close()
         self.screen.close()
 
 
@@ -214,7 +257,9 @@ class Meter:
 def _speed(before: Reading, now: Reading) -> Row:
     seconds = now[1] - before[1]
     images = int(now[0]["counts"][0] - before[0]["counts"][0])
-    return {"images_per_second": images / seconds, "data_wait": (now[2] - before[2]) / seconds}
+    # A run that had to leave in an evaluation resumes with no image left of the epoch.
+    speed = images / seconds if images else math.nan
+    return {"images_per_second": speed, "data_wait": (now[2] - before[2]) / seconds}
 
 
 class _Shown(dict[str, Any]):
@@ -238,8 +283,11 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _drop_rows_after(path: Path, step: int) -> None:
-    kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
+def _drop_rows_after(path: Path, step: int, epochs: int) -> None:
+    rows = [row for row in read_rows(path) if row["step"] <= step]
+    for late in [row for row in rows if row["kind"] == "epoch"][epochs:]:
+        rows.remove(late)
+    kept = [json.dumps(row) + "\n" for row in rows]
     beside = path.with_suffix(".tmp")
     beside.write_text("".join(kept), encoding="utf-8")
     os.replace(beside, path)
@@ -247,6 +295,16 @@ def _drop_rows_after(path: Path, step: int) -> None:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Go on without what finds the disk full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
 
 
 def _writable(value: Any) -> Any:

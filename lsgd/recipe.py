@@ -29,6 +29,7 @@ EXECUTION = {
     "device",
     "run_dir",
     "checkpoint_steps",
+    "keep_checkpoints",
     "log_steps",
     "data.root",
     "data.index",
@@ -61,6 +62,7 @@ LEAST = {
     "workers_per_pass": 1,
     "val_batch": 1,
     "checkpoint_steps": 0,
+    "keep_checkpoints": 1,
     "log_steps": 1,
     "data.train_examples": 1,
     "data.val_examples": 1,
@@ -216,6 +218,8 @@ class Recipe:
     run_dir: str | None = None
     checkpoint_steps: int = 0
     """Also save every that many steps; 0 saves at the end of each epoch only."""
+    keep_checkpoints: int = 2
+    """How many of the newest stay; those at a drop of the lr all do."""
     log_steps: int = 20
     replaced: list[str] = field(default_factory=list)
     """What a rehearsal replaced, one line each."""
@@ -271,6 +275,10 @@ class Recipe:
             return
         for epoch in range(step // per_epoch, self.epochs):
             yield epoch, list(range(max(step, epoch * per_epoch), (epoch + 1) * per_epoch))
+
+    def drops_in(self, epoch: int) -> bool:
+        """Whether the lr drops within this epoch, counted from 0, or at its end."""
+        return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
 
     def _first_step(self, epoch: float) -> int:
         """The first step of the run that is at this (fractional) epoch or after it."""

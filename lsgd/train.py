@@ -16,17 +16,18 @@ same. The data of a step flows like this:
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from torch.nn import functional as F
 
-from lsgd import checkpoint, config, metrics, optim, sampler
+from lsgd import checkpoint, config, metrics, optim, preemption, sampler
 from lsgd.comm import agree, describe, from_first, open_comm, pick_device, run_command
+from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, check_world_size
 from lsgd.sampler import Pass
+from lsgd.saver import Saver
 from lsgd.tally import scores
 
 
@@ -34,31 +35,49 @@ def train(recipe: Recipe) -> float:
     """Train the recipe, or what is left of it in its run folder; return its error in percent.
 
     The error is the paper's: the median top-1 validation error of the last 5 epochs (section 5.1).
-    Raises Refused before anything is written if the run makes no sense here, and Diverged as soon
-    as a loss or gradient is not finite.
+    Raises Refused before anything is written if the run makes no sense here, Diverged as soon as a
+    loss or gradient is not finite, and Preempted once a signal to any process has made all of them
+    save and leave.
     """
     device = pick_device(recipe.device)
     comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
     try:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_inputs(recipe, device))
-        folder, saved = from_first(comm, lambda: checkpoint.open_run(recipe))
+        run = from_first(comm, lambda: checkpoint.open_run(recipe))
         learner = Learner(recipe, comm, device)
-        if saved:
-            learner.restore(checkpoint.load(saved, str(folder / checkpoint.FILE)))
-        with metrics.open_log(comm.rank, folder, learner.next_step, recipe.total_steps) as log:
-            log.start(recipe.summary(), f"{describe(comm, device)}; {inputs.name}", folder)
-            for epoch, steps in recipe.epochs_from(learner.next_step):
-                train_epoch(learner, inputs, epoch, steps, folder, log)
+        if run.content:
+            learner.restore(checkpoint.load(run.content, run.path))
+        at = learner.next_step, recipe.total_steps, len(learner.errors)
+        with metrics.open_log(comm.rank, run.folder, *at) as log:
+            log.start(recipe.summary(), f"{describe(comm, device)}; {inputs.name}", run.folder)
+            if run.warning:
+                log.warn(learner.next_step, run.warning)
+            saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
+            with preemption.listening(), saver:
+                train_epochs(learner, inputs, saver, log)
             error = statistics.median(learner.errors[-5:])
-            log.end(f"{recipe.outcome(error)}, run folder {folder}")
+            log.end(f"{recipe.outcome(error)}, run folder {run.folder}")
         return error
     finally:
         comm.close()
 
 
+def train_epochs(learner: Learner, inputs: Inputs, saver: Saver, log: metrics.Log) -> None:
+    """What is left of the run; told to leave, all processes save after the same step."""
+    try:
+        for epoch, steps in learner.epochs_left():
+            train_epoch(learner, inputs, epoch, steps, saver, log)
+    except Preempted:
+        saver.save(learner.checkpoint())
+        raise Preempted(
+            f"told to leave by a signal: saved after step {learner.next_step}, and the same words "
+            f"with run_dir={saver.folder} go on from there"
+        ) from None
+
+
 def train_epoch(
-    learner: Learner, inputs: Inputs, epoch: int, steps: list[int], folder: Path, log: metrics.Log
+    learner: Learner, inputs: Inputs, epoch: int, steps: list[int], saver: Saver, log: metrics.Log
 ) -> None:
     """The given steps of the run, all of this epoch, then evaluation and a checkpoint."""
     recipe, comm = learner.recipe, learner.comm
@@ -70,8 +89,9 @@ def train_epoch(
         done = learner.next_step
         if done % recipe.log_steps == 0:
             log.write("train", done, **learner.now(), **meter.read(learner.counted()))
+        learner.guard.leave_if_told()
         if step != steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
-            checkpoint.save(learner.checkpoint(), folder, comm)
+            saver.save(learner.checkpoint())
 
     learner.guard.check()
     counted = learner.counted()
@@ -88,10 +108,9 @@ def train_epoch(
     )
     learner.end_epoch(validated)
     rates = scores(counted).named("train") | validated.named("val")
-    log.write(
-        "epoch", learner.next_step, epoch=epoch + 1, lr=recipe.lr(steps[-1]), **rates, **speed
-    )
-    checkpoint.save(learner.checkpoint(), folder, comm)
+    done = learner.next_step
+    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **rates, **speed)
+    saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
 
 
 def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
@@ -100,7 +119,7 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
     step_of_epoch = step % recipe.steps_per_epoch
     examples = sampler.step_size(recipe.data.train_examples, recipe.batch_size, step_of_epoch)
 
-    learner.reducer.start(examples, len(passes))
+    learner.reducer.start(examples, len(passes), leave=preemption.told())
     for each in passes:
         images, labels = next(batches)
         images = images.to(device, learner.dtype, memory_format=learner.layout, non_blocking=True)
@@ -123,7 +142,7 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code: 2 if refused, 3 if diverged, 130 if interrupted."""
+    """The command line; returns the exit code: 2 if refused, 3 if diverged, 75 if preempted, …"""
     about = "Train a recipe; the same words again resume it."
     return run_command(lambda: train(config.load(argv, program="lsgd.train", about=about)))
 

@@ -5,7 +5,10 @@ environment variable LSGD_REQUIRE names it: then it fails, so that nothing passe
 """
 
 import os
+import platform
 import shutil
+import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +43,58 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long fault series run only where the marker is asked for: make soak."""
+    if "soak" not in (config.option.markexpr or ""):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+class Soak:
+    """What the fault tests draw from, $LSGD_SEED, and where they note what they did, $LSGD_SOAK."""
+
+    def __init__(self) -> None:
+        self.seed = int(os.environ.get("LSGD_SEED", "0"))
+        self.record = Path(os.environ["LSGD_SOAK"]) if "LSGD_SOAK" in os.environ else None
+
+    def note(self, line: str) -> None:
+        """Keep a line of what was done and found."""
+        if self.record:
+            self.record.parent.mkdir(parents=True, exist_ok=True)
+            with self.record.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    counts = {key: len(terminalreporter.getreports(key)) for key in ("passed", "failed", "skipped")}
+    outcome = ", ".join(f"{count} {key}" for key, count in counts.items())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    Soak().note(f"\nseed {Soak().seed}, {os.cpu_count()} cores, {versions}: tests {outcome}\n")
+
+
+@pytest.fixture(scope="session")
+def soak() -> Soak:
+    """The seed and the record of the fault tests."""
+    return Soak()
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """The folder with real datasets; tests that use it are marked `data`."""
     return TEST_DATA
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB; mounting needs the rights of root."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=4m", "lsgd-test", str(folder)]
+    if subprocess.run(["mount", *options], capture_output=True).returncode:
+        if "mount" in os.environ.get("LSGD_REQUIRE", "").split(","):
+            pytest.fail("LSGD_REQUIRE names mount, but this user may not", pytrace=False)
+        pytest.skip("no right to mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -22,7 +22,7 @@ EPOCH = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.
 
 
 def log_in(folder: Path, first_step: int = 0) -> RunLog:
-    return RunLog(folder, first_step=first_step, total_steps=20)
+    return RunLog(folder, first_step=first_step, total_steps=20, epochs=9)
 
 
 def write_steps(log: RunLog, steps: range, loss: float = 1.0) -> None:
@@ -76,6 +76,19 @@ def test_what_is_not_a_number_is_null_and_no_point(tmp_path: Path) -> None:
     assert curves(tmp_path)["train/loss"] == [(0, 1.0), (4, 2.0)]
 
 
+def test_an_epoch_that_is_evaluated_again_is_there_once(tmp_path: Path) -> None:
+    """Left in the evaluation after step 6, resumed, and killed before that was saved."""
+    with log_in(tmp_path) as log:
+        write_steps(log, range(1, 7))
+        log.write("epoch", 3, **EPOCH)
+        log.write("epoch", 6, **EPOCH)
+    with RunLog(tmp_path, first_step=6, total_steps=20, epochs=1):
+        pass
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "epoch"] == [3]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [*range(1, 7)]
+
+
 def test_after_a_resume_no_step_is_there_twice(tmp_path: Path) -> None:
     """Killed after step 8 with a checkpoint of step 5, then again: steps 6 to 8 are made anew."""
     with log_in(tmp_path) as log:
@@ -102,20 +115,20 @@ def test_a_line_cut_short_is_left_out(
     path.write_text(cut)
     kept = [row for row in rows if json.dumps(row) in cut]
     assert read_rows(path) == kept
-    metrics._drop_rows_after(path, 2)
+    metrics._drop_rows_after(path, 2, epochs=9)
     with path.open("a") as file:
         file.write(json.dumps(rows[3]) + "\n")
     assert read_rows(path) == [row for row in kept if row["step"] <= 2] + [rows[3]]
 
 
 def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with open_log(1, tmp_path, first_step=0, total_steps=20) as log:
+    with open_log(1, tmp_path, first_step=0, total_steps=20, epochs=9) as log:
         log.start("a run", "a machine", tmp_path)
         log.write("train", 1, loss=1.0, **TRAIN)
         log.end("done")
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
-    with open_log(0, tmp_path, first_step=0, total_steps=20):
+    with open_log(0, tmp_path, first_step=0, total_steps=20, epochs=9):
         assert (tmp_path / "metrics.jsonl").exists()
 
 
@@ -161,7 +174,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 from lsgd.metrics import RunLog
-log = RunLog(Path(sys.argv[1]), first_step=0, total_steps=20)
+log = RunLog(Path(sys.argv[1]), first_step=0, total_steps=20, epochs=9)
 for step in range(1, 9):
     # Of a kind that is not shown, since printing gives the thread that writes curves time to.
     log.write("quiet", step, loss=1 / step, lr=0.1)

@@ -59,7 +59,8 @@ EXECUTION = {
     "comm.library": "torch", "comm.bucket_mb": 1.0, "comm.timeout": 9.0, "data.root": "/data",
     "data.index": "/index", "data.skip_list": "skip.txt",
     "workers_per_pass": 4, "val_batch": 100, "channels_last": True, "compile": True,
-    "device": "cpu", "run_dir": "runs/a", "checkpoint_steps": 5, "log_steps": 1,
+    "device": "cpu", "run_dir": "runs/a", "checkpoint_steps": 5, "keep_checkpoints": 3,
+    "log_steps": 1,
 }  # fmt: skip
 """Every field that decides how fast and where, with another value."""
 

@@ -105,7 +105,7 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
     longer = config.load_recipe([*words, f"run_dir={tmp_path / 'longer'}"])
     (tmp_path / "longer").mkdir()
     taken_over = replace(fields, fingerprint=longer.fingerprint)
-    checkpoint.save(taken_over, tmp_path / "longer", SingleComm())
+    checkpoint.write(taken_over, tmp_path / "longer")
     before = (tmp_path / "longer" / "checkpoint.pt").read_bytes()
 
     assert main([*words, f"run_dir={tmp_path / 'longer'}"]) == 3
@@ -210,7 +210,7 @@ def test_resumed_with_the_other_layout_it_is_the_same_run(tmp_path: Path, then: 
     for step, passes in enumerate(learner.passes(0, [0, 1, 2])):
         train_step(learner, step, passes, inputs.train(passes))
     (tmp_path / "parts").mkdir()
-    checkpoint.save(learner.checkpoint(), tmp_path / "parts", learner.comm)
+    checkpoint.write(learner.checkpoint(), tmp_path / "parts")
     train(recipe(tmp_path / "parts", *words, f"channels_last={then}"))
     whole, parts = (
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]

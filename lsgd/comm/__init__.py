@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import Diverged, InputFailed, PeerLost, Refused
+from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
 from lsgd.launcher import Launch, cores, detect
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def run_command(command: Callable[[], object]) -> int:
     rank = detect().rank
     try:
         command()
-    except (Refused, Diverged, InputFailed, PeerLost) as error:
+    except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
         if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
             print(f"lsgd: process {rank}: {error}", file=sys.stderr)
         elif rank == 0:

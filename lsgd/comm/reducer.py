@@ -18,7 +18,7 @@ from lsgd.comm import Comm
 class _Bucket:
     name: str
     flat: Tensor
-    """The gradients of some parameters, and in the last bucket the non-finite flag behind them."""
+    """The gradients of some parameters, and in the last bucket the two flags behind them."""
     gradients: Tensor
     parameters: int
     ready: int = 0
@@ -31,7 +31,8 @@ class Reducer:
 
     `found_inf` is 1 on every process, for good, once any loss or gradient of any of them was not
     finite; it stays on the device. `gradient_norm` is that of the last reduced gradient. A float32
-    gradient beyond 1e19 counts as not finite, since the square of its norm is not.
+    gradient beyond 1e19 counts as not finite, since the square of its norm is not. `flags` is
+    found_inf and, of the last step, whether any process was told to leave.
     """
 
     def __init__(
@@ -42,25 +43,29 @@ class Reducer:
         # Backward order, so that the first bucket is complete early.
         groups = _group(list(parameters)[::-1], bucket_mb * 2**20)
         self.buckets = [
-            _make_bucket(f"gradients {i}", group, flags=int(group is groups[-1]))
+            _make_bucket(f"gradients {i}", group, flags=2 * (group is groups[-1]))
             for i, group in enumerate(groups)
         ]
         for bucket, group in zip(self.buckets, groups, strict=True):
             for parameter in group:
                 parameter.register_post_accumulate_grad_hook(self._ready_hook(bucket))
-        self.flag = self.buckets[-1].flat[-1]
-        self.found_inf = torch.zeros((), device=self.flag.device)
+        self.flag, self.note = self.buckets[-1].flat[-2:]
+        self.flags = torch.zeros(2, device=self.flag.device)
+        self.found_inf = self.flags[0]
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self._examples, self._passes, self._launched = 1, 0, 0
 
-    def start(self, examples: int, passes: int) -> None:
+    def start(self, examples: int, passes: int, *, leave: bool = False) -> None:
         """Forget the last step; this one has so many examples, over all processes, and this
         process makes so many backward passes. During the last of them buckets go as they fill.
+        `leave` tells all processes that this one was told to.
         """
         self._examples, self._passes, self._launched = examples, passes, 0
         for bucket in self.buckets:
             bucket.flat.zero_()
             bucket.ready = 0
+        if leave:
+            self.note.fill_(1)
 
     def watch(self, loss: Tensor) -> None:
         """Raise the flag of this step if the loss of a pass is not finite; before its backward."""
@@ -81,6 +86,7 @@ class Reducer:
         self.gradient_norm = torch.linalg.vector_norm(norms)
         bad = (self.flag != 0) | ~torch.isfinite(self.gradient_norm)
         self.found_inf.copy_(torch.maximum(self.found_inf, bad.to(self.found_inf)))
+        self.flags[1] = self.note
 
     def _ready_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:

@@ -1,6 +1,9 @@
 """Image files through PIL and torchvision's transforms, in processes that decode ahead."""
 
+import atexit
+import multiprocessing
 from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver, resource_tracker
 
 import numpy as np
 import torch
@@ -9,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from lsgd import augmentation
+from lsgd import augmentation, preemption
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.decoding import Wanted, load_image, needed
@@ -37,6 +40,11 @@ class FolderInputs:
         self.name = f"torchvision in {decoders} processes"
         self.wanted = _Requests()
         self.normalise = Normalise(data, device)
+        if decoders:
+            # A launcher may signal every process there is; these end with the one they work for.
+            resource_tracker.ensure_running()  # it would unblock signals
+            with preemption.unheard():
+                forkserver.ensure_running()
         self.loader: DataLoader[tuple[Tensor, Tensor] | InputFailed] = DataLoader(
             _Images(data, indexes, seed=seed),
             # What the sampler yields goes to the dataset as it is: here a whole pass.
@@ -61,7 +69,12 @@ class FolderInputs:
     def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
         self.wanted.now = wanted
         try:
-            for found in self.loader:
+            batches = iter(self.loader)
+            # Registered after torch's own exit handlers, this runs before them: they would wait
+            # for deaf processes that a SIGTERM is to end.
+            atexit.unregister(_kill_children)
+            atexit.register(_kill_children)
+            for found in batches:
                 if isinstance(found, InputFailed):
                     raise found
                 pixels, labels = found
@@ -73,6 +86,11 @@ class FolderInputs:
                 f"a process that decodes images has died ({str(error).splitlines()[0]}); resume, "
                 "with fewer inputs.decoders if it was for want of memory"
             ) from None
+
+
+def _kill_children() -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 class _Requests(Sampler[Wanted]):

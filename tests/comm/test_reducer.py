@@ -210,3 +210,22 @@ def test_one_bad_process_stops_all_for_good(bad: str, compression: str) -> None:
         return [*seen, reducer.found_inf.item()]
 
     assert on_processes(3, process) == [[0, 1, 1]] * 3
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_all_learn_that_one_was_told_to_leave(compression: str) -> None:
+    """In the step in which it says so, and beside gradients that are not finite."""
+
+    def process(comm: ThreadComm) -> list[list[float]]:
+        weight = nn.Parameter(torch.ones(3))
+        reducer = Reducer([weight], comm, bucket_mb=25, compression=compression)
+        seen = []
+        for leave, value in ((False, 1.0), (comm.rank == 2, 1.0), (False, 1.0), (True, torch.inf)):
+            reducer.start(3, passes=1, leave=leave)
+            (weight * value).sum().backward()
+            reducer.finish()
+            seen.append(reducer.flags.bool().tolist())
+        return seen
+
+    expected = [[False, False], [False, True], [False, False], [True, True]]
+    assert on_processes(3, process) == [expected] * 3

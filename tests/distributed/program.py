@@ -87,7 +87,9 @@ def stopped(comm: Comm, out: Path, steps: Sequence[int]) -> None:
         run_steps(learner, first, last)
         folder = out / f"stop{last}"
         folder.mkdir(exist_ok=True)
-        checkpoint.save(learner.checkpoint(), folder, comm)
+        made = learner.checkpoint()
+        if comm.rank == 0:
+            checkpoint.write(made, folder)
     # The others wait until they are there.
     comm.gather_objects(None)
 

@@ -1,0 +1,128 @@
+"""Saves a run while it goes on: one write at a time, in the background of process 0."""
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from lsgd import checkpoint
+from lsgd.checkpoint import Checkpoint
+from lsgd.comm import Comm
+from lsgd.errors import FULL, NotSaved, Preempted
+from lsgd.metrics import Log
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a write came to nothing, in words."""
+
+    why: str
+    step: int
+    full: bool
+
+
+class Saver:
+    """Writes the checkpoints of a run into its folder; all processes have one and use it alike.
+
+    `save` copies the state and returns; serialising, hashing and writing happen in a thread, and
+    whoever wants to save again waits for it. A full disk costs a checkpoint and not the run: a
+    warning says so at the next save, and training goes on. Where it is the last one, at the end or
+    on leaving, and for any other failure, NotSaved is raised on all processes. As a context manager
+    it ends no process before its write.
+    """
+
+    def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: int) -> None:
+        self.folder, self.comm, self.log, self.keep = folder, comm, log, keep
+        self.thread = ThreadPoolExecutor(1, "saver")
+        self.write: Future[_Failure | None] | None = None
+
+    def save(self, made: Checkpoint, *, milestone: bool = False) -> None:
+        """Begin to write what Learner.checkpoint has made, once the last write has ended."""
+        failure = self._settle()
+        if failure and not failure.full:
+            raise NotSaved(failure.why)
+        if failure:
+            self.log.warn(made.step, f"{failure.why}; training goes on")
+        if self.comm.rank == 0:
+            copied, wait = _on_host(made)
+            self.write = self.thread.submit(self._write, copied, wait, milestone)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        """Wait for the write; raise NotSaved, on all processes, if it was the last and failed."""
+        self.thread.shutdown()
+        if kind in (None, Preempted):
+            if failure := self._settle():
+                raise NotSaved(failure.why) from None
+        # After another error the other processes may be gone.
+        elif self.write and (failure := self.write.result()):
+            self.log.warn(failure.step, failure.why)
+
+    def _settle(self) -> _Failure | None:
+        failure = self.write.result() if self.write else None
+        self.write = None
+        return self.comm.broadcast_object(failure)
+
+    def _write(
+        self, made: Checkpoint, wait: Callable[[], None], milestone: bool
+    ) -> _Failure | None:
+        wait()
+        try:
+            checkpoint.write(made, self.folder, milestone=milestone, keep=self.keep)
+        except OSError as error:
+            why = f"step {made.step} could not be saved in {self.folder} ({error.strerror}"
+            if full := error.errno in FULL:
+                free = shutil.disk_usage(self.folder).free
+                why += (
+                    f": it needs {_size(vars(made)) / 2**20:.1f} MiB, {free / 2**20:.1f} are free"
+                )
+            return _Failure(f"{why}); the checkpoints before it are intact", made.step, full)
+        return None
+
+
+def _on_host(made: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
+    """A copy that training does not change, and what to call before it is read.
+
+    The device copies when it gets there, into pinned memory, while the host goes on.
+    """
+    on_gpu = any(tensor.is_cuda for tensor in made.model.values())
+
+    def copied(value: Any) -> Any:
+        match value:
+            case Tensor():
+                beside = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                return beside.copy_(value, non_blocking=True)
+            case dict():
+                return {key: copied(each) for key, each in value.items()}
+            case list():
+                return [copied(each) for each in value]
+        return value
+
+    copy = replace(made, **{key: copied(value) for key, value in vars(made).items()})
+    if not on_gpu:
+        return copy, lambda: None
+    done = torch.cuda.Event()
+    done.record()
+    return copy, done.synchronize
+
+
+def _size(value: Any) -> int:
+    """The bytes of all tensors in it."""
+    match value:
+        case Tensor():
+            return value.nbytes
+        case dict():
+            return sum(map(_size, value.values()))
+        case list():
+            return sum(map(_size, value))
+    return 0

@@ -1,0 +1,318 @@
+"""What befalls a run while it runs: signals and kills, anywhere; the same words again end equal."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import Soak
+
+from lsgd import checkpoint, config
+from lsgd.metrics import read_rows
+from lsgd.train import train
+
+sys.path.insert(0, str(Path(__file__).parent))
+from launching import AS_ROOT, command, launch
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+# 4 epochs of 5 steps; each evaluation is of 2000 images, two at a time.
+STEPS = 5
+WORDS = [
+    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
+    "precision=float64", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=2",
+    "inputs=synthetic", "data.val_examples=2000", "val_batch=2",
+]  # fmt: skip
+RANK = {"torch": "RANK", "horovod-gloo": "HOROVOD_RANK", "horovod-mpi": "OMPI_COMM_WORLD_RANK"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that every other one has to be equal to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(config.load_recipe([*WORDS, f"run_dir={folder}"]))
+    return folder
+
+
+def rows(folder: Path, kind: str) -> list[dict]:
+    return [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == kind]
+
+
+def saved(folder: Path) -> checkpoint.Checkpoint:
+    path = folder / checkpoint.FILE
+    return checkpoint.load(checkpoint.read(path), str(path))
+
+
+def assert_equal(folder: Path, undisturbed: Path) -> None:
+    """Every row once, and the last state, to 1e-10."""
+    for kind in ("train", "epoch"):
+        for one, other in zip(rows(folder, kind), rows(undisturbed, kind), strict=True):
+            exact = ("step", "epoch", "lr", "val_top1_error", "train_top1_error")
+            assert [one.get(key) for key in exact] == [other.get(key) for key in exact]
+            loss = "loss" if kind == "train" else "train_loss"
+            assert one[loss] == pytest.approx(other[loss], rel=1e-10)
+    one, other = saved(folder), saved(undisturbed)
+    assert (one.step, one.errors) == (other.step, other.errors)
+    torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-10)
+
+
+@contextmanager
+def job(library: str, processes: int, folder: Path, *words: str) -> Iterator[subprocess.Popen]:
+    """The run under a launcher, or alone; what it says is kept, and no process is left of it."""
+    arguments = ["-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}"]
+    start = [sys.executable, *arguments]
+    if library != "alone":
+        start = command(library, processes, *arguments)
+    with said_in(folder).open("a") as output:
+        process = subprocess.Popen(
+            start, env=os.environ | AS_ROOT, stdout=output, stderr=output, start_new_session=True
+        )
+    everybody = [psutil.Process(process.pid)]
+    try:
+        yield process
+    finally:
+        everybody += everybody[0].children(recursive=True) if process.poll() is None else []
+        for each in everybody:
+            if each.is_running():
+                each.kill()
+        process.wait(30)
+
+
+def trainers(launcher: subprocess.Popen, library: str) -> dict[int, psutil.Process]:
+    """The training processes by their rank."""
+    if library == "alone":
+        return {0: psutil.Process(launcher.pid)}
+    found = {}
+    for child in psutil.Process(launcher.pid).children(recursive=True):
+        try:
+            if "lsgd.train" in child.cmdline() and RANK[library] in (its := child.environ()):
+                found[int(its[RANK[library]])] = child
+        except psutil.Error:
+            continue  # it has just ended
+    return found
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        assert process.poll() is None, "the run has ended"
+        time.sleep(0.003)
+    raise AssertionError("two minutes went by")
+
+
+def said_in(folder: Path) -> Path:
+    """Not in the folder above, which may be a full disk."""
+    return folder.parent.parent / f"{folder.parent.name}.said"
+
+
+def said(folder: Path) -> str:
+    return said_in(folder).read_text()
+
+
+@pytest.mark.parametrize(
+    ("library", "number", "rank", "step"),
+    [
+        ("alone", signal.SIGUSR1, 0, 7),
+        ("torch", signal.SIGTERM, 1, 3),
+        pytest.param("horovod-gloo", signal.SIGUSR2, 1, 2 * STEPS, marks=pytest.mark.horovod),
+    ],
+)
+def test_a_signal_to_one_process_makes_all_leave_after_the_same_step(
+    tmp_path: Path, undisturbed: Path, library: str, number: int, rank: int, step: int
+) -> None:
+    """In training, or, after the last step of an epoch, in the evaluation; and again, while it
+    leaves."""
+    run = tmp_path / "run"
+    with job(library, 2, run) as process:
+        wait_for(lambda: len(rows(run, "train")) >= step, process)
+        victim = trainers(process, library)[rank]
+        victim.send_signal(number)
+        time.sleep(0.05)
+        if victim.is_running():
+            victim.send_signal(number)
+        begin = time.monotonic()
+        code = process.wait(60)
+        seconds = time.monotonic() - begin
+    left = saved(run)
+    assert f"lsgd: told to leave by a signal: saved after step {left.step}" in said(run)
+    assert said(run).count("told to leave") == 1, said(run)
+    assert code == 75 if library == "alone" else code != 0
+    if library == "torch":
+        assert said(run).count("exitcode  : 75") == 1 or "exitcode: 75" in said(run), said(run)
+    assert seconds < 15
+    if step % STEPS == 0:
+        # In the middle of the evaluation, which is not counted as made.
+        assert (left.step, len(left.errors)) == (step, step // STEPS - 1)
+    else:
+        assert step < left.step <= step + 8
+    assert [row["step"] for row in rows(run, "train")] == list(range(1, left.step + 1))
+
+    train(config.load_recipe([*WORDS, f"run_dir={run}"]))
+    assert_equal(run, undisturbed)
+
+
+def kill_one(
+    library: str, processes: int, run: Path, phase: str, draw: random.Random
+) -> tuple[int, float]:
+    """Start the run and kill -9 one of its processes; returns its rank, and how long the rest of
+    the job then took to end."""
+    at = len(rows(run, "train"))
+    with job(library, processes, run) as process:
+        if phase == "start-up":
+            wait_for(lambda: len(trainers(process, library)) == processes, process)
+            time.sleep(draw.uniform(0, 3))
+        elif phase == "evaluation":
+            wait_for(lambda: len(rows(run, "train")) >= at // STEPS * STEPS + STEPS, process)
+            time.sleep(draw.uniform(0, 0.2))
+        else:
+            step = at + draw.randint(1, 4)
+            step += step % 2 if phase == "save" else 0
+            wait_for(lambda: len(rows(run, "train")) >= min(step, 4 * STEPS), process)
+            time.sleep(draw.uniform(0, 0.01 if phase == "save" else 0.1))
+        alive = trainers(process, library)
+        rank = 0 if phase == "save" else draw.choice(sorted(alive) or [0])
+        if rank in alive:
+            alive[rank].kill()
+        begin = time.monotonic()
+        process.wait(60)
+        return rank, time.monotonic() - begin
+
+
+def kills_end_equal(
+    library: str, processes: int, run: Path, undisturbed: Path, phases: list[str], soak: Soak
+) -> None:
+    draw = random.Random(soak.seed)
+    for phase in phases:
+        rank, seconds = kill_one(library, processes, run, phase, draw)
+        whole = [saved_step(path) for path in checkpoint.files(run)] if run.exists() else []
+        soak.note(
+            f"- {library}, {processes} processes: rank {rank} killed in {phase}, the job ended in "
+            f"{seconds:.1f} s, whole checkpoints of steps {whole}"
+        )
+        assert seconds < 15
+    train(config.load_recipe([*WORDS, f"run_dir={run}"]))
+    assert_equal(run, undisturbed)
+    soak.note("- ended equal to the undisturbed run")
+
+
+def saved_step(path: Path) -> int:
+    return checkpoint.load(checkpoint.read(path), str(path)).step
+
+
+@pytest.mark.horovod
+def test_killed_in_every_phase_it_ends_equal(tmp_path: Path, undisturbed: Path, soak: Soak) -> None:
+    phases = ["start-up", "evaluation", "save"]
+    kills_end_equal("horovod-gloo", 2, tmp_path / "run", undisturbed, phases, soak)
+
+
+@pytest.mark.soak
+@pytest.mark.horovod
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", range(10))
+def test_thirty_kills_end_equal(tmp_path: Path, undisturbed: Path, soak: Soak, number: int) -> None:
+    draw = random.Random(f"{soak.seed} {number}")
+    library, processes = draw.choice(list(RANK)), draw.choice([2, 3])
+    phases = draw.choices(["start-up", "training", "evaluation", "save"], k=3)
+    kills_end_equal(library, processes, tmp_path / "run", undisturbed, phases, soak)
+
+
+def test_a_truncated_newest_checkpoint_costs_its_steps(
+    tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run, symlinks=True)
+    newest = checkpoint.files(run)[0]
+    os.truncate(newest, newest.stat().st_size // 2)
+    train(config.load_recipe([*WORDS, f"run_dir={run}"]))
+    sentence = f"{newest} is damaged or no checkpoint of lsgd"
+    assert f"warning: {sentence}" in capsys.readouterr().out
+    ((step, text),) = [(row["step"], row["text"]) for row in rows(run, "warning")]
+    assert step == 4 * STEPS - 2
+    assert sentence in text
+    assert_equal(run, undisturbed)
+
+
+def test_every_drop_of_the_lr_has_a_milestone(undisturbed: Path) -> None:
+    assert [path.name for path in checkpoint.files(undisturbed)] == [
+        "checkpoint-20.pt", "checkpoint-18.pt", "milestone-15.pt"
+    ]  # fmt: skip
+
+
+def fill(folder: Path) -> Path:
+    """Leave no space on the disk of this folder; returns the file that takes it.
+
+    To be called again, since a save under way may free some: it removes an older checkpoint.
+    """
+    ballast = folder / "ballast"
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) -> None:
+    """Full to the end, the last state cannot be saved and the exit code says so; freed, and
+    filled for a while, the run ends as if nothing had been, with all its rows."""
+    run = small_disk / "run"
+    with job("alone", 1, run) as process:
+        wait_for(lambda: len(rows(run, "train")) >= 4, process)
+        wait_for(lambda: fill(small_disk) and "training goes on" in said(run), process)
+        assert process.wait(100) == 6
+    assert f"could not be saved in {run} (No space left on device: it needs 0." in said(run)
+    assert "training goes on" in said(run)
+    assert said(run).count("lsgd: step 20 could not be saved") == 1
+    # TensorBoard's own thread prints where it failed.
+    assert "lsgd/train.py" not in said(run)
+    assert 2 <= saved(run).step <= 6
+
+    fill(small_disk).unlink()
+    at, before = len(rows(run, "train")), said(run).count("training goes on")
+    with job("alone", 1, run) as process:
+        wait_for(lambda: len(rows(run, "train")) > at, process)
+        wait_for(lambda: fill(small_disk) and said(run).count("training goes on") > before, process)
+        fill(small_disk).unlink()
+        assert process.wait(100) == 0
+    assert_equal(run, undisturbed)
+
+
+POISONED = """
+import os, sys, torch
+from lsgd.inputs import synthetic
+from lsgd.train import main
+
+class Poisoned(synthetic.SyntheticInputs):
+    def train(self, passes):
+        for each, (images, labels) in zip(passes := list(passes), super().train(passes)):
+            poison = each.epoch == 1 and each.step == 2 and os.environ["RANK"] == "2"
+            yield images * (torch.nan if poison else 1), labels
+
+synthetic.SyntheticInputs = Poisoned
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_gradient_that_is_no_number_on_one_of_four_ends_all_of_them(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """With one message, and nothing saved that it has touched."""
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    run = tmp_path / "run"
+    done = launch("torch", 4, str(tmp_path / "poisoned.py"), *WORDS, f"run_dir={run}")
+    assert done.returncode != 0
+    assert done.stderr.count("lsgd: the loss or a gradient of step 7 is not finite") == 1
+    assert done.stderr.count("lsgd: ") == 1
+    assert "exitcode  : 3" in done.stderr
+    assert saved(run).step == 6
+    assert all(value.isfinite().all() for value in saved(run).model.values())

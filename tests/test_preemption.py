@@ -1,0 +1,97 @@
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from threaded import on_processes
+
+from lsgd import preemption
+from lsgd.comm import Comm
+from lsgd.errors import Preempted
+from lsgd.guard import Guard
+from lsgd.preemption import SIGNALS, Rounds
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    try:
+        with preemption.listening():
+            assert not preemption.told()
+            os.kill(os.getpid(), number)
+            assert preemption.told()
+            os.kill(os.getpid(), number)
+        # On the way out a third one would be noted too, and not end it with another code.
+        assert signal.getsignal(number) != before
+    finally:
+        for each in SIGNALS:
+            signal.signal(each, before)
+
+
+def test_a_process_that_was_not_told_leaves_signals_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with preemption.listening():
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_who_leaves_because_of_another_process_stays_deaf_too() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    def leave() -> None:
+        with preemption.listening():
+            raise Preempted
+
+    try:
+        with pytest.raises(Preempted):
+            leave()
+        assert preemption.told()
+        assert all(signal.getsignal(number) not in before for number in SIGNALS)
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_outside_the_main_thread_it_hears_nothing() -> None:
+    """As in a sweep that trains in threads: Python would raise ValueError."""
+    heard = []
+
+    def run() -> None:
+        with preemption.listening():
+            heard.append(preemption.told())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert heard == [False]
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 5])
+def test_all_leave_after_the_same_round(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """One round late; what comes in the last one comes too late."""
+    here = threading.local()
+    monkeypatch.setattr(preemption, "told", lambda: here.rank == 1 and here.round >= at)
+
+    def process(comm: Comm) -> int:
+        rounds, here.rank = Rounds(comm.start_sum_), comm.rank
+        try:
+            for here.round in range(5):
+                rounds.end_round()
+            rounds.finish()
+        except Preempted:
+            return here.round
+        return -1
+
+    assert on_processes(3, process) == [at + 1 if at < 4 else -1] * 3
+
+
+def test_the_guard_passes_it_on_a_step_late() -> None:
+    flags = torch.zeros(2)
+    guard = Guard(flags)
+    for step, told in enumerate((0, 0, 1, 1)):
+        guard.leave_if_told()
+        flags[1] = told
+        guard.watch(step)
+    with pytest.raises(Preempted):
+        guard.leave_if_told()

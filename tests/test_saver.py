@@ -1,0 +1,174 @@
+import os
+import resource
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_checkpoint import same, tiny
+from threaded import on_processes
+
+from lsgd import checkpoint
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.errors import NotSaved, Preempted
+from lsgd.metrics import SilentLog
+from lsgd.saver import Saver
+
+
+class Said(SilentLog):
+    """A log that keeps its warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[tuple[int, str]] = []
+
+    def warn(self, step: int, text: str) -> None:
+        self.warnings.append((step, text))
+
+
+def steps(folder: Path) -> list[int]:
+    paths = checkpoint.files(folder)
+    return [checkpoint.load(checkpoint.read(path), str(path)).step for path in paths]
+
+
+def large(step: int) -> checkpoint.Checkpoint:
+    """Of 80 KiB: two fit into what `ballast` leaves of the small disk, and a third one does not."""
+    return replace(tiny(step), model={"w": torch.full((20_000,), float(step))})
+
+
+@pytest.fixture
+def ballast(small_disk: Path) -> Path:
+    """What takes all but 192 KiB of it."""
+    (small_disk / "ballast").write_bytes(bytes(2**22 - 192 * 1024))
+    return small_disk / "ballast"
+
+
+def test_only_the_first_process_saves(tmp_path: Path) -> None:
+    def process(comm: Comm) -> None:
+        folder = tmp_path / str(comm.rank)
+        folder.mkdir()
+        with Saver(folder, comm, SilentLog(), keep=2) as saver:
+            saver.save(tiny(1))
+            saver.save(tiny(2), milestone=True)
+
+    on_processes(2, process)
+    assert steps(tmp_path / "0") == [2, 1]
+    assert list((tmp_path / "1").iterdir()) == []
+
+
+def test_training_goes_on_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is the state at the call; a second save waits for the first, and so does the
+    end."""
+    may_write, begun, order = threading.Event(), threading.Event(), []
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        begun.set()
+        assert may_write.wait(30)
+        order.append("written")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    made = tiny(1)
+    with Saver(tmp_path, SingleComm(), SilentLog(), keep=2) as saver:
+        saver.save(made)
+        made.model["w"].fill_(99)
+        made.optimizer["state"][0]["momentum_buffer"].fill_(99)
+        made.optimizer["param_groups"][0]["lr"] = 99
+        made.errors.append(99)
+        assert begun.wait(30)
+        order.append("trained")
+        threading.Timer(0.2, may_write.set).start()
+        saver.save(tiny(2))
+        assert order[:3] == ["trained", "written", "written"]
+    assert steps(tmp_path) == [2, 1]
+    first = checkpoint.load(checkpoint.read(tmp_path / "checkpoint-1.pt"), "a")
+    expected = {key: value for key, value in vars(tiny(1)).items() if key != "bn_shares"}
+    assert same({key: vars(first)[key] for key in expected}, expected)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path, ballast: Path) -> None:
+    log = Said()
+    with Saver(small_disk, SingleComm(), log, keep=9) as saver:
+        for step in (1, 2, 3):
+            saver.save(large(step))
+        assert log.warnings == []
+        saver.save(large(4))
+        # Said at the next boundary; that one has space again.
+        ballast.unlink()
+        saver.save(large(5))
+    ((step, text),) = log.warnings[:1]
+    assert step == 4
+    assert f"step 3 could not be saved in {small_disk} (No space left on device" in text
+    assert "it needs 0.1 MiB, 0.0 are free); the checkpoints before it are intact" in text
+    assert steps(small_disk)[0] == 5
+    assert steps(small_disk)[-2:] == [2, 1]
+    assert not list(small_disk.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_full_disk_at_the_end_is_an_error_on_all_processes(
+    small_disk: Path, ballast: Path, leaving: bool
+) -> None:
+    """The run is not done, or could not leave, as it seems."""
+
+    def process(comm: Comm) -> str:
+        try:
+            with Saver(small_disk, comm, SilentLog(), keep=3) as saver:
+                for step in (1, 2, 3):
+                    saver.save(large(step))
+                if leaving:
+                    raise Preempted("saved")
+        except NotSaved as error:
+            return str(error)
+        raise AssertionError("not noticed")
+
+    said = on_processes(2, process)
+    assert said[0] == said[1]
+    assert "step 3 could not be saved" in said[0]
+    assert steps(small_disk) == [2, 1]
+    assert NotSaved.exit_code == 6
+
+
+def test_any_other_failure_ends_all_processes_at_the_next_save(tmp_path: Path) -> None:
+    """A disk that is gone does not come back."""
+
+    def process(comm: Comm) -> str:
+        try:
+            with Saver(tmp_path / "gone", comm, SilentLog(), keep=3) as saver:
+                saver.save(tiny(1))
+                saver.save(tiny(2))
+                raise AssertionError("not noticed")
+        except NotSaved as error:
+            return str(error)
+
+    said = on_processes(2, process)
+    assert said[0] == said[1]
+    assert "step 1 could not be saved" in said[0]
+    assert "No such file or directory" in said[0]
+
+
+def test_after_another_error_the_write_is_finished(tmp_path: Path) -> None:
+    """Without the other processes, which may be gone; a failure is said and hides no error."""
+    log = Said()
+
+    def fail(step: int) -> None:
+        with Saver(tmp_path, SingleComm(), log, keep=3) as saver:
+            saver.save(large(step))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail(1)
+    assert steps(tmp_path) == [1]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(ZeroDivisionError):
+            fail(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "step 2 could not be saved" in log.warnings[0][1]
+    assert steps(tmp_path) == [1]
