@@ -19,7 +19,7 @@ train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
 demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
-test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,horovod,mpi,data makes a missing one fail
+test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,slurm,… makes a missing one fail
 	$(BIN)/python -m pytest $(ARGS)
 
 check: format lint types layers ## what needs no run: the four below

@@ -129,7 +129,8 @@ def open_run(recipe: Recipe) -> tuple[Path, bytes | None]:
 
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
-    if not folder.exists() or not any(folder.iterdir()):
+    # A launch script may already have opened the logs of all processes.
+    if not folder.exists() or not any(each.name != "logs" for each in folder.iterdir()):
         return None
     if (folder / FILE).exists():
         content = read(folder / FILE)

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 def suits(launcher: str, device: torch.device) -> bool:
     """Whether the installed Horovod is built for launcher (MPI, but for horovodrun) and device."""
+    if launcher == "srun" and "PMIX_RANK" not in os.environ:
+        # Without `srun --mpi=pmix` MPI aborts the process.
+        return False
     launches = hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built()
     return bool(launches and (device.type == "cpu" or hvd.nccl_built()))
 

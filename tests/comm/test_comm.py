@@ -98,6 +98,7 @@ def test_horovod_must_suit_the_device_too(
 def test_horovod_must_suit_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     from lsgd.comm.horovod import hvd
 
+    monkeypatch.setenv("PMIX_RANK", "0")
     for mpi, gloo in ((True, False), (False, True)):
         monkeypatch.setattr(hvd, "mpi_built", lambda mpi=mpi: mpi)
         monkeypatch.setattr(hvd, "gloo_built", lambda gloo=gloo: gloo)
@@ -105,6 +106,17 @@ def test_horovod_must_suit_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None
             choose_library(Launch(name, 0, 2), CPU) for name in ("mpirun", "srun", "horovodrun")
         ]
         assert chosen == (["horovod", "horovod", "torch"] if mpi else ["torch", "torch", "horovod"])
+
+
+@pytest.mark.horovod
+def test_mpi_under_srun_needs_pmix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it MPI aborts the process, in twenty lines."""
+    from lsgd.comm.horovod import hvd
+
+    monkeypatch.setattr(hvd, "mpi_built", lambda: True)
+    assert choose_library(Launch("srun", 0, 2), CPU) == "torch"
+    monkeypatch.setenv("PMIX_RANK", "0")
+    assert choose_library(Launch("srun", 0, 2), CPU) == "horovod"
 
 
 def test_a_library_that_counts_other_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
