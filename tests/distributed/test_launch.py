@@ -28,6 +28,7 @@ ENVIRONMENT = AS_ROOT | {
     "OMP_NUM_THREADS": "1",
     # Where there are fewer cores than processes.
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
 # 23 steps an epoch; the last of each is short.
