@@ -1,11 +1,13 @@
 """One run by every launcher, on real ones: it ends equal, and a requeued one goes on."""
 
+import gzip
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,12 +33,27 @@ ENVIRONMENT = AS_ROOT | {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
-# 23 steps an epoch; the last of each is short.
-DIGITS = [
-    "workers=8", "worker_batch=8", "precision=float64", "tail=keep", "epochs=3",
+FLOAT64 = [
+    "workers=8", "worker_batch=8", "precision=float64", "tail=keep", "log_steps=1",
     "schedule.reference_batch=16", "schedule.reference_lr=0.0125", "schedule.warmup_epochs=0.8",
-    "schedule.milestones=[2]", "model.last_gamma=1.0", "log_steps=1",
+    "model.last_gamma=1.0",
 ]  # fmt: skip
+# 23 steps an epoch; the last of each is short.
+DIGITS = ["digits", *FLOAT64, "epochs=3", "schedule.milestones=[2]"]
+# 10 steps an epoch, on the first images of Fashion-MNIST.
+FASHION = [
+    "fashion_bs64", *FLOAT64, "epochs=2", "schedule.milestones=[1]",
+    "data.train_examples=600", "data.val_examples=150",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a launch script is given, and the folder of the run on one process, undisturbed."""
+
+    words: list[str]
+    steps: int
+    folder: Path
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +63,31 @@ def slurm() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run on one process, undisturbed."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    train(config.load_recipe(["+recipe=digits", *DIGITS, f"run_dir={folder}"]))
-    return folder
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return alone(DIGITS, 69, tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def fashion(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Run:
+    folder = tmp_path_factory.mktemp("fashion")
+    for part, count in (("train", 600), ("t10k", 150)):
+        for kind, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
+            name = f"{part}-{kind}-ubyte.gz"
+            content = gzip.decompress((test_data / "fashion-mnist" / name).read_bytes())
+            # The second word of an idx file's header is its length.
+            cut = content[:4] + count.to_bytes(4, "big") + content[8 : header + count * size]
+            (folder / name).write_bytes(gzip.compress(cut, 1))
+    return alone([*FASHION, f"data.root={folder}"], 20, folder)
+
+
+def alone(words: list[str], steps: int, folder: Path) -> Run:
+    train(config.load_recipe([f"+recipe={words[0]}", *words[1:], f"run_dir={folder / 'run'}"]))
+    return Run(words, steps, folder / "run")
 
 
 def script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", ROOT / "launch" / f"{name}.sh", "digits", *DIGITS, *arguments],
+        ["bash", ROOT / "launch" / f"{name}.sh", *arguments],
         env=os.environ | ENVIRONMENT | environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
@@ -67,16 +99,16 @@ def submit(slurm: Cluster, *arguments: str) -> str:
     return re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)[1]
 
 
-def assert_equal_runs(one: Path, other: Path) -> None:
+def assert_equal(run: Run, folder: Path) -> None:
     """The lr of every step, and all that training has changed, to 1e-10 in float64."""
 
     def steps(folder: Path) -> list[tuple[int, float]]:
         rows = read_rows(folder / "metrics.jsonl")
         return [(row["step"], row["lr"]) for row in rows if row["kind"] == "train"]
 
-    assert steps(one) == steps(other)
-    assert len(steps(one)) == 69
-    final = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (one, other)]
+    assert steps(folder) == steps(run.folder)
+    assert len(steps(folder)) == run.steps
+    final = [torch.load(each / "checkpoint.pt", weights_only=True) for each in (run.folder, folder)]
     for key, expected in final[0]["model"].items():
         assert (final[1]["model"][key].double() - expected.double()).abs().max() < 1e-10
     momenta = [found["optimizer"]["state"] for found in final]
@@ -99,23 +131,24 @@ def assert_equal_runs(one: Path, other: Path) -> None:
         ),
     ],
 )
+@pytest.mark.data
 def test_launched_by(
-    tmp_path: Path, alone: Path, launcher: str, library: str, processes: int
+    tmp_path: Path, fashion: Run, launcher: str, library: str, processes: int
 ) -> None:
-    ended_equal(tmp_path / "run", alone, launcher, library, processes)
+    ends_equal(fashion, tmp_path / "run", launcher, library, processes)
 
 
-def test_launched_locally(tmp_path: Path, alone: Path) -> None:
+def test_launched_locally(tmp_path: Path, digits: Run) -> None:
     """By horovodrun or torchrun, whichever is there."""
-    ended_equal(tmp_path / "run", alone, "local", "", 2)
+    ends_equal(digits, tmp_path / "run", "local", "", 3)
 
 
-def ended_equal(folder: Path, alone: Path, launcher: str, library: str, processes: int) -> None:
+def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: int) -> None:
     """Launch the run on so many processes into the folder, and compare it."""
-    done = script(launcher, f"run_dir={folder}", "--np", str(processes))
+    done = script(launcher, *run.words, f"run_dir={folder}", "--np", str(processes))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{processes} processes by {library}" in done.stdout
-    assert_equal_runs(alone, folder)
+    assert_equal(run, folder)
     # What every process said, each in a file of its own.
     logs = [path for path in (folder / "logs" / "start1").rglob("*stdout*") if path.is_file()]
     assert len(logs) == processes
@@ -123,27 +156,30 @@ def ended_equal(folder: Path, alone: Path, launcher: str, library: str, processe
 
 
 @pytest.mark.slurm
+@pytest.mark.data
 @pytest.mark.parametrize("processes", [2, 3])
 def test_submitted_to_two_nodes(
-    tmp_path: Path, alone: Path, slurm: Cluster, processes: int
+    tmp_path: Path, fashion: Run, slurm: Cluster, processes: int
 ) -> None:
     """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet."""
     folder = tmp_path / "run"
-    job = submit(slurm, f"run_dir={folder}", "--nodes", "2", "--np", str(processes))
+    words = [*fashion.words, f"run_dir={folder}"]
+    job = submit(slurm, *words, "--nodes", "2", "--np", str(processes))
     ended = slurm.wait(job, "COMPLETED", "FAILED")
     logs = [path.read_text() for path in sorted((folder / "logs").glob("rank*.log"))]
     assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + "".join(logs)
     assert len(logs) == processes
     assert f"{processes} processes by srun over torch.distributed (gloo)" in logs[0]
     assert f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]" in (tmp_path / "run.log").read_text()
-    assert_equal_runs(alone, folder)
+    assert_equal(fashion, folder)
 
 
 @pytest.mark.slurm
-def test_requeued_in_mid_epoch(tmp_path: Path, alone: Path, slurm: Cluster) -> None:
+def test_requeued_in_mid_epoch(tmp_path: Path, digits: Run, slurm: Cluster) -> None:
     """The job comes back under its number, in its folder and its logs, and ends equal."""
     folder = tmp_path / "run"
-    job = submit(slurm, f"run_dir={folder}", "checkpoint_steps=1", "--nodes", "2", "--np", "2")
+    words = [*DIGITS, "checkpoint_steps=1", f"run_dir={folder}"]
+    job = submit(slurm, *words, "--nodes", "2", "--np", "2")
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if [row for row in read_rows(folder / "metrics.jsonl") if row["step"] >= 25]:
@@ -159,30 +195,31 @@ def test_requeued_in_mid_epoch(tmp_path: Path, alone: Path, slurm: Cluster) -> N
     assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + log
     assert ended["Restarts"] == "1"
     assert re.findall(r"start \d", (tmp_path / "run.log").read_text()) == ["start 1", "start 2"]
+    assert log.count(f"run folder {folder}\n") == 2
     resumed = re.findall(r"resumes after step (\d+)", log)
     assert len(resumed) == 1
     # The row of a step is written before its checkpoint, and the second epoch ends with step 46.
     assert 24 <= int(resumed[0]) < 69
     assert int(resumed[0]) != 46
-    assert_equal_runs(alone, folder)
+    assert_equal(digits, folder)
 
 
 @pytest.mark.slurm
 @pytest.mark.horovod
 @pytest.mark.mpi
-def test_horovod_over_mpi_under_srun(tmp_path: Path, alone: Path, slurm: Cluster) -> None:
+def test_horovod_over_mpi_under_srun(tmp_path: Path, digits: Run, slurm: Cluster) -> None:
     """srun --mpi=pmix, on one node: two slurmd on a machine want the same folder for it."""
     folder = tmp_path / "run"
     done = subprocess.run(
         [
             "srun", "--mpi=pmix", "--nodes=1", "--ntasks=2",
-            sys.executable, "-m", "lsgd.train", "+recipe=digits", *DIGITS, f"run_dir={folder}",
+            sys.executable, "-m", "lsgd.train", "+recipe=digits", *DIGITS[1:], f"run_dir={folder}",
         ],
         env=slurm.environment | ENVIRONMENT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 processes by srun over Horovod (MPI)" in done.stdout
-    assert_equal_runs(alone, folder)
+    assert_equal(digits, folder)
 
 
 @pytest.mark.mpi
@@ -191,7 +228,7 @@ def test_a_wrong_master_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # A network for documentation: nobody answers.
     monkeypatch.setenv("MASTER_ADDR", "198.51.100.7")
     words = ["comm=torch", "comm.join_timeout=3", f"run_dir={tmp_path / 'run'}"]
-    done = launch("horovod-mpi", 2, "-m", "lsgd.train", "+recipe=digits", *DIGITS, *words)
+    done = launch("horovod-mpi", 2, "-m", "lsgd.train", "+recipe=digits", *DIGITS[1:], *words)
     assert done.returncode == 2
     assert re.search(
         r"process \d of 2 could not meet the others at 198.51.100.7:2\d{4} within 3 s", done.stderr
