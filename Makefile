@@ -20,7 +20,7 @@ train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
 demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
-test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,horovod,mpi,data makes a missing one fail
+test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,slurm,… makes a missing one fail
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: .venv/.run .venv/.dev ## the long series of kills (10 minutes), recorded in results/

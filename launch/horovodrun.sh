@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# One job on this machine under horovodrun: launch/horovodrun.sh RECIPE [key=value …] [--np N] [--print]
+# One job under horovodrun, on this machine or on --hosts, which it reaches over ssh.
+takes="--np --hosts"
 source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
 
-# --gloo: without it horovodrun hands over to mpirun where it can, and mpirun.sh is for that.
+count_processes
 horovodrun=$(program horovodrun)
+# --gloo: without it horovodrun hands over to mpirun where it can, and mpirun.sh is for that.
 start "$horovodrun" "setup/horovod.sh builds it" \
-    env "$threads" "$horovodrun" --gloo -np "$processes" "$python" "${run[@]}"
+    env "$threads" "$horovodrun" --gloo -np "$processes" ${hosts:+-H "$hosts"} \
+    ${logs:+--output-filename "$logs"} "$python" "${run[@]}"

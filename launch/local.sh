@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# One job on this machine, over Horovod if it is there: launch/local.sh RECIPE [key=value …] [--np N] [--print]
+# One job on this machine, over Horovod if it is there.
 arguments=("$@")
+takes="--np"
 source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
 
+count_processes
 without_horovod=$(
     "$python" - 2>/dev/null <<'PY' || echo "Horovod is not installed; setup/horovod.sh builds it"
 import horovod.torch as hvd
@@ -19,4 +21,4 @@ else
     launcher=torchrun
     echo "local.sh: $processes processes under torchrun ($without_horovod)" >&2
 fi
-PYTHON=$python exec "$launch/$launcher.sh" "${arguments[@]}" --np "$processes"
+PYTHON=$python exec bash "$launch/$launcher.sh" "${arguments[@]}" --np "$processes"

@@ -209,8 +209,9 @@ def open_run(recipe: Recipe) -> Opened:
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
     """What there is in the folder, and the files that are damaged; touches nothing."""
-    # A run that died while it wrote its configuration has left no more than that.
-    if not folder.exists() or {path.name for path in folder.iterdir()} <= {CONFIG_BESIDE}:
+    # A run that died while it wrote its configuration has left no more than that; a launch script
+    # may already have opened the logs of all processes.
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= {CONFIG_BESIDE, "logs"}:
         return Opened(folder), []
     opened, step = Opened(folder), 0
     damaged: list[Path] = []

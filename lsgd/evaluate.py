@@ -74,7 +74,12 @@ def evaluate_weights(path: Path, words: Sequence[str]) -> Scores:
 
 def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
     device = pick_device(recipe.device)
-    comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
+    comm = open_comm(
+        recipe.comm.library,
+        device=device,
+        timeout=recipe.comm.timeout,
+        join_timeout=recipe.comm.join_timeout,
+    )
     try:
         data, dtype = recipe.data, DTYPES[recipe.precision]
         model = make_model(

@@ -84,6 +84,7 @@ ABOVE_0 = (
     "schedule.gamma",
     "comm.bucket_mb",
     "comm.timeout",
+    "comm.join_timeout",
 )
 
 
@@ -174,6 +175,8 @@ class Comm:
     """Gradients are reduced in flat buckets of this many MiB."""
     timeout: float = 600.0
     """Seconds after which a process that does not answer is given up."""
+    join_timeout: float = 120.0
+    """Seconds until processes that have not met at the start give up."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,12 @@ def train(recipe: Recipe) -> float:
     save and leave.
     """
     device = pick_device(recipe.device)
-    comm = open_comm(recipe.comm.library, device=device, timeout=recipe.comm.timeout)
+    comm = open_comm(
+        recipe.comm.library,
+        device=device,
+        timeout=recipe.comm.timeout,
+        join_timeout=recipe.comm.join_timeout,
+    )
     try:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_inputs(recipe, device))

@@ -1,7 +1,8 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `gpu` or `data` is skipped where that is missing, unless the
-environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping.
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `kubeflow`, `gpu` or `data` is skipped where that
+is missing, unless the environment variable LSGD_REQUIRE names it: then it fails, so that nothing
+passes by skipping.
 """
 
 import os
@@ -30,6 +31,14 @@ MISSING = {
     ),
     "horovod": (find_spec("horovod") is None, "Horovod is not installed: setup/horovod.sh"),
     "mpi": (shutil.which("mpirun") is None, "mpirun is not installed: apt install openmpi-bin"),
+    "slurm": (
+        not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))) or os.getuid() != 0,
+        "Slurm is not installed, or you are not root: apt install slurm-wlm munge",
+    ),
+    "kubeflow": (
+        find_spec("kubeflow") is None,
+        "the models of Kubeflow's jobs are not installed: pip install kubeflow-training",
+    ),
     "data": (not TEST_DATA.is_dir(), f"no test data at {TEST_DATA}: set LSGD_TEST_DATA"),
 }
 

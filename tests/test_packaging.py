@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "constraints.txt"
@@ -89,11 +88,21 @@ def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
 
 
 def test_wheel_launches(installed: Path, tmp_path: Path) -> None:
+    """As a checkout does, also where unpacking the wheel has lost the permission to execute."""
     program = "from lsgd import paths; print(paths.launch_dir())"
-    script = Path(output([installed, "-c", program], cwd=tmp_path).strip()) / "mpirun.sh"
-    path = f"{installed.parent}:{os.environ['PATH']}"
-    printed = output([script, "digits", "--print"], cwd=tmp_path, PATH=path)
-    assert "python3 -m lsgd.train +recipe=digits" in printed
+    scripts = Path(output([installed, "-c", program], cwd=tmp_path).strip())
+    for script in scripts.glob("*.sh"):
+        script.chmod(0o644)
+    launch = installed.parent / "lsgd-launch"
+    for words in (["slurm", "bs8k"], ["mpirun", "digits", "--np", "2"]):
+        printed = output([launch, *words, "--print"], cwd=tmp_path)
+        assert f"{installed} -m lsgd.train +recipe={words[1]}" in printed
+    assert "-m lsgd.train +recipe=digits" in output([launch, "local", "digits", "--print"])
+    usage = output([launch], cwd=tmp_path)
+    assert "horovodrun|k8s|local|mpirun|slurm|torchrun RECIPE" in usage
+    done = finished([launch, "sbatch", "bs8k"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no launcher sbatch" in done.stderr
 
 
 def test_apex_of_pypi_is_not_wanted() -> None:
@@ -110,72 +119,6 @@ def test_pins_fit_any_build_of_torch() -> None:
     pins = [line for line in PINS.read_text().splitlines() if not line.startswith("#")]
     assert {"torch==2.13.0", "torchvision==0.28.0"} <= set(pins)
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
-
-
-# --- launch/ ---------------------------------------------------------------------------------
-
-
-def launched(script: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return finished([ROOT / "launch" / script, *arguments], PYTHON=sys.executable, **env)
-
-
-@pytest.mark.parametrize(
-    ("script", "command"),
-    [
-        ("torchrun.sh", "env {threads} {bin}/torchrun --standalone --nproc-per-node 4 {run}"),
-        ("horovodrun.sh", "env {threads} {horovodrun} --gloo -np 4 {python} {run}"),
-        ("mpirun.sh", "mpirun --bind-to none -np 4 env {threads} {python} {run}"),
-    ],
-)
-def test_launch_prints_its_command(script: str, command: str) -> None:
-    arguments = ("digits", "seed=3", "--np", "4", "schedule.milestones=[1,2]", "--print")
-    done = launched(script, *arguments, OMP_NUM_THREADS="3", OMPI_ALLOW_RUN_AS_ROOT="1")
-    beside = Path(sys.executable).parent
-    horovodrun = beside / "horovodrun"
-    expected = command.format(
-        threads="OMP_NUM_THREADS=3",
-        bin=beside,
-        horovodrun=horovodrun if horovodrun.exists() else "horovodrun",
-        python=sys.executable,
-        run=r"-m lsgd.train +recipe=digits seed=3 schedule.milestones=\[1\,2\]",
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected + "\n", "")
-
-
-def test_local_says_what_it_launches_with() -> None:
-    done = launched("local.sh", "digits", "--print")
-    launcher = re.search(r"processes under (torchrun|horovodrun)", done.stderr)
-    assert launcher, done.stderr
-    assert done.stdout == launched(f"{launcher[1]}.sh", "digits", "--print").stdout
-    processes = torch.cuda.device_count() or 2
-    assert re.search(rf"(-np|--nproc-per-node) {processes} ", done.stdout)
-
-
-def test_threads_share_the_cores() -> None:
-    cores = os.cpu_count() or 1
-    for processes, threads in ((1, cores), (cores, 1), (3 * cores, 1)):
-        done = launched("torchrun.sh", "digits", "--print", f"--np={processes}")
-        assert f"OMP_NUM_THREADS={threads} " in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "which recipe"),
-        (["digits", "bs8k"], "bs8k"),
-        (["digits", "--np", "two"], "two"),
-        (["digits", "--np"], "--np"),
-        (["digits", "--dry-run"], "--dry-run"),
-        (["digits", "wokers=2"], "wokers"),
-        (["nothing"], "nothing"),
-        (["digits", "--np", "999"], "999"),
-    ],
-)
-def test_launch_refuses_in_one_sentence(arguments: list[str], named: str) -> None:
-    done = launched("torchrun.sh", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert named in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 # --- setup/ ----------------------------------------------------------------------------------

@@ -56,11 +56,11 @@ EXECUTION = {
     "name": "other", "target": Target(1.0), "deviations": {"rule": "reason"}, "replaced": ["this"],
     "inputs.loader": "torchvision", "inputs.decoders": 8, "inputs.prefetch": 8,
     "inputs.dtype": "float16", "inputs.decode_on": "cpu", "inputs.hardware_share": 0.5,
-    "comm.library": "torch", "comm.bucket_mb": 1.0, "comm.timeout": 9.0, "data.root": "/data",
-    "data.index": "/index", "data.skip_list": "skip.txt",
-    "workers_per_pass": 4, "val_batch": 100, "channels_last": True, "compile": True,
-    "device": "cpu", "run_dir": "runs/a", "checkpoint_steps": 5, "keep_checkpoints": 3,
-    "log_steps": 1,
+    "comm.library": "torch", "comm.bucket_mb": 1.0, "comm.timeout": 9.0,
+    "comm.join_timeout": 9.0, "data.root": "/data", "data.index": "/index",
+    "data.skip_list": "skip.txt", "workers_per_pass": 4, "val_batch": 100, "channels_last": True,
+    "compile": True, "device": "cpu", "run_dir": "runs/a", "checkpoint_steps": 5,
+    "keep_checkpoints": 3, "log_steps": 1,
 }  # fmt: skip
 """Every field that decides how fast and where, with another value."""
 

@@ -41,21 +41,23 @@ class Comm(Protocol):
         """Leave the job; every process that opened it does so."""
 
 
-def open_comm(library: str, *, device: Device, timeout: float) -> Comm:
+def open_comm(library: str, *, device: Device, timeout: float, join_timeout: float = 120.0) -> Comm:
     """Join the processes that the launcher started, over `library` (auto chooses).
 
-    Raises Refused if the library does not suit the launcher, or counts other processes than it.
+    Those that have not met after `join_timeout` seconds give up; once they have, one that is silent
+    for `timeout` seconds is given up. Raises Refused if the library does not suit the launcher, or
+    counts other processes than it.
     """
     launch = detect()
     chosen = choose_library(launch, device) if library == "auto" else library
-    comm = _open(chosen, launch, device, timeout)
+    comm = _open(chosen, launch, device, timeout, join_timeout)
     if comm.world_size != launch.world_size:
         comm.close()
         raise Refused(
             f"{launch.launcher} started {launch.world_size} processes but {comm.library} sees "
             f"{comm.world_size}: every process would train alone; {_remedy(chosen, launch)}"
         )
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in os.environ:
         set_num_threads(cores(launch))
     return comm
 
@@ -77,9 +79,13 @@ def describe(comm: Comm, device: Device) -> str:
     line = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
     if launch.launcher != "none":
         line += f" by {launch.launcher} over {comm.library}"
+    hardware = "CPU" if device.type == "cpu" else cuda.get_device_name(device)
+    line += f", {hardware}, threads per process: {get_num_threads()}"
+    bound, all_ = len(os.sched_getaffinity(0)), os.cpu_count()
+    if bound != all_:
+        line += f" (bound to {bound} of {all_} cores)"
     if device.type == "cpu":
-        return f"{line}, CPU, threads per process: {get_num_threads()}"
-    line += f", {cuda.get_device_name(device)}"
+        return line
     gpus = cuda.device_count()
     if gpus > launch.local_size:
         line += f"; {gpus - launch.local_size} GPUs stay idle: torchrun --nproc-per-node {gpus}"
@@ -111,8 +117,9 @@ def run_command(command: Callable[[], object]) -> int:
 
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
     """
-    rank = detect().rank
+    rank = 0
     try:
+        rank = detect().rank
         command()
     except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
         if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
@@ -182,7 +189,9 @@ def pick_device(name: str) -> Device:
     return device
 
 
-def _open(library: str, launch: Launch, device: Device, timeout: float) -> Comm:
+def _open(
+    library: str, launch: Launch, device: Device, timeout: float, join_timeout: float
+) -> Comm:
     match library:
         case "single":
             from lsgd.comm.single import SingleComm
@@ -191,7 +200,7 @@ def _open(library: str, launch: Launch, device: Device, timeout: float) -> Comm:
         case "torch":
             from lsgd.comm.torch import TorchComm
 
-            return TorchComm(launch, device=device, timeout=timeout)
+            return TorchComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
         case "horovod":
             try:
                 from lsgd.comm.horovod import HorovodComm
@@ -200,7 +209,7 @@ def _open(library: str, launch: Launch, device: Device, timeout: float) -> Comm:
                     f"comm=horovod, but Horovod cannot be imported ({error}); build it for this "
                     "torch with setup/horovod.sh, or write comm=torch"
                 ) from None
-            return HorovodComm(timeout=timeout)
+            return HorovodComm(timeout=timeout, join_timeout=join_timeout)
     raise ValueError(library)
 
 

@@ -5,6 +5,7 @@ without dividing and refuses channels_last gradients, so the reducer is ours.
 """
 
 import os
+import socket
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
 from lsgd.comm import with_peers
+from lsgd.errors import Refused
 
 if not hasattr(hvd, "init"):
     raise ImportError("its compiled part does not fit this torch")
@@ -33,14 +35,38 @@ def built() -> dict[str, bool]:
 
 def suits(launcher: str, device: torch.device) -> bool:
     """Whether the installed Horovod is built for launcher (MPI, but for horovodrun) and device."""
+    if launcher == "srun" and "PMIX_RANK" not in os.environ:
+        # Without `srun --mpi=pmix` MPI aborts the process.
+        return False
     launches = hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built()
     return bool(launches and (device.type == "cpu" or hvd.nccl_built()))
+
+
+def _reach_horovodrun(timeout: float) -> None:
+    """Where horovodrun cannot be reached, say so; Horovod would abort the process and name nothing.
+
+    Over MPI there is no such meeting place.
+    """
+    host = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if host is None or port is None:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=timeout).close()
+    except OSError as error:
+        raise Refused(
+            f"process {os.environ.get('HOROVOD_RANK')} could not reach horovodrun at {host}:{port} "
+            f"within {timeout:g} s ({error.strerror or error}); name the network that the machines "
+            "share with horovodrun --network-interfaces",
+            here_only=True,
+        ) from None
 
 
 class HorovodComm:
     """See Comm."""
 
-    def __init__(self, *, timeout: float) -> None:
+    def __init__(self, *, timeout: float, join_timeout: float) -> None:
+        _reach_horovodrun(join_timeout)
         # Otherwise Horovod waits for a silent process for ever.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(timeout)))
         hvd.init()

@@ -1,6 +1,5 @@
 """Processes joined by torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -8,6 +7,8 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from lsgd.comm import with_peers
 from lsgd.errors import Refused
@@ -19,13 +20,16 @@ T = TypeVar("T")
 class TorchComm:
     """See Comm."""
 
-    def __init__(self, launch: Launch, *, device: torch.device, timeout: float) -> None:
+    def __init__(
+        self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
+    ) -> None:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         address = _address(launch)
         try:
+            store = _join(launch, address, join_timeout)
             dist.init_process_group(
                 backend,
-                init_method=f"tcp://{address}",
+                store=store,
                 rank=launch.rank,
                 world_size=launch.world_size,
                 timeout=timedelta(seconds=timeout),
@@ -34,7 +38,8 @@ class TorchComm:
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise Refused(
                 f"process {launch.rank} of {launch.world_size} could not meet the others at "
-                f"{address} ({str(error).splitlines()[0]}); check MASTER_ADDR and MASTER_PORT",
+                f"{address} within {join_timeout:g} s ({str(error).splitlines()[0]}); check that "
+                "all were started, and MASTER_ADDR and MASTER_PORT where these are set",
                 here_only=True,
             ) from None
         self.library = "torch.distributed " + ("(NCCL)" if device.type == "cuda" else "(gloo)")
@@ -71,13 +76,26 @@ class TorchComm:
         dist.destroy_process_group()
 
 
+def _join(launch: Launch, address: str, timeout: float) -> Store:
+    """The store at this address, which process 0 keeps, once all processes have reached it."""
+    limit = timedelta(seconds=timeout)
+    found = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
+    store: Store = next(found)[0]
+    store.set(f"joined/{launch.rank}", "")
+    others = [f"joined/{rank}" for rank in range(launch.world_size)]
+    try:
+        store.wait(others, limit)
+    except dist.DistStoreError:
+        missing = [str(rank) for rank, key in enumerate(others) if not store.check([key])]
+        raise RuntimeError(f"without word from process {', '.join(missing)}") from None
+    return store
+
+
 def _address(launch: Launch) -> str:
-    """Where the processes meet: as the environment says, else on this machine if all are here."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "29500")
-    if host is None and launch.local_size != launch.world_size:
+    if launch.master_addr is None:
         raise Refused(
             f"{launch.launcher} started {launch.world_size} processes, {launch.local_size} of them "
             "on this machine, and comm=torch does not know where they meet; set MASTER_ADDR to the "
             "first machine's name and MASTER_PORT to a free port there"
         )
-    return f"{host or '127.0.0.1'}:{port}"
+    return f"{launch.master_addr}:{launch.master_port}"

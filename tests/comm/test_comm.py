@@ -31,7 +31,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of no launcher, with threads as they are."""
     for name in list(os.environ):
         if name in (*LAUNCHERS, "CUDA_VISIBLE_DEVICES") or name.startswith(
-            ("OMPI_", "PMI_", "SLURM_", "HOROVOD_")
+            ("OMPI_", "PMI_", "PMIX_", "SLURM_", "HOROVOD_")
         ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -98,6 +98,7 @@ def test_horovod_must_suit_the_device_too(
 def test_horovod_must_suit_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     from lsgd.comm.horovod import hvd
 
+    monkeypatch.setenv("PMIX_RANK", "0")
     for mpi, gloo in ((True, False), (False, True)):
         monkeypatch.setattr(hvd, "mpi_built", lambda mpi=mpi: mpi)
         monkeypatch.setattr(hvd, "gloo_built", lambda gloo=gloo: gloo)
@@ -105,6 +106,17 @@ def test_horovod_must_suit_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None
             choose_library(Launch(name, 0, 2), CPU) for name in ("mpirun", "srun", "horovodrun")
         ]
         assert chosen == (["horovod", "horovod", "torch"] if mpi else ["torch", "torch", "horovod"])
+
+
+@pytest.mark.horovod
+def test_mpi_under_srun_needs_pmix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it MPI aborts the process, in twenty lines."""
+    from lsgd.comm.horovod import hvd
+
+    monkeypatch.setattr(hvd, "mpi_built", lambda: True)
+    assert choose_library(Launch("srun", 0, 2), CPU) == "torch"
+    monkeypatch.setenv("PMIX_RANK", "0")
+    assert choose_library(Launch("srun", 0, 2), CPU) == "horovod"
 
 
 def test_a_library_that_counts_other_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +162,42 @@ def test_processes_that_do_not_meet_are_refused(monkeypatch: pytest.MonkeyPatch)
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
-        with pytest.raises(Refused, match=rf"process 1 of 2 .* 127.0.0.1:{port} .*MASTER_ADDR"):
-            open_comm("torch", device=CPU, timeout=1)
+        met = rf"process 1 of 2 .* 127.0.0.1:{port} within 1 s .*MASTER_ADDR"
+        with pytest.raises(Refused, match=met):
+            open_comm("torch", device=CPU, timeout=600, join_timeout=1)
+
+
+def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one that did, long before a silent process would be given up."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    first.set("joined/0", "")
+    torchrun(monkeypatch, rank=1, size=3, local=3)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(Refused, match=rf"{port} within 1 s \(without word from process 2\)"):
+        open_comm("torch", device=CPU, timeout=600, join_timeout=1)
+
+
+@pytest.mark.horovod
+def test_a_wrong_address_of_horovodrun_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Horovod itself would abort the process."""
+    for name, value in {"RANK": 1, "SIZE": 2, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+        monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
+        with pytest.raises(Refused, match=rf"process 1 could not reach horovodrun at .*:{port} "):
+            open_comm("horovod", device=CPU, timeout=600, join_timeout=1)
 
 
 def test_several_machines_must_know_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    torchrun(monkeypatch, rank=5, size=8, local=4)
+    """Neither MPICH nor Horovod says where process 0 is; torchrun, srun and Open MPI do."""
+    for name, value in {"RANK": 5, "SIZE": 8, "LOCAL_RANK": 1, "LOCAL_SIZE": 4}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
     with pytest.raises(Refused, match=r"8 processes, 4 of them on this machine.*MASTER_ADDR"):
         open_comm("torch", device=CPU, timeout=1)
 
@@ -245,7 +287,12 @@ def test_idle_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "7 GPUs stay idle" in line
     assert "torchrun --nproc-per-node 8" in line
     gpus(monkeypatch, 1)
-    assert describe(SingleComm(), torch.device("cuda", 0)) == "1 process, a GPU"
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    threads = f"threads per process: {torch.get_num_threads()}"
+    assert describe(SingleComm(), torch.device("cuda", 0)) == f"1 process, a GPU, {threads}"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 4})
+    assert describe(SingleComm(), CPU) == f"1 process, CPU, {threads} (bound to 2 of 8 cores)"
 
 
 def refused_on(rank: int, comm: ThreadComm) -> Callable[[], int]:

@@ -1,0 +1,164 @@
+"""A real Slurm on this machine: munged, slurmctld and two slurmd, in a folder of their own."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+# A node's name is the address where it listens, so that processes find each other without DNS.
+NODES = ("127.0.0.2", "127.0.0.3")
+
+CONF = """\
+ClusterName=lsgd
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+JobRequeue=1
+KillWait=10
+SlurmdParameters=config_overrides
+NodeName={nodes[0]} NodeHostname={host} NodeAddr={nodes[0]} Port={ports[1]} CPUs=4
+NodeName={nodes[1]} NodeHostname={host} NodeAddr={nodes[1]} Port={ports[2]} CPUs=4
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Cluster:
+    """What a user of the cluster can do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+
+    def ask(self, *command: str) -> str:
+        """What a Slurm command prints; it must succeed."""
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def state(self, job: str) -> dict[str, str]:
+        """The fields that Slurm shows of a job, such as JobState and ExitCode."""
+        words = self.ask("scontrol", "show", "job", job, "--oneliner").split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait(self, job: str, *states: str, seconds: float = 120) -> dict[str, str]:
+        """The job's fields once it is in one of these states."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = self.state(job)
+            if found["JobState"] in states:
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"job {job} is not {' or '.join(states)}: {found}\n{self.logs()}")
+
+    def wait_until_idle(self) -> None:
+        """Until the nodes are up and nothing of an earlier job is left on them."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            done = subprocess.run(
+                ["sinfo", "--noheader", "--Node", "--format=%t"],
+                env=self.environment, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            if done.stdout.split() == ["idle"] * len(NODES):
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"the nodes are not idle: {done.stdout}{done.stderr}\n{self.logs()}")
+
+    def logs(self) -> str:
+        """The ends of the daemons' logs."""
+        return "".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log")))
+
+    def empty(self) -> None:
+        """Kill all jobs and wait until they are gone."""
+        subprocess.run(["scancel", "--user", "root"], env=self.environment, timeout=60, check=False)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and self.ask("squeue", "--noheader"):
+            time.sleep(0.2)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """The cluster with both nodes idle; all of it is stopped at the end."""
+    # Not in pytest's folder, whose long name would not fit a socket's.
+    folder = Path(tempfile.mkdtemp(prefix="lsgd-slurm-"))
+    try:
+        with ExitStack() as daemons:
+            _configure(folder)
+            found = Cluster(folder)
+            _start(
+                daemons, found, "munged", "--foreground", "--force",
+                *(f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log")),
+                f"--socket={folder}/munge.socket",
+            )  # fmt: skip
+            _start(daemons, found, "slurmctld", "-D")
+            for node in NODES:
+                _start(daemons, found, "slurmd", "-D", "-N", node)
+            found.wait_until_idle()
+            daemons.callback(found.empty)
+            yield found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _configure(folder: Path) -> None:
+    with ExitStack() as sockets:
+        ports = []
+        for _ in range(3):
+            free = sockets.enter_context(socket.socket())
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    host = socket.gethostname().partition(".")[0]
+    for name in ("state", *NODES):
+        (folder / name).mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(1024))
+    (folder / "munge.key").chmod(0o600)
+    (folder / "slurm.conf").write_text(
+        CONF.format(host=host, folder=folder, ports=ports, nodes=NODES)
+    )
+
+
+def _start(daemons: ExitStack, cluster: Cluster, *command: str) -> None:
+    """Start a daemon that also ends if this process is killed."""
+    log = (cluster.folder / f"{command[0]}.out.log").open("a")
+    daemon = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *command],
+        env=cluster.environment,
+        stdout=log,
+        stderr=log,
+    )
+
+    def stop() -> None:
+        daemon.terminate()
+        try:
+            daemon.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+        log.close()
+
+    daemons.callback(stop)

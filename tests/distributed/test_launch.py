@@ -1,0 +1,264 @@
+"""One run by every launcher, on real ones: it ends equal, and a requeued one goes on."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd import config
+from lsgd.metrics import read_rows
+from lsgd.train import train
+
+sys.path.insert(0, str(Path(__file__).parent))
+from launching import AS_ROOT, launch
+from slurm import NODES, Cluster, cluster
+
+pytestmark = pytest.mark.distributed
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ENVIRONMENT = AS_ROOT | {
+    "PYTHON": sys.executable,
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    # Where there are fewer cores than processes.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+FLOAT64 = [
+    "workers=8", "worker_batch=8", "precision=float64", "tail=keep", "log_steps=1",
+    "schedule.reference_batch=16", "schedule.reference_lr=0.0125", "schedule.warmup_epochs=0.8",
+    "model.last_gamma=1.0",
+]  # fmt: skip
+# 23 steps an epoch; the last of each is short.
+DIGITS = ["digits", *FLOAT64, "epochs=3", "schedule.milestones=[2]"]
+# 10 steps an epoch, on the first images of Fashion-MNIST.
+FASHION = [
+    "fashion_bs64", *FLOAT64, "epochs=2", "schedule.milestones=[1]",
+    "data.train_examples=600", "data.val_examples=150",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a launch script is given, and the folder of the run on one process, undisturbed."""
+
+    words: list[str]
+    steps: int
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    with cluster() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return alone(DIGITS, 69, tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def fashion(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Run:
+    folder = tmp_path_factory.mktemp("fashion")
+    for part, count in (("train", 600), ("t10k", 150)):
+        for kind, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
+            name = f"{part}-{kind}-ubyte.gz"
+            content = gzip.decompress((test_data / "fashion-mnist" / name).read_bytes())
+            # The second word of an idx file's header is its length.
+            cut = content[:4] + count.to_bytes(4, "big") + content[8 : header + count * size]
+            (folder / name).write_bytes(gzip.compress(cut, 1))
+    return alone([*FASHION, f"data.root={folder}"], 20, folder)
+
+
+def alone(words: list[str], steps: int, folder: Path) -> Run:
+    train(config.load_recipe([f"+recipe={words[0]}", *words[1:], f"run_dir={folder / 'run'}"]))
+    return Run(words, steps, folder / "run")
+
+
+def script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", ROOT / "launch" / f"{name}.sh", *arguments],
+        env=os.environ | ENVIRONMENT | environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+def submit(slurm: Cluster, *arguments: str) -> str:
+    """The number of the job that launch/slurm.sh submits."""
+    done = script("slurm", *arguments, SLURM_CONF=slurm.environment["SLURM_CONF"])
+    assert done.returncode == 0, done.stderr
+    return re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)[1]
+
+
+def assert_equal(run: Run, folder: Path) -> None:
+    """The lr of every step, and all that training has changed, to 1e-10 in float64."""
+
+    def steps(folder: Path) -> list[tuple[int, float]]:
+        rows = read_rows(folder / "metrics.jsonl")
+        return [(row["step"], row["lr"]) for row in rows if row["kind"] == "train"]
+
+    assert steps(folder) == steps(run.folder)
+    assert len(steps(folder)) == run.steps
+    final = [torch.load(each / "checkpoint.pt", weights_only=True) for each in (run.folder, folder)]
+    for key, expected in final[0]["model"].items():
+        assert (final[1]["model"][key].double() - expected.double()).abs().max() < 1e-10
+    momenta = [found["optimizer"]["state"] for found in final]
+    for key, expected in momenta[0].items():
+        difference = momenta[1][key]["momentum_buffer"] - expected["momentum_buffer"]
+        assert difference.abs().max() < 1e-10
+    assert final[0]["errors"] == final[1]["errors"]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize(
+    ("launcher", "library"),
+    [
+        ("torchrun", "torchrun over torch.distributed (gloo)"),
+        pytest.param("horovodrun", "horovodrun over Horovod (Gloo)", marks=pytest.mark.horovod),
+        pytest.param(
+            "mpirun",
+            "mpirun over Horovod (MPI)",
+            marks=[pytest.mark.horovod, pytest.mark.mpi],
+        ),
+    ],
+)
+@pytest.mark.data
+def test_launched_by(
+    tmp_path: Path, fashion: Run, launcher: str, library: str, processes: int
+) -> None:
+    ends_equal(fashion, tmp_path / "run", launcher, library, processes)
+
+
+def test_launched_locally(tmp_path: Path, digits: Run) -> None:
+    """By horovodrun or torchrun, whichever is there."""
+    ends_equal(digits, tmp_path / "run", "local", "", 3)
+
+
+def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: int) -> None:
+    """Launch the run on so many processes into the folder, and compare it."""
+    done = script(launcher, *run.words, f"run_dir={folder}", "--np", str(processes))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{processes} processes by {library}" in done.stdout
+    assert_equal(run, folder)
+    # What every process said, each in a file of its own.
+    logs = [path for path in (folder / "logs" / "start1").rglob("*stdout*") if path.is_file()]
+    assert len(logs) == processes
+    assert [f"run folder {folder}" in path.read_text() for path in logs].count(True) == 1
+
+
+@pytest.mark.slurm
+@pytest.mark.data
+@pytest.mark.parametrize("processes", [2, 3])
+def test_submitted_to_two_nodes(
+    tmp_path: Path, fashion: Run, slurm: Cluster, processes: int
+) -> None:
+    """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet."""
+    folder = tmp_path / "run"
+    words = [*fashion.words, f"run_dir={folder}"]
+    job = submit(slurm, *words, "--nodes", "2", "--np", str(processes))
+    ended = slurm.wait(job, "COMPLETED", "FAILED")
+    logs = [path.read_text() for path in sorted((folder / "logs").glob("rank*.log"))]
+    assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + "".join(logs)
+    assert len(logs) == processes
+    assert f"{processes} processes by srun over torch.distributed (gloo)" in logs[0]
+    assert f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]" in (tmp_path / "run.log").read_text()
+    assert_equal(fashion, folder)
+
+
+@pytest.mark.slurm
+def test_requeued_in_mid_epoch(tmp_path: Path, digits: Run, slurm: Cluster) -> None:
+    """The job comes back under its number, in its folder and its logs, and ends equal."""
+    folder = tmp_path / "run"
+    words = [*DIGITS, "checkpoint_steps=1", f"run_dir={folder}"]
+    job = submit(slurm, *words, "--nodes", "2", "--np", "2")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if [row for row in read_rows(folder / "metrics.jsonl") if row["step"] >= 25]:
+            break
+        time.sleep(0.02)
+    slurm.ask("scontrol", "requeue", job)
+    slurm.wait(job, "PENDING")
+    slurm.wait_until_idle()
+    # Slurm would let it wait two minutes; in the second of its end its credential is void.
+    slurm.ask("scontrol", "update", f"jobid={job}", "starttime=now+2")
+    ended = slurm.wait(job, "COMPLETED", "FAILED")
+    log = (folder / "logs" / "rank0.log").read_text()
+    assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + log
+    assert ended["Restarts"] == "1"
+    assert re.findall(r"start \d", (tmp_path / "run.log").read_text()) == ["start 1", "start 2"]
+    assert log.count(f"run folder {folder}\n") == 2
+    resumed = re.findall(r"resumes after step (\d+)", log)
+    assert len(resumed) == 1
+    # The row of a step is written before its checkpoint, and the second epoch ends with step 46.
+    assert 24 <= int(resumed[0]) < 69
+    assert int(resumed[0]) != 46
+    assert_equal(digits, folder)
+
+
+@pytest.mark.slurm
+@pytest.mark.horovod
+@pytest.mark.mpi
+def test_horovod_over_mpi_under_srun(tmp_path: Path, digits: Run, slurm: Cluster) -> None:
+    """srun --mpi=pmix, on one node: two slurmd on a machine want the same folder for it."""
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [
+            "srun", "--mpi=pmix", "--nodes=1", "--ntasks=2",
+            sys.executable, "-m", "lsgd.train", "+recipe=digits", *DIGITS[1:], f"run_dir={folder}",
+        ],
+        env=slurm.environment | ENVIRONMENT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 processes by srun over Horovod (MPI)" in done.stdout
+    assert_equal(digits, folder)
+
+
+@pytest.mark.mpi
+def test_a_wrong_master_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends within the limit, naming where the processes should have met."""
+    # A network for documentation: nobody answers.
+    monkeypatch.setenv("MASTER_ADDR", "198.51.100.7")
+    words = ["comm=torch", "comm.join_timeout=3", f"run_dir={tmp_path / 'run'}"]
+    done = launch("horovod-mpi", 2, "-m", "lsgd.train", "+recipe=digits", *DIGITS[1:], *words)
+    assert done.returncode == 2
+    assert re.search(
+        r"process \d of 2 could not meet the others at 198.51.100.7:2\d{4} within 3 s", done.stderr
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_that_is_not_known(tmp_path: Path) -> None:
+    """One of several processes, which would all train alone, ends at once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lsgd.train", "+recipe=digits", f"run_dir={tmp_path / 'run'}"],
+        env=os.environ | {"PMI_RANK": "0", "PMI_SIZE": "2"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("lsgd: PMI_SIZE=2 says that this is one of several processes")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_jobs_started_together_have_two_folders(tmp_path: Path) -> None:
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "lsgd.train", "+recipe=digits", "rehearse=true"],
+            cwd=tmp_path, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert [job.wait(timeout=120) for job in jobs] == [0, 0]
+    folders = sorted((tmp_path / "runs" / "digits").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        rows = read_rows(folder / "metrics.jsonl")
+        assert [row["kind"] for row in rows].count("start") == 1
