@@ -129,7 +129,8 @@ def open_run(recipe: Recipe) -> tuple[Path, bytes | None]:
 
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> bytes | None:
-    if not folder.exists() or not any(folder.iterdir()):
+    # A supervisor comes before the run: its log and what the processes tell it are no run.
+    if not folder.exists() or all(each.name.startswith("supervise") for each in folder.iterdir()):
         return None
     if (folder / FILE).exists():
         content = read(folder / FILE)

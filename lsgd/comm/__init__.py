@@ -12,6 +12,7 @@ from torch import device as Device
 
 from lsgd.errors import Diverged, InputFailed, PeerLost, Refused
 from lsgd.launcher import Launch, cores, detect
+from lsgd.processes import last_words
 
 T = TypeVar("T")
 
@@ -110,19 +111,23 @@ def run_command(command: Callable[[], object]) -> int:
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
     """
     rank = detect().rank
-    try:
-        command()
-    except (Refused, Diverged, InputFailed, PeerLost) as error:
-        if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
-            print(f"lsgd: process {rank}: {error}", file=sys.stderr)
-        elif rank == 0:
-            print(f"lsgd: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if rank == 0:
-            print("\nlsgd: interrupted; with run_dir=FOLDER the same words go on", file=sys.stderr)
-        return 130
-    return 0
+    with last_words(rank) as leave:
+        try:
+            command()
+        except (Refused, Diverged, InputFailed, PeerLost) as error:
+            if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
+                print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+            elif rank == 0:
+                print(f"lsgd: {error}", file=sys.stderr)
+            return leave(error.exit_code, str(error))
+        except KeyboardInterrupt:
+            if rank == 0:
+                print(
+                    "\nlsgd: interrupted; with run_dir=FOLDER the same words go on",
+                    file=sys.stderr,
+                )
+            return leave(130, "interrupted")
+        return leave(0, "")
 
 
 def agree(comm: Comm, action: Callable[[], T]) -> T:
