@@ -3,20 +3,26 @@
     python -m lsgd.supervise launch/horovodrun.sh bs8k run_dir=runs/a --np 8
     python -m lsgd.supervise -- mpirun -np 8 python -m lsgd.train +recipe=bs8k run_dir=runs/a
     python -m lsgd.supervise --processes 8 launch/torchrun.sh bs8k run_dir=runs/a --np {np}
+    python -m lsgd.supervise --hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {hosts} \\
+        --np {np}
 
 Nothing in a running job is elastic. When one of its processes dies, the rest is stopped within 15
 seconds, and the whole job starts again from its newest checkpoint. The workers of lsgd are virtual,
 so fewer processes make the same run: kn, lr, n of BN and the order of examples stay as they are.
 
-Whether fewer are started is said in the command: a number written there is kept, which suits a
-process that crashed on a sound machine; where `{np}` stands, it begins as --processes, and each
-process that dies takes one away.
+Whether fewer are started is said in the command. A number written there is kept, which suits
+processes that crash on a sound machine. Where `{np}` stands, it begins as --processes, and each
+process that dies takes one away, until the command is given anew. With --hosts it begins as their
+sum, and `{hosts}` stands for those that answer, where ssh does, when the job is started: a machine
+that is lost is left out, and one that is back takes part.
 
 What an end means is told by the dead processes themselves (`lsgd.processes`), since launchers make
 1 of most exit codes. The first that died counts, as it drags the others along:
 
     2 refused, 3 diverged       the same words would do the same: the end
-    4 an input failed           started again once; a second time without a new checkpoint: the end
+    4 an input failed           started again, as a decoding process may have been killed; a second
+                                time without a new checkpoint between: the end
+    6 could not be saved        the end: the disk wants looking after
     75 preempted, has saved     started again at once
     130 interrupted             the end
     killed, crashed, 5 a peer lost, the launcher gone
@@ -31,10 +37,11 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,17 +53,19 @@ from lsgd import processes
 from lsgd.errors import Diverged, InputFailed, PeerLost, Refused
 from lsgd.processes import GRACE, TAG, Member, Watch
 
-PLACE = "{np}"
+NP, HOSTS = "{np}", "{hosts}"
+SSH = 22
 DEATHS = 3
 """After so many in a row without a new checkpoint the job would die for ever."""
 WAKE = 0.5
 """Seconds between looks at what no event tells: new processes, signals, silence."""
-PREEMPTED, INTERRUPTED = 75, 130
+NOT_SAVED, PREEMPTED, INTERRUPTED = 6, 75, 130
 CAUSES = {
     Refused.exit_code: "was refused",
     Diverged.exit_code: "diverged",
     InputFailed.exit_code: "had an input that failed",
     PeerLost.exit_code: "lost a peer",
+    NOT_SAVED: "could not save",
     PREEMPTED: "was preempted and has saved",
     INTERRUPTED: "was interrupted",
 }
@@ -111,14 +120,19 @@ def supervise(options: argparse.Namespace) -> int:
     Raises Refused, having started nothing, if the command names no run folder, or one that holds
     something else or has another supervisor.
     """
-    folder, size = run_folder(options.command), options.processes
+    folder = run_folder(options.command)
     with open_log(folder) as log:
         asked = Asked()
-        deaths = restarts = 0
+        deaths = restarts = lost = 0
         last = None
         while True:
-            command = [word.replace(PLACE, str(size)) for word in options.command]
+            hosts = answering(options.hosts)
+            slots = options.processes or sum(hosts.values())
+            size = max(slots - lost, options.min_processes) if slots else None
+            command = placed(options.command, size, hosts)
             before = _newest_checkpoint(folder)
+            if len(hosts) < len(options.hosts):
+                log.say("hosts", f"no answer from {', '.join(options.hosts.keys() - hosts)}")
             log.say("start", f"starts {' '.join(command)}", processes=size, command=command)
             ending = run(command, log, asked, silence=options.silence, grace=options.grace)
             saved = _newest_checkpoint(folder) != before
@@ -138,8 +152,32 @@ def supervise(options: argparse.Namespace) -> int:
                 return ending.code
             restarts += 1
             last = ending.code
-            if size and ending.lost:
-                size = max(size - 1, options.min_processes)
+            if ending.lost and size and size > options.min_processes:
+                lost += 1
+
+
+def placed(command: Sequence[str], size: int | None, hosts: Mapping[str, int]) -> list[str]:
+    """The command with its places filled.
+
+    >>> placed(["mpirun", "-H", "{hosts}", "-np", "{np}"], 12, {"a": 8, "b": 4})
+    ['mpirun', '-H', 'a:8,b:4', '-np', '12']
+    """
+    names = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
+    return [word.replace(NP, str(size)).replace(HOSTS, names) for word in command]
+
+
+def answering(hosts: Mapping[str, int]) -> dict[str, int]:
+    """Those of the hosts that answer on the port of ssh, by which launchers reach them.
+
+    Raises Refused if there are some and none does.
+    """
+    found = {}
+    for host, slots in hosts.items():
+        with suppress(OSError), socket.create_connection((host, SSH), timeout=GRACE):
+            found[host] = slots
+    if hosts and not found:
+        raise Refused(f"none of --hosts answers on port {SSH}; start sshd there, or write others")
+    return found
 
 
 def _hopeless(ending: Ending, deaths: int, *, again: bool) -> str:
@@ -148,6 +186,8 @@ def _hopeless(ending: Ending, deaths: int, *, again: bool) -> str:
         return "the same words would do the same"
     if ending.code == INTERRUPTED:
         return "somebody has ended it"
+    if ending.code == NOT_SAVED:
+        return "what is written would be lost again; look after the disk, then give the same words"
     if ending.code == InputFailed.exit_code and again:
         return "an input failed twice at the same place"
     if deaths == DEATHS:
@@ -186,6 +226,7 @@ def run(
                 if heard < asked.times:
                     heard += 1
                     log.say("asked", f"{signal.Signals(asked.number).name}: the job is to end")
+                    watch.wait(0)
                     _ask_to_leave(watch, launcher.pid)
                     stop_at = min(stop_at, time.monotonic() + (grace if heard == 1 else 0))
                 if silence and time.time() - max(began, _last_written(folder)) > silence:
@@ -278,7 +319,7 @@ def open_log(folder: Path) -> Iterator[Log]:
     """
     try:
         there = {each.name for each in folder.iterdir()} if folder.exists() else set()
-        if there and not there & {"config.yaml", "checkpoint.pt", "supervise.log"}:
+        if there and not there & {"config.yaml", "checkpoint.pt", "supervise.log", "logs"}:
             raise Refused(
                 f"run_dir={folder} holds files of something else; write a new or empty folder"
             )
@@ -351,6 +392,29 @@ def _memory_kills() -> int:
     return 0
 
 
+def _hosts(text: str) -> dict[str, int]:
+    """Of `a:8,b:4`; raises ValueError, which argparse words, for anything else."""
+    pairs = [each.partition(":") for each in text.split(",")]
+    return {host: int(slots) for host, _, slots in pairs}
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise Refused if the options and the places in the command do not fit together."""
+    words = " ".join(options.command)
+    if options.processes and options.hosts:
+        raise Refused("--hosts says how many processes there are; leave out --processes")
+    if (NP in words) != bool(options.processes or options.hosts):
+        raise Refused(
+            f"{NP} in the command and --processes N belong together; for example "
+            f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {NP}"
+        )
+    if (HOSTS in words) != bool(options.hosts):
+        raise Refused(
+            f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
+            f"--hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {HOSTS} --np {NP}"
+        )
+
+
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     about, _, rest = (__doc__ or "").partition("\n\n")
@@ -362,7 +426,17 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--processes", type=int, metavar="N", help="what {np} in the command stands for at first"
+        "--processes",
+        type=int,
+        metavar="N",
+        help="how many processes {np} in the command stands for at first",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=_hosts,
+        metavar="HOST:N,...",
+        default={},
+        help="what {hosts} stands for, and how many processes each has",
     )
     parser.add_argument(
         "--min-processes", type=int, metavar="N", default=1, help="never fewer (default 1)"
@@ -389,12 +463,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     options.command = options.command[options.command[:1] == ["--"] :]
     try:
-        placed = any(PLACE in word for word in options.command)
-        if placed != (options.processes is not None):
-            raise Refused(
-                f"{PLACE} in the command and --processes N belong together; for example "
-                f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {PLACE}"
-            )
+        check(options)
         return supervise(options)
     except Refused as error:
         print(f"lsgd: {error}", file=sys.stderr)

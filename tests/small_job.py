@@ -31,9 +31,6 @@ def member(rank: int, word: str) -> int:
         elif word == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(100)
-        if word == "5":
-            # As in a real job, the launcher's kills come later.
-            time.sleep(0.7)
         return leave(int(word), "so it was planned")
 
 
