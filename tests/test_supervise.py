@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,34 @@ def words(folder: Path, *plan: str, size: str = "3") -> list[str]:
     return [sys.executable, JOB, f"run_dir={folder}", f"np={size}", *plan]
 
 
-def start(*arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "lsgd.supervise", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+@pytest.fixture
+def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts supervisors, which the end of a test takes with their jobs."""
+    begun = []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-m", "lsgd.supervise", *arguments]
+        begun.append(
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+        return begun[-1]
+
+    yield start
+    for job in begun:
+        job.kill()
+        job.communicate()
 
 
-def supervised(*arguments: str) -> tuple[int, str]:
-    job = start(*arguments)
-    said, _ = job.communicate(timeout=60)
-    return job.returncode, said
+@pytest.fixture
+def supervised(start) -> Callable[..., tuple[int, str]]:
+    """Runs a supervisor to its end: its exit code and what it said."""
+
+    def supervised(*arguments: str) -> tuple[int, str]:
+        job = start(*arguments)
+        said, _ = job.communicate(timeout=60)
+        return job.returncode, said
+
+    return supervised
 
 
 def starts(folder: Path) -> list[int]:
@@ -76,7 +92,7 @@ def until(condition, seconds: float = 20) -> None:
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",
 )
 def test_what_follows_an_ending(
-    tmp_path: Path, plan: list[str], code: int, made: int, says: str
+    tmp_path: Path, plan: list[str], code: int, made: int, says: str, supervised
 ) -> None:
     got, said = supervised("--", *words(tmp_path / "run", *plan))
     assert got == code, said
@@ -85,7 +101,7 @@ def test_what_follows_an_ending(
     assert processes.running(tmp_path / "run") == []
 
 
-def test_each_process_that_dies_takes_one_away(tmp_path: Path) -> None:
+def test_each_process_that_dies_takes_one_away(tmp_path: Path, supervised) -> None:
     plan = ["killed", "75", "save-raises", "launcher-killed", "killed", "0"]
     options = ["--processes", "4", "--min-processes", "2"]
     code, said = supervised(*options, *words(tmp_path / "run", *plan, size="{np}"))
@@ -107,7 +123,7 @@ def test_a_lost_machine_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         supervise.answering(hosts)
 
 
-def test_restarts_can_be_limited(tmp_path: Path) -> None:
+def test_restarts_can_be_limited(tmp_path: Path, supervised) -> None:
     plan = ["save-raises", "save-raises", "save-raises"]
     code, said = supervised("--restarts", "1", *words(tmp_path / "run", *plan))
     assert code == 1
@@ -115,7 +131,7 @@ def test_restarts_can_be_limited(tmp_path: Path) -> None:
     assert starts(tmp_path / "run") == [3, 3]
 
 
-def test_where_the_launcher_waits_the_supervisor_stops_the_rest(tmp_path: Path) -> None:
+def test_where_the_launcher_waits_the_supervisor_stops_the_rest(tmp_path: Path, supervised) -> None:
     begin = time.monotonic()
     code, said = supervised("--", *words(tmp_path / "run", "alone-killed", "0"))
     assert code == 0, said
@@ -123,7 +139,7 @@ def test_where_the_launcher_waits_the_supervisor_stops_the_rest(tmp_path: Path) 
     assert time.monotonic() - begin < 15
 
 
-def test_the_log_tells_it_all(tmp_path: Path) -> None:
+def test_the_log_tells_it_all(tmp_path: Path, supervised) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").touch()
@@ -147,7 +163,7 @@ def test_the_log_tells_it_all(tmp_path: Path) -> None:
     ],
 )
 def test_a_signal_is_passed_on_and_nothing_starts_again(
-    tmp_path: Path, plan: str, number: signal.Signals, code: int
+    tmp_path: Path, plan: str, number: signal.Signals, code: int, start
 ) -> None:
     folder = tmp_path / "run"
     job = start("--", *words(folder, plan))
@@ -160,7 +176,7 @@ def test_a_signal_is_passed_on_and_nothing_starts_again(
     assert processes.running(folder) == []
 
 
-def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path) -> None:
+def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path, start) -> None:
     folder = tmp_path / "run"
     job = start("--grace", "0.5", "--", *words(folder, "stubborn"))
     until(lambda: len(processes.members(folder)) == 3)
@@ -170,7 +186,7 @@ def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path) -> None:
     assert processes.running(folder) == []
 
 
-def test_silence_is_the_end_of_a_start(tmp_path: Path) -> None:
+def test_silence_is_the_end_of_a_start(tmp_path: Path, supervised) -> None:
     folder = tmp_path / "run"
     code, said = supervised("--silence", "1.5", "--", *words(folder, "hangs", "0"))
     assert code == 0
@@ -178,9 +194,9 @@ def test_silence_is_the_end_of_a_start(tmp_path: Path) -> None:
     assert starts(folder) == [3, 3]
 
 
-def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path) -> None:
+def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervised) -> None:
     folder = tmp_path / "run"
-    arguments = ["--", *words(folder, "hangs", "0")]
+    arguments = ["--", *words(folder, "stubborn", "0")]
     job = start(*arguments)
     until(lambda: len(processes.members(folder)) == 3)
     job.kill()
@@ -188,11 +204,14 @@ def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path) -> None:
     code, said = supervised(*arguments)
     job.communicate(timeout=10)
     assert code == 0, said
+    assert "of an earlier start" not in said
     assert starts(folder) == [3, 3]
     assert processes.running(folder) == []
 
 
-def test_what_two_killed_helpers_leave_is_stopped_by_the_next(tmp_path: Path) -> None:
+def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
+    tmp_path: Path, start, supervised
+) -> None:
     folder = tmp_path / "run"
     arguments = ["--", *words(folder, "hangs", "0")]
     job = start(*arguments)
@@ -232,7 +251,7 @@ def test_one_supervisor_per_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str, supervised
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
