@@ -209,9 +209,12 @@ def open_run(recipe: Recipe) -> Opened:
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
     """What there is in the folder, and the files that are damaged; touches nothing."""
-    # A run that died while it wrote its configuration has left no more than that; a launch script
-    # may already have opened the logs of all processes.
-    if not folder.exists() or {path.name for path in folder.iterdir()} <= {CONFIG_BESIDE, "logs"}:
+    # What a run that died while it wrote its configuration has left, what a launch script has
+    # opened for the logs of all processes, and what a supervisor keeps: all before there is a run.
+    before = {CONFIG_BESIDE, "logs"}
+    if not folder.exists() or all(
+        each.name in before or each.name.startswith("supervise") for each in folder.iterdir()
+    ):
         return Opened(folder), []
     opened, step = Opened(folder), 0
     damaged: list[Path] = []

@@ -12,6 +12,7 @@ from torch import device as Device
 
 from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
 from lsgd.launcher import Launch, cores, detect
+from lsgd.processes import last_words
 
 T = TypeVar("T")
 
@@ -117,24 +118,28 @@ def run_command(command: Callable[[], object]) -> int:
 
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
     """
-    rank = 0
     try:
         rank = detect().rank
-        command()
-    except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
-        if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
-            print(f"lsgd: process {rank}: {error}", file=sys.stderr)
-        elif rank == 0:
-            print(f"lsgd: {error}", file=sys.stderr)
+    except Refused as error:
+        print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        if rank == 0:
-            print(
-                "\nlsgd: interrupted; a run with run_dir=… goes on by the same words",
-                file=sys.stderr,
-            )
-        return 130
-    return 0
+    with last_words(rank) as leave:
+        try:
+            command()
+        except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
+            if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
+                print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+            elif rank == 0:
+                print(f"lsgd: {error}", file=sys.stderr)
+            return leave(error.exit_code, str(error))
+        except KeyboardInterrupt:
+            if rank == 0:
+                print(
+                    "\nlsgd: interrupted; a run with run_dir=… goes on by the same words",
+                    file=sys.stderr,
+                )
+            return leave(130, "interrupted")
+        return leave(0, "")
 
 
 def agree(comm: Comm, action: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ LAUNCHERS = {
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def command(library: str, processes: int, *arguments: str) -> list[str]:
+def command(library: str, processes: int | str, *arguments: str) -> list[str]:
     """The words that start python with these arguments on so many processes."""
     python = [] if library == "torch" else [sys.executable]
     return [*LAUNCHERS[library], str(processes), *python, *arguments]

@@ -1,0 +1,205 @@
+"""The processes of a supervised job: who they are, how each of them ended, how all are stopped.
+
+`lsgd.supervise` gives its job the environment variable LSGD_SUPERVISED, the run folder. Whatever
+the job starts on this machine inherits it, through launchers, daemons and forks, and shows it in
+/proc: so `stop` also finds what a dead launcher has left behind. A process of lsgd that has it
+keeps a file in the run folder's `supervised/`: its rank, host and pid when it starts, and, if it
+lives to say so, how it ended.
+
+`python -m lsgd.processes FOLDER` waits for the end of its standard input, then stops the job of
+that folder: a supervisor holds the other end, so that a job does not outlive it.
+"""
+
+import faulthandler
+import json
+import os
+import platform
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from lsgd.errors import PeerLost
+
+TAG = "LSGD_SUPERVISED"
+FOLDER = "supervised"
+GRACE = 5.0
+"""Seconds that a process gets to leave by itself before it is killed."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the job, as its own file has it."""
+
+    rank: int
+    host: str
+    pid: int
+    code: int | None = None
+    """Its exit code; None while it runs, or if it was killed before it could say."""
+    why: str = ""
+    """Its message, or the first line of what a crash has left."""
+
+
+@contextmanager
+def last_words(rank: int) -> Iterator[Callable[[int, str], int]]:
+    """Keep this process's file while it works, if it is supervised.
+
+    The function given takes the exit code and the reason, and returns the code; an exception that
+    passes by counts as 1, and a crash such as a segmentation fault writes its own traceback.
+    """
+    if TAG not in os.environ:
+        yield lambda code, why: code
+        return
+    path = Path(os.environ[TAG], FOLDER, f"{rank}-{platform.node()}-{os.getpid()}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+
+        def say(**what: object) -> None:
+            print(json.dumps(what), file=file, flush=True)
+
+        def leave(code: int, why: str) -> int:
+            say(code=code, why=why)
+            return code
+
+        say(rank=rank, host=platform.node(), pid=os.getpid())
+        faulthandler.enable(file)
+        try:
+            yield leave
+        except Exception as error:
+            say(code=1, why=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            faulthandler.disable()
+
+
+def members(folder: Path) -> list[Member]:
+    """The processes that have reported in the run folder since it was last cleared, by rank."""
+    found = []
+    for path in (folder / FOLDER).glob("*.jsonl"):
+        start, *rest = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+        # A process may be about to write, or may have been killed in the middle of a line.
+        with suppress(json.JSONDecodeError):
+            fields = json.loads(start)
+            if rest:
+                try:
+                    fields |= json.loads(rest[0])
+                except json.JSONDecodeError:
+                    fields |= {"why": rest[0]}
+            found.append(Member(**fields))
+    return sorted(found, key=lambda member: (member.rank, member.host, member.pid))
+
+
+class Watch:
+    """Sees the processes of the job on this machine die, at once and in their order."""
+
+    def __init__(self, folder: Path, launcher: int) -> None:
+        self.folder, self.launcher = folder, launcher
+        self.dead: list[Member] = []
+        """Those that have died, with their last words, first death first."""
+        self.alive: dict[int, Member] = {}
+        """The others, by the file descriptor that tells of the death."""
+        self._poll = select.poll()
+        self._launcher = os.pidfd_open(launcher)
+        self._poll.register(self._launcher, select.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        """Until a process or the launcher dies, or so long; new processes are found by the way."""
+        dead = set()
+        for member in self._unknown():
+            try:
+                descriptor = os.pidfd_open(member.pid)
+            except ProcessLookupError:
+                dead.add(member.pid)
+            else:
+                self.alive[descriptor] = member
+                self._poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in self._poll.poll(0 if dead else seconds * 1000):
+            if descriptor != self._launcher:
+                dead.add(self.alive.pop(descriptor).pid)
+                self._poll.unregister(descriptor)
+                os.close(descriptor)
+        dead |= {member.pid for member in self._unknown() if member.code is not None}
+        together = [member for member in members(self.folder) if member.pid in dead]
+        # Which of these was the first is not known; who lost a peer was not.
+        self.dead += sorted(
+            together, key=lambda each: (each.code == PeerLost.exit_code, not each.why)
+        )
+
+    def _unknown(self) -> list[Member]:
+        known = {member.pid for member in (*self.dead, *self.alive.values())}
+        here = platform.node()
+        return [
+            each for each in members(self.folder) if each.host == here and each.pid not in known
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in (self._launcher, *self.alive):
+            os.close(descriptor)
+
+
+def clear(folder: Path) -> None:
+    """Forget the processes that have reported so far."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    for path in (folder / FOLDER).glob("*.jsonl"):
+        path.unlink()
+
+
+def running(folder: Path) -> list[int]:
+    """The pids of all processes on this machine that belong to the folder's job."""
+    tag = f"{TAG}={folder}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        # Those of others cannot be read, and some end while we look.
+        with suppress(OSError):
+            if entry.isdecimal() and tag in Path("/proc", entry, "environ").read_bytes().split(
+                b"\0"
+            ):
+                found.append(int(entry))
+    return found
+
+
+def stop(folder: Path) -> list[int]:
+    """End all processes of the folder's job on this machine; return those that were there.
+
+    They are asked first, and killed after GRACE seconds, stopped ones and new ones too.
+    """
+    there = running(folder)
+    _send(signal.SIGTERM, there)
+    killing = time.monotonic() + GRACE
+    empty = 0
+    # Twice, since a process in the midst of an exec shows no environment.
+    while empty < 2:
+        left = running(folder)
+        empty = 0 if left else empty + 1
+        if time.monotonic() > killing:
+            _send(signal.SIGKILL, left)
+        if there:
+            time.sleep(0.1)
+    return there
+
+
+def _send(number: signal.Signals, pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def main(folder: str) -> None:
+    """Wait for the end of standard input, then stop the job."""
+    # What ends the supervisor is not to end this before its work is done.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    stop(Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

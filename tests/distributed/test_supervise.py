@@ -1,0 +1,179 @@
+"""`lsgd.supervise` around real launchers: deaths at any moment, and the run ends as if undisturbed.
+
+`pytest -m soak` makes the long series.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd import checkpoint, config, processes
+from lsgd.metrics import read_rows
+from lsgd.train import train
+
+sys.path.insert(0, str(Path(__file__).parent))
+from launching import AS_ROOT, LIBRARIES, command
+
+pytestmark = pytest.mark.distributed
+
+DIGITS = [
+    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
+    "precision=float64", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(config.load_recipe([*DIGITS, f"run_dir={folder}"]))
+    return folder
+
+
+def supervised(library: str, folder: Path, *words: str, size: int, options=()) -> list[str]:
+    """The command line of a supervised job that begins with `size` processes."""
+    launch = command(library, "{np}", "-m", "lsgd.train", *DIGITS, *words, f"run_dir={folder}")
+    options = ["--processes", str(size), *options]
+    return [sys.executable, "-m", "lsgd.supervise", *options, "--", *launch]
+
+
+@contextmanager
+def started(words: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """The job, of which nothing is left behind; what it says goes into a file beside its folder."""
+    with folder.with_suffix(".txt").open("ab") as output:
+        job = subprocess.Popen(
+            words, env=os.environ | AS_ROOT, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.wait()
+        processes.stop(folder)
+
+
+def said(folder: Path) -> str:
+    return folder.with_suffix(".txt").read_text(errors="replace")
+
+
+def steps(folder: Path) -> int:
+    rows = read_rows(folder / "metrics.jsonl")
+    return max((row["step"] for row in rows if row["kind"] == "train"), default=0)
+
+
+def until(condition, seconds: float, folder: Path) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, said(folder)
+        time.sleep(0.02)
+
+
+def sizes(folder: Path) -> list[int]:
+    rows = read_rows(folder / "supervise.log")
+    return [row["processes"] for row in rows if row["event"] == "start"]
+
+
+def assert_equal(folder: Path, undisturbed: Path) -> None:
+    """The same rows, each once, and the same parameters to 1e-10."""
+    ended, wanted = (
+        checkpoint.load(checkpoint.read(each / checkpoint.FILE), str(each))
+        for each in (folder, undisturbed)
+    )
+    assert (ended.step, ended.order, ended.errors) == (wanted.step, wanted.order, wanted.errors)
+    for name, tensor in wanted.model.items():
+        torch.testing.assert_close(ended.model[name], tensor, rtol=0, atol=1e-10)
+    made, should = (
+        [
+            (row["kind"], row["step"], row["lr"])
+            for row in read_rows(each / "metrics.jsonl")
+            if row["kind"] in ("train", "epoch")
+        ]
+        for each in (folder, undisturbed)
+    )
+    assert made == should
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_four_processes_lose_one_and_three_go_on(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "run"
+    with started(supervised("horovod-gloo", folder, size=4), folder) as job:
+        until(lambda: steps(folder) >= 8, 60, folder)
+        victim = processes.members(folder)[2]
+        os.kill(victim.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        until(
+            lambda: victim.pid not in [each.pid for each in processes.members(folder)], 60, folder
+        )
+        assert time.monotonic() - killed < 15
+        assert job.wait(timeout=120) == 0, said(folder)
+    assert sizes(folder) == [4, 3]
+    assert f"process 2 on {victim.host} (pid {victim.pid}) was killed" in said(folder)
+    assert_equal(folder, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_killed_supervisor_leaves_nothing_and_the_same_words_go_on(
+    library: str, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = supervised(library, folder, size=2)
+    with started(words, folder) as job:
+        until(lambda: steps(folder) >= 8, 60, folder)
+        job.kill()
+        until(lambda: not processes.running(folder), 15, folder)
+    assert steps(folder) < 20
+    with started(words, folder) as job:
+        assert job.wait(timeout=120) == 0, said(folder)
+    assert sizes(folder) == [2, 2]
+    assert_equal(folder, undisturbed)
+
+
+@pytest.mark.slow
+def test_what_torchrun_makes_a_1_of_is_still_a_refusal(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(supervised("torch", folder, "workers=1", size=2), folder) as job:
+        assert job.wait(timeout=120) == 2
+    assert sizes(folder) == [2]
+    assert "was refused: 2 processes cannot share workers=1" in said(folder)
+    assert not (folder / "config.yaml").exists()
+
+
+@pytest.mark.soak
+def test_a_process_that_hangs_is_found_by_its_silence(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "run"
+    words = supervised("torch", folder, size=2, options=["--silence", "15"])
+    with started(words, folder) as job:
+        until(lambda: steps(folder) >= 8, 60, folder)
+        os.kill(processes.members(folder)[1].pid, signal.SIGSTOP)
+        assert job.wait(timeout=120) == 0, said(folder)
+    assert "nothing was written for 15 s, after step" in said(folder)
+    assert sizes(folder) == [2, 2]
+    assert_equal(folder, undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("seed", range(10))
+def test_kills_at_random_moments(
+    library: str, seed: int, tmp_path: Path, undisturbed: Path
+) -> None:
+    """Any process of the job, launchers too, at any moment, start-up and the last step included."""
+    folder, draw = tmp_path / "run", random.Random(seed)
+    with started(supervised(library, folder, size=3), folder) as job:
+        time.sleep(draw.uniform(0.5, 12))
+        victims = processes.running(folder)
+        if victims:
+            os.kill(draw.choice(victims), signal.SIGKILL)
+        assert job.wait(timeout=120) == 0, said(folder)
+        assert not processes.running(folder)
+    assert_equal(folder, undisturbed)

@@ -1,0 +1,69 @@
+"""A job without torch, which starts in an instant: python small_job.py run_dir=FOLDER np=N PLAN …
+
+Each start does the next word of the plan: process 1 ends as it says and the others wait for it.
+As with torchrun, the launcher ends the others and then itself with exit code 1, whatever the cause.
+A word that begins with `save-` puts a new checkpoint there first.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lsgd.processes import last_words
+
+
+def member(rank: int, word: str) -> int:
+    with last_words(rank) as leave:
+        if word == "saves-when-asked":
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(leave(75, "saved")))
+        if rank != 1 or word in ("hangs", "saves-when-asked"):
+            time.sleep(100)
+        elif word == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif word == "segfault":
+            ctypes.string_at(0)
+        elif word == "raises":
+            raise RuntimeError("out of luck")
+        elif word == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(100)
+        return leave(int(word), "so it was planned")
+
+
+def launcher(folder: Path, processes: int, plan: list[str]) -> int:
+    with (folder / "starts").open("a") as file:
+        file.write(f"{processes}\n")
+    word = plan[len((folder / "starts").read_text().splitlines()) - 1]
+    if word.startswith("save-"):
+        word = word.removeprefix("save-")
+        (folder / "beside").write_text("new")
+        os.replace(folder / "beside", folder / "checkpoint.pt")
+    waits = word.startswith("alone-")
+    word = word.removeprefix("alone-")
+    if word == "launcher-killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "2-early":
+        return 2
+    members = [
+        subprocess.Popen([sys.executable, __file__, "member", str(rank), word])
+        for rank in range(processes)
+    ]
+    code = members[1].wait()
+    if waits:
+        time.sleep(100)
+    for each in members:
+        each.kill()
+    return int(code != 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "member":
+        raise SystemExit(member(int(sys.argv[2]), sys.argv[3]))
+    run_dir, number, *words = sys.argv[1:]
+    raise SystemExit(
+        launcher(Path(run_dir.partition("=")[2]), int(number.partition("=")[2]), words)
+    )

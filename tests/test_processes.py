@@ -1,0 +1,96 @@
+"""What a process leaves behind, and how those of a job are found and stopped."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lsgd import processes
+from lsgd.processes import Member
+
+SAYS = (
+    "from lsgd.processes import last_words; import ctypes, os, time\nwith last_words(3) as leave: "
+)
+
+
+def job(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
+    tag = {"LSGD_SUPERVISED": str(folder)}
+    return subprocess.Popen(command, env=os.environ | tag, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "why"),
+    [
+        ("leave(4, 'no image')", 4, "no image"),
+        ("raise KeyError('lr')", 1, "KeyError: 'lr'"),
+        ("os.kill(os.getpid(), 9)", None, ""),
+        ("ctypes.string_at(0)", None, "Fatal Python error: Segmentation fault"),
+        ("os.abort()", None, "Fatal Python error: Aborted"),
+    ],
+)
+def test_last_words(tmp_path: Path, ends: str, code: int | None, why: str) -> None:
+    died = job(tmp_path, sys.executable, "-c", SAYS + ends)
+    died.wait(timeout=20)
+    assert processes.members(tmp_path) == [Member(3, platform.node(), died.pid, code, why)]
+    processes.clear(tmp_path)
+    assert processes.members(tmp_path) == []
+
+
+def test_without_a_supervisor_nothing_is_written(tmp_path: Path) -> None:
+    with processes.last_words(0) as leave:
+        assert leave(5, "peer lost") == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stop_finds_what_has_gone_its_own_way_and_nothing_else(tmp_path: Path) -> None:
+    """A daemon whose parents are gone, a stopped process, one that refuses to go."""
+    one, other = tmp_path / "run", tmp_path / "run2"
+    daemon = f"setsid sleep 100 & echo $! > {tmp_path / 'daemon'}"
+    job(one, "sh", "-c", daemon).wait(timeout=20)
+    stopped = job(one, "sleep", "100")
+    os.kill(stopped.pid, signal.SIGSTOP)
+    stubborn = job(one, "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+    spared = job(other, "sleep", "100")
+    try:
+        assert int((tmp_path / "daemon").read_text()) in processes.running(one)
+        assert {stopped.pid, stubborn.pid} < set(processes.stop(one))
+        assert processes.running(one) == []
+        assert stopped.wait(timeout=20) == stubborn.wait(timeout=20) == -signal.SIGKILL
+        assert processes.running(other) == [spared.pid]
+    finally:
+        spared.kill()
+        spared.wait()
+
+
+def test_deaths_are_seen_in_their_order(tmp_path: Path) -> None:
+    waits = "import sys; leave(int(sys.stdin.readline()), 'x')"
+    launcher = job(tmp_path, "sleep", "100")
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAYS.replace("3", str(rank)) + waits],
+            env=os.environ | {"LSGD_SUPERVISED": str(tmp_path)},
+            stdin=subprocess.PIPE,
+        )
+        for rank in range(3)
+    ]
+    deadline = time.monotonic() + 20
+    with processes.Watch(tmp_path, launcher.pid) as watch:
+        while len(watch.alive) < 3:
+            assert time.monotonic() < deadline
+            watch.wait(0.05)
+        for rank in (1, 2, 0):
+            if rank == 2:
+                jobs[rank].kill()
+            else:
+                jobs[rank].communicate(b"5\n")
+            watch.wait(10)
+        assert [(each.rank, each.code) for each in watch.dead] == [(1, 5), (2, None), (0, 5)]
+        launcher.kill()
+        watch.wait(10)
+    launcher.wait()
+    jobs[2].communicate()
