@@ -1,8 +1,8 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `slurm`, `kubeflow`, `gpu` or `data` is skipped where that
-is missing, unless the environment variable LSGD_REQUIRE names it: then it fails, so that nothing
-passes by skipping.
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `gpu` or `data` is skipped
+where that is missing, unless the environment variable LSGD_REQUIRE names it: then it fails, so that
+nothing passes by skipping.
 """
 
 import os
@@ -34,6 +34,10 @@ MISSING = {
     "slurm": (
         not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))) or os.getuid() != 0,
         "Slurm is not installed, or you are not root: apt install slurm-wlm munge",
+    ),
+    "netns": (
+        shutil.which("ip") is None or os.getuid() != 0,
+        "ip is not installed, or you are not root: apt install iproute2",
     ),
     "kubeflow": (
         find_spec("kubeflow") is None,

@@ -36,9 +36,10 @@ class TorchComm:
                 device_id=device if device.type == "cuda" else None,
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
+            why = str(error).splitlines()[0].rstrip(".")
             raise Refused(
                 f"process {launch.rank} of {launch.world_size} could not meet the others at "
-                f"{address} within {join_timeout:g} s ({str(error).splitlines()[0]}); check that "
+                f"{address} within {join_timeout:g} s ({why}); check that "
                 "all were started, and MASTER_ADDR and MASTER_PORT where these are set",
                 here_only=True,
             ) from None

@@ -40,6 +40,7 @@ ReturnToService=2
 JobRequeue=1
 KillWait=10
 SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2,batch_sched_delay=0
 NodeName={nodes[0]} NodeHostname={host} NodeAddr={nodes[0]} Port={ports[1]} CPUs=4
 NodeName={nodes[1]} NodeHostname={host} NodeAddr={nodes[1]} Port={ports[2]} CPUs=4
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP

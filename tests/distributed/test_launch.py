@@ -195,7 +195,7 @@ def test_requeued_in_mid_epoch(tmp_path: Path, digits: Run, slurm: Cluster) -> N
     assert ended["JobState"] == "COMPLETED", (tmp_path / "run.log").read_text() + log
     assert ended["Restarts"] == "1"
     assert re.findall(r"start \d", (tmp_path / "run.log").read_text()) == ["start 1", "start 2"]
-    assert log.count(f"run folder {folder}\n") == 2
+    assert len(re.findall("^run folder ", log, re.MULTILINE)) == 2
     resumed = re.findall(r"resumes after step (\d+)", log)
     assert len(resumed) == 1
     # The row of a step is written before its checkpoint, and the second epoch ends with step 46.
@@ -219,6 +219,62 @@ def test_horovod_over_mpi_under_srun(tmp_path: Path, digits: Run, slurm: Cluster
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 processes by srun over Horovod (MPI)" in done.stdout
+    assert_equal(digits, folder)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Two network namespaces, joined by a cable: the name of the first, and the way to the second.
+
+    They have an address each, 10.213.0.2 and 10.213.0.3, and nothing else of a network in common,
+    so that processes which meet on 127.0.0.1 do not.
+    """
+    names = [f"lsgd{os.getpid()}{each}" for each in "ab"]
+    cable = [f"lsgd{os.getpid() % 100000}{each}" for each in "ab"]
+    # Not called ssh, which Open MPI would give options.
+    shell = tmp_path / "shell"
+    shell.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {names[1]} /bin/sh -c "$*"\n')
+    shell.chmod(0o755)
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+        joined = f"{cable[0]} netns {names[0]} type veth peer name {cable[1]} netns {names[1]}"
+        subprocess.run(["ip", "link", "add", *joined.split()], check=True)
+        for number, (name, end) in enumerate(zip(names, cable, strict=True), 2):
+            for words in (
+                f"link set {end} name cable",
+                f"address add 10.213.0.{number}/24 dev cable",
+                "link set cable up",
+                "link set lo up",
+            ):
+                subprocess.run(["ip", "-n", name, *words.split()], check=True)
+        yield names[0], shell
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+@pytest.mark.netns
+@pytest.mark.mpi
+def test_mpirun_on_two_machines(tmp_path: Path, digits: Run, machines: tuple[str, Path]) -> None:
+    """comm=torch over two of them, without MASTER_ADDR."""
+    first, shell = machines
+    folder = tmp_path / "run"
+    words = [*digits.words, "comm=torch", "comm.join_timeout=30", f"run_dir={folder}"]
+    done = subprocess.run(
+        [
+            "ip", "netns", "exec", first, "bash", ROOT / "launch" / "mpirun.sh", *words,
+            "--hosts", "10.213.0.2:2,10.213.0.3:1",
+        ],
+        env=os.environ | ENVIRONMENT | {
+            "OMPI_MCA_plm_rsh_agent": str(shell),
+            # Both have this machine's name, whose address is on neither.
+            "GLOO_SOCKET_IFNAME": "cable",
+        },
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 processes by mpirun over torch.distributed (gloo)" in done.stdout
     assert_equal(digits, folder)
 
 
