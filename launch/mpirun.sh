@@ -15,4 +15,4 @@ fi
 start mpirun "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then setup/horovod.sh" \
     mpirun --bind-to none -np "$processes" ${gpus:+--map-by "ppr:$gpus:node"} \
     ${hosts:+-H "$hosts"} ${logs:+--output-filename "$logs"} \
-    env "$threads" "$python" "${run[@]}"
+    ${LSGD_SUPERVISED:+-x LSGD_SUPERVISED} env "$threads" "$python" "${run[@]}"
