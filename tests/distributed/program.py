@@ -161,8 +161,8 @@ class Broken:
         """Average the processes' means, as DistributedDataParallel does."""
         real, order = Reducer.start, sampler.step_passes
 
-        def start(self: Reducer, examples: int, passes: int) -> None:
-            real(self, Broken.own * self.comm.world_size, passes)
+        def start(self: Reducer, examples: int, passes: int, *, leave: bool) -> None:
+            real(self, Broken.own * self.comm.world_size, passes, leave=leave)
 
         def step_passes(*args: Any, **kwargs: Any) -> list[Pass]:
             passes = order(*args, **kwargs)
