@@ -79,12 +79,14 @@ class FolderInputs:
                     raise found
                 pixels, labels = found
                 yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, EOFError, OSError) as error:
+            # The latter two if it was killed while it handed over what it had decoded.
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
+            why = (str(error) or type(error).__name__).splitlines()[0]
             raise InputFailed(
-                f"a process that decodes images has died ({str(error).splitlines()[0]}); resume, "
-                "with fewer inputs.decoders if it was for want of memory"
+                f"a process that decodes images has died ({why}); resume, with fewer "
+                "inputs.decoders if it was for want of memory"
             ) from None
 
 
