@@ -5,7 +5,6 @@ Only process 0 has a log; after a resume no row is there twice.
 
 import json
 import math
-import os
 import platform
 import sys
 import time
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 import lsgd
 from lsgd.errors import FULL
+from lsgd.files import whole
 from lsgd.tally import difference, scores
 
 if TYPE_CHECKING:
@@ -287,10 +287,8 @@ def _drop_rows_after(path: Path, step: int, epochs: int) -> None:
     rows = [row for row in read_rows(path) if row["step"] <= step]
     for late in [row for row in rows if row["kind"] == "epoch"][epochs:]:
         rows.remove(late)
-    kept = [json.dumps(row) + "\n" for row in rows]
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(kept), encoding="utf-8")
-    os.replace(beside, path)
+    with whole(path) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _now() -> str:

@@ -6,6 +6,7 @@ What our pipeline is compared with, on the same files, threads, crop distributio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from nvidia import dali
 from nvidia.dali import fn, types
@@ -14,14 +15,13 @@ from torch.utils.dlpack import from_dlpack
 from lsgd import augmentation
 from lsgd.bench.loaders import Alike, Loader
 from lsgd.inputs import Batch
-
-DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
+from lsgd.inputs.dali import normalise, resize
 
 
 def dali_reader(alike: Alike, batches: int) -> Loader:
     """Training images in DALI's order, so many batches a round."""
     settings, device = alike.recipe.inputs, alike.device
-    on_gpu = settings.decode_on == "gpu" or (settings.decode_on == "auto" and device.type == "cuda")
+    on_gpu = device.type == "cuda" and settings.decode_on != "cpu"
     pipeline = dali.Pipeline(
         batch_size=alike.batch,
         num_threads=max(1, alike.decoders),
@@ -65,7 +65,7 @@ def _graph(alike: Alike, on_gpu: bool) -> tuple[Any, Any]:
     data, settings, index = alike.recipe.data, alike.recipe.inputs, alike.index
     files, labels = fn.readers.file(
         files=[index.path(example) for example in range(len(index))],
-        labels=index.rows["label"].tolist(),
+        labels=index.labels(np.arange(len(index))).tolist(),
         random_shuffle=True,
     )
     options: dict[str, Any] = {}
@@ -81,18 +81,11 @@ def _graph(alike: Alike, on_gpu: bool) -> tuple[Any, Any]:
         jpeg_fancy_upsampling=True,
         **options,
     )
-    pixels = fn.resize(
-        cropped,
-        size=(data.image_size, data.image_size),
-        interp_type=types.INTERP_TRIANGULAR,
-        antialias=True,
-    )
-    images = fn.crop_mirror_normalize(
-        pixels,
-        mirror=fn.random.coin_flip(),
-        mean=[255 * mean for mean in data.mean],
-        std=[255 * std for std in data.std],
-        dtype=DTYPES[settings.dtype],
-        output_layout="CHW",
+    images = normalise(
+        resize(cropped, data),
+        fn.random.coin_flip(),
+        data,
+        dtype=settings.dtype,
+        layout="CHW",
     )
     return images, labels

@@ -10,6 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lsgd.bench import results
 from lsgd.bench.loaders import DALI, PLAIN, READER, TORCHVISION, Alike, alike, open_loaders, work
 from lsgd.bench.machine import machine, versions
@@ -211,7 +213,7 @@ def _memory(memory: dict[str, list[int]]) -> list[str]:
 
 def _setting(common: Alike) -> Found:
     """What the figures depend on."""
-    recipe, rows = common.recipe, common.index.rows
+    recipe, ids = common.recipe, np.arange(len(common.index))
     return {
         "date": date.today().isoformat(),
         "recipe": recipe.name,
@@ -220,9 +222,9 @@ def _setting(common: Alike) -> Found:
         "decoders": common.decoders,
         "device": common.device.type,
         "files": {
-            "number": len(rows),
-            "mean_bytes": float(rows["bytes"].mean()),
-            "mean_megapixels": float((rows["width"] * 1e-6 * rows["height"]).mean()),
+            "number": len(ids),
+            "mean_bytes": float(common.index.lengths(ids).mean()),
+            "mean_megapixels": float(common.index.sizes(ids).prod(axis=1).mean() / 1e6),
         },
         "machine": machine(common.device),
         "versions": versions(),

@@ -1,13 +1,13 @@
 """Where a measurement is kept: a folder that was not there before, and whole files in it."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
+from lsgd.files import whole
 
 
 @contextmanager
@@ -37,6 +37,5 @@ def new_folder(folder: Path | None) -> Iterator[Path | None]:
 def write(folder: Path, name: str, found: dict[str, Any], report: str) -> None:
     """NAME.json with all that was found, and README.md with what it says."""
     for file, text in ((f"{name}.json", json.dumps(found, indent=1)), ("README.md", report)):
-        beside = folder / f"{file}.tmp"
-        beside.write_text(text + "\n", encoding="utf-8")
-        os.replace(beside, folder / file)
+        with whole(folder / file) as out:
+            out.write(f"{text}\n".encode())

@@ -13,6 +13,7 @@ from lsgd.errors import Refused
 from lsgd.inputs.index import open_indexes
 from lsgd.launcher import cores, detect
 from lsgd.recipe import Data, Recipe
+from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass
 
 if TYPE_CHECKING:
@@ -49,12 +50,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     loader = settings.loader
     if loader == "auto":
         loader = "memory" if data.name in IN_MEMORY else "dali" if _has_dali() else "torchvision"
-    _check_kind(data, loader)
-    if settings.dtype != "float32" and loader != "dali":
-        raise Refused(
-            f"inputs.dtype={settings.dtype} is for DALI, and here {loader} brings the images; "
-            "leave it out, or write inputs=dali"
-        )
+    _check_kind(data, settings, loader, device)
     match loader:
         case "synthetic":
             from lsgd.inputs.synthetic import SyntheticInputs
@@ -65,11 +61,6 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
 
             return MemoryInputs(data, root, seed=recipe.seed, device=device)
     indexes = open_indexes(data, root)
-    if settings.decode_on == "gpu" and device.type != "cuda":
-        raise Refused(
-            f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
-            "device=cuda where there is a GPU, or inputs.decode_on=cpu"
-        )
     decoders = settings.decoders if settings.decoders is not None else cores(detect())
     match loader:
         case "torchvision":
@@ -101,8 +92,18 @@ def _has_dali() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _check_kind(data: Data, loader: str) -> None:
-    """Refuse a loader that does not suit the dataset, or is not installed."""
+def _check_kind(data: Data, settings: Settings, loader: str, device: "torch.device") -> None:
+    """Refuse a loader that does not suit the dataset or the device, or is not installed."""
+    if settings.dtype != "float32" and loader != "dali":
+        raise Refused(
+            f"inputs.dtype={settings.dtype} is for DALI, and here {loader} brings the images; "
+            "leave it out, or write inputs=dali"
+        )
+    if settings.decode_on == "gpu" and device.type != "cuda":
+        raise Refused(
+            f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
+            "device=cuda where there is a GPU, or inputs.decode_on=cpu"
+        )
     if loader == "memory" and data.name not in IN_MEMORY:
         raise Refused(
             f"inputs=memory holds {', '.join(IN_MEMORY)} and not {data.name}; write inputs=auto"

@@ -89,24 +89,11 @@ class DaliInputs:
             file = fn.io.file.read(file, dont_use_mmap=True)
         hardware = settings.hardware_share
         window = decode(file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware)
-        pixels: Any = fn.resize(
-            window,
-            size=(self.data.image_size, self.data.image_size),
-            roi_start=begin,
-            roi_end=end,
-            interp_type=types.INTERP_TRIANGULAR,
-            antialias=True,
-        )
+        pixels = resize(window, self.data, roi_start=begin, roi_end=end)
         if self.on_gpu and not decodes_on_gpu:
             pixels = pixels.gpu()  # as 8 bits: a quarter of what they will be
-        images = fn.crop_mirror_normalize(
-            pixels,
-            mirror=mirror,
-            mean=[255 * mean for mean in self.data.mean],
-            std=[255 * std for std in self.data.std],
-            dtype=DTYPES[settings.dtype],
-            output_layout="HWC" if self.channels_last else "CHW",
-        )
+        layout = "HWC" if self.channels_last else "CHW"
+        images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
 
     def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
@@ -259,6 +246,29 @@ def decoded(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
     (pixels,) = pipeline.run()
     image: NDArray[np.uint8] = np.array(pixels.as_cpu()[0])
     return image
+
+
+def resize(window: Any, data: Data, **region: Any) -> Any:
+    """DALI's graph from windows, or the region of each, to the size that the model takes."""
+    return fn.resize(
+        window,
+        size=(data.image_size, data.image_size),
+        interp_type=types.INTERP_TRIANGULAR,
+        antialias=True,
+        **region,
+    )
+
+
+def normalise(pixels: Any, mirror: Any, data: Data, *, dtype: str, layout: str) -> Any:
+    """DALI's graph from 8-bit pixels to (pixel / 255 - mean) / std, mirrored where it says so."""
+    return fn.crop_mirror_normalize(
+        pixels,
+        mirror=mirror,
+        mean=[255 * mean for mean in data.mean],
+        std=[255 * std for std in data.std],
+        dtype=DTYPES[dtype],
+        output_layout=layout,
+    )
 
 
 def _rows_first(columns: NDArray[Any], kind: type) -> NDArray[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailed, Refused
+from lsgd.files import whole
 from lsgd.launcher import detect
 from lsgd.recipe import Data
 
@@ -54,10 +55,8 @@ def write_index(folder: Path, split: str, rows: Iterable[Row]) -> Path:
     kinds = (f"S{longest_path}", f"S{longest_shard}", "<i8", "<i8", "<i4", "<i4", "<i4")
     table = np.array(listed, dtype=list(zip(FIELDS, kinds, strict=True)))
     target = index_file(folder, split)
-    beside = target.with_name(f"{target.name}.tmp")
-    with beside.open("wb") as file:
+    with whole(target) as file:
         np.save(file, table)
-    os.replace(beside, target)
     return target
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lsgd.errors import Refused
+from lsgd.files import whole
 from lsgd.inputs.index import SPLITS, class_folders
-from lsgd.prepare.files import whole
 from lsgd.prepare.images import FATAL, ODD, look
 from lsgd.prepare.journal import Findings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel

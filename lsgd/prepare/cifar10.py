@@ -6,8 +6,8 @@ import tarfile
 from pathlib import Path
 
 from lsgd.errors import Refused
+from lsgd.files import whole
 from lsgd.prepare.fetch import File, add_command, fetch, filling
-from lsgd.prepare.files import whole
 
 NAME = "cifar10"
 MIRRORS = ("https://www.cs.toronto.edu/~kriz",)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.errors import Refused
+from lsgd.files import whole
 from lsgd.inputs.index import FIELDS, SPLITS, index_file, write_index
-from lsgd.prepare.files import whole
 from lsgd.prepare.workers import in_parallel
 
 SEED = 2017

@@ -9,8 +9,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lsgd.errors import Refused
+from lsgd.files import whole
 from lsgd.prepare.fetch import File, add_command, fetch, filling
-from lsgd.prepare.files import whole
 
 NAME = "tiny-imagenet"
 MIRRORS = ("http://cs231n.stanford.edu",)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lsgd.errors import Refused
+from lsgd.files import whole
 from lsgd.inputs.index import IMAGE_SUFFIXES
-from lsgd.prepare.files import whole
 from lsgd.prepare.workers import in_parallel
 
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -210,3 +210,19 @@ def test_help_teaches(argv: list[str], capsys: pytest.CaptureFixture[str]) -> No
     else:
         assert main(argv) == 0
         assert "inputs    images/s" in capsys.readouterr().out
+
+
+@pytest.mark.dali
+def test_dalis_reader_leaves_out_what_is_skipped(root: Path) -> None:
+    """And gives each of the other files its own label: 11 of one class, 12 of the other."""
+    from lsgd.bench.dali_reader import dali_reader
+
+    changed = {"examples=24": "examples=23", "worker_batch=4": "worker_batch=23"}
+    counted = words(root, "data.skip=[train/n00/0.JPEG]")
+    for old, new in (*changed.items(), ("workers=2", "workers=1")):
+        counted = [word.replace(old, new) for word in counted]
+    recipe = config.load_recipe(counted)
+    common = alike(recipe)
+    ((images, labels),) = dali_reader(common, 1)(0)
+    assert len(images) == 23
+    assert labels.bincount().tolist() == [11, 12]

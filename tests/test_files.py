@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.prepare.files import whole
+from lsgd.files import whole
 
 
 def stop_half_way(path: Path) -> None:
