@@ -6,7 +6,7 @@ SEED ?= 0
 SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test soak check format lint types layers wheel clean
+.PHONY: help setup train demo test soak results check format lint types layers wheel clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,slurm,… makes a mi
 
 soak: .venv/.run .venv/.dev ## the long series of kills (10 minutes), recorded in results/
 	LSGD_SEED=$(SEED) LSGD_SOAK=results/$(shell date +%F)-soak/README.md $(BIN)/python -m pytest -m soak $(ARGS)
+
+results: .venv/.run ## the table of results in the README, from results/
+	$(BIN)/python -m lsgd.report --table README.md
 
 check: format lint types layers ## what needs no run: the four below
 
@@ -61,5 +64,5 @@ clean: ## remove what was built; .venv and runs/ stay
 
 # After .run where both are wanted, since two pips in one environment get in each other's way.
 .venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,horovod]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,horovod,report]'
 	@touch $@

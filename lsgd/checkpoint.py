@@ -178,6 +178,8 @@ class Opened:
     """Of that checkpoint."""
     warning: str = ""
     """What is wrong with the folder, and does not keep the run from going on."""
+    workers_per_pass: int | None = None
+    """With which the checkpoint was made: what auto was when the run started."""
 
 
 def open_run(recipe: Recipe) -> Opened:
@@ -251,7 +253,8 @@ def _newest_whole(folder: Path, found: list[Path]) -> tuple[Opened, list[Path], 
                 f"{refusals[0].partition(';')[0]}; the run goes on from {path.name}, at step "
                 f"{saved.step}, and what is damaged is now {names}"
             )
-        return Opened(folder, content, str(path), warning), found[:number], saved
+        taken = saved.recipe["workers_per_pass"]
+        return Opened(folder, content, str(path), warning, taken), found[:number], saved
     others = f" (and so are the {len(found) - 1} before it)" if len(found) > 1 else ""
     raise Refused(refusals[0].replace("; move", f"{others}; move"))
 

@@ -17,10 +17,12 @@ from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import Data, Recipe, check, rehearsal
+from lsgd.recipe import Comm, Data, Inputs, Recipe, check, rehearsal
+from lsgd.studies import Study, check_study
 
 EPILOG = """\
 {recipes}
@@ -138,6 +140,54 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     return recipe
 
 
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in the config.yaml of a run folder; raises Refused.
+
+    Settings of loaders and libraries that this version does not have are left out: they come and
+    go with versions, and no result depends on them.
+    """
+    values = _read_yaml(path)
+    for group, kind in (("inputs", Inputs), ("comm", Comm)):
+        known = {entry.name for entry in fields(kind)}
+        settings = values.get(group)
+        if isinstance(settings, DictConfig):
+            values[group] = {key: settings[key] for key in settings if key in known}
+    return from_mapping(values)
+
+
+def load_study(name: str) -> Study:
+    """The checked study `recipes/study/NAME.yaml`; raises Refused."""
+    if name not in studies():
+        raise Refused(f"+study={name} does not exist; {_did_you_mean(name, studies())}")
+    values = _read_yaml(paths.recipes_dir() / "study" / f"{name}.yaml")
+    schema = OmegaConf.structured(Study)
+    OmegaConf.set_readonly(schema, None)
+    try:
+        study = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values))
+    except OmegaConfBaseException as error:
+        raise Refused(
+            f"study {name}: {_first_line(error)}; see the studies that are there"
+        ) from None
+    assert isinstance(study, Study)
+    check_study(study, recipes())
+    return study
+
+
+def studies() -> list[str]:
+    """Names of all shipped studies."""
+    return sorted(path.stem for path in (paths.recipes_dir() / "study").glob("*.yaml"))
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    try:
+        values = OmegaConf.load(path)
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise Refused(f"{path.name} cannot be read ({_first_line(error)})") from None
+    if not isinstance(values, DictConfig):
+        raise Refused(f"{path.name} is no mapping of keys to values")
+    return values
+
+
 def _without_skipped(data: Data) -> Data:
     """The dataset without the images that its skip list names, one path per line, `#` comments."""
     path = Path(data.skip_list or "")
@@ -197,6 +247,10 @@ def _compose(words: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
             composed: DictConfig = compose("config", overrides=list(words))
+            if isinstance(composed.deviations, DictConfig):
+                # With null a recipe takes back what the one in its `defaults` declares.
+                declared = composed.deviations.items()
+                composed.deviations = {rule: why for rule, why in declared if why is not None}
             return composed
     except OverrideParseException as error:
         _refuse_word(str(error.override))
@@ -286,6 +340,7 @@ def _refuse_key(key: str) -> NoReturn:
 
 _KINDS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "=30"),
+    int | str: ("a whole number or auto", "=8"),
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
     list[float]: ("a list of numbers", "=[1,2,3]"),
@@ -383,4 +438,4 @@ def _claim(path: Path) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,10 +1,12 @@
-"""Files that are there whole or not at all, whenever the process is killed."""
+"""Files that are there whole or not at all, and files that outlast a full disk."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from lsgd.errors import FULL
 
 
 @contextmanager
@@ -14,3 +16,29 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     with beside.open("wb") as file:
         yield file
     os.replace(beside, path)
+
+
+class Appended:
+    """A file to whose end is written, at once: what was written outlives the process.
+
+    What finds the disk full is `unwritten`, and is written once there is space again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("ab", buffering=0)
+        self.unwritten = bytearray()
+
+    def write(self, content: bytes) -> None:
+        """Write it, after what is still unwritten."""
+        self.unwritten += content
+        try:
+            while self.unwritten:
+                del self.unwritten[: self.file.write(self.unwritten)]
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+
+    def close(self) -> None:
+        """Try a last time to write what is unwritten."""
+        self.write(b"")
+        self.file.close()

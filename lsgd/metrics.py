@@ -1,4 +1,4 @@
-"""What a run writes down: rows of JSON, the same as TensorBoard curves, and a progress bar.
+"""What a run writes down: rows of JSON, the same as TensorBoard's curves, and lines or a bar.
 
 Only process 0 has a log; after a resume no row is there twice.
 """
@@ -6,28 +6,24 @@ Only process 0 has a log; after a resume no row is there twice.
 import json
 import math
 import platform
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import lsgd
-from lsgd.errors import FULL
-from lsgd.files import whole
+from lsgd import provenance
+from lsgd.errors import Diverged
+from lsgd.files import Appended, whole
+from lsgd.rows import Row, damaged_line, read_rows
+from lsgd.screen import Screen
 from lsgd.tally import difference, scores
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-Row = dict[str, Any]
 State = dict[str, Tensor]
 """Of a Tally, summed over the processes."""
 Reading = tuple[State, float, float]
@@ -37,10 +33,10 @@ Reading = tuple[State, float, float]
 class Log(Protocol):
     """Where rows of metrics go."""
 
-    def start(self, summary: str, machine: str, folder: Path) -> None:
-        """What is about to run, and where."""
+    def start(self, summary: str, machine: str, **parts: Any) -> None:
+        """What is about to run, and on what: in words, and in parts for programs."""
 
-    def end(self, result: str) -> None:
+    def end(self, outcome: str) -> None:
         """What came out, in a line."""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -49,6 +45,9 @@ class Log(Protocol):
     def warn(self, step: int, text: str) -> None:
         """A sentence about what went wrong and does not end the run, as a row and a line."""
 
+    def say(self, text: str) -> None:
+        """Lines to read, and no row."""
+
     def __enter__(self) -> Self:
         """Itself."""
 
@@ -56,27 +55,38 @@ class Log(Protocol):
         """Finish what is being written."""
 
 
-def open_log(rank: int, folder: Path, first_step: int, total_steps: int, epochs: int) -> Log:
+def open_log(
+    rank: int,
+    folder: Path,
+    *,
+    first_step: int,
+    total_steps: int,
+    epochs: int,
+    examples: Callable[[int], int],
+) -> Log:
     """The log of the process with this rank, for a run that goes on after `first_step` steps and
-    has made and evaluated so many epochs."""
+    has made and evaluated so many epochs; `examples` says how many a number of steps has seen."""
     if rank > 0:
         return SilentLog()
-    return RunLog(folder, first_step=first_step, total_steps=total_steps, epochs=epochs)
+    return RunLog(folder, first_step, total_steps, epochs, examples)
 
 
 class SilentLog:
     """The log of all processes but the first."""
 
-    def start(self, summary: str, machine: str, folder: Path) -> None:
+    def start(self, summary: str, machine: str, **parts: Any) -> None:
         """See Log."""
 
-    def end(self, result: str) -> None:
+    def end(self, outcome: str) -> None:
         """See Log."""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """See Log."""
 
     def warn(self, step: int, text: str) -> None:
+        """See Log."""
+
+    def say(self, text: str) -> None:
         """See Log."""
 
     def __enter__(self) -> Self:
@@ -87,136 +97,82 @@ class SilentLog:
 
 
 class RunLog:
-    """The log of a run folder: metrics.jsonl, TensorBoard's event files, and lines or a bar.
+    """The log of a run folder: metrics.jsonl, TensorBoard's event file, and lines or a bar.
 
     Rows of steps after `first_step`, and of more epochs than so many, are dropped first: they are
-    of a run that did not live to save them in a checkpoint, and will be made again.
+    of a run that did not live to save them in a checkpoint, and will be made again. Those behind a
+    damaged line are dropped too, once the file has been copied aside. What finds the disk full is
+    written once there is space again.
     """
 
-    def __init__(self, folder: Path, *, first_step: int, total_steps: int, epochs: int) -> None:
-        # Imported here, since only one process of a job and no other tool needs it.
-        from torch.utils.tensorboard import SummaryWriter
+    def __init__(
+        self,
+        folder: Path,
+        first_step: int,
+        total_steps: int,
+        epochs: int,
+        examples: Callable[[int], int],
+    ) -> None:
+        # Imported here, since only one process of a job and no other tool needs TensorBoard.
+        from lsgd.curves import Curves
 
         path = folder / "metrics.jsonl"
-        _drop_rows_after(path, first_step, epochs)
-        self.first_step = first_step
-        self.file = path.open("ab", buffering=0)
-        self.unwritten = b""
-        """Rows that found the disk full; they are written once there is space again."""
-        self.curves: SummaryWriter | None = SummaryWriter(
-            str(folder / "tensorboard"), purge_step=first_step + 1
-        )
+        self.damage = _set_damaged_aside(path)
+        rows = _drop_rows_after(path, first_step, epochs)
+        self.folder, self.first_step, self.last_step = folder, first_step, first_step
+        self.rows = Appended(path)
+        self.curves = Curves(folder, rows, examples)
         self.screen = Screen(first_step, total_steps)
 
-    def start(self, summary: str, machine: str, folder: Path) -> None:
-        """See Log; the versions that count are written down too."""
-        versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
-        self.write(
-            "start", self.first_step, machine=machine, host=platform.node(), time=_now(), **versions
-        )
-        lines = [summary, machine, f"run folder {folder}"]
+    def start(self, summary: str, machine: str, **parts: Any) -> None:
+        """See Log; the host, the commit and the versions that count are written down too."""
+        parts |= {"host": platform.node(), "commit": provenance.commit(), "time": _now()}
+        parts |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        self.write("start", self.first_step, machine=machine, **parts)
+        lines = [summary, machine, f"run folder {self.folder}"]
         if self.first_step == self.screen.total_steps:
             lines.append("it is complete: nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
         self.screen.say("\n".join(lines))
+        if self.damage:
+            self.warn(self.first_step, self.damage)
 
-    def end(self, result: str) -> None:
+    def end(self, outcome: str) -> None:
         """See Log."""
-        self.screen.say(result)
+        self.curves.say("outcome", outcome)
+        self.screen.say(f"{outcome}, run folder {self.folder}")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """See Log; what is not a finite number is written as null and drawn nowhere."""
+        self.last_step = step
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
         }
-        self.unwritten += json.dumps(row).encode() + b"\n"
-        with _unless_full():
-            self._write_out()
+        self.rows.write(json.dumps(row).encode() + b"\n")
         self.screen.show(kind, step, row)
-        if self.curves:
-            self._draw(self.curves, step, row)
-
-    def _write_out(self) -> None:
-        while self.unwritten:
-            self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
-
-    def _draw(self, curves: "SummaryWriter", step: int, row: Row) -> None:
-        self.curves = None
-        with _unless_full():
-            for key, value in row.items():
-                if key not in ("kind", "step") and isinstance(value, int | float):
-                    curves.add_scalar(f"{row['kind']}/{key}", value, step)
-            # A row of a step that a checkpoint has made good must not die with the process.
-            curves.flush()
-            self.curves = curves
-        if self.curves is None:
-            # A writer of tensorboard that has failed once cannot go on.
-            self.warn(
-                step,
-                f"no space left for {curves.log_dir}: TensorBoard's curves end here, and go on "
-                "after the next resume; metrics.jsonl gets its rows once there is space",
-            )
+        self.curves.draw(row)
 
     def warn(self, step: int, text: str) -> None:
         """See Log."""
         self.write("warning", step, text=text)
-        self.screen.say(f"warning: {text}")
+        self.say(f"warning: {text}")
+
+    def say(self, text: str) -> None:
+        """See Log."""
+        self.screen.say(text)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """See Log."""
-        with _unless_full():
-            self._write_out()
-        self.file.close()
-        if self.curves:
-            self.curves.close()
+        """See Log; that a run has diverged is a result, and a row."""
+        if isinstance(error[1], Diverged):
+            self.write("diverged", self.last_step, text=str(error[1]))
+            self.curves.say("outcome", str(error[1]))
+        self.rows.close()
+        self.curves.close()
         self.screen.close()
-
-
-class Screen:
-    """A progress bar with the time left on a terminal, plain lines elsewhere."""
-
-    def __init__(self, first_step: int, total_steps: int) -> None:
-        self.bar = tqdm(
-            total=total_steps,
-            initial=first_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
-        self.total_steps = total_steps
-
-    def show(self, kind: str, step: int, row: Row) -> None:
-        """Show a row: epochs as lines, steps as the bar's, or as lines where there is no bar."""
-        if kind == "train":
-            text = "lr {lr:.4g}  loss {loss:.3f}  {images_per_second:.0f} images/s".format_map(
-                _Shown(row)
-            )
-            if self.bar.disable:
-                print(
-                    f"step {step}/{self.total_steps}  epoch {row['epoch']:.2f}  {text}", flush=True
-                )
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(step - self.bar.n)
-        if kind == "epoch":
-            line = (
-                "epoch {epoch}: top-1 error {val_top1_error:.2f} % "
-                "(train {train_top1_error:.2f} %), top-5 error {val_top5_error:.2f} %, "
-                "{images_per_second:.0f} images/s"
-            ).format_map(_Shown(row))
-            self.say(line)
-
-    def say(self, text: str) -> None:
-        """A line of its own, above the bar if there is one."""
-        self.bar.write(text, file=sys.stdout)
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        self.bar.close()
 
 
 class Timed:
@@ -262,47 +218,35 @@ def _speed(before: Reading, now: Reading) -> Row:
     return {"images_per_second": speed, "data_wait": (now[2] - before[2]) / seconds}
 
 
-class _Shown(dict[str, Any]):
-    """A row in which null prints as nan."""
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        return math.nan if value is None else value
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
-    rows = []
-    for line in (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    ):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+def _set_damaged_aside(path: Path) -> str:
+    """Copy the file if rows stand behind a damaged line; returns a sentence about it, or none."""
+    line = damaged_line(path)
+    if line is None:
+        return ""
+    aside, number = path.with_name(f"{path.name}.damaged"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    with whole(aside) as file:
+        file.write(path.read_bytes())
+    return (
+        f"{path} is damaged in line {line}; it goes on without that line and all behind it, and "
+        f"the file as it was is now {aside}"
+    )
 
 
-def _drop_rows_after(path: Path, step: int, epochs: int) -> None:
+def _drop_rows_after(path: Path, step: int, epochs: int) -> list[Row]:
+    """Rewrite the file without these rows; returns the others."""
     rows = [row for row in read_rows(path) if row["step"] <= step]
     for late in [row for row in rows if row["kind"] == "epoch"][epochs:]:
         rows.remove(late)
     with whole(path) as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    return rows
 
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-@contextmanager
-def _unless_full() -> Iterator[None]:
-    """Go on without what finds the disk full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
 
 
 def _writable(value: Any) -> Any:

@@ -31,11 +31,14 @@ EXECUTION = {
     "checkpoint_steps",
     "keep_checkpoints",
     "log_steps",
+    "profile",
     "data.root",
     "data.index",
     "data.skip_list",
 }
 """Fields that change speed, place or description; every other field changes the trajectory."""
+
+AUTO = "auto"
 
 CHOICES = {
     "tail": ("drop", "keep"),
@@ -59,7 +62,6 @@ LEAST = {
     "worker_batch": 2,
     "epochs": 1,
     "seed": 0,
-    "workers_per_pass": 1,
     "val_batch": 1,
     "checkpoint_steps": 0,
     "keep_checkpoints": 1,
@@ -188,6 +190,22 @@ class Target:
     std: float | None = None
     source: str = ""
 
+    def beside(self, error: float) -> str:
+        """What the error of one run, in percent, is beside the published one, in words."""
+        above = round(error - self.top1_error, 2)
+        place = f"{abs(above):.2f} {'above' if above > 0 else 'below'} the published"
+        source = f" ({self.source})" if self.source else ""
+        if self.std is None:
+            return f"{place} {self.top1_error:.2f} %{source}"
+        deviations = abs(above) / self.std
+        if deviations <= 1:
+            verdict = "within one standard deviation"
+        elif deviations <= 2:
+            verdict = "within two standard deviations"
+        else:
+            verdict = "more than two standard deviations off"
+        return f"{place} {self.top1_error:.2f} ± {self.std:.2f} %{source}, {verdict}"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -213,7 +231,8 @@ class Recipe:
     deviations: dict[str, str] = field(default_factory=dict)
     """Rules of the paper that this recipe does not follow, each with the reason."""
     target: Target | None = None
-    workers_per_pass: int = 1
+    workers_per_pass: int | str = 1
+    """Or auto: lsgd.passes finds it when training starts."""
     val_batch: int = 250
     channels_last: bool = False
     compile: bool = False
@@ -224,6 +243,8 @@ class Recipe:
     keep_checkpoints: int = 2
     """How many of the newest stay; those at a drop of the lr all do."""
     log_steps: int = 20
+    profile: bool = False
+    """Time the phases of some steps, and trace a few; see lsgd.profile."""
     replaced: list[str] = field(default_factory=list)
     """What a rehearsal replaced, one line each."""
 
@@ -231,6 +252,16 @@ class Recipe:
     def batch_size(self) -> int:
         """kn, the examples of one step."""
         return self.workers * self.worker_batch
+
+    @property
+    def pass_workers(self) -> int:
+        """workers_per_pass as a number; raises Refused while it is auto."""
+        if isinstance(self.workers_per_pass, str):
+            raise Refused(
+                "workers_per_pass=auto is found where training starts; here write a number, such "
+                "as workers_per_pass=8"
+            )
+        return self.workers_per_pass
 
     @property
     def keeps_tail(self) -> bool:
@@ -248,6 +279,13 @@ class Recipe:
     def total_steps(self) -> int:
         """Steps of the whole run."""
         return self.epochs * self.steps_per_epoch
+
+    def examples(self, steps: int) -> int:
+        """How many training examples the first so many steps of the run see."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        whole = self.steps_per_epoch * self.batch_size
+        each = self.data.train_examples if self.keeps_tail else whole
+        return epochs * each + rest * self.batch_size
 
     def epoch(self, step: int) -> float:
         """The (fractional) epoch at the start of a step of the run: e + t/S."""
@@ -335,10 +373,11 @@ class Recipe:
         return "\n".join(lines)
 
     def outcome(self, error: float) -> str:
-        """What came out, in words; the error of a rehearsal means nothing."""
+        """What came out, beside the published number; the error of a rehearsal means nothing."""
         if self.rehearse:
             return "rehearsal done: steps, evaluations and checkpoints all went through"
-        return f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+        outcome = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+        return f"{outcome}; {self.target.beside(error)}" if self.target else outcome
 
 
 def check(recipe: Recipe) -> None:
@@ -354,6 +393,11 @@ def check(recipe: Recipe) -> None:
         raise Refused(
             "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
             "lr out of the momentum; leave it false or write optim.equation=10"
+        )
+    if recipe.workers_per_pass == AUTO and recipe.compile:
+        raise Refused(
+            "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
+            "with another number; write one, such as workers_per_pass=8"
         )
     if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
         raise Refused(
@@ -375,6 +419,12 @@ def _check_numbers(recipe: Recipe) -> None:
         value = _value(recipe, key)
         if value is not None and not least <= value < math.inf:
             raise Refused(f"{key}={value} is not possible; write {least} or more")
+    if recipe.workers_per_pass != AUTO and (
+        isinstance(recipe.workers_per_pass, str) or recipe.workers_per_pass < 1
+    ):
+        raise Refused(
+            f"workers_per_pass={recipe.workers_per_pass} is not possible; write 1 or more, or auto"
+        )
     for key in ABOVE_0:
         if not 0 < (value := _value(recipe, key)) < math.inf:
             raise Refused(f"{key}={value:g} is not possible; write a number above 0")

@@ -57,6 +57,8 @@ NP, HOSTS = "{np}", "{hosts}"
 SSH = 22
 DEATHS = 3
 """After so many in a row without a new checkpoint the job would die for ever."""
+SAVING = 60.0
+"""Seconds that a job gets for saving when it is asked to end."""
 WAKE = 0.5
 """Seconds between looks at what no event tells: new processes, signals, silence."""
 INTERRUPTED = 130
@@ -69,6 +71,10 @@ CAUSES = {
     Preempted.exit_code: "was preempted and has saved",
     INTERRUPTED: "was interrupted",
 }
+
+
+class Taken(Refused):
+    """Another supervisor is at work in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +92,13 @@ class Ending:
 class Log:
     """What happens, as lines on the screen and as rows of the run folder's supervise.log."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self.file = file
+    def __init__(self, file: IO[str], screen: IO[str] | None = None) -> None:
+        self.file, self.screen = file, screen
 
     def say(self, event: str, text: str, **values: Any) -> None:
         """One event."""
         now = datetime.now().astimezone()
-        print(f"{now:%H:%M:%S} supervise: {text}", file=sys.stderr, flush=True)
+        print(f"{now:%H:%M:%S} supervise: {text}", file=self.screen or sys.stderr, flush=True)
         row = {"time": now.isoformat(timespec="milliseconds"), "event": event, **values}
         self.file.write(json.dumps(row | {"text": text}) + "\n")
         self.file.flush()
@@ -203,9 +209,18 @@ def _hopeless(ending: Ending, deaths: int, *, again: bool) -> str:
 
 
 def run(
-    command: Sequence[str], log: Log, asked: Asked, *, silence: float | None, grace: float
+    command: Sequence[str],
+    log: Log,
+    asked: Asked,
+    *,
+    silence: float | None = None,
+    grace: float = SAVING,
+    output: IO[str] | None = None,
 ) -> Ending:
-    """Start the command once, wait for its end, and leave nothing of it on this machine."""
+    """Start the command once, wait for its end, and leave nothing of it on this machine.
+
+    What it prints goes to `output`, by default where the prints of this process go.
+    """
     folder = run_folder(command)
     processes.clear(folder)
     memory_kills = _memory_kills()
@@ -215,6 +230,8 @@ def run(
                 command,
                 env=os.environ | {TAG: str(folder)},
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 # Ctrl-C reaches the supervisor alone, which passes it on in its own way.
                 start_new_session=True,
             )
@@ -316,10 +333,13 @@ def run_folder(command: Sequence[str]) -> Path:
 
 
 @contextmanager
-def open_log(folder: Path) -> Iterator[Log]:
+def open_log(
+    folder: Path, *, screen: IO[str] | None = None, patience: float = 2 * GRACE
+) -> Iterator[Log]:
     """The log in the run folder, for this supervisor alone; what another has left is stopped.
 
-    Raises Refused if another is at work there, or the folder holds files of something else.
+    Raises Taken if another is at work there for so many seconds, and Refused if the folder holds
+    files of something else.
     """
     try:
         there = {each.name for each in folder.iterdir()} if folder.exists() else set()
@@ -336,15 +356,15 @@ def open_log(folder: Path) -> Iterator[Log]:
         ) from None
     with file:
         # A supervisor that was killed leaves a helper, which needs a while.
-        deadline = time.monotonic() + 2 * GRACE
+        deadline = time.monotonic() + patience
         while not _locked(file):
             if time.monotonic() > deadline:
-                raise Refused(
+                raise Taken(
                     f"run_dir={folder} has a supervisor already; wait for it, or end it with "
                     "kill PID"
                 )
             time.sleep(WAKE)
-        log = Log(file)
+        log = Log(file, screen)
         if left := processes.stop(folder):
             log.say("stopped", f"stopped {len(left)} processes of an earlier start", pids=left)
         yield log
@@ -460,8 +480,9 @@ def main(argv: Sequence[str]) -> int:
         "--grace",
         type=float,
         metavar="SECONDS",
-        default=60.0,
-        help="what the job gets for saving when the supervisor is asked to end (default 60)",
+        default=SAVING,
+        help="what the job gets for saving when the supervisor is asked to end (default "
+        f"{SAVING:g})",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

@@ -13,18 +13,20 @@ same. The data of a step flows like this:
                        -> sum over the processes, divided by kn -> momentum SGD at lr(epoch)
 """
 
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch.nn import functional as F
 
 from lsgd import checkpoint, config, metrics, optim, preemption, sampler
-from lsgd.comm import agree, describe, from_first, open_comm, pick_device, run_command
+from lsgd.comm import agree, describe, device_name, from_first, open_comm, pick_device, run_command
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs
 from lsgd.learner import Learner
+from lsgd.passes import with_fastest_pass
+from lsgd.profile import profiling
 from lsgd.recipe import Recipe, check_world_size
 from lsgd.sampler import Pass
 from lsgd.saver import Saver
@@ -50,19 +52,33 @@ def train(recipe: Recipe) -> float:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_inputs(recipe, device))
         run = from_first(comm, lambda: checkpoint.open_run(recipe))
+        recipe, timed = with_fastest_pass(recipe, run.workers_per_pass, comm, device, train_step)
         learner = Learner(recipe, comm, device)
         if run.content:
             learner.restore(checkpoint.load(run.content, run.path))
-        at = learner.next_step, recipe.total_steps, len(learner.errors)
-        with metrics.open_log(comm.rank, run.folder, *at) as log:
-            log.start(recipe.summary(), f"{describe(comm, device)}; {inputs.name}", run.folder)
+        with metrics.open_log(
+            comm.rank,
+            run.folder,
+            first_step=learner.next_step,
+            total_steps=recipe.total_steps,
+            epochs=len(learner.errors),
+            examples=recipe.examples,
+        ) as log:
+            machine = "; ".join([describe(comm, device), inputs.name, *timed])
+            log.start(
+                recipe.summary(),
+                machine,
+                device=device_name(device),
+                processes=comm.world_size,
+                inputs=inputs.name,
+            )
             if run.warning:
                 log.warn(learner.next_step, run.warning)
             saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
-            with preemption.listening(), saver:
+            with preemption.listening(), saver, profiling(learner, run.folder, log):
                 train_epochs(learner, inputs, saver, log)
-            error = statistics.median(learner.errors[-5:])
-            log.end(f"{recipe.outcome(error)}, run folder {run.folder}")
+            error = learner.error()
+            log.end(recipe.outcome(error))
         return error
     finally:
         comm.close()
@@ -102,15 +118,17 @@ def train_epoch(
     counted = learner.counted()
     speed = meter.whole(counted)
     learner.combine_statistics()
-    validated = evaluate(
-        learner.model,
-        inputs,
-        comm,
-        examples=recipe.data.val_examples,
-        batch=recipe.val_batch,
-        device=learner.device,
-        dtype=learner.dtype,
-    )
+    # As lsgd.evaluate does it; and compiling would take longer than it saves.
+    with torch.compiler.set_stance("force_eager"):
+        validated = evaluate(
+            learner.model,
+            inputs,
+            comm,
+            examples=recipe.data.val_examples,
+            batch=recipe.val_batch,
+            device=learner.device,
+            dtype=learner.dtype,
+        )
     learner.end_epoch(validated)
     rates = scores(counted).named("train") | validated.named("val")
     done = learner.next_step
@@ -120,30 +138,37 @@ def train_epoch(
 
 def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
     """One step of the run: the passes of this process, whose images come next in `batches`."""
-    recipe, device = learner.recipe, learner.device
+    recipe, device, phase = learner.recipe, learner.device, learner.phase
     step_of_epoch = step % recipe.steps_per_epoch
     examples = sampler.step_size(recipe.data.train_examples, recipe.batch_size, step_of_epoch)
 
+    phase("optimizer")  # which clears the gradients
     learner.reducer.start(examples, len(passes), leave=preemption.told())
     for each in passes:
+        phase("data wait")
         images, labels = next(batches)
         images = images.to(device, learner.dtype, memory_format=learner.layout, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
+        phase("forward")
         learner.running.start_pass(each.sizes)
         with learner.autocast():
-            logits = learner.forward(images)
+            logits = learner.model(images)
         # Summed, not averaged: the reducer divides by the examples of all processes (remark 3).
         loss = F.cross_entropy(logits.to(learner.dtype), labels, reduction="sum")
         learner.tally.add(loss, logits, labels)
+        phase("backward")
         learner.reducer.watch(loss)
         loss.backward()
+    phase("communication")
     learner.reducer.finish()
 
+    phase("optimizer")
     learner.running.end_step(active_workers=-(-examples // recipe.worker_batch))
     optim.set_lr(learner.optimizer, recipe.lr(step))
     learner.optimizer.step()
     learner.next_step = step + 1
     learner.guard.watch(step)
+    phase("between steps")
 
 
 def main(argv: Sequence[str]) -> int:

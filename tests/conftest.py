@@ -97,6 +97,26 @@ def test_data() -> Path:
     return TEST_DATA
 
 
+@pytest.fixture(scope="session")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of lsgd with small studies, and with a launch script of trials that train nothing."""
+    folder = tmp_path_factory.mktemp("installation")
+    for name in ("lsgd", "conf", "recipes", "launch"):
+        shutil.copytree(REPOSITORY / name, folder / name)
+    for name, recipes, seeds in (
+        ("small", ["digits", "digits_unscaled"], [0, 1]),
+        ("single", ["digits"], [0]),
+    ):
+        entries = "".join(f"  - {{recipe: {each}, label: {each}}}\n" for each in recipes)
+        (folder / f"recipes/study/{name}.yaml").write_text(
+            f"# Hardware: any.\ntitle: {name}\nquestion: Does it work?\nsource: tests\n"
+            f"baseline: digits\nseeds: {seeds}\nentries:\n{entries}"
+        )
+    trial = Path(__file__).with_name("small_trial.py")
+    (folder / "launch/quick.sh").write_text(f'exec "$PYTHON" "{trial}" "$@"\n')
+    return folder
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MiB; mounting needs the rights of root."""

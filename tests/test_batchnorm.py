@@ -1,20 +1,42 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partialmethod
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from lsgd import sampler
-from lsgd.batchnorm import RunningStatistics, WorkerBatchNorm2d
+from lsgd.batchnorm import (
+    Normalise,
+    RunningStatistics,
+    WorkerBatchNorm2d,
+    _expression,
+    by_calls,
+    by_expression,
+    normalisation,
+)
+from lsgd.learner import compile_parts
+from lsgd.models import make_model
 
 CHANNELS = 3
 IMAGES = 4
 """Per worker and step."""
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expression as it reads; compiling takes seconds, and test_train.py compiles models."""
+    monkeypatch.setattr("lsgd.batchnorm._compiled", lambda: _expression)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def bn_pair() -> tuple[WorkerBatchNorm2d, nn.BatchNorm2d]:
@@ -27,13 +49,24 @@ def bn_pair() -> tuple[WorkerBatchNorm2d, nn.BatchNorm2d]:
     return ours, plain
 
 
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("sizes", [(4,), (4, 4), (4, 4, 3), (2, 7, 5, 2)])
-def test_a_pass_of_several_workers_normalises_each_by_itself(sizes: tuple[int, ...]) -> None:
-    """Output and gradients are those of one nn.BatchNorm2d applied to the workers one by one."""
+@pytest.mark.parametrize("normalise", [by_calls, by_expression])
+def test_a_pass_of_several_workers_normalises_each_by_itself(
+    normalise: Normalise,
+    sizes: tuple[int, ...],
+    layout: torch.memory_format,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Output, gradients and statistics are those of one nn.BatchNorm2d, worker by worker."""
     torch.manual_seed(0)
     ours, plain = bn_pair()
-    RunningStatistics(ours, hosted=8, workers=8, world_size=1).start_pass(sizes)
+    running = RunningStatistics(ours, hosted=8, workers=8, world_size=1)
+    running.start_pass(sizes)
+    monkeypatch.setattr("lsgd.batchnorm.normalisation", lambda images, groups: normalise)
     images = torch.randn(sum(sizes), CHANNELS, 5, 4, dtype=torch.float64) * 3 + 1
+    images = images.contiguous(memory_format=layout)
     upstream = torch.randn_like(images)
     mine, theirs = (images.clone().requires_grad_() for _ in range(2))
     output = ours(mine)
@@ -41,9 +74,118 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(sizes: tuple[int, .
     expected = torch.cat([plain(group) for group in theirs.split(sizes)])
     expected.backward(upstream)
     torch.testing.assert_close(output, expected, **CLOSE)
+    assert output.is_contiguous(memory_format=layout)
     torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
     torch.testing.assert_close(ours.weight.grad, plain.weight.grad, **CLOSE)
     torch.testing.assert_close(ours.bias.grad, plain.bias.grad, **CLOSE)
+    pixels = [group.transpose(0, 1).flatten(1) for group in images.split(sizes)]
+    seen = [torch.stack([each.mean(1), each.var(1)]) for each in pixels]
+    torch.testing.assert_close(running.seen.view(2, -1), sum(seen), **CLOSE)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("normalise", [by_calls, by_expression])
+def test_bfloat16_images_keep_float32_statistics(normalise: Normalise) -> None:
+    """As under autocast: what is seen is that of the rounded images, not rounded once more."""
+    images = (torch.randn(8, CHANNELS, 16, 16, generator=seeded(0)) + 5).bfloat16()
+    weight, bias = torch.ones(CHANNELS), torch.zeros(CHANNELS)
+    output, seen = normalise(images, weight, bias, (4, 4), 1e-5)
+    exact, expected = by_calls(images.double(), weight.double(), bias.double(), (4, 4), 1e-5)
+    assert (output.dtype, seen.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(seen.double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output.double(), exact, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 2e-2)]
+)
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 8, 8, 3)])
+def test_on_a_gpu_the_compiled_expression_agrees_with_the_calls(
+    sizes: tuple[int, ...], dtype: torch.dtype, close: float, layout: torch.memory_format
+) -> None:
+    """Output, statistics and all gradients, on several shapes of images."""
+    torch._dynamo.reset()  # each case compiles anew, and after eight it would give up
+    kept = torch.promote_types(dtype, torch.float32)
+    for channels, side in ((16, 28), (32, 7), (64, 1)):
+        shape = (sum(sizes), channels, side, side)
+        images, upstream = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+        images = images.contiguous(memory_format=layout)
+        assert normalisation(images, len(sizes)) is not by_calls
+        found = []
+        for normalise in (normalisation(images, len(sizes)), by_calls):
+            leaves = [images.clone(), *(torch.ones(channels, device="cuda", dtype=kept),) * 2]
+            leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+            output, seen = normalise(*leaves, sizes, 1e-5)
+            output.backward(upstream)
+            found.append([output.detach(), seen, *(leaf.grad for leaf in leaves)])
+        for ours, theirs in zip(*found, strict=True):
+            scale = theirs.abs().max().item()
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=close * max(1.0, scale))
+
+
+def resnet50_shapes() -> set[tuple[int, ...]]:
+    """Channels, height and width of what its BN layers normalise."""
+    model = make_model("resnet50", classes=1000, channels=3, last_gamma=0.0, seed=0).to("meta")
+    shapes = set()
+    for layer in model.modules():
+        if isinstance(layer, WorkerBatchNorm2d):
+            layer.register_forward_hook(lambda _, args, __: shapes.add(tuple(args[0].shape[1:])))
+    model.eval()(torch.empty(2, 3, 224, 224, device="meta"))
+    return shapes
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_expression_is_compiled_for_all_shapes_of_resnet50(layout: torch.memory_format) -> None:
+    """torch gives a function up after 8 compilations, and goes on without."""
+    torch._dynamo.reset()
+    compiler = CompileCounter()
+    compiled = torch.compile(_expression, dynamic=True, backend=compiler)
+    shapes = resnet50_shapes()
+    assert len(shapes) == 12
+    for groups, size in ((8, 32), (7, 32), (2, 32), (1, 7)):  # the last pass, and a kept tail
+        for channels, *sides in shapes:
+            images = torch.empty(groups * size, channels, *sides, device="meta")
+            images = images.contiguous(memory_format=layout).requires_grad_()
+            scale = torch.ones(channels, 1, 1, device="meta", requires_grad=True)
+            compiled(images.unflatten(0, (groups, size)), scale, scale, 1e-5)
+    assert 1 <= compiler.frame_count <= 4
+
+
+@pytest.mark.slow
+def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks share their code, and compile it anew for each kind of block and of pass."""
+    torch._dynamo.reset()
+    compiler = CompileCounter()
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=compiler))
+    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)  # put back afterwards
+    model = make_model("small_resnet", classes=10, channels=1, last_gamma=0.0, seed=0)
+    running = RunningStatistics(model, hosted=4, workers=4, world_size=1)
+    compile_parts(model)
+    with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
+        for sizes in ((4, 4, 4, 4), (4, 4), (4, 4, 3), (4, 4, 4, 4)):
+            running.start_pass(sizes)
+            model(torch.randn(sum(sizes), 1, 8, 8)).sum().backward()
+    assert compiler.frame_count > 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("whole", [False, True])
+def test_on_a_gpu_resnet50_stays_within_the_recompilations(whole: bool) -> None:
+    """With only its BN compiled, and with all of it, for full, short and ragged passes."""
+    torch._dynamo.reset()
+    model = make_model("resnet50", classes=10, channels=3, last_gamma=0.0, seed=0)
+    model = model.to("cuda", memory_format=torch.channels_last)
+    running = RunningStatistics(model, hosted=4, workers=4, world_size=1)
+    with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
+        if whole:
+            compile_parts(model)
+        for sizes in ((8, 8, 8, 8), (8, 8), (8, 8, 3), (8, 8, 8, 8)):
+            running.start_pass(sizes)
+            images = torch.randn(sum(sizes), 3, 64, 64, device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                model(images.contiguous(memory_format=torch.channels_last)).sum().backward()
 
 
 def test_evaluation_is_that_of_pytorch() -> None:

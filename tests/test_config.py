@@ -47,7 +47,7 @@ def test_conf_shows_every_field() -> None:
     for group, option in OPTIONS:
         text = (paths.conf_dir() / group / f"{option}.yaml").read_text()
         shown = yaml.safe_load(text)
-        shown = shown["data"] if text.startswith("# @package _global_") else shown
+        shown = shown[group] if text.startswith("# @package _global_") else shown
         assert set(shown) == {each.name for each in fields(GROUPS[group])}, f"{group}={option}"
     recipe = config.load_recipe(["+recipe=bs8k"])
     plain = Recipe("bs8k", recipe.data, Model("resnet50"), Optim(), Schedule(), Inputs(), Comm(),

@@ -113,6 +113,6 @@ def test_the_model_evaluates_in_evaluation_mode_and_goes_on_training() -> None:
     assert model.training
     assert model.bn.training
     # What is computed afterwards can still be differentiated.
-    model.bn.sum_mean, model.bn.sum_var = torch.zeros(2, 2, dtype=torch.float64)
+    model.bn.seen = torch.zeros(2, 2, dtype=torch.float64)
     model(Images().images.double()).sum().backward()
     assert model.fc.weight.grad.any()

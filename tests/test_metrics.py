@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from event_file import points
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lsgd import metrics
-from lsgd.metrics import Meter, RunLog, Timed, open_log, read_rows
+from lsgd.metrics import Meter, RunLog, Timed, open_log
+from lsgd.rows import read_rows
 
 TRAIN = {"epoch": 0.5, "lr": 0.1, "images_per_second": 100.0}
-EPOCH = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.0} | TRAIN
+RATES = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.0}
+EPOCH = TRAIN | RATES | {"epoch": 3}
 
 
-def log_in(folder: Path, first_step: int = 0) -> RunLog:
-    return RunLog(folder, first_step=first_step, total_steps=20, epochs=9)
+def log_in(folder: Path, first_step: int = 0, epochs: int = 9) -> RunLog:
+    """Of a run with 10 images per step."""
+    (folder / "config.yaml").write_text("workers: 5\nworker_batch: 2\n")
+    return RunLog(folder, first_step, 20, epochs, lambda steps: 10 * steps)
 
 
 def write_steps(log: RunLog, steps: range, loss: float = 1.0) -> None:
@@ -30,36 +34,32 @@ def write_steps(log: RunLog, steps: range, loss: float = 1.0) -> None:
         log.write("train", step, loss=loss / step, **TRAIN)
 
 
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows: (step, value) of each curve."""
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
-
-
 def drawn(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard should show of these rows; it keeps values in single precision."""
     expected: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         for key, value in row.items():
-            if key not in ("kind", "step") and isinstance(value, int | float):
-                point = (row["step"], pytest.approx(value, rel=1e-6))
-                expected.setdefault(f"{row['kind']}/{key}", []).append(point)
+            if key not in ("kind", "step", "epoch") and isinstance(value, int | float):
+                train = row["kind"] == "train"
+                at = 10 * row["step"] if train else row["epoch"]
+                tag = f"{'train_by_examples' if train else 'epoch'}/{key}"
+                expected.setdefault(tag, []).append((at, pytest.approx(value, rel=1e-6)))
     return expected
 
 
 def test_rows_and_curves_hold_what_was_written(tmp_path: Path) -> None:
     with log_in(tmp_path) as log:
-        log.start("a run", "a machine", tmp_path)
+        log.start("a run", "a machine", device="H200", processes=2)
         write_steps(log, range(1, 4))
         log.write("epoch", 3, **EPOCH)
     start, *rows = read_rows(tmp_path / "metrics.jsonl")
     assert (start["kind"], start["step"], start["machine"]) == ("start", 0, "a machine")
     assert start["torch"] == torch.__version__
+    assert (start["device"], start["processes"]) == ("H200", 2)
     steps = [{"kind": "train", "step": s, "loss": 1 / s} | TRAIN for s in range(1, 4)]
     assert rows == [*steps, {"kind": "epoch", "step": 3} | EPOCH]
-    assert curves(tmp_path) == drawn(rows)
-    assert len(curves(tmp_path)) == 10
+    assert points(tmp_path) == drawn(rows)
+    assert len(points(tmp_path)) == 8
 
 
 def test_what_is_not_a_number_is_null_and_no_point(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_is_not_a_number_is_null_and_no_point(tmp_path: Path) -> None:
 
     rows = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
     assert [row["loss"] for row in rows] == [1.0, None, None, None, 2.0]
-    assert curves(tmp_path)["train/loss"] == [(0, 1.0), (4, 2.0)]
+    assert points(tmp_path)["train_by_examples/loss"] == [(0, 1.0), (40, 2.0)]
 
 
 def test_an_epoch_that_is_evaluated_again_is_there_once(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_epoch_that_is_evaluated_again_is_there_once(tmp_path: Path) -> None:
         write_steps(log, range(1, 7))
         log.write("epoch", 3, **EPOCH)
         log.write("epoch", 6, **EPOCH)
-    with RunLog(tmp_path, first_step=6, total_steps=20, epochs=1):
+    with log_in(tmp_path, first_step=6, epochs=1):
         pass
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if row["kind"] == "epoch"] == [3]
@@ -99,7 +99,7 @@ def test_after_a_resume_no_step_is_there_twice(tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 12))
     assert [row["loss"] * row["step"] for row in rows] == pytest.approx([1.0] * 5 + [2.0] * 6)
-    assert curves(tmp_path) == drawn(rows)
+    assert points(tmp_path) == drawn(rows)
 
 
 @settings(deadline=None)
@@ -121,14 +121,51 @@ def test_a_line_cut_short_is_left_out(
     assert read_rows(path) == [row for row in kept if row["step"] <= 2] + [rows[3]]
 
 
+def test_rows_behind_a_damaged_line_are_set_aside_and_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for number in range(1, 3):
+        with log_in(tmp_path) as log:
+            write_steps(log, range(1, 7))
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([*lines[:2], "\0\0\n", *lines[3:]]))
+        damaged = path.read_bytes()
+        with log_in(tmp_path, first_step=6) as log:
+            log.start("a run", "a machine")
+        aside = tmp_path / ("metrics.jsonl.damaged" + ("" if number == 1 else f"-{number}"))
+        assert aside.read_bytes() == damaged
+        warning = read_rows(path)[-1]
+        assert (warning["kind"], [row["step"] for row in read_rows(path)][:2]) == (
+            "warning",
+            [1, 2],
+        )
+        assert "is damaged in line 3" in warning["text"]
+        assert str(aside) in capsys.readouterr().out
+        path.unlink()
+
+
+def test_a_line_cut_short_by_a_kill_is_no_damage(tmp_path: Path) -> None:
+    with log_in(tmp_path) as log:
+        write_steps(log, range(1, 4))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-9])
+    with log_in(tmp_path, first_step=2) as log:
+        log.start("a run", "a machine")
+    assert [row["kind"] for row in read_rows(path)] == ["train", "train", "start"]
+    assert not list(tmp_path.glob("*.damaged*"))
+
+
 def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with open_log(1, tmp_path, first_step=0, total_steps=20, epochs=9) as log:
-        log.start("a run", "a machine", tmp_path)
+    run = {"first_step": 0, "total_steps": 20, "epochs": 9, "examples": lambda steps: steps}
+    with open_log(1, tmp_path, **run) as log:
+        log.start("a run", "a machine")
         log.write("train", 1, loss=1.0, **TRAIN)
         log.end("done")
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
-    with open_log(0, tmp_path, first_step=0, total_steps=20, epochs=9):
+    (tmp_path / "config.yaml").touch()
+    with open_log(0, tmp_path, **run):
         assert (tmp_path / "metrics.jsonl").exists()
 
 
@@ -136,7 +173,7 @@ def test_plain_lines_where_there_is_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     with log_in(tmp_path, first_step=4) as log:
-        log.start("a run\nof two lines", "a machine", tmp_path)
+        log.start("a run\nof two lines", "a machine")
         log.write("train", 5, loss=0.123456, **TRAIN)
         log.write("train", 6, loss=math.nan, **TRAIN)
         log.write("epoch", 6, **EPOCH | {"epoch": 1})
@@ -151,7 +188,7 @@ def test_plain_lines_where_there_is_no_terminal(
         "step 5/20  epoch 0.50  lr 0.1  loss 0.123  100 images/s",
         "step 6/20  epoch 0.50  lr 0.1  loss nan  100 images/s",
         "epoch 1: top-1 error 40.00 % (train 50.00 %), top-5 error 10.00 %, 100 images/s",
-        "done",
+        f"done, run folder {tmp_path}",
     ]
     assert printed.err == ""
 
@@ -174,16 +211,16 @@ DIES = """
 import os, sys
 from pathlib import Path
 from lsgd.metrics import RunLog
-log = RunLog(Path(sys.argv[1]), first_step=0, total_steps=20, epochs=9)
+log = RunLog(Path(sys.argv[1]), 0, 20, 9, lambda steps: 10 * steps)
 for step in range(1, 9):
-    # Of a kind that is not shown, since printing gives the thread that writes curves time to.
-    log.write("quiet", step, loss=1 / step, lr=0.1)
+    log.write("train", step, loss=1 / step, epoch=step / 10, lr=0.1, images_per_second=1.0)
 os.kill(os.getpid(), 9)
 """
 
 
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
+    (tmp_path / "config.yaml").touch()
     done = subprocess.run(
         [sys.executable, "-c", DIES, str(tmp_path)],
         cwd=Path(__file__).parent.parent,
@@ -194,7 +231,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 9))
-    assert curves(tmp_path) == drawn(rows)
+    assert points(tmp_path) == drawn(rows)
 
 
 def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,7 @@ def test_a_short_last_step_is_divided_by_its_own_size() -> None:
     model = make_model("small_resnet", classes=10, channels=1, last_gamma=1.0, seed=0).double()
     for module in model.modules():
         if isinstance(module, WorkerBatchNorm2d):
-            shape = (2, module.num_features)
-            module.sum_mean, module.sum_var = torch.zeros(shape, dtype=torch.float64)
+            module.seen = torch.zeros(2, module.num_features, dtype=torch.float64)
     loss = torch.zeros((), dtype=torch.float64)
     for mine, its in zip(images.split(8), labels.split(8), strict=True):
         loss = loss + F.cross_entropy(model(mine), its, reduction="sum") / 42
@@ -94,8 +93,8 @@ def test_a_short_last_step_is_divided_by_its_own_size() -> None:
     torch.testing.assert_close(gradients(learner), list(expected), **CLOSE)
     learner.combine_statistics()
     mean, var = learner.model.bn1.running_mean, learner.model.bn1.running_var
-    torch.testing.assert_close(mean, 0.1 * model.bn1.sum_mean / 6, **CLOSE)
-    torch.testing.assert_close(var, 0.9 + 0.1 * model.bn1.sum_var / 6, **CLOSE)
+    torch.testing.assert_close(mean, 0.1 * model.bn1.seen[0] / 6, **CLOSE)
+    torch.testing.assert_close(var, 0.9 + 0.1 * model.bn1.seen[1] / 6, **CLOSE)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -60,7 +60,7 @@ EXECUTION = {
     "comm.join_timeout": 9.0, "data.root": "/data", "data.index": "/index",
     "data.skip_list": "skip.txt", "workers_per_pass": 4, "val_batch": 100, "channels_last": True,
     "compile": True, "device": "cpu", "run_dir": "runs/a", "checkpoint_steps": 5,
-    "keep_checkpoints": 3, "log_steps": 1,
+    "keep_checkpoints": 3, "log_steps": 1, "profile": True,
 }  # fmt: skip
 """Every field that decides how fast and where, with another value."""
 
@@ -150,11 +150,34 @@ def test_steps_and_epochs(
     assert all(each for _, each in left)
 
 
-def test_summary_says_what_runs() -> None:
-    text = BASE.summary()
-    assert "batch_size 8192 = 256 workers x 32 images, lr 0.1 to 3.2" in text
-    assert "90 epochs of 156 steps" in text
-    assert "lr 0.05\n" in changed(BASE, workers=4).summary() + "\n"
+@pytest.mark.parametrize("tail", ["drop", "keep"])
+def test_examples_are_those_of_the_steps_so_far(tail: str) -> None:
+    """A tail that is dropped is not seen; one that is kept counts as what it is."""
+    recipe = changed(BASE, data__train_examples=1000, workers=8, tail=tail, epochs=3)
+    seen = 0
+    for step in range(recipe.total_steps):
+        assert recipe.examples(step) == seen
+        seen += sampler.step_size(1000, 256, step % recipe.steps_per_epoch)
+    assert recipe.examples(recipe.total_steps) == seen == 3 * (1000 if tail == "keep" else 768)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (23.83, "0.09 above the published 23.74 ± 0.09 % (table 1), within one standard"),
+        (23.84, "0.10 above the published 23.74 ± 0.09 % (table 1), within two standard"),
+        (23.56, "0.18 below the published 23.74 ± 0.09 % (table 1), within two standard"),
+        (23.55, "0.19 below the published 23.74 ± 0.09 % (table 1), more than two standard"),
+    ],
+)
+def test_the_outcome_is_said_beside_the_published_number(error: float, words: str) -> None:
+    recipe = changed(BASE, target=Target(23.74, 0.09, "table 1"))
+    run = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+    assert recipe.outcome(error).startswith(f"{run}; {words}")
+    side = words.partition(" ±")[0]
+    assert changed(BASE, target=Target(23.74)).outcome(error) == f"{run}; {side} %"
+    assert changed(BASE, target=None).outcome(error) == run
+    assert "published" not in changed(recipe, rehearse=True).outcome(error)
 
 
 # --- The rehearsal ---------------------------------------------------------------------------

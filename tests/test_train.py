@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from event_file import points, texts
 
 from lsgd import checkpoint, config
 from lsgd.comm.single import SingleComm
@@ -17,8 +18,8 @@ from lsgd.errors import Refused
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import normalise, open_inputs
 from lsgd.learner import Learner
-from lsgd.metrics import read_rows
 from lsgd.models import make_model
+from lsgd.rows import read_rows
 from lsgd.train import main, train, train_step
 from lsgd.vision import models
 
@@ -88,6 +89,35 @@ def test_killed_anywhere_it_goes_on_to_the_same_curves(tmp_path: Path) -> None:
         process.wait(timeout=60)
     subprocess.run(command(*words), stdout=subprocess.DEVNULL, timeout=120, check=True)
     assert curves(tmp_path / "killed") == curves(tmp_path / "undisturbed")
+    killed, undisturbed = points(tmp_path / "killed"), points(tmp_path / "undisturbed")
+    for curve in ("train_by_examples/loss", "train_by_examples/lr", "epoch/val_top1_error"):
+        assert killed[curve] == undisturbed[curve]
+    assert len(killed["train_by_examples/loss"]) == recipe(tmp_path).total_steps
+
+
+def test_the_curves_of_runs_of_any_batch_size_overlay(tmp_path: Path) -> None:
+    """Against steps, one would be four times as long as the other."""
+    for workers, batch, steps in ((2, 32, 46), (8, 128, 12)):
+        made = recipe(tmp_path / str(workers), f"workers={workers}", "tail=keep")
+        train(made)
+        drawn = points(tmp_path / str(workers))
+        assert [at for at, _ in drawn["epoch/val_top1_error"]] == [1, 2, 3, 4]
+        seen = [step // steps * 1442 + step % steps * batch for step in range(2, 4 * steps + 1, 2)]
+        assert [at for at, _ in drawn["train_by_examples/loss"]] == seen
+        assert seen[-1] == 4 * 1442
+        lr = [made.lr(step - 1) for step in range(2, 4 * steps + 1, 2)]
+        assert [value for _, value in drawn["train_by_examples/lr"]] == pytest.approx(lr)
+
+
+def test_configuration_and_outcome_are_there_to_read(tmp_path: Path) -> None:
+    """Also after the same words again, when the file is made anew."""
+    made = recipe(tmp_path / "run", "target={top1_error:90,std:1,source:nowhere}")
+    for _ in range(2):
+        error = train(made)
+        read = texts(tmp_path / "run")
+        assert {"    workers: 16", "    seed: 0"} <= set(read["config"].splitlines())
+        assert read["outcome"] == made.outcome(error)
+        assert "more than two standard deviations off" in read["outcome"]
 
 
 def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
@@ -110,6 +140,7 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
 
     assert main([*words, f"run_dir={tmp_path / 'longer'}"]) == 3
     assert "step 10 is not finite" in capsys.readouterr().err
+    assert "step 10 is not finite" in texts(tmp_path / "longer")["outcome"]
     assert (tmp_path / "longer" / "checkpoint.pt").read_bytes() == before
 
 
@@ -246,6 +277,27 @@ def test_on_a_gpu_the_trajectory_is_that_of_the_cpu(tmp_path: Path) -> None:
     assert all(torch.allclose(cpu[key], gpu[key], rtol=0, atol=1e-8) for key in cpu)
     learns = ["epochs=12", "schedule.milestones=[9]", "precision=bfloat16", "compile=true"]
     assert train(recipe(tmp_path / "bf16", *learns, "channels_last=true", "device=cuda")) < 25
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", [[], ["precision=bfloat16", "channels_last=true"]])
+def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, words: list[str]) -> None:
+    """Nothing in it asks the device for a value; the guard looks at the step before by an event."""
+    made = recipe(tmp_path, "device=cuda", "inputs=synthetic", "workers_per_pass=4", *words)
+    device = torch.device("cuda")
+    learner = Learner(made, SingleComm(), device)
+    inputs = open_inputs(made, device)
+    for step, passes in enumerate(learner.passes(0, [0, 1, 2, 3])):
+        batches = [
+            (images.to(device), labels.to(device)) for images, labels in inputs.train(passes)
+        ]
+        # The first steps compile, choose algorithms and make the momentum.
+        torch.cuda.set_sync_debug_mode("error" if step > 1 else "default")
+        try:
+            train_step(learner, step, passes, iter(batches))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    learner.guard.check()
 
 
 def test_rows_are_json_that_any_reader_takes(tmp_path: Path) -> None:

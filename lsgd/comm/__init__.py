@@ -13,6 +13,7 @@ from torch import device as Device
 from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
 from lsgd.launcher import Launch, cores, detect
 from lsgd.processes import last_words
+from lsgd.provenance import cpu
 
 T = TypeVar("T")
 
@@ -91,6 +92,15 @@ def describe(comm: Comm, device: Device) -> str:
     if gpus > launch.local_size:
         line += f"; {gpus - launch.local_size} GPUs stay idle: torchrun --nproc-per-node {gpus}"
     return line
+
+
+def device_name(device: Device) -> str:
+    """The hardware of a process: its GPU, or the CPU, the job's cores of it, and its threads."""
+    if device.type == "cuda":
+        return cuda.get_device_name(device)
+    launch = detect()
+    here = cores(launch) * launch.local_size
+    return f"{cpu()}, {here} cores, threads per process: {get_num_threads()}"
 
 
 @contextmanager

@@ -6,6 +6,10 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the group of the moment as default argument. Imported later, as torch.optim may
+# do, they would keep it alive, and gloo's threads would end the process with an error now and then.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous

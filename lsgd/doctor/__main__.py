@@ -19,7 +19,8 @@ from dataclasses import asdict
 from typing import NoReturn
 
 import lsgd
-from lsgd.doctor import child, datasets, machine, software, sums
+from lsgd import children
+from lsgd.doctor import datasets, machine, software, sums
 from lsgd.doctor.child import Answer, ask
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 
@@ -123,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
         return 130
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        child.close()
+        children.close()
     fit = not any(item.status == FAIL and item.required for item in items)
     if given.json:
         report = {"lsgd": lsgd.__version__, "host": socket.gethostname(), "fit": fit}

@@ -6,7 +6,8 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from lsgd.doctor.child import Answer, finished, telling_line
+from lsgd.children import finished, telling_line
+from lsgd.doctor.child import Answer
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 
 OLDEST_PYTHON = (3, 11)

@@ -82,7 +82,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
                 seed=recipe.seed,
                 device=device,
                 decoders=decoders,
-                largest_batch=max(recipe.workers_per_pass * recipe.worker_batch, recipe.val_batch),
+                largest_batch=max(recipe.pass_workers * recipe.worker_batch, recipe.val_batch),
                 channels_last=recipe.channels_last,
             )
     raise ValueError(loader)

@@ -6,14 +6,16 @@ import torch
 from torch import nn
 
 from lsgd.batchnorm import WorkerBatchNorm2d
-from lsgd.models.small import SmallResNet
-from lsgd.vision import models
 
 
 def make_model(
     name: str, *, classes: int, channels: int, last_gamma: float, seed: int
 ) -> nn.Module:
     """The network `name`, initialised by the seed alone: the same weights on every process."""
+    # Not above, since torchvision takes a second to import and only who has a network needs it.
+    from lsgd.models.small import SmallResNet
+    from lsgd.vision import models
+
     norm = WorkerBatchNorm2d
     makers = {
         "resnet50": partial(models.resnet50, num_classes=classes, norm_layer=norm),
@@ -32,6 +34,8 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
     He's initialisation (fan out) for convolutions, N(0, 0.01²) for the fully connected layer with
     bias 0, gamma 1 and beta 0, but `last_gamma` for the last BN of every residual block.
     """
+    from lsgd.vision import models
+
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         match module:

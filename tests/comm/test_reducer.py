@@ -1,4 +1,6 @@
+import weakref
 from collections.abc import Callable
+from functools import partialmethod
 from itertools import pairwise
 
 import pytest
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 
 from lsgd.comm.reducer import Reducer
 from lsgd.comm.single import SingleComm
+from lsgd.config import load_recipe
+from lsgd.learner import Learner
 
 KB = 1 / 1024
 """In MiB, the unit of bucket_mb."""
@@ -103,8 +107,11 @@ def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> Non
             assert parameter.grad.untyped_storage().data_ptr() in flats
             assert parameter.grad.stride() == parameter.stride()
         optimizer.step()
-    reducer.start(examples=2, passes=1)
+    # Nor does a step without a pass, which has no gradient.
+    reducer.start(examples=2, passes=0)
+    reducer.finish()
     assert not any(p.grad.any() for p in model.parameters())
+    assert [p.grad.data_ptr() for p in model.parameters()] == places
 
 
 @settings(deadline=None)
@@ -148,6 +155,46 @@ def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
     assert events == ["layer 2", sums[0], "layer 2", *sums[1:]]
     reducer.finish()
     assert events == ["layer 2", sums[0], "layer 2", *sums[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its parts are compiled in place: its names stay, and each gives its gradients by itself."""
+    # Cuts the graphs as every compiler does, and generates no code, which takes long.
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+    plain, compiled = (
+        Learner(
+            load_recipe(["+recipe=digits", "comm.bucket_mb=0.02", f"compile={word}"]),
+            SingleComm(),
+            torch.device("cpu"),
+        )
+        for word in ("false", "true")
+    )
+    assert [*compiled.model.state_dict()] == [*plain.model.state_dict()]
+    events = []
+    images = torch.randn(8, 1, 8, 8, generator=seeded(1))
+
+    class Watched(SingleComm):
+        def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+            events.append(name)
+            return super().start_sum_(tensor, name)
+
+    compiled.reducer.comm = Watched()
+    stem = compiled.model.get_parameter("conv1.weight")
+    stem.register_post_accumulate_grad_hook(lambda _: events.append("stem"))
+    for learner in (plain, compiled):
+        learner.running.start_pass((4, 4))
+        learner.reducer.start(examples=8, passes=1)
+        learner.model(images).pow(2).sum().backward()
+    assert len(compiled.reducer.buckets) > 2
+    assert events.index("stem") > 1
+    compiled.reducer.finish()
+    plain.reducer.finish()
+    for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("processes", [2, 8])
@@ -229,3 +276,13 @@ def test_all_learn_that_one_was_told_to_leave(compression: str) -> None:
 
     expected = [[False, False], [False, True], [False, False], [True, True]]
     assert on_processes(3, process) == [expected] * 3
+
+
+def test_a_model_that_is_no_longer_used_is_freed_with_its_reducer() -> None:
+    """A circle through the hooks of a tensor would keep every model that a process has trained."""
+    model = network()
+    reducer = reducer_of(model, SingleComm())
+    step(model, reducer, [torch.randn(4, 6, dtype=torch.float64)], examples=4)
+    alive = weakref.ref(reducer), weakref.ref(next(model.parameters()))
+    del model, reducer
+    assert [each() for each in alive] == [None, None]

@@ -318,3 +318,33 @@ def test_two_jobs_started_together_have_two_folders(tmp_path: Path) -> None:
     for folder in folders:
         rows = read_rows(folder / "metrics.jsonl")
         assert [row["kind"] for row in rows].count("start") == 1
+
+
+@pytest.mark.slurm
+def test_a_study_is_submitted_once(tmp_path: Path, slurm: Cluster, installation: Path) -> None:
+    """Its trial is not submitted again while it is queued, and reported on when it is through."""
+
+    def study(*options: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "lsgd.study", "+study=single", *options],
+            cwd=tmp_path, env=slurm.environment | {"PYTHONPATH": str(installation)},
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    submit = ["--launch", "slurm", "--nodes", "1", "--np", "1"]
+    code, said = study(*submit)
+    assert code == 75, said
+    job = re.search(r"1 of 1  digits, seed 0: Submitted batch job (\d+), processes: 1\n", said)[1]
+    code, said = study(*submit)
+    assert code == 75
+    assert f"digits, seed 0: job {job} is queued or running already\n" in said
+    code, said = study("--np", "1")
+    assert code == 1
+    assert f"failed: digits, seed 0: job {job} is to train it; wait for that or cancel it" in said
+    slurm.wait(job, "COMPLETED")
+    code, said = study(*submit)
+    assert code == 0, said
+    assert "1 trials, 0 to train" in said
+    assert slurm.ask("squeue", "--noheader") == ""
+    assert (tmp_path / "runs/studies/single/index.html").exists()

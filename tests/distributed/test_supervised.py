@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from lsgd import checkpoint, config, processes
-from lsgd.metrics import read_rows
+from lsgd.rows import read_rows
 from lsgd.train import train
 
 sys.path.insert(0, str(Path(__file__).parent))

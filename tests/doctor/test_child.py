@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from faults import broken, left_running
 
-from lsgd.doctor.child import ask, finished, telling_line
+from lsgd import children
+from lsgd.children import finished, started, telling_line
+from lsgd.doctor.child import ask
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
@@ -38,6 +41,23 @@ def test_what_left_the_process_group_is_ended_too(tmp_path: Path, leaves: str) -
     code, _ = finished(["sh", "-c", leaves], limit=1, environment=marked)
     assert code == (0 if "exit" in leaves else None)
     assert left_running(marked) == []
+
+
+def test_a_process_that_cannot_die_is_named_and_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that waits in the kernel; here it is there, and no signal reaches it."""
+    monkeypatch.setattr(children, "GRACE", 0.1)
+    monkeypatch.setattr(children, "DYING", 0.1)
+    with monkeypatch.context() as immortal:
+        immortal.setattr(os, "kill", lambda pid, number: None)
+        with started(["sleep", "600"]) as child:
+            begin = time.monotonic()
+            child.stop()
+            assert time.monotonic() - begin < 5
+            assert f"does not end it: pid {child.process.pid}\n" in capsys.readouterr().err
+            immortal.undo()
+    assert child.process.poll() is not None
 
 
 def test_a_doctor_that_was_killed_leaves_no_probe_for_long(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""Other processes that may crash or hang: waited for so long, and nothing of them left running."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Event
+from typing import BinaryIO
+
+MARK = "LSGD_CHILD"
+"""Environment variable by which all that a child starts is found, whatever group it has moved to:
+mpirun and horovodrun give their processes groups and sessions of their own."""
+RUN = uuid.uuid4().hex
+GRACE = 3.0
+"""Seconds that a process has between SIGTERM and SIGKILL."""
+DYING = 10.0
+"""Seconds after SIGKILL in which it is gone, unless it is stuck in the kernel: in a read from a
+dead network drive or in a driver."""
+
+_children = count()
+_closed = Event()
+
+
+class Child:
+    """A process that was started, and all that it has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, output: BinaryIO) -> None:
+        self.process, self._mark, self._output = process, mark, output
+
+    def wait(self, limit: float) -> int | None:
+        """The exit code; None if it is not through in so many seconds."""
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> str:
+        """End all of them, if they have not ended; returns what they have printed."""
+        if end(self._mark):
+            self.process.poll()
+        else:
+            self.process.kill()
+            self.process.wait()
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+
+@contextmanager
+def started(command: Sequence[str], *, environment: Mapping[str, str] = {}) -> Iterator[Child]:
+    """The command, running; afterwards it and all that it has started have ended."""
+    mark = f"{RUN}-{next(_children)}-"
+    with TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | environment | {MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that Ctrl-C reaches the caller alone
+        )
+        child = Child(process, mark, output)
+        try:
+            yield child
+        finally:
+            child.stop()
+
+
+def finished(
+    command: Sequence[str], *, limit: float, environment: Mapping[str, str] = {}
+) -> tuple[int | None, str]:
+    """Exit code of a command, None if it was not through in `limit` seconds, and what it printed.
+
+    When this returns or raises, the command and all that it has started have ended.
+    """
+    try:
+        with started(command, environment=environment) as child:
+            code = None if _closed.is_set() else child.wait(limit)
+            return code, child.stop()
+    except OSError as error:
+        return 127, f"{command[0]}: {error.strerror}"
+
+
+def close() -> None:
+    """End every process that was started; what a thread is just about to start ends at once."""
+    _closed.set()
+    end(RUN)
+
+
+def end(mark: str) -> set[int]:
+    """End every process whose mark begins like this: first with SIGTERM, then with SIGKILL.
+
+    Returns those that not even SIGKILL has ended, and names them on stderr.
+    """
+    begin = time.monotonic()
+    asked: set[int] = set()
+    while marked := _marked(mark):
+        seconds = time.monotonic() - begin
+        late = seconds > GRACE
+        if seconds > GRACE + DYING:
+            stuck = ", ".join(map(str, sorted(marked)))
+            print(f"lsgd: left running, as SIGKILL does not end it: pid {stuck}", file=sys.stderr)
+            return marked
+        for pid in marked if late else marked - asked:
+            try:
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        asked |= marked
+        time.sleep(0.05)
+    return set()
+
+
+def _marked(mark: str) -> set[int]:
+    wanted = f"{MARK}={mark}".encode()
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is somebody else's
+        if any(word.startswith(wanted) for word in words):
+            found.add(int(folder.name))
+    return found
+
+
+def failure(code: int | None, text: str, limit: float) -> str:
+    """How a process failed, from its exit code, None if it was ended, and what it printed."""
+    said = telling_line(text)
+    if code is not None and code >= 0:
+        return said or f"it ended with exit code {code} and said nothing"
+    how = f"it did not end in {limit:g} s"
+    if code is not None:
+        how = f"it crashed with {signal.Signals(-code).name}"
+    return f"{how} ({said})" if said else how
+
+
+def telling_line(text: str) -> str:
+    """The line of a program's output that says why it failed: a crash, an exception, or the first.
+
+    Of several the earliest, since launchers add an exception of their own.
+    """
+    # Without what horovodrun and torch's C++ parts put in front.
+    lines = [
+        re.sub(r"^(\[\d+\]<std\w+>:|\[[IWEF]\d+ [^]]*\]|\s)+", "", x) for x in text.splitlines()
+    ]
+    for telling in (
+        r"Segmentation fault|Aborted|Bus error",
+        r"[\w.]*(Error|Exception)\b",
+        r".*[a-z]",
+    ):
+        for each in lines:
+            if re.match(telling, each):
+                return each.strip()[:160]
+    return ""

@@ -1,0 +1,111 @@
+"""The rows of a run as TensorBoard's curves, drawn so that runs of any minibatch size overlay.
+
+Training is drawn against the examples seen and validation against epochs. A run has one event file.
+metrics.jsonl is the truth: when a run goes on, the file is made anew from its rows.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from lsgd.files import Appended
+from lsgd.rows import Row
+
+FILES = "events.out.tfevents.*"
+
+
+class Curves:
+    """The event file of a run folder, which already has the rows made so far.
+
+    `examples` says how many training examples have been seen after a step. The file gets its name
+    when all of these rows are in it, and only then the one before is emptied (and removed by the
+    next); on a full disk that is once there is space again.
+    """
+
+    def __init__(self, run: Path, rows: list[Row], examples: Callable[[int], int]) -> None:
+        self.examples = examples
+        folder = run / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        # TensorBoard reads its files in the order of their names.
+        name = FILES.replace("*", f"{time.time():.6f}.{platform.node()}.{os.getpid()}")
+        self.path = folder / name
+        # TensorBoard would take any name with tfevents in it for a file of its own.
+        self.beside = folder / "events.part"
+        self.beside.unlink(missing_ok=True)
+        self.file = Appended(self.beside)
+        self.records = RecordWriter(self.file)
+        self._begin()
+        config = run / "config.yaml"
+        self._text("config", _verbatim(config.read_text(encoding="utf-8")))
+        for row in rows:
+            self._record(row)
+        self._put_in_place()
+
+    def draw(self, row: Row) -> None:
+        """Add a row, at once, so that it does not die with the process."""
+        self._record(row)
+        self._put_in_place()
+
+    def say(self, tag: str, text: str) -> None:
+        """Add a text under this name."""
+        self._text(tag, text)
+        self._put_in_place()
+
+    def close(self) -> None:
+        """Write what is left to write, if there is space."""
+        self.file.close()
+        self._put_in_place()
+
+    def _begin(self) -> None:
+        self._add(Event(step=0, file_version="brain.Event:2"))
+        # Whoever watches forgets what the file before has shown.
+        self._add(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
+
+    def _record(self, row: Row) -> None:
+        match row["kind"]:
+            case "train":
+                group, at = "train_by_examples", self.examples(row["step"])
+            case "epoch":
+                group, at = "epoch", row["epoch"]
+            case _:
+                return
+        values = [
+            Summary.Value(tag=f"{group}/{key}", simple_value=value)
+            for key, value in row.items()
+            if key not in ("kind", "step", "epoch") and isinstance(value, int | float)
+        ]
+        self._add(Event(step=at, summary=Summary(value=values)))
+
+    def _text(self, tag: str, text: str) -> None:
+        metadata = create_summary_metadata(display_name=None, description=None)
+        value = Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto([text.encode()]))
+        self._add(Event(step=0, summary=Summary(value=[value])))
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self.records.write(event.SerializeToString())
+
+    def _put_in_place(self) -> None:
+        if self.file.unwritten or not self.beside.exists():
+            return
+        os.replace(self.beside, self.path)
+        for old in set(self.path.parent.glob(FILES)) - {self.path}:
+            # TensorBoard that watches one would wait for it for ever if it vanished; at the end of
+            # an empty one it looks for the next.
+            if old.stat().st_size:
+                os.truncate(old, 0)
+            else:
+                old.unlink()
+
+
+def _verbatim(text: str) -> str:
+    """Markdown that shows the text as it is."""
+    return "".join(f"    {line}\n" for line in text.splitlines())

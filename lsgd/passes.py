@@ -1,0 +1,173 @@
+"""workers_per_pass=auto: how many workers one pass should carry on this machine.
+
+On a CPU the largest pass is not the fastest, since its images outgrow the caches, and on a GPU the
+largest may not fit. So passes of 1, 2, 4, … workers are timed, on a model that is thrown away.
+"""
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lsgd import sampler
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.inputs import Batch
+from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.launcher import detect
+from lsgd.learner import Learner
+from lsgd.recipe import AUTO, Recipe
+from lsgd.sampler import Pass
+
+BUDGET = 10.0
+"""Seconds of timed passes after which no larger one is tried; warming up does not count."""
+WORSE = 0.7
+"""Nor after one whose speed is less than so much of the best."""
+FULL = 0.85
+"""The share of a GPU's memory that a pass may take; the rest is for the loader and fragments."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The bytes that a container may take, or `max`."""
+
+TrainStep = Callable[[Learner, int, list[Pass], Iterator[Batch]], None]
+"""lsgd.train.train_step, which knows what is to be fast, and lies on a floor above."""
+
+
+def with_fastest_pass(
+    recipe: Recipe,
+    started_with: int | None,
+    comm: Comm,
+    device: torch.device,
+    train_step: TrainStep,
+) -> tuple[Recipe, list[str]]:
+    """The recipe with a number for workers_per_pass=auto, the same on every process, and a line
+    about it; any other recipe as it is.
+
+    A run that is resumed keeps the number it was `started_with`, on which its last bits depend.
+    """
+    if recipe.workers_per_pass != AUTO:
+        return recipe, []
+    if started_with is not None:
+        line = f"workers_per_pass={started_with}, with which the run was saved"
+        return replace(recipe, workers_per_pass=started_with), [line]
+    if comm.rank == 0:
+        print("timing passes of 1, 2, 4, … workers", flush=True)
+    hosted = len(sampler.share(recipe.workers, comm.world_size, comm.rank))
+    # All processes at once, since those of a machine share its caches and memory.
+    mine = speeds(recipe, hosted, device, train_step)
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # or the loader's part of the GPU finds no memory
+    everyone = comm.gather_objects(mine)
+    workers, speed = choose(everyone)
+    largest = max(everyone[0])
+    line = f"workers_per_pass={workers}: {speed / 1000:.1f} thousand images/s, of 1 … {largest}"
+    return replace(recipe, workers_per_pass=workers), [line]
+
+
+def choose(everyone: list[dict[int, float]]) -> tuple[int, float]:
+    """The workers per pass, of those that all processes have timed, with which the slowest of them
+    is fastest, as the others wait for it; and its images/s."""
+    common = [w for w in everyone[0] if all(w in each for each in everyone)]
+    slowest = {w: min(each[w] for each in everyone) for w in common}
+    best = max(common, key=lambda w: slowest[w])
+    return best, slowest[best]
+
+
+def speeds(
+    recipe: Recipe, hosted: int, device: torch.device, train_step: TrainStep
+) -> dict[int, float]:
+    """Images/s of passes of 1, 2, 4, … workers, as far as it makes sense to try."""
+    # With hardly any lr nothing can diverge.
+    slow = replace(recipe.schedule, reference_lr=1e-9)
+    learner = Learner(replace(recipe, schedule=slow), SingleComm(), device)
+    inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
+    found: dict[int, float] = {}
+    spent = 0.0
+    for workers in (2**power for power in range(hosted.bit_length())):
+        images = workers * recipe.worker_batch
+        passes = [Pass(0, np.arange(images), (recipe.worker_batch,) * workers)]
+        _forget_memory(device)
+        try:
+            times = _times(
+                learner, partial(train_step, learner, 0, passes), partial(inputs.train, passes)
+            )
+        except torch.OutOfMemoryError:
+            if not found:
+                raise
+            break
+        if found and _too_full(device):
+            break
+        found[workers] = images / min(times)
+        spent += sum(times)
+        slower = found[workers] < WORSE * max(found.values())
+        if spent > BUDGET or slower or _nearly_full(device):
+            break
+    return found
+
+
+def _times(
+    learner: Learner,
+    step: Callable[[Iterator[Batch]], None],
+    batches: Callable[[], Iterator[Batch]],
+) -> list[float]:
+    """Seconds of the pass of such a step, from its images to its gradients, when nothing is in its
+    way. What comes once per step, whatever its passes, would favour large ones."""
+    marks: dict[str, float] = {}
+
+    def mark(phase: str) -> None:
+        if phase in ("data wait", "communication"):
+            _finish(learner.device)
+            marks[phase] = time.perf_counter()
+
+    learner.phase = mark
+    step(batches())  # the first one also compiles and allocates
+    times: list[float] = []
+    while len(times) < 3 and sum(times) < 1:
+        step(iter(list(batches())))
+        times.append(marks["communication"] - marks["data wait"])
+    return times
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _forget_memory(device: torch.device) -> None:
+    """Of smaller passes, so that what is reserved after the next one is its own."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _too_full(device: torch.device) -> bool:
+    """Whether the pass just timed leaves too little of the GPU to others."""
+    if device.type != "cuda":
+        return False
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.max_memory_reserved(device) > FULL * memory
+
+
+def _nearly_full(device: torch.device) -> bool:
+    """Whether twice the memory may be more than there is; a GPU says so itself, a CPU's system
+    ends the process."""
+    if device.type == "cuda":
+        return False
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 2 * peak * detect().local_size > _memory()
+
+
+def _memory() -> int:
+    """The bytes that the processes of this machine may take."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return physical

@@ -1,0 +1,39 @@
+"""What a number is of besides its recipe: the processor, and the commit of the code."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def cpu() -> str:
+    """The model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def commit() -> str | None:
+    """Of the checkout that lsgd runs from, with `-dirty` if it was changed; None if it is none."""
+    # An installed package may lie within somebody else's checkout.
+    if not (_PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=_PACKAGE,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip()

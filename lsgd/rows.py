@@ -1,0 +1,55 @@
+"""The rows of a metrics.jsonl, one JSON object per line; reading them needs no torch."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+"""`kind` (start, train, epoch, warning, diverged), `step` (steps of the run made until then), and
+the values of that kind."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl, none if it is not there.
+
+    A last line that a kill cut short is left out, and whatever stands behind a damaged one.
+    """
+    rows = []
+    for line in _lines(path):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def damaged_line(path: Path) -> int | None:
+    """The number of the first line that is no JSON, unless it is the last, which a kill may have
+    cut short or which is being written now."""
+    good = len(read_rows(path))
+    return good + 1 if good < len(_lines(path)) - 1 else None
+
+
+def number(row: Row, key: str) -> float | None:
+    """The finite number under this key, if there is one; what was not finite is null."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def median_of_last(errors: Sequence[float]) -> float:
+    """The paper's metric: the median of the last 5 of a run's top-1 validation errors, one for each
+    epoch (section 5.1).
+
+    >>> median_of_last([90.0, 9.0, 8.0, 30.0, 7.0, 8.5])
+    8.5
+    """
+    return statistics.median(errors[-5:])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []

@@ -1,0 +1,115 @@
+"""A run folder as it lies on the disk: what was asked for, and what came out so far.
+
+No torch is needed to read one, so that a hundred can be read in seconds.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe
+from lsgd.rows import Row, damaged_line, median_of_last, number, read_rows
+
+
+class NotARun(Exception):
+    """A folder that no run can be read from; the message says why, without the folder's name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a recipe, finished or not."""
+
+    path: Path
+    recipe: Recipe
+    rows: list[Row]
+
+    @property
+    def epochs(self) -> list[Row]:
+        """The row of each evaluated epoch."""
+        return self.of_kind("epoch")
+
+    @property
+    def start(self) -> Row:
+        """Machine and versions, as the run was last started; empty if that is not there."""
+        return next(iter(self.of_kind("start")[::-1]), {})
+
+    @property
+    def starts(self) -> list[Row]:
+        """Machine and versions of each start that trained an epoch; of the last if none did."""
+        trained: list[Row] = []
+        latest: Row = {}
+        for row in self.rows:
+            if row["kind"] == "start":
+                latest = row
+            elif row["kind"] == "epoch" and latest not in trained[-1:]:
+                trained.append(latest)
+        return trained or [latest]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every epoch has been trained and evaluated."""
+        return len(self.epochs) == self.recipe.epochs and not self.recipe.rehearse
+
+    @property
+    def diverged(self) -> str | None:
+        """What the run said when a loss or gradient was no longer finite; None if it did not, or
+        goes on since then."""
+        last = self.rows[-1] if self.rows else {}
+        return str(last.get("text", "")) if last.get("kind") == "diverged" else None
+
+    @property
+    def state(self) -> str:
+        """Finished, diverged, a rehearsal, or how far it has come, in words."""
+        if self.recipe.rehearse:
+            return "a rehearsal"
+        if self.finished:
+            return "finished"
+        if self.diverged is not None:
+            return f"diverged in epoch {len(self.epochs) + 1} of {self.recipe.epochs}"
+        return f"{len(self.epochs)} of {self.recipe.epochs} epochs done"
+
+    @property
+    def error(self) -> float:
+        """Median top-1 validation error of the last 5 epochs so far, in percent (section 5.1)."""
+        return median_of_last([float(row["val_top1_error"]) for row in self.epochs])
+
+    def of_kind(self, kind: str) -> list[Row]:
+        """The rows of this kind."""
+        return [row for row in self.rows if row["kind"] == kind]
+
+
+def read_run(path: Path) -> Run:
+    """The run in this folder; raises NotARun if there is none that can be understood."""
+    if not path.is_dir():
+        raise NotARun("it is not a folder")
+    if not (path / "config.yaml").exists():
+        raise NotARun("it has no config.yaml")
+    try:
+        recipe = config.read_recipe(path / "config.yaml")
+    except Refused as error:
+        what, _, _ = str(error).partition("; ")  # what to write instead is no help here
+        raise NotARun(f"config.yaml is of no run of this lsgd: {what}") from None
+    try:
+        rows = read_rows(path / "metrics.jsonl")
+        line = damaged_line(path / "metrics.jsonl")
+    except OSError as error:
+        raise NotARun(f"metrics.jsonl cannot be read ({error.strerror})") from None
+    if line:
+        raise NotARun(f"line {line} of metrics.jsonl is damaged")
+    if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
+        raise NotARun("metrics.jsonl has rows that lsgd did not write")
+    run = Run(path, recipe, rows)
+    if not all(number(row, "val_top1_error") is not None for row in run.epochs):
+        raise NotARun("metrics.jsonl has an epoch without val_top1_error")
+    if len(run.epochs) > recipe.epochs:
+        raise NotARun(f"metrics.jsonl has {len(run.epochs)} epochs and the recipe {recipe.epochs}")
+    return run
+
+
+def trial_folder(recipe: Recipe) -> Path:
+    """Where a study keeps the run of this recipe and seed: `runs/trials/NAME-seedS-FINGERPRINT`.
+
+    Studies that have the same run in common find it there done.
+    """
+    return Path("runs/trials") / f"{recipe.name}-seed{recipe.seed}-{recipe.fingerprint[:8]}"

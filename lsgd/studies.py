@@ -1,0 +1,81 @@
+"""What a study is: some recipes, some seeds, and the claims that their errors shall decide."""
+
+import re
+from dataclasses import dataclass, field
+
+from lsgd.errors import Refused
+
+RELATIONS = ("no_worse_than", "worse_than")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table: a recipe, run once with every seed of the study."""
+
+    recipe: str
+    label: str
+    """What it says in the table, such as "gradual warmup"."""
+    like: str | None = None
+    """The recipe of the paper that this one stands for at a smaller scale."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence about two entries that their errors decide."""
+
+    says: str
+    recipe: str
+    relation: str
+    """no_worse_than: at most `within` above the other's error; worse_than: above it."""
+    other: str
+    within: float = 0.0
+    """Points of top-1 error."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Several recipes and seeds that together make one table or figure."""
+
+    name: str
+    title: str
+    question: str
+    source: str
+    """The table or figure of the paper, such as "Goyal et al. 2017, table 1"."""
+    baseline: str
+    """The recipe that the others are compared with."""
+    seeds: list[int]
+    entries: list[Entry]
+    claims: list[Claim] = field(default_factory=list)
+
+
+def check_study(study: Study, recipes: list[str]) -> None:
+    """Refuse a study that names what is not there, given the names of all recipes."""
+    here = [entry.recipe for entry in study.entries]
+    named = [entry.like for entry in study.entries if entry.like]
+    for name in (*here, *named):
+        if name not in recipes:
+            raise Refused(
+                f"study {study.name} has the recipe {name}, which does not exist; write one that "
+                "`python -m lsgd.train --help` lists"
+            )
+    compared = [name for claim in study.claims for name in (claim.recipe, claim.other)]
+    for name in (study.baseline, *compared):
+        if name not in here:
+            raise Refused(
+                f"study {study.name} compares {name}, which is not among its entries; write one of "
+                f"{', '.join(here)}"
+            )
+    if len(set(here)) < len(here):
+        raise Refused(f"study {study.name} has a recipe twice; write each entry once")
+    if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
+        raise Refused(
+            f"study {study.name} has seeds={study.seeds}; write different numbers, 0 or more"
+        )
+    for claim in study.claims:
+        if claim.relation not in RELATIONS:
+            raise Refused(
+                f"study {study.name} has the relation {claim.relation!r}; write one of "
+                f"{', '.join(RELATIONS)}"
+            )
+    if not re.fullmatch(r"\w+", study.name):
+        raise Refused(f"study {study.name!r} does not make a folder's name; write letters and _")

@@ -1,0 +1,65 @@
+"""profile=true where processes wait for each other: the slow one is named, with the cause."""
+
+import platform
+from pathlib import Path
+
+import pytest
+from launching import launch
+
+PLANTED = """
+import os, sys, time
+from pathlib import Path
+import torch
+from lsgd import config
+from lsgd.comm import open_comm
+from lsgd.inputs import open_inputs
+from lsgd.learner import Learner
+from lsgd.metrics import SilentLog
+from lsgd.profile import profiling
+from lsgd.saver import Saver
+from lsgd.train import train_epochs
+
+SECONDS = 0.1
+out, device = Path(sys.argv[1]), torch.device("cpu")
+comm = open_comm("torch", device=device, timeout=60)
+made = config.load_recipe([
+    "+recipe=digits", "workers=2", "worker_batch=24", "epochs=1", "profile=true",
+    "schedule.milestones=[]", "schedule.warmup_epochs=1",
+])
+
+class SlowLoader:
+    def __init__(self, inputs):
+        self.validation, self.images = inputs.validation, inputs.train
+    def train(self, passes):
+        for batch in self.images(passes):
+            time.sleep(SECONDS)
+            yield batch
+
+for case in ("loader", "forward"):
+    inputs, learner, log = open_inputs(made, device), Learner(made, comm, device), SilentLog()
+    if case == "loader" and comm.rank == 1:
+        inputs = SlowLoader(inputs)
+    if case == "forward" and comm.rank == 0:
+        learner.model.register_forward_pre_hook(lambda *_: time.sleep(SECONDS))
+    folder = out / case
+    folder.mkdir(exist_ok=True)
+    with Saver(folder, comm, log, keep=1) as saver, profiling(learner, folder, log):
+        train_epochs(learner, inputs, saver, log)
+comm.close()
+"""
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_who_is_slow_is_named_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(PLANTED)
+    done = launch("torch", 2, str(tmp_path / "planted.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for case, rank, cause in (("loader", 1, "data wait"), ("forward", 0, "forward")):
+        (folder,) = (tmp_path / case / "profile").iterdir()
+        readme = (folder / "README.md").read_text()
+        named = f"Process {rank} on {platform.node()} makes the others wait, by its {cause}: 1"
+        assert named in readme, readme
+        assert {path.name for path in folder.iterdir()} == {
+            "README.md", "trace-0.json.gz", "trace-1.json.gz",
+        }  # fmt: skip

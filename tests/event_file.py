@@ -1,0 +1,27 @@
+"""What TensorBoard shows of a run folder, by TensorBoard's own reader."""
+
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def reader(run: Path) -> EventAccumulator:
+    """Of all points, and of what is added later on each Reload."""
+    return EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+
+
+def points(run: Path | EventAccumulator) -> dict[str, list[tuple[int, float]]]:
+    """(where on the x-axis, value) of each point of each curve."""
+    events = (reader(run) if isinstance(run, Path) else run).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def texts(run: Path) -> dict[str, str]:
+    """The newest text of each name."""
+    events = reader(run).Reload()
+    return {
+        tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode()
+        for tag in events.Tags()["tensors"]
+        if events.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+    }

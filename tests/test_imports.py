@@ -1,0 +1,60 @@
+"""Nothing heavy is imported that a run does not use."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMPORTED = """
+import sys
+try:
+    from lsgd.train import main
+    code = main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code
+print(*sys.modules, sep="\\n", file=sys.stderr)
+raise SystemExit(code)
+"""
+
+NEVER_UNASKED = {
+    "horovod", "nvidia.dali", "matplotlib", "pandas", "tensorflow", "lsgd.comm.torch",
+    "lsgd.inputs.torchvision", "lsgd.bench",
+}  # fmt: skip
+"""A run by one process in memory has no use for these."""
+A_RUN = {"torchvision", "tensorboard", "PIL", "torch._dynamo", "torch._inductor", "sympy"}
+"""A run uses them: networks, curves and, from inside, torch.optim."""
+DIGITS = {"sklearn", "scipy"}
+
+
+def imported(*words: str) -> set[str]:
+    """The modules that a training process has, once it is through."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["+recipe=bs8k", "--cfg"]])
+def test_help_needs_torch_and_hydra_alone(words: list[str]) -> None:
+    modules = imported(*words)
+    assert {"torch", "hydra"} <= modules
+    assert not modules & (NEVER_UNASKED | A_RUN | DIGITS)
+
+
+@pytest.mark.slow
+def test_a_run_in_memory_leaves_out_what_it_does_not_use(tmp_path: Path) -> None:
+    short = ["epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.5"]
+    digits = imported("+recipe=digits", *short, f"run_dir={tmp_path / 'digits'}")
+    assert not digits & NEVER_UNASKED
+    assert {"torchvision", "tensorboard", "sklearn"} <= digits  # so the names are right
+    made_up = imported(
+        "+recipe=digits", *short, "inputs=synthetic", f"run_dir={tmp_path / 'made up'}"
+    )
+    assert not made_up & (NEVER_UNASKED | DIGITS)

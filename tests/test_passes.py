@@ -1,0 +1,207 @@
+"""workers_per_pass=auto is a number when training starts, and the run is the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from threaded import on_processes
+
+from lsgd import checkpoint, config, passes
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
+from lsgd.inputs import Batch
+from lsgd.learner import Learner
+from lsgd.metrics import read_rows
+from lsgd.passes import choose, speeds, with_fastest_pass
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+from lsgd.train import train, train_step
+
+CPU = torch.device("cpu")
+
+
+def recipe(*words: str) -> Recipe:
+    short = ["epochs=2", "schedule.milestones=[1.5]", "schedule.warmup_epochs=1", "log_steps=2"]
+    return config.load_recipe(["+recipe=digits", "precision=float64", *short, *words])
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Up to the order of sums: to 1e-10 in float64."""
+    ours, theirs = saved(one), saved(other)
+    assert all(torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-10) for key in theirs)
+
+
+def test_auto_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what was chosen is said, written down, and one of 1, 2, 4, 8, 16."""
+    train(recipe(f"run_dir={tmp_path / 'auto'}", "workers_per_pass=auto"))
+    said = capsys.readouterr().out
+    train(recipe(f"run_dir={tmp_path / 'fixed'}", "workers_per_pass=16"))
+    assert_same_run(tmp_path / "auto", tmp_path / "fixed")
+    start = read_rows(tmp_path / "auto" / "metrics.jsonl")[0]
+    line = start["machine"].split("; ")[-1]
+    before, _, after = said.partition("timing passes of 1, 2, 4, … workers\n")
+    assert not before
+    assert line in after
+    name, _, rest = line.partition(": ")
+    assert name in {f"workers_per_pass={2**power}" for power in range(5)}
+    assert "thousand images/s, of 1 … " in rest
+    written = torch.load(tmp_path / "auto" / "checkpoint.pt", weights_only=True)["recipe"]
+    assert name == f"workers_per_pass={written['workers_per_pass']}"
+
+
+def untimed(*_: object) -> dict[int, float]:
+    pytest.fail("passes were timed")
+
+
+def test_a_resume_keeps_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without timing anything, and so to the last bit; nor is anything timed for a whole run."""
+    monkeypatch.setattr(passes, "speeds", untimed)
+    train(recipe(f"run_dir={tmp_path / 'whole'}", "workers_per_pass=4"))
+    made = recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recipe, "total_steps", made.steps_per_epoch)
+        patch.setattr(Recipe, "epochs_from", lambda self, step: iter([(0, list(range(5)))]))
+        train(made)
+    for _ in range(2):
+        train(recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=auto"))
+    ours, theirs = saved(tmp_path / "parts"), saved(tmp_path / "whole")
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=1"], "holds another run"),
+        (["data=cifar10", "data.root=/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.setattr(passes, "speeds", untimed)
+    checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
+    with pytest.raises(Refused, match=message):
+        train(recipe(f"run_dir={tmp_path}", "workers_per_pass=auto", *words))
+
+
+def test_all_processes_take_one_number() -> None:
+    """7 workers on 3 processes, which host 3, 2 and 2."""
+    made = recipe(
+        "workers=7", "worker_batch=8", "schedule.reference_batch=56", "workers_per_pass=auto"
+    )
+    found = on_processes(3, lambda comm: with_fastest_pass(made, None, comm, CPU, train_step))
+    assert len({chosen.workers_per_pass for chosen, _ in found}) == 1
+    assert found[0][0].workers_per_pass in (1, 2)
+    assert found[0][0].fingerprint == made.fingerprint
+
+
+def test_the_slowest_process_decides() -> None:
+    """Of what every process could time: a pass of 8 does not fit everywhere."""
+    one = {1: 100.0, 2: 300.0, 4: 400.0, 8: 900.0}
+    other = {1: 200.0, 2: 250.0, 4: 150.0}
+    assert choose([one, other]) == (2, 250.0)
+    assert choose([one]) == (8, 900.0)
+
+
+def test_a_number_is_taken_as_it_is() -> None:
+    made = recipe("workers_per_pass=3")
+    for started_with in (None, 8):
+        assert with_fastest_pass(made, started_with, SingleComm(), CPU, train_step) == (made, [])
+
+
+def test_passes_that_do_not_fit_are_not_taken() -> None:
+    """Those that went before are; and if not even one worker fits, that is the error."""
+
+    def full_from(workers: int):
+        def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
+            if len(made[0].sizes) >= workers:
+                raise torch.OutOfMemoryError("planted")
+            train_step(learner, step, made, batches)
+
+        return step
+
+    assert [*speeds(recipe(), 16, CPU, full_from(4))] == [1, 2]
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        speeds(recipe(), 16, CPU, full_from(1))
+
+
+def test_no_larger_pass_is_tried_once_they_slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or once the time is over, of which a pass of ResNet-50 may need much."""
+    seconds = iter([1.0, 1.0, 4.0, 1.0, 1.0])
+    monkeypatch.setattr(passes, "_times", lambda *_: [next(seconds)])
+    assert [*speeds(recipe(), 16, CPU, train_step)] == [1, 2, 4]
+    monkeypatch.setattr(passes, "BUDGET", 0.0)
+    assert [*speeds(recipe(), 16, CPU, train_step)] == [1]
+
+
+def test_only_the_pass_itself_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what the first of each does, such as compiling, nor what there is once per step."""
+    clock = SimpleNamespace(now=0.0, started=set())
+    monkeypatch.setattr(passes.time, "perf_counter", lambda: clock.now)
+
+    def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
+        workers = len(made[0].sizes)
+        learner.phase("optimizer")
+        clock.now += 5
+        learner.phase("data wait")
+        next(batches)
+        clock.now += workers / 10 + (0 if workers in clock.started else 100)
+        clock.started.add(workers)
+        learner.phase("communication")
+        clock.now += 7
+        learner.phase("optimizer")
+
+    made = recipe()
+    found = speeds(made, 16, CPU, step)
+    assert [*found] == [1, 2, 4, 8, 16]
+    assert [*found.values()] == pytest.approx([10 * made.worker_batch] * 5)
+
+
+def test_a_container_has_the_memory_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(passes, "CGROUP_LIMIT", limit)
+    limit.write_text("max\n")
+    assert len(speeds(recipe(), 2, CPU, train_step)) == 2
+    limit.write_text("1000000\n")
+    assert [*speeds(recipe(), 2, CPU, train_step)] == [1]
+
+
+@pytest.mark.gpu
+def test_a_pass_that_fills_the_gpu_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for one worker, since there is none smaller."""
+    device = torch.device("cuda")
+    assert 2 in speeds(recipe(), 2, device, train_step)
+    monkeypatch.setattr(passes, "FULL", 0.0)
+    assert [*speeds(recipe(), 2, device, train_step)] == [1]
+
+
+def test_a_model_that_is_compiled_needs_a_number() -> None:
+    with pytest.raises(Refused, match=r"compiled.*workers_per_pass=8"):
+        recipe("workers_per_pass=auto", "compile=true")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("fast", "=fast is not possible; write 1 or more, or auto"),
+        ("0", "=0 is not possible; write 1 or more, or auto"),
+        ("1.5", "=1.5 is not a whole number or auto; write for example workers_per_pass=8"),
+        ("true", "=true is not a whole number or auto; write for example workers_per_pass=8"),
+    ],
+)
+def test_other_words_are_refused(value: str, message: str) -> None:
+    with pytest.raises(Refused, match=f"^workers_per_pass{message}$"):
+        recipe(f"workers_per_pass={value}")
+
+
+def test_where_nothing_is_timed_a_number_is_asked_for() -> None:
+    with pytest.raises(Refused, match="workers_per_pass=auto is found where training starts"):
+        _ = recipe("workers_per_pass=auto").pass_workers

@@ -1,0 +1,134 @@
+"""profile=true on one process; tests/distributed has those that wait for each other."""
+
+import gzip
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd import config
+from lsgd.comm.single import SingleComm
+from lsgd.learner import Learner
+from lsgd.metrics import SilentLog
+from lsgd.profile import Trace, profiling
+from lsgd.rows import read_rows
+from lsgd.train import train
+
+WORDS = [
+    "+recipe=digits", "workers=4", "epochs=2", "schedule.milestones=[]", "schedule.warmup_epochs=1",
+    "log_steps=1",
+]  # fmt: skip
+PHASES = {"data wait", "forward", "backward", "communication", "optimizer", "between steps"}
+
+
+def run(folder: Path, *words: str) -> list[dict]:
+    """The rows of a run without what is different each time it is made."""
+    train(config.load_recipe([*WORDS, f"run_dir={folder}", *words]))
+    rows = read_rows(folder / "metrics.jsonl")
+    timing = ("images_per_second", "data_wait", "time")
+    return [{key: row[key] for key in row if key not in timing} for row in rows]
+
+
+def test_a_profiled_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    profiled, plain = run(tmp_path / "p", "profile=true"), run(tmp_path / "q")
+    assert profiled == plain
+    ours, theirs = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in "pq"
+    )
+    assert all(torch.equal(ours["model"][key], theirs["model"][key]) for key in theirs["model"])
+    assert not (tmp_path / "q" / "profile").exists()
+
+    (folder,) = (tmp_path / "p" / "profile").iterdir()
+    said = capsys.readouterr().out
+    assert f"after 5 steps 20 are timed and then 2 traced, into {folder}" in said
+    assert "steps 6 to 25: one process: it waits for no other\n| ms per step" in said
+    readme = (folder / "README.md").read_text()
+    assert "Steps 6 to 25;" in readme
+    times = {
+        cells[1].strip(): float(cells[3])
+        for cells in (line.split("|") for line in readme.splitlines())
+        if len(cells) == 7 and cells[1].strip() in PHASES
+    }
+    assert times.keys() == PHASES
+    assert times["forward"] > 0
+    assert times["backward"] > 0
+
+
+def test_the_trace_has_two_steps_with_their_phases(tmp_path: Path) -> None:
+    run(tmp_path, "profile=true")
+    (path,) = (tmp_path / "profile").glob("*/trace-0.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    marks = [each["name"] for each in events if each.get("cat") == "user_annotation"]
+    for phase in PHASES - {"between steps", "optimizer"}:
+        assert marks.count(phase) == 2
+    assert any("conv" in each["name"] for each in events)
+    assert not list(path.parent.glob(".*"))
+
+
+def test_a_run_too_short_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """In an epoch of 22 steps some are timed; in 4 none is."""
+    run(tmp_path / "some", "profile=true", "epochs=1")
+    assert "steps 6 to 22: one process" in capsys.readouterr().out
+    (folder,) = (tmp_path / "some" / "profile").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["README.md"]
+    rows = run(tmp_path / "none", "profile=true", "epochs=1", "workers=20")
+    said = "profile=true times no step before the 6th, and there were only 4"
+    assert [row["text"] for row in rows if row["kind"] == "warning"] == [said]
+    assert not (tmp_path / "none" / "profile").exists()
+
+
+def test_a_resumed_run_is_profiled_beside_the_first(tmp_path: Path) -> None:
+    made = config.load_recipe([*WORDS, "profile=true"])
+    learner = Learner(made, SingleComm(), torch.device("cpu"))
+
+    def profile() -> None:
+        with profiling(learner, tmp_path, SilentLog()):
+            for _ in range(7):
+                learner.phase("forward")
+                learner.phase("between steps")
+
+    profile()
+    (first,) = tmp_path.glob("profile/*/README.md")
+    os.rename(first.parent, first.parent.with_name("20260101-000000"))
+    profile()
+    assert len(list(tmp_path.glob("profile/*/README.md"))) == 2
+    # Off, the learner tells no one.
+    plain = Learner(replace(made, profile=False), SingleComm(), torch.device("cpu"))
+    with profiling(plain, tmp_path, SilentLog()):
+        assert plain.phase is not learner.phase
+        assert plain.phase("forward") is None
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_its_own_events_are_the_clock(tmp_path: Path) -> None:
+    run(tmp_path, "profile=true", "device=cuda")
+    (folder,) = (tmp_path / "profile").iterdir()
+    lines = (folder / "README.md").read_text().splitlines()
+    (forward,) = [line.split("|") for line in lines if line.startswith("| forward")]
+    assert float(forward[3]) > 0
+    assert (folder / "trace-0.json.gz").exists()
+
+
+class Said(SilentLog):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, step: int, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_run(small_disk: Path) -> None:
+    log = Said()
+    trace = Trace(small_disk / "trace-0.json.gz", torch.device("cpu"), log)
+    (small_disk / "ballast").write_bytes(bytes(2**22 - 8192))
+    trace.start()
+    for _ in range(3):
+        for _ in range(2000):
+            torch.ones(3) + torch.rand(3)
+        trace.step()
+    trace.close()
+    assert log.warnings == [f"no space left for the profile in {small_disk}; training goes on"]
+    assert not (small_disk / "trace-0.json.gz").exists()

@@ -1,0 +1,44 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd import provenance
+from lsgd.comm import device_name
+
+
+def git(folder: Path, *words: str) -> str:
+    named = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", *named, *words], cwd=folder, capture_output=True, check=True)
+    return done.stdout.decode().strip()
+
+
+def test_the_commit_is_that_of_the_checkout_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lsgd"
+    package.mkdir()
+    (package / "a.py").write_text("a = 1\n")
+    monkeypatch.setattr(provenance, "_PACKAGE", package)
+    assert provenance.commit() is None  # in no checkout
+    git(tmp_path, "init")
+    assert provenance.commit() is None  # git refuses, as there is no commit
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "a")
+    assert provenance.commit() == git(tmp_path, "rev-parse", "--short", "HEAD")
+    (package / "a.py").write_text("a = 2\n")
+    assert provenance.commit() == git(tmp_path, "rev-parse", "--short", "HEAD") + "-dirty"
+    installed = tmp_path / "venv" / "lsgd"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "_PACKAGE", installed)
+    assert provenance.commit() is None  # in somebody else's checkout
+    monkeypatch.setattr(provenance, "_PACKAGE", package)
+    monkeypatch.setenv("PATH", "")
+    assert provenance.commit() is None  # no git
+
+
+def test_a_cpu_is_told_by_its_model_and_cores() -> None:
+    name = device_name(torch.device("cpu"))
+    assert name.startswith(f"{provenance.cpu()}, ")
+    assert f"cores, threads per process: {torch.get_num_threads()}" in name

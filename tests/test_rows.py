@@ -1,0 +1,35 @@
+from pathlib import Path
+
+import pytest
+
+from lsgd.rows import damaged_line, number, read_rows
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "damaged"),
+    [
+        ("", 0, None),
+        ('{"step": 1}\n{"step": 2}\n', 2, None),
+        ('{"step": 1}\n{"ste', 1, None),  # cut short by a kill, or being written
+        ('{"step": 1}\n{"ste\n', 1, None),
+        ('{"step": 1}\n\x00\x00\n{"step": 3}\n', 1, 2),
+        ('{"step": 1}\n{"ste{"step": 3}\n{"step": 4}\n', 1, 2),
+    ],
+)
+def test_rows_end_at_the_first_damaged_line(
+    tmp_path: Path, text: str, rows: int, damaged: int | None
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    assert len(read_rows(path)) == rows
+    assert damaged_line(path) == damaged
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+    assert damaged_line(tmp_path / "metrics.jsonl") is None
+
+
+def test_a_number_is_finite_and_no_truth_value() -> None:
+    row = {"a": 3, "b": 2.5, "c": None, "d": float("nan"), "e": True, "f": "4"}
+    assert [number(row, key) for key in "abcdefg"] == [3.0, 2.5, None, None, None, None, None]

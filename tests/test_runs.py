@@ -1,0 +1,116 @@
+"""Run folders are read without torch, and whatever is wrong with one is said in a sentence."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_folders import finished, write_run
+
+from lsgd.runs import NotARun, read_run, trial_folder
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    run = read_run(finished(tmp_path, "fashion_bs64", 3, 8.0))
+    assert run.finished
+    assert run.state == "finished"
+    assert run.error == 8.0  # of 11, 7.5, 8, 8.5 and 7, not of all nine
+    assert run.recipe.seed == 3
+    assert run.start["torch"] == "2.13.0"
+
+
+def test_a_run_that_is_under_way_has_the_error_so_far(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[30.0, 20.0]))
+    assert not run.finished
+    assert run.state == "2 of 9 epochs done"
+    assert run.error == 25.0
+
+
+def test_a_diverged_run_that_goes_on_has_not_diverged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[30.0], diverged=True)
+    assert read_run(folder).diverged == "loss is nan"
+    assert read_run(folder).state == "diverged in epoch 2 of 9"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "start", "step": 0}\n')
+    assert read_run(folder).diverged is None
+
+
+def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
+    words = ("+recipe=fashion_bs64", "rehearse=true")
+    run = read_run(write_run(tmp_path / "a", *words, errors=[30.0] * 9))
+    assert not run.finished
+    assert run.state == "a rehearsal"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("config.yaml", "- a\n- b\n", "config.yaml is no mapping of keys to values"),
+        ("config.yaml", "name: [", "config.yaml cannot be read"),
+        ("config.yaml", "trainer: {max_epochs: 3}\n", "there is no key 'trainer'"),
+        ("metrics.jsonl", "[1, 2]\n", "metrics.jsonl has rows that lsgd did not write"),
+        ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl has rows that lsgd did not write"),
+        ("metrics.jsonl", '{"step"\n{"step": 2}\n{}\n', "line 1 of metrics.jsonl is damaged"),
+        (
+            "metrics.jsonl",
+            '{"kind": "epoch", "step": 1, "val_top1_error": null}\n',
+            "metrics.jsonl has an epoch without val_top1_error",
+        ),
+        (
+            "metrics.jsonl",
+            '{"kind": "epoch", "step": 1, "val_top1_error": 9.0}\n' * 10,
+            "metrics.jsonl has 10 epochs and the recipe 9",
+        ),
+    ],
+)
+def test_what_is_no_run_says_why(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64")
+    (folder / name).write_text(text)
+    with pytest.raises(NotARun) as caught:
+        read_run(folder)
+    assert reason in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_no_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64")
+    (folder / "config.yaml").write_bytes(b"\xff\xfe\x00\x80" * 9)
+    with pytest.raises(NotARun, match=r"config\.yaml cannot be read"):
+        read_run(folder)
+
+
+def test_folders_in_the_place_of_files_are_no_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    with pytest.raises(NotARun, match=r"metrics\.jsonl cannot be read"):
+        read_run(folder)
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(NotARun):
+            read_run(missing)
+
+
+def test_settings_of_other_versions_do_not_matter(tmp_path: Path) -> None:
+    folder = finished(tmp_path, "fashion_bs64", 0, 8.0)
+    text = (folder / "config.yaml").read_text().replace("  prefetch: 2", "  processes: 4")
+    assert "processes: 4" in text
+    (folder / "config.yaml").write_text(text)
+    assert read_run(folder).finished
+
+
+def test_the_folder_of_a_trial_is_that_of_its_recipe_and_seed(tmp_path: Path) -> None:
+    recipe = read_run(finished(tmp_path, "fashion_bs64", 2, 8.0)).recipe
+    folder = trial_folder(recipe)
+    assert folder.parts[:2] == ("runs", "trials")
+    assert folder.name.startswith("fashion_bs64-seed2-")
+    assert trial_folder(replace(recipe, run_dir="elsewhere")) == folder
+    assert trial_folder(replace(recipe, epochs=10)) != folder
+
+
+def test_reading_a_run_imports_no_torch() -> None:
+    program = "import sys, lsgd.runs, lsgd.report; print(json.dumps('torch' in sys.modules))"
+    told = subprocess.run(
+        [sys.executable, "-c", f"import json; {program}"], capture_output=True, check=True
+    )
+    assert json.loads(told.stdout) is False
