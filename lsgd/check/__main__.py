@@ -1,0 +1,95 @@
+"""Is this recipe the paper's? `python -m lsgd.check +recipe=NAME [key=value ...]`."""
+
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from lsgd import config
+from lsgd.check import Finding, build, findings
+from lsgd.comm import run_command
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe
+
+ABOUT = """\
+Compare a recipe with Goyal et al. 2017, rule by rule, on the built network, optimizer, schedule,
+sampler and loader. Nothing is trained and no data is needed. Where the run differs, the recipe has
+to say so, in `deviations: {rule: reason}`; the exit code is 0 if it does and 2 if not.
+"""
+WIDTHS = 20, 10, 56
+"""Of the columns rule, section and what the run does; the verdict ends at 99."""
+
+
+def table(found: Sequence[Finding], declared: dict[str, str]) -> str:
+    """One row per rule; of a deviation also what the paper does, and why this run does not."""
+    lines = [_row("rule", "section", "this run", "")]
+    for finding in found:
+        verdict = "same" if finding.same else "deviation"
+        lines.append(_row(finding.rule, finding.section, finding.found, verdict))
+        if not finding.same:
+            lines.append(_row("", "", f"paper: {finding.paper}", ""))
+            reason = declared.get(finding.rule) or "not declared"
+            lines.append(_row("", "", f"why: {reason}", ""))
+    lines += [
+        "",
+        "[12] is fb.resnet.torch, to which section 5.1 refers for what becomes of an image.",
+    ]
+    return "\n".join(lines)
+
+
+def _row(rule: str, section: str, text: str, verdict: str) -> str:
+    parts = textwrap.wrap(text, WIDTHS[2], break_on_hyphens=False) or [""]
+    firsts = [(rule, section, verdict), *[("", "", "")] * (len(parts) - 1)]
+    return "\n".join(
+        f"{a:<{WIDTHS[0]}} {b:<{WIDTHS[1]}} {part:<{WIDTHS[2]}} {c}".rstrip()
+        for (a, b, c), part in zip(firsts, parts, strict=True)
+    )
+
+
+def verdict(recipe: Recipe, found: Sequence[Finding]) -> str:
+    """The last sentence; raises Refused unless what deviates is what the recipe declares."""
+    deviating = [finding.rule for finding in found if not finding.same]
+    undeclared = [rule for rule in deviating if not recipe.deviations.get(rule)]
+    absent = [rule for rule in recipe.deviations if rule not in deviating]
+    complaints = []
+    if undeclared:
+        words = " ".join(f"\"+deviations.{rule}='…'\"" for rule in undeclared)
+        complaints.append(
+            f"deviates from the paper in {_and(undeclared)} and does not say so: put it right, or "
+            f"say why with {words}"
+        )
+    if absent:
+        words = " ".join(f"deviations.{rule}=null" for rule in absent)
+        complaints.append(
+            f"declares a deviation in {_and(absent)} that is not there: take it back with {words}"
+        )
+    if complaints:
+        raise Refused(f"{recipe.name} {'; it '.join(complaints)}")
+    if not deviating:
+        return f"{recipe.name} follows the paper in all {len(found)} rules"
+    return (
+        f"{recipe.name} follows the paper in {len(found) - len(deviating)} of {len(found)} rules "
+        f"and declares where it does not: {_and(deviating)}"
+    )
+
+
+def _and(rules: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(rules[:-1]), rules[-1]) if part)
+
+
+def check(recipe: Recipe) -> None:
+    """Print the table and the verdict; raises Refused if they differ from what is declared."""
+    if recipe.rehearse:
+        raise Refused("rehearse=true is the run in miniature; check the run itself, without it")
+    print(recipe.summary(), end="\n\n", flush=True)
+    found = findings(build(recipe))
+    print(table(found, recipe.deviations), end="\n\n", flush=True)
+    print(textwrap.fill(verdict(recipe, found), 100))
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    return run_command(lambda: check(config.load(argv, program="lsgd.check", about=ABOUT)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""The dataset, and what becomes of an image on its way to the network."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lsgd import augmentation
+from lsgd.check.finding import Finding
+from lsgd.inputs import IN_MEMORY
+from lsgd.inputs.index import Index, write_index
+from lsgd.inputs.normalise import Normalise
+from lsgd.inputs.torchvision import FolderInputs
+from lsgd.recipe import Data, Recipe
+from lsgd.sampler import Pass
+
+CPU = torch.device("cpu")
+SIZES = ((340, 260), (260, 390))
+"""Width and height of the images that the loader is given."""
+FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def findings(recipe: Recipe) -> list[Finding]:
+    """Of section 5.1 and of fb.resnet.torch, which it refers to ("as in [12]")."""
+    if recipe.inputs.loader == "synthetic":
+        return [_data(recipe)]  # nothing becomes of made-up images
+    found = [_data(recipe), _normalisation(recipe.data)]
+    if recipe.data.name in IN_MEMORY:
+        return [*found, *_in_memory(recipe.data)]
+    return [*found, *_of_files(recipe)]
+
+
+def _data(recipe: Recipe) -> Finding:
+    data, made_up = recipe.data, recipe.inputs.loader == "synthetic"
+    sizes = (data.train_examples, data.val_examples, data.classes, data.channels, data.image_size)
+    return Finding(
+        "data",
+        "5.1",
+        "all of ImageNet-1k at 224 x 224",
+        f"{'made-up images for ' * made_up}{data.name}, {data.train_examples:,} and "
+        f"{data.val_examples:,} images, {data.image_size} x {data.image_size}",
+        sizes == (1_281_167, 50_000, 1000, 3, 224) and data.name == "imagenet" and not made_up,
+    )
+
+
+def _normalisation(data: Data) -> Finding:
+    """Other datasets have other means; ImageNet's are those of fb.resnet.torch."""
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
+    output = Normalise(data, CPU)(pixels.repeat(1, data.channels, 1, 1))
+    mean, std = (MEAN, STD) if data.name == "imagenet" else (data.mean, data.std)
+    expected = (pixels / 255 - _per_colour(mean)) / _per_colour(std)
+    same = torch.allclose(output, expected, atol=1e-5)
+    return Finding(
+        "normalisation",
+        "5.1",
+        "by the mean and standard deviation of each colour",
+        "by the mean and standard deviation of each colour" if same else "otherwise",
+        same,
+    )
+
+
+def _per_colour(values: list[float]) -> Tensor:
+    return torch.tensor(values)[:, None, None]
+
+
+def _in_memory(data: Data) -> list[Finding]:
+    kinds = {"none": "none", "shift_flip": "padded, shifted by up to 4 pixels, flipped"}
+    return [
+        _augmentation(kinds.get(data.augmentation, data.augmentation), same=False),
+        _evaluation_crop(f"the whole image of {data.image_size} x {data.image_size}", same=False),
+    ]
+
+
+def _of_files(recipe: Recipe) -> list[Finding]:
+    """A training and a validation image from the loader, beside what PIL makes of the files."""
+    side, normalise = recipe.data.image_size, Normalise(recipe.data, CPU)
+    ids = np.arange(len(SIZES))
+    with _loader(recipe) as (inputs, stored):
+        train = {
+            epoch: next(inputs.train([Pass(epoch, ids, (len(ids),))]))[0] for epoch in range(3)
+        }
+        val = next(inputs.validation([ids]))[0]
+
+    def is_made(batch: Tensor, images: list[Image.Image]) -> bool:
+        pixels = torch.stack([torch.from_numpy(np.array(image)) for image in images])
+        return torch.allclose(batch, normalise(pixels.permute(0, 3, 1, 2)), atol=1e-4)
+
+    def filter_of(kind: str) -> str | None:
+        for name, resample in FILTERS.items():
+            if kind == "val" and is_made(val, [_centre(s, side, resample) for s in stored]):
+                return name
+            if kind == "train" and all(
+                is_made(batch, _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch))
+                for epoch, batch in train.items()
+            ):
+                return name
+        return None
+
+    trained, evaluated = filter_of("train"), filter_of("val")
+    area, aspect, mirrored = _windows(recipe)
+    crops = (
+        f"area {100 * area[0]:.0f} to {100 * area[1]:.0f} %, aspect {aspect[0]:.2f} to "
+        f"{aspect[1]:.2f}, flip {mirrored:.1f}"
+    )
+    in_range = (
+        0.078 < area[0] < 0.09 and 0.97 < area[1] <= 1.005  # a pixel more or less
+        and 0.74 < aspect[0] < 0.77 and 1.31 < aspect[1] < 1.35 and abs(mirrored - 0.5) < 0.05
+    )  # fmt: skip
+    uses = {name or "unknown" for name in (trained, evaluated)}
+    return [
+        _augmentation(
+            crops
+            if trained
+            else f"none that we know (data.augmentation={recipe.data.augmentation})",
+            same=in_range and trained is not None,
+        ),
+        Finding("resize", "5.1, [12]", "bicubic", _antialiased(uses), uses == {"bicubic"}),
+        Finding(
+            "colour",
+            "[12]",
+            "jitter and lighting noise; named in fb.resnet.torch only",
+            "as stored" if trained else "unknown",
+            False,
+        ),
+        _evaluation_crop(
+            f"short side {round(side * augmentation.RESIZE)}, centre {side}"
+            if evaluated
+            else "not the centre 224 of 256 pixels",
+            same=evaluated is not None,
+        ),
+    ]
+
+
+def _antialiased(filters: set[str]) -> str:
+    return " and ".join(f"antialiased {name}" for name in sorted(filters))
+
+
+def _augmentation(found: str, *, same: bool) -> Finding:
+    paper = "area 8 to 100 %, aspect 3/4 to 4/3, flip 0.5"
+    return Finding("augmentation", "5.1, [12]", paper, found, same)
+
+
+def _evaluation_crop(found: str, *, same: bool) -> Finding:
+    return Finding("evaluation_crop", "[12]", "short side 256, centre 224", found, same)
+
+
+def _windows(recipe: Recipe) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """Range of area (a share) and aspect, and the share of flips, over 10,000 draws."""
+    ids = np.arange(10_000)
+    side = 10_000  # so large that whole pixels make no difference
+    windows = augmentation.crop_windows(
+        np.full((len(ids), 2), side), ids, seed=recipe.seed, epoch=0
+    )
+    width, height = windows[:, 2] / side, windows[:, 3] / side
+    area, aspect = width * height, width / height
+    mirrored = augmentation.flips(ids, seed=recipe.seed, epoch=0).mean()
+    return (area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored)
+
+
+@contextmanager
+def _loader(recipe: Recipe) -> Iterator[tuple[FolderInputs, list[Image.Image]]]:
+    """The loader of image files on a few of them, which are given too."""
+    generator = np.random.default_rng(0)
+    stored = [
+        Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        for width, height in SIZES
+    ]
+    with TemporaryDirectory() as folder:
+        root, rows = Path(folder), []
+        for label, image in enumerate(stored):
+            file = root / f"{label}.png"
+            image.save(file)
+            rows.append((file.name.encode(), b"", 0, file.stat().st_size, label, *image.size))
+        index = Index(root, write_index(root, "train", rows))
+        data = replace(recipe.data, skip=[])
+        inputs = FolderInputs(
+            data, (index, index), recipe.inputs, seed=recipe.seed, device=CPU, decoders=0
+        )
+        yield inputs, stored
+
+
+def _drawn(
+    stored: list[Image.Image], side: int, resample: Image.Resampling, *, seed: int, epoch: int
+) -> list[Image.Image]:
+    ids = np.arange(len(stored))
+    windows = augmentation.crop_windows(np.array(SIZES), ids, seed=seed, epoch=epoch)
+    mirrored = augmentation.flips(ids, seed=seed, epoch=epoch)
+    made = []
+    for image, (left, top, width, height), flip in zip(stored, windows, mirrored, strict=True):
+        window = image.crop((left, top, left + width, top + height))
+        resized = window.resize((side, side), resample)
+        made.append(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized)
+    return made
+
+
+def _centre(image: Image.Image, side: int, resample: Image.Resampling) -> Image.Image:
+    """Short side 256 for 224 pixels, then the centre."""
+    short = side * 256 / 224
+    width, height = (math.floor(length * short / min(image.size)) for length in image.size)
+    left, top = (width - side) // 2, (height - side) // 2
+    resized = image.resize((width, height), resample)
+    return resized.crop((left, top, left + side, top + side))

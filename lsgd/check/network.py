@@ -1,0 +1,143 @@
+"""The network as it is built: its shape, and how its weights start."""
+
+import functools
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.check.finding import Finding
+from lsgd.learner import Learner
+from lsgd.vision import models
+
+BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
+
+
+def findings(learner: Learner) -> list[Finding]:
+    """Of section 5.1: the network and its initialisation."""
+    model = learner.model
+    return [
+        _model(learner),
+        _stride(model),
+        _conv_init(model),
+        _fc_init(model),
+        *_gammas(model),
+    ]
+
+
+def _model(learner: Learner) -> Finding:
+    built = _shapes(learner.model)
+    count = sum(weight.numel() for weight in learner.model.parameters())
+    return Finding(
+        "model",
+        "5.1",
+        "ResNet-50, 161 tensors",
+        f"{learner.recipe.model.name}: {count:,} parameters in {len(built) + 2} tensors",
+        built == _resnet50(),
+    )
+
+
+@functools.cache
+def _resnet50() -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return _shapes(models.resnet50())
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Without those of the head: how many classes there are is for the data to say."""
+    return {n: weight.shape for n, weight in model.named_parameters() if not n.startswith("fc.")}
+
+
+def _stride(model: nn.Module) -> Finding:
+    """Of the convolutions within blocks; shortcuts are 1 x 1 in any network."""
+    striding = {
+        conv.kernel_size
+        for block in _blocks(model)
+        for conv in block.children()
+        if isinstance(conv, nn.Conv2d) and conv.stride != (1, 1)
+    }
+    return Finding(
+        "stride",
+        "5.1",
+        "stride 2 in the 3 x 3 convolution of a block",
+        "stride 2 in convolutions of " + " and ".join(f"{a} x {b}" for a, b in sorted(striding)),
+        striding == {(3, 3)},
+    )
+
+
+def _conv_init(model: nn.Module) -> Finding:
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    sides = {
+        "out": all(_is_normal(c.weight, math.sqrt(2 / _fan(c, c.out_channels))) for c in convs),
+        "in": all(_is_normal(c.weight, math.sqrt(2 / _fan(c, c.in_channels))) for c in convs),
+    }
+    side = next((side for side, fits in sides.items() if fits), None)
+    return Finding(
+        "conv_init",
+        "5.1",
+        "He: N(0, 2 / fan out)",
+        f"{len(convs)} convolutions " + (f"as N(0, 2 / fan {side})" if side else "otherwise"),
+        side == "out",
+    )
+
+
+def _fc_init(model: nn.Module) -> Finding:
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    weights = torch.cat([head.weight.flatten() for head in heads])
+    biased = any(head.bias.any() for head in heads)
+    bias = "and a bias that is not 0" if biased else "and bias 0"
+    return Finding(
+        "fc_init",
+        "5.1",
+        "N(0, 0.01²) and bias 0",
+        f"standard deviation {weights.std():.2g}, mean {weights.mean():.1g}, {bias}",
+        _is_normal(weights, 0.01) and not biased,
+    )
+
+
+def _gammas(model: nn.Module) -> list[Finding]:
+    last = [_norms(block.children())[-1] for block in _blocks(model)]
+    norms = _norms(model.modules())
+    others = [m for m in norms if all(m is not each for each in last)]
+    return [
+        Finding(
+            "last_gamma",
+            "5.1",
+            "0 in the last BN of each residual block",
+            f"{_values([m.weight for m in last])} in the last BN of {len(last)} blocks",
+            not any(m.weight.any() for m in last),
+        ),
+        Finding(
+            "other_gammas",
+            "5.1",
+            "1, and all beta 0",
+            f"{_values([m.weight for m in others])} in {len(others)} other BNs, and beta "
+            f"{_values([m.bias for m in norms])}",
+            all((m.weight == 1).all() for m in others) and not any(m.bias.any() for m in norms),
+        ),
+    ]
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, BLOCKS)]
+
+
+def _norms(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def _fan(conv: nn.Conv2d, channels: int) -> int:
+    return channels * math.prod(conv.kernel_size)
+
+
+def _is_normal(weight: Tensor, std: float) -> bool:
+    """Whether mean and standard deviation are within five of their own standard deviations."""
+    weight = weight.detach().double()
+    centred = abs(weight.mean()) < 5 * std / math.sqrt(weight.numel())
+    return bool(centred and abs(weight.std() / std - 1) < 5 / math.sqrt(2 * weight.numel()))
+
+
+def _values(tensors: list[Tensor]) -> str:
+    low, high = (float(bound) for bound in torch.cat(tensors).detach().aminmax())
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

@@ -1,0 +1,180 @@
+"""Which images a step takes, that an evaluation takes each once, and what is made of the errors."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from lsgd import augmentation, sampler
+from lsgd.check.finding import Finding
+from lsgd.check.step import miniature
+from lsgd.comm.single import SingleComm
+from lsgd.evaluation import evaluate
+from lsgd.inputs import Batch
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+
+ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
+"""Of six epochs; last, best, mean and median of all are others than the median of the last five."""
+
+
+def findings(learner: Learner) -> list[Finding]:
+    """Of sections 2.3, 3 and 5.1: n, the order, seeds, evaluation and metric."""
+    recipe = learner.recipe
+    steps = learner.passes(0, list(range(recipe.steps_per_epoch)))
+    return [
+        _worker_batch(steps),
+        _tail(recipe, steps),
+        _shuffling(learner, steps),
+        _seed(recipe),
+        _evaluation(recipe),
+        _metric(recipe),
+    ]
+
+
+def _worker_batch(steps: list[list[Pass]]) -> Finding:
+    """Of the first step, since the last may be short."""
+    sizes = [size for each in steps[0] for size in each.sizes]
+    n = " or ".join(map(str, sorted(set(sizes))))
+    return Finding(
+        "worker_batch",
+        "2.3, 5.1",
+        "n = 32",
+        f"n = {n} in each of k = {len(sizes)} workers",
+        set(sizes) == {32},
+    )
+
+
+def _tail(recipe: Recipe, steps: list[list[Pass]]) -> Finding:
+    counts = {sum(len(each.examples) for each in passes) for passes in steps}
+    left = recipe.data.train_examples - sum(len(e.examples) for passes in steps for e in passes)
+    return Finding(
+        "tail",
+        "2.1",
+        "every step has kn images",
+        f"steps of {' and '.join(map(str, sorted(counts)))}; {left} images wait for another epoch",
+        counts == {recipe.batch_size} and 0 <= left < recipe.batch_size,
+    )
+
+
+def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
+    count, seed = learner.recipe.data.train_examples, learner.recipe.seed
+    first, second = learner.order(0), learner.order(1)
+    whole = all((np.bincount(each, minlength=count) == 1).all() for each in (first, second))
+    taken = np.concatenate([each.examples for passes in steps for each in passes])
+    faults = {
+        "an epoch does not have every image once": not whole,
+        "images are not in random order": _in_runs(first),
+        "every epoch has the same order": np.array_equal(first, second),
+        "asked again, an epoch has another order": not np.array_equal(
+            sampler.epoch_order(count, seed=seed, epoch=0), first
+        ),
+        "steps do not go through the permutation": not np.array_equal(taken, first[: len(taken)]),
+    }
+    found = [fault for fault, there in faults.items() if there]
+    return Finding(
+        "shuffling",
+        "3, 5.1",
+        "one random permutation per epoch, divided among the workers",
+        "; ".join(found) or "a permutation by (seed, epoch), kn of it per step",
+        not found,
+    )
+
+
+def _in_runs(order: NDArray[np.int64]) -> bool:
+    """Whether neighbours follow each other far more often than by chance, which is once or so."""
+    return int((np.diff(order) == 1).sum()) > 20
+
+
+def _seed(recipe: Recipe) -> Finding:
+    """Another seed is another run, as the standard deviation over five asks."""
+    seeds = recipe.seed, recipe.seed + 1 if recipe.seed < 2**64 - 1 else 0
+    ids, sizes = np.arange(64), np.full((64, 2), 500)
+    one, other = (
+        {
+            "weights": miniature(replace(recipe, seed=seed))
+            .model.state_dict()["fc.weight"]
+            .tolist(),
+            "order": sampler.epoch_order(64, seed=seed, epoch=0).tolist(),
+            "crops": augmentation.crop_windows(sizes, ids, seed=seed, epoch=0).tolist(),
+        }
+        for seed in seeds
+    )
+    alike = [what for what in one if one[what] == other[what]]
+    return Finding(
+        "seed",
+        "5.1",
+        "5 independent runs",
+        f"all seeds have the same {' and '.join(alike)}"
+        if alike
+        else f"seed {recipe.seed}; another has other weights, order and crops",
+        not alike,
+    )
+
+
+class _Asked:
+    """Inputs that note which images an evaluation asks for."""
+
+    name = "a list"
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """Nothing."""
+        return iter(())
+
+    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+        """Zeros for logits."""
+        for chunk in chunks:
+            self.ids += chunk.tolist()
+            yield torch.zeros(len(chunk), 2), torch.zeros(len(chunk), dtype=torch.int64)
+
+
+def _evaluation(recipe: Recipe) -> Finding:
+    """Asked of each process of a job of one and of a job of three."""
+    examples, twice, counted = recipe.data.val_examples, 0, []
+    for world_size in (1, 3):
+        asked, count = _Asked(), 0
+        for rank in range(world_size):
+            comm = SingleComm()
+            comm.rank, comm.world_size = rank, world_size
+            count += evaluate(
+                nn.Identity(),
+                asked,
+                comm,
+                examples=examples,
+                batch=recipe.val_batch,
+                device=torch.device("cpu"),
+                dtype=torch.float32,
+            ).examples
+        if sorted(asked.ids) != list(range(examples)):
+            twice += 1
+        counted.append(count)
+    same = not twice and set(counted) == {examples}
+    numbers = " and ".join(f"{count:,}" for count in dict.fromkeys(counted))
+    return Finding(
+        "evaluation",
+        "5.1",
+        "top-1 error over all validation images",
+        f"each of {examples:,} once, on 1 process and on 3"
+        if same
+        else f"{numbers} images counted of {examples:,}, on 1 process and on 3",
+        same,
+    )
+
+
+def _metric(recipe: Recipe) -> Finding:
+    learner = miniature(recipe)
+    learner.errors = list(ERRORS)
+    named = {
+        4.0: "median top-1 error of the last 5 epochs",
+        2.0: "top-1 error of the last epoch",
+        1.0: "least top-1 error",
+    }
+    found = named.get(learner.error(), "something else than the median of the last 5 errors")
+    return Finding("metric", "5.1", named[4.0], found, found == named[4.0])

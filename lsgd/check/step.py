@@ -1,0 +1,320 @@
+"""One step: who decays, what is divided by what, how momentum moves, what BN sees.
+
+Most is asked of a miniature of the run: its optimizer and precision of arithmetic aside, what a
+step does is the same for 3 workers of 4 images in a small network as for the recipe's own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lsgd import optim
+from lsgd.check.finding import Finding
+from lsgd.comm.single import SingleComm
+from lsgd.inputs import Batch
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+from lsgd.train import train_step
+
+WORKERS, IMAGES, SIDE = 3, 4, 8
+RATES = (0.1, 0.4, 0.4, 0.04)
+"""Learning rates that rise, stand still and drop, so that the forms of momentum differ."""
+
+
+def findings(learner: Learner) -> list[Finding]:
+    """Of sections 2.3, 3 and 5.1: BN, gradient, momentum, weight decay and number formats."""
+    recipe = learner.recipe
+    return [
+        *_decay(learner),
+        _momentum(recipe),
+        _lr_of_a_step(recipe),
+        _gradient(recipe),
+        _batchnorm(learner),
+        _running_average(recipe),
+        _precision(learner),
+        _compression(learner),
+    ]
+
+
+def miniature(recipe: Recipe) -> Learner:
+    """A learner that makes the steps of this recipe at the size of a few images."""
+    data = replace(
+        recipe.data,
+        train_examples=2 * WORKERS * IMAGES + IMAGES + 2,
+        channels=1,
+        classes=10,
+        image_size=SIDE,
+        mean=[0.5],
+        std=[0.5],
+    )
+    small = replace(
+        recipe,
+        data=data,
+        model=replace(recipe.model, name="small_resnet"),
+        workers=WORKERS,
+        worker_batch=IMAGES,
+        workers_per_pass=2,
+        tail="keep",
+        precision="float64",
+        gradient_compression="none",
+        channels_last=False,
+        compile=False,
+    )
+    return Learner(small, SingleComm(), torch.device("cpu"))
+
+
+def _decay(learner: Learner) -> list[Finding]:
+    """Gamma and beta are told from other tensors by the type of the module that they are of."""
+    decays = {
+        parameter: float(group["weight_decay"])
+        for group in learner.optimizer.param_groups
+        for parameter in group["params"]
+    }
+    norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    of_norms = {p for module in norms for p in module.parameters(recurse=False)}
+    others = [p for p in learner.model.parameters() if p not in of_norms]
+    untouched = [p for p in learner.model.parameters() if p not in decays]
+    return [
+        Finding(
+            "weight_decay",
+            "3, 5.1",
+            "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
+            _by_value([decays.get(p, 0.0) for p in others])
+            + (f"; {len(untouched)} are not trained" if untouched else ""),
+            {decays.get(p) for p in others} == {1e-4} and not untouched,
+        ),
+        Finding(
+            "batchnorm_decay",
+            "5.1",
+            "none on gamma and beta of any BN",
+            _by_value([decays.get(p, 0.0) for p in of_norms]),
+            not any(decays.get(p) for p in of_norms),
+        ),
+    ]
+
+
+def _by_value(decays: Sequence[float]) -> str:
+    kinds = sorted(set(decays), reverse=True)
+    return ", ".join(f"{kind:g} on {decays.count(kind)} tensors" for kind in kinds)
+
+
+def _momentum(recipe: Recipe) -> Finding:
+    """The optimizer beside both equations; (10) with momentum correction moves as (9) does."""
+    learner = miniature(recipe)
+    groups = learner.optimizer.param_groups
+    cases = [(p, p.detach().clone(), g["weight_decay"]) for g in groups for p in g["params"]]
+    generator = torch.Generator().manual_seed(0)
+    gradients = [
+        [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p, _, _ in cases]
+        for _ in RATES
+    ]
+    for lr, step in zip(RATES, gradients, strict=True):
+        for (parameter, _, _), gradient in zip(cases, step, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(gradient)
+        optim.set_lr(learner.optimizer, lr)
+        learner.optimizer.step()
+
+    m = groups[0]["momentum"]
+    forms = product((9, 10), (True, False))
+    form, nesterov = next(
+        (
+            (form, nesterov)
+            for form, nesterov in forms
+            if all(
+                torch.allclose(p, _by_hand(w, [s[i] for s in gradients], m, decay, form, nesterov))
+                for i, (p, w, decay) in enumerate(cases)
+            )
+        ),
+        (0, False),
+    )
+    found = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
+    return Finding(
+        "momentum",
+        "3, 5.1",
+        "equation (9), Nesterov, m = 0.9; a change of lr leaves the momentum as it is",
+        f"{found if form else 'neither equation (9) nor (10)'}, m = {m:g}",
+        form == 9 and nesterov and m == 0.9,
+    )
+
+
+def _by_hand(
+    w: Tensor, gradients: list[Tensor], m: float, decay: float, form: int, nesterov: bool
+) -> Tensor:
+    """The weights after steps with these gradients at RATES; `ahead` is Nesterov's look."""
+    buffer = torch.zeros_like(w)
+    for gradient, lr in zip(gradients, RATES, strict=True):
+        g = gradient + decay * w
+        if form == 9:
+            buffer = m * buffer + g
+            w = w - lr * (g + m * buffer if nesterov else buffer)
+        else:
+            buffer = m * buffer + lr * g
+            w = w - (lr * g + m * buffer if nesterov else buffer)
+    return w
+
+
+def _lr_of_a_step(recipe: Recipe) -> Finding:
+    """Asked at the moment of the update, on both sides of the first drop."""
+    learner = miniature(recipe)
+    small = learner.recipe
+    used: list[float] = []
+    learner.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: used.extend(group["lr"] for group in optimizer.param_groups)
+    )
+    lrs = [small.lr(step) for step in range(small.total_steps)]
+    drop = next((step for step, lr in enumerate(lrs) if lr < lrs[0]), 1)
+    for step in (drop - 1, drop):
+        passes = learner.passes(step // small.steps_per_epoch, [step])[0]
+        train_step(learner, step, passes, _made_up(passes))
+    each = len(used) // 2
+    same = used == [lrs[drop - 1]] * each + [lrs[drop]] * each
+    return Finding(
+        "lr_of_a_step",
+        "2.2",
+        "the update of a step uses the lr of that step",
+        "the update of a step uses " + ("its lr" if same else "another lr than the step's"),
+        same,
+    )
+
+
+def _gradient(recipe: Recipe) -> Finding:
+    """What a step leaves in `.grad`, in a full step and in a short one of uneven workers."""
+    ratios = [_gradient_ratio(recipe, step=step) for step in (0, 2)]
+    if all(ratio is not None and abs(ratio - 1) < 1e-9 for ratio in ratios):
+        found = "the sum over all images divided by their number"
+    elif ratios[0] is None or ratios[1] is None:
+        found = "not a multiple of the mean over all images of a step"
+    else:
+        found = f"{ratios[0]:.3g} times the mean over the kn images of a step (k = {WORKERS}, n = "
+        found += f"{IMAGES}), {ratios[1]:.3g} times in a short one"
+    return Finding(
+        "gradient",
+        "3",
+        "normalised by kn, not n; without weight decay",
+        found,
+        found.startswith("the sum"),
+    )
+
+
+def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
+    """The gradient of a step over the mean of all its images' gradients, if it is parallel."""
+    learner = miniature(recipe)
+    passes = learner.passes(0, [step])[0]
+    parameters = list(learner.model.parameters())
+    total = torch.zeros(())
+    for each, (images, labels) in zip(passes, _made_up(passes), strict=True):
+        learner.running.start_pass(each.sizes)
+        total = total + F.cross_entropy(learner.model(images), labels, reduction="none").sum()
+    mean = torch.autograd.grad(total / sum(len(each.examples) for each in passes), parameters)
+    learner.running.seen.zero_()
+    train_step(learner, step, passes, _made_up(passes))
+    expected = torch.cat([gradient.flatten() for gradient in mean])
+    found = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    ratio = (found @ expected / (expected @ expected)).item()
+    return ratio if torch.allclose(found, ratio * expected, rtol=1e-6, atol=1e-12) else None
+
+
+def _made_up(passes: list[Pass]) -> Iterator[Batch]:
+    """The same noise for the same passes."""
+    generator = torch.Generator().manual_seed(0)
+    for each in passes:
+        shape = (len(each.examples), 1, SIDE, SIDE)
+        images = torch.randn(shape, generator=generator, dtype=torch.float64)
+        yield images, torch.randint(10, (len(images),), generator=generator)
+
+
+def _batchnorm(learner: Learner) -> Finding:
+    """A layer of the miniature, given 4 images of one worker and 3 of another in one pass."""
+    norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    small = miniature(learner.recipe)
+    layer = next(m for m in small.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    kinds = {type(norm) for norm in norms}
+    images = _features(layer)
+    small.running.start_pass((4, 3))
+    with torch.no_grad():
+        output = layer(images)
+        alone = torch.cat([_normalised(group, layer) for group in images.split((4, 3))])
+        together = _normalised(images, layer)
+    if kinds != {type(layer)}:
+        found = "not all BNs are of one kind"
+    elif torch.allclose(output, alone, atol=1e-9):
+        found = "over one worker's images, in any pass"
+    elif torch.allclose(output, together, atol=1e-9):
+        found = "over all images of a pass"
+    else:
+        found = "neither over one worker's images nor over those of a pass"
+    return Finding(
+        "batchnorm",
+        "2.3",
+        "statistics over one worker's n images, never shared",
+        found,
+        found.startswith("over one"),
+    )
+
+
+def _features(layer: nn.modules.batchnorm._BatchNorm) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (7, layer.num_features, 5, 5)
+    # Of another mean and size than 0 and 1, and each image of its own.
+    return (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        * torch.arange(1.0, 8.0, dtype=torch.float64).reshape(7, 1, 1, 1)
+        + 2
+    )
+
+
+def _normalised(group: Tensor, layer: nn.modules.batchnorm._BatchNorm) -> Tensor:
+    mean = group.mean((0, 2, 3), keepdim=True)
+    var = group.var((0, 2, 3), correction=0, keepdim=True)
+    gamma, beta = (each.reshape(1, -1, 1, 1) for each in (layer.weight, layer.bias))
+    return gamma * (group - mean) / (var + layer.eps).sqrt() + beta
+
+
+def _running_average(recipe: Recipe) -> Finding:
+    """How much of the old mean and variance, 0 and 1, is left after a step of two workers."""
+    small = miniature(recipe)
+    layer = small.running.layers[0]
+    images = _features(layer)
+    with torch.no_grad():
+        for group in images.split((4, 3)):  # two passes
+            small.running.start_pass((len(group),))
+            layer(group)
+    small.running.end_step(active_workers=2)
+    small.combine_statistics()
+    groups = images.split((4, 3))
+    mean = torch.stack([group.mean((0, 2, 3)) for group in groups]).mean(0)
+    var = torch.stack([group.var((0, 2, 3)) for group in groups]).mean(0)
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    kept = torch.cat((1 - layer.running_mean / mean, (var - layer.running_var) / (var - 1)))
+    even = bool(kept.max() - kept.min() < 1e-6)
+    return Finding(
+        "running_average",
+        "5.1",
+        "momentum 0.9, once per step",
+        f"momentum {kept.mean():.3g}, once per step, the mean over workers"
+        if even
+        else "not a moving average over the steps",
+        even and abs(kept.mean().item() - 0.9) < 1e-6,
+    )
+
+
+def _precision(learner: Learner) -> Finding:
+    with learner.autocast():
+        one = torch.ones(1, 1, dtype=learner.dtype)
+        kinds = {(one @ one).dtype, *(p.dtype for p in learner.model.parameters())}
+    names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
+    return Finding("precision", "4", "float32", " and ".join(names), kinds == {torch.float32})
+
+
+def _compression(learner: Learner) -> Finding:
+    found = "fp16 between processes" if learner.reducer.compresses else "none"
+    return Finding(
+        "gradient_compression", "4", "none: gradients are summed as float32", found, found == "none"
+    )

@@ -1,0 +1,741 @@
+"""The check of a recipe against the paper: faults are planted in the code and have to be named."""
+
+import copy
+import functools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lsgd.inputs.torchvision
+from lsgd import (
+    augmentation,
+    batchnorm,
+    check,
+    config,
+    learner,
+    models,
+    optim,
+    paths,
+    recipe,
+    sampler,
+    schedule,
+    train,
+    vision,
+)  # fmt: skip
+from lsgd.check.__main__ import main, table, verdict
+from lsgd.comm import reducer
+from lsgd.errors import Refused
+from lsgd.inputs.normalise import Normalise
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+
+# --- Faults ----------------------------------------------------------------------------------
+
+SMALL = (
+    "+recipe=bs8k", "model=small_resnet", "data.train_examples=82000", "workers_per_pass=2",
+    "data.val_examples=1000", "data.classes=10",
+)  # fmt: skip
+"""bs8k with ten steps per epoch and a network that is built in no time."""
+WHOLE = (*SMALL, "model=resnet50")
+LONG = (*SMALL, "workers=1", "workers_per_pass=1")
+"""230,580 steps, of which not all are asked for their lr."""
+
+PLANTS: list[Any] = []
+Patch = pytest.MonkeyPatch
+
+
+def plant(*rules: str, words: tuple[str, ...] = SMALL) -> Callable[..., Any]:
+    """A fault, written as a function of monkeypatch, that breaks just these rules."""
+
+    def note(fault: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        PLANTS.append(pytest.param(fault, {*rules}, words, id=fault.__name__))
+        return fault
+
+    return note
+
+
+def learning_rate(patch: Patch, rule: Callable[..., float]) -> None:
+    """rule(epoch, target, settings) in place of the schedule."""
+
+    def planted(epoch: float, *, batch_size: int, **own: Any) -> float:
+        names = ("reference_lr", "reference_batch", "scaling")
+        target = schedule.scaled_lr(batch_size, **{name: own[name] for name in names})
+        return rule(epoch, target, SimpleNamespace(batch_size=batch_size, **own))
+
+    patch.setattr(schedule, "learning_rate", planted)
+
+
+def ramp(epoch: float, target: float, own: Any, *, start: float, length: float = 5.0) -> float:
+    if own.batch_size > own.reference_batch and epoch < length:
+        return start + (target - start) * epoch / length
+    return target * 0.1 ** sum(epoch >= milestone for milestone in own.milestones)
+
+
+def then(patch: Patch, owner: Any, name: str, after: Callable[..., None]) -> None:
+    """Do something more with the arguments once the real function is done."""
+    real = getattr(owner, name)
+
+    def planted(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        after(*args, **kwargs)
+        return result
+
+    patch.setattr(owner, name, planted)
+
+
+def initialised(patch: Patch, kind: type[nn.Module], change: Callable[[Any], object]) -> None:
+    """Change every module of a kind once the weights are there."""
+
+    def after(model: nn.Module, **_: Any) -> None:
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, kind):
+                    change(module)
+
+    then(patch, models, "initialise", after)
+
+
+@plant("batchnorm_decay")
+def decay_on_shortcut_bns(patch: Patch) -> None:
+    def by_name(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        named = list(model.named_parameters())
+        kept = [p for name, p in named if "bn" in name]
+        decayed = [p for name, p in named if "bn" not in name]
+        return [
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": kept, "weight_decay": 0.0},
+        ]
+
+    patch.setattr(optim, "parameter_groups", by_name)
+
+
+@plant("weight_decay")
+def halved_decay(patch: Patch) -> None:
+    real = optim.parameter_groups
+    patch.setattr(optim, "parameter_groups", lambda model, decay: real(model, decay / 2))
+
+
+@plant("weight_decay")
+def decay_scaled_by_k(patch: Patch) -> None:
+    def after(self: Learner, recipe: Recipe, *_: Any) -> None:
+        self.optimizer.param_groups[0]["weight_decay"] *= recipe.workers
+
+    then(patch, Learner, "__init__", after)
+
+
+@plant("weight_decay")
+def no_decay_on_biases(patch: Patch) -> None:
+    def after(self: Learner, *_: Any) -> None:
+        (group, kept) = self.optimizer.param_groups
+        kept["params"] += [p for p in group["params"] if p.dim() == 1]
+        group["params"] = [p for p in group["params"] if p.dim() > 1]
+
+    then(patch, Learner, "__init__", after)
+
+
+@plant("gradient")
+def decay_in_the_gradient(patch: Patch) -> None:
+    def after(self: reducer.Reducer) -> None:
+        for bucket in self.buckets:
+            bucket.gradients.add_(1e-4)
+
+    then(patch, reducer.Reducer, "finish", after)
+
+
+@plant("warmup")
+def warmup_from_0(patch: Patch) -> None:
+    learning_rate(patch, functools.partial(ramp, start=0.0))
+
+
+@plant("warmup")
+def warmup_from_the_lr_of_a_worker(patch: Patch) -> None:
+    learning_rate(patch, functools.partial(ramp, start=0.0125))
+
+
+@plant("warmup")
+def warmup_from_32_images(patch: Patch) -> None:
+    real = schedule.learning_rate
+    own = {"reference_lr": 0.0125, "reference_batch": 32}
+    patch.setattr(schedule, "learning_rate", lambda *args, **kw: real(*args, **kw | own))
+
+
+@plant("warmup")
+def warmup_per_epoch(patch: Patch) -> None:
+    def rule(epoch: float, target: float, own: Any) -> float:
+        return ramp(math.floor(epoch) if epoch < 5 else epoch, target, own, start=0.1)
+
+    learning_rate(patch, rule)
+
+
+@plant("warmup")
+def warmup_that_ends_a_step_early(patch: Patch) -> None:
+    def rule(epoch: float, target: float, own: Any) -> float:
+        return ramp(epoch + 0.1 if epoch < 5 else epoch, target, own, start=0.1)
+
+    learning_rate(patch, rule)
+
+
+@plant("warmup")
+def warmup_below_the_reference(patch: Patch) -> None:
+    def rule(epoch: float, target: float, own: Any) -> float:
+        small = own.batch_size <= own.reference_batch
+        start = 0.5 * target if small else 0.1
+        return ramp(epoch, target, SimpleNamespace(**vars(own) | {"reference_batch": 0}),
+                    start=start)  # fmt: skip
+
+    learning_rate(patch, rule)
+
+
+@plant("scaling")
+def lr_not_scaled(patch: Patch) -> None:
+    patch.setattr(schedule, "scaled_lr", lambda batch_size, *, reference_lr, **_: reference_lr)
+
+
+@plant("scaling")
+def lr_by_the_root(patch: Patch) -> None:
+    def root(batch_size: int, *, reference_lr: float, reference_batch: float, **_: Any) -> float:
+        return reference_lr * math.sqrt(batch_size / reference_batch)
+
+    patch.setattr(schedule, "scaled_lr", root)
+
+
+@plant("reference_lr")
+def lr_per_128_images(patch: Patch) -> None:
+    real = schedule.learning_rate
+    patch.setattr(schedule, "learning_rate", lambda *args, **own: 2 * real(*args, **own))
+
+
+@plant("drops")
+@plant("drops", words=LONG)
+def drops_an_epoch_late(patch: Patch) -> None:
+    def rule(epoch: float, target: float, own: Any) -> float:
+        return ramp(epoch if epoch < 5 else epoch - 1, target, own, start=0.1) if (
+            not 5 <= epoch < 6
+        ) else target  # fmt: skip
+
+    learning_rate(patch, rule)
+
+
+@plant("drops")
+@plant("drops", words=LONG)
+def drops_a_step_late(patch: Patch) -> None:
+    def rule(epoch: float, target: float, own: Any) -> float:
+        late = SimpleNamespace(**vars(own) | {"milestones": [m + 1e-9 for m in own.milestones]})
+        return ramp(epoch, target, late, start=0.1)
+
+    learning_rate(patch, rule)
+
+
+@plant("drops")
+@plant("drops", words=LONG)
+def drops_by_two(patch: Patch) -> None:
+    real = schedule.learning_rate
+    patch.setattr(
+        schedule, "learning_rate", lambda *args, **own: real(*args, **own | {"gamma": 0.5})
+    )
+
+
+@plant("drops", words=LONG)
+def a_drop_within_an_epoch(patch: Patch) -> None:
+    def rule(epoch: float, target: float, own: Any) -> float:
+        edges = {"milestones": [30, 60, 70.5, 80]}
+        return ramp(epoch, target, SimpleNamespace(**vars(own) | edges), start=0.1)
+
+    learning_rate(patch, rule)
+
+
+@plant("epochs")
+def an_epoch_less(patch: Patch) -> None:
+    real = Learner.epochs_left
+    patch.setattr(Learner, "epochs_left", lambda self: iter(list(real(self))[:-1]))
+
+
+@plant("lr_of_a_step")
+def lr_set_after_the_update(patch: Patch) -> None:
+    late: dict[int, float] = {}
+
+    def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+        optim.set_lr(optimizer, late.get(id(optimizer), 0.0))
+        late[id(optimizer)] = lr
+
+    patch.setattr(train, "optim", SimpleNamespace(set_lr=set_lr))
+
+
+@plant("last_gamma")
+def gamma_1(patch: Patch) -> None:
+    real = models.initialise
+    patch.setattr(models, "initialise", lambda m, **own: real(m, **own | {"last_gamma": 1.0}))
+
+
+@plant("other_gammas", "last_gamma")
+def gamma_a_half(patch: Patch) -> None:
+    initialised(patch, nn.BatchNorm2d, lambda norm: norm.weight.fill_(0.5))
+
+
+@plant("other_gammas")
+def beta_not_0(patch: Patch) -> None:
+    initialised(patch, nn.BatchNorm2d, lambda norm: norm.bias.fill_(0.1))
+
+
+@plant("fc_init")
+def fc_as_pytorch_makes_it(patch: Patch) -> None:
+    initialised(patch, nn.Linear, lambda head: head.reset_parameters())
+
+
+@plant("fc_init")
+def fc_bias_not_0(patch: Patch) -> None:
+    initialised(patch, nn.Linear, lambda head: head.bias.uniform_(-0.1, 0.1))
+
+
+@plant("conv_init")
+def conv_init_fan_in(patch: Patch) -> None:
+    initialised(patch, nn.Conv2d, lambda c: nn.init.kaiming_normal_(c.weight, nonlinearity="relu"))
+
+
+@plant("conv_init")
+def conv_as_pytorch_makes_it(patch: Patch) -> None:
+    initialised(patch, nn.Conv2d, lambda conv: conv.reset_parameters())
+
+
+@plant("stride", words=WHOLE)
+def stride_in_the_1x1_convolution(patch: Patch) -> None:
+    def swap(block: Any) -> None:
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
+
+    initialised(patch, vision.models.resnet.Bottleneck, swap)
+
+
+@plant("model", words=WHOLE)
+def one_block_more(patch: Patch) -> None:
+    real = vision.models.resnet50
+    wide = functools.partial(real, width_per_group=128)
+    # The check has torchvision's own, which stay.
+    patch.setattr(vision, "models", SimpleNamespace(**vars(vision.models) | {"resnet50": wide}))
+
+
+@plant("seed")
+def weights_of_one_seed(patch: Patch) -> None:
+    real = learner.make_model
+    patch.setattr(learner, "make_model", lambda name, **own: real(name, **own | {"seed": 0}))
+
+
+@plant("seed")
+def crops_of_one_seed(patch: Patch) -> None:
+    real = augmentation.crop_windows
+    patch.setattr(
+        augmentation, "crop_windows", lambda *what, seed, epoch: real(*what, seed=0, epoch=epoch)
+    )
+
+
+@plant("momentum")
+def equation_10(patch: Patch) -> None:
+    real = optim.make_optimizer
+    patch.setattr(optim, "make_optimizer", lambda m, **own: real(m, **own | {"equation": 10}))
+
+
+@plant("momentum")
+def no_nesterov(patch: Patch) -> None:
+    real = optim.make_optimizer
+    patch.setattr(optim, "make_optimizer", lambda m, **own: real(m, **own | {"nesterov": False}))
+
+
+@plant("momentum")
+def less_momentum(patch: Patch) -> None:
+    real = optim.make_optimizer
+    patch.setattr(optim, "make_optimizer", lambda m, **own: real(m, **own | {"momentum": 0.8}))
+
+
+@plant("momentum")
+def momentum_corrected_where_it_needs_none(patch: Patch) -> None:
+    real = optim.set_lr
+
+    def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+        old = optimizer.param_groups[0]["lr"]
+        for state in optimizer.state.values():
+            state["momentum_buffer"].mul_(lr / old)
+        real(optimizer, lr)
+
+    patch.setattr(optim, "set_lr", set_lr)
+
+
+@plant("gradient")
+def gradient_divided_by_n(patch: Patch) -> None:
+    real = reducer.Reducer.start
+
+    def start(self: Any, examples: int, passes: int, **rest: Any) -> None:
+        real(self, 4, passes, **rest)
+
+    patch.setattr(reducer.Reducer, "start", start)
+
+
+@plant("gradient")
+def gradient_divided_by_kn_in_a_short_step_too(patch: Patch) -> None:
+    patch.setattr(sampler, "step_size", lambda examples, batch_size, step: batch_size)
+
+
+@plant("gradient")
+def mean_of_means(patch: Patch) -> None:
+    def cross_entropy(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        return 4 * F.cross_entropy(logits, labels)
+
+    patch.setattr(train, "F", SimpleNamespace(cross_entropy=cross_entropy))
+
+
+@plant("batchnorm")
+def bn_over_the_pass(patch: Patch) -> None:
+    def together(images: Tensor, weight: Tensor, bias: Tensor, _: Any, eps: float) -> Any:
+        return batchnorm.by_calls(images, weight, bias, (len(images),), eps)
+
+    patch.setattr(batchnorm, "normalisation", lambda images, groups: together)
+
+
+@plant("running_average")
+def running_momentum_in_pytorchs_sense(patch: Patch) -> None:
+    then(patch, batchnorm.RunningStatistics, "__init__",
+         lambda self, *_, **__: setattr(self, "momentum", 0.9))  # fmt: skip
+
+
+@plant("running_average")
+def running_average_moved_by_every_pass(patch: Patch) -> None:
+    real = batchnorm.RunningStatistics.end_step
+
+    def end_step(self: Any, active_workers: int) -> None:
+        seen = self.seen.clone()
+        for _ in range(active_workers):
+            self.seen.copy_(seen / active_workers)
+            real(self, 1)
+
+    patch.setattr(batchnorm.RunningStatistics, "end_step", end_step)
+
+
+@plant("running_average")
+def running_average_of_sums(patch: Patch) -> None:
+    real = batchnorm.RunningStatistics.end_step
+    patch.setattr(
+        batchnorm.RunningStatistics, "end_step", lambda self, active_workers: real(self, 1)
+    )
+
+
+@plant("precision")
+def autocast_without_being_asked(patch: Patch) -> None:
+    patch.setattr(Learner, "autocast", lambda self: torch.autocast("cpu", torch.bfloat16))
+
+
+@plant("gradient_compression", "gradient")
+def gradients_in_fp16(patch: Patch) -> None:
+    then(patch, reducer.Reducer, "__init__",
+         lambda self, *_, **__: setattr(self, "compresses", True))  # fmt: skip
+
+
+@plant("worker_batch")
+def n_of_64(patch: Patch) -> None:
+    real = sampler.step_passes
+
+    def step_passes(*args: Any, **own: Any) -> list[sampler.Pass]:
+        return [
+            sampler.Pass(each.epoch, each.examples, (len(each.examples),), each.step)
+            for each in real(*args, **own)
+        ]
+
+    patch.setattr(sampler, "step_passes", step_passes)
+
+
+@plant("tail")
+def a_short_last_step(patch: Patch) -> None:
+    patch.setattr(recipe.Recipe, "keeps_tail", True)
+
+
+@plant("tail", "shuffling", "gradient")
+def a_step_of_the_same_images(patch: Patch) -> None:
+    real = sampler.step_passes
+    patch.setattr(sampler, "step_passes", lambda *a, **own: real(*a, **own) + real(*a, **own)[:1])
+
+
+def order(patch: Patch, made: Callable[[int, int, int], Any]) -> None:
+    """made(examples, seed, epoch) in place of the permutation."""
+    patch.setattr(
+        sampler, "epoch_order", lambda count, *, seed, epoch: np.asarray(made(count, seed, epoch))
+    )
+
+
+@plant("shuffling")
+def one_order_for_all_epochs(patch: Patch) -> None:
+    order(patch, lambda count, seed, _: np.random.default_rng(seed).permutation(count))
+
+
+@plant("shuffling", "seed")
+def no_shuffling(patch: Patch) -> None:
+    order(patch, lambda count, _, epoch: np.roll(np.arange(count), epoch))
+
+
+@plant("shuffling")
+def drawn_with_replacement(patch: Patch) -> None:
+    order(patch, lambda count, *key: np.random.default_rng(key).integers(count, size=count))
+
+
+@plant("shuffling")
+def another_order_when_asked_again(patch: Patch) -> None:
+    generator = np.random.default_rng(0)
+    order(patch, lambda count, *_: generator.permutation(count))
+
+
+@plant("evaluation")
+def padded_evaluation(patch: Patch) -> None:
+    def padded(count: int, world_size: int, rank: int) -> range:
+        each = -(-count // world_size)
+        return range(rank * each, (rank + 1) * each)
+
+    patch.setattr(sampler, "share", padded)
+
+
+@plant("evaluation")
+def every_process_evaluates_all(patch: Patch) -> None:
+    patch.setattr(sampler, "share", lambda count, world_size, rank: range(count))
+
+
+@plant("evaluation")
+def evaluation_that_drops_the_rest(patch: Patch) -> None:
+    def dropped(count: int, world_size: int, rank: int) -> range:
+        each = count // world_size
+        return range(rank * each, (rank + 1) * each)
+
+    patch.setattr(sampler, "share", dropped)
+
+
+@plant("metric")
+def the_best_epoch(patch: Patch) -> None:
+    patch.setattr(Learner, "error", lambda self: min(self.errors))
+
+
+@plant("metric")
+def the_last_epoch(patch: Patch) -> None:
+    patch.setattr(Learner, "error", lambda self: self.errors[-1])
+
+
+@plant("augmentation")
+def crops_of_a_quarter_and_more(patch: Patch) -> None:
+    patch.setattr(augmentation, "AREA", (0.25, 1.0))
+
+
+@plant("augmentation")
+def square_crops(patch: Patch) -> None:
+    patch.setattr(augmentation, "LOG_ASPECT", (0.0, 0.0))
+
+
+@plant("augmentation")
+def no_flips(patch: Patch) -> None:
+    patch.setattr(augmentation, "flips", lambda ids, **_: np.zeros(len(ids), bool))
+
+
+@plant("augmentation")
+def a_loader_with_crops_of_its_own(patch: Patch) -> None:
+    real = lsgd.inputs.torchvision.crop
+    patch.setattr(
+        lsgd.inputs.torchvision, "crop", lambda image, window, side: real(image, window - 1, side)
+    )
+
+
+@plant("augmentation")
+def a_loader_that_changes_colours(patch: Patch) -> None:
+    jitter, real = vision.transforms.functional.adjust_brightness, lsgd.inputs.torchvision.crop
+    patch.setattr(lsgd.inputs.torchvision, "crop", lambda *what: jitter(real(*what), 1.2))
+
+
+@plant("evaluation_crop")
+def evaluation_of_the_whole_image(patch: Patch) -> None:
+    patch.setattr(augmentation, "RESIZE", 1.0)
+
+
+@plant("evaluation_crop")
+def evaluation_squeezed(patch: Patch) -> None:
+    patch.setattr(lsgd.inputs.torchvision, "centre_crop", lambda i, side: i.resize((side, side)))
+
+
+@plant("normalisation")
+def one_mean_for_all_colours(patch: Patch) -> None:
+    then(patch, Normalise, "__init__", lambda self, *_: self.mean.fill_(0.45 * 255))
+
+
+@functools.cache
+def deviating(words: tuple[str, ...]) -> set[str]:
+    return {f.rule for f in check.findings(check.build(config.load_recipe(words))) if not f.same}
+
+
+@pytest.mark.parametrize(("fault", "rules", "words"), PLANTS)
+def test_a_fault_in_the_code_is_named(
+    fault: Callable[[Patch], None],
+    rules: set[str],
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault's own rules deviate, and those which deviate anyway; no others."""
+    before, recipe = deviating(words), config.load_recipe(words)
+    assert not before & rules
+    fault(monkeypatch)
+    found = check.findings(check.build(recipe))
+    assert {finding.rule for finding in found if not finding.same} == before | rules
+    with pytest.raises(Refused, match="does not say so") as refused:
+        verdict(recipe, found)
+    for rule in rules:
+        assert f"+deviations.{rule}='" in str(refused.value)
+    assert max(map(len, table(found, recipe.deviations).splitlines())) <= 100
+
+
+def test_every_rule_has_a_fault() -> None:
+    """But those that deviate anyway, and `data`, which is what the recipe says it is."""
+    found = {f.rule for f in check.findings(check.build(config.load_recipe(SMALL)))}
+    planted = {rule for each in PLANTS for rule in each.values[1]}
+    assert found - planted == {"data", "resize", "colour"}
+
+
+def test_the_papers_resize_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the declaration goes once the loaders are bicubic."""
+    real, loader = vision.transforms.functional, lsgd.inputs.torchvision
+    bicubic = {"interpolation": vision.transforms.InterpolationMode.BICUBIC}
+
+    def crop(image: Any, window: Any, side: int) -> Any:
+        left, top, width, height = window.tolist()
+        return real.resized_crop(image, top, left, height, width, [side, side], **bicubic)
+
+    def centre_crop(image: Any, side: int) -> Any:
+        resized = real.resize(image, [round(side * augmentation.RESIZE)], **bicubic)
+        return real.center_crop(resized, [side, side])
+
+    monkeypatch.setattr(loader, "crop", crop)
+    monkeypatch.setattr(loader, "centre_crop", centre_crop)
+    recipe = config.load_recipe(SMALL)
+    found = check.findings(check.build(recipe))
+    assert next(f.found for f in found if f.rule == "resize") == "antialiased bicubic"
+    with pytest.raises(Refused, match=r"resize that is not there: .* deviations\.resize=null"):
+        verdict(recipe, found)
+
+
+def test_the_learner_stays_as_it_is() -> None:
+    """Weights, momentum, running statistics and counts, so that one may be asked again."""
+    asked = check.build(config.load_recipe(["+recipe=digits"]))
+    before = copy.deepcopy(state(asked))
+    check.findings(asked)
+    torch.testing.assert_close(state(asked), before, rtol=0, atol=0)
+
+
+def state(learner: Learner) -> dict[str, Any]:
+    now = vars(learner.checkpoint())
+    return {name: now[name] for name in ("model", "optimizer", "bn_shares", "tally", "errors")}
+
+
+# --- What a recipe says ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "rule"),
+    [
+        ("worker_batch=32", "worker_batch=null"),  # is the paper's, and declared otherwise
+        ("tail=keep", "+deviations.tail"),
+        ("optim.nesterov=false", "+deviations.momentum"),
+        ("optim.weight_decay=5e-4", "+deviations.weight_decay"),
+        ("schedule.warmup_epochs=3", "+deviations.warmup"),
+        ("schedule.warmup=constant", "+deviations.warmup"),
+        ("precision=bfloat16", "+deviations.precision"),
+        ("gradient_compression=fp16", "+deviations.gradient_compression"),
+        ("model.last_gamma=1", "+deviations.last_gamma"),
+        ("epochs=90", None),  # with drops at 10, 20 and 27
+    ],
+)
+def test_a_word_that_deviates_has_to_be_declared(word: str, rule: str | None) -> None:
+    recipe = config.load_recipe(["+recipe=digits", word])
+    with pytest.raises(Refused, match=r"^digits (deviates|declares)") as refused:
+        verdict(recipe, check.findings(check.build(recipe)))
+    assert (rule or "deviations.epochs=null") in str(refused.value)
+
+
+def test_the_same_ratio_from_another_reference() -> None:
+    """Warmup begins at the lr of one worker of 32 images, and ends where the paper's does."""
+    words = ["schedule.reference_batch=32", "schedule.reference_lr=0.0125"]
+    recipe = config.load_recipe([*SMALL, *words])
+    found = {f.rule: f for f in check.findings(check.build(recipe))}
+    assert not found["reference_lr"].same
+    assert found["reference_lr"].found == "lr 0.0125 for 32 images"
+    with pytest.raises(Refused, match=r"deviations\.reference_lr='"):
+        verdict(recipe, list(found.values()))
+
+
+@pytest.mark.parametrize("name", ["bs8k", "digits"])
+def test_made_up_images_are_other_data(name: str) -> None:
+    """And no rule says what becomes of them: no crop, no resize, no colour."""
+    words = SMALL if name == "bs8k" else (f"+recipe={name}",)
+    data, *rest = check.findings(check.build(config.load_recipe([*words, "inputs=synthetic"])))
+    assert data.found.startswith("made-up images for ")
+    assert not data.same
+    assert rest[0].rule == "model"
+
+
+def test_a_reason_that_is_empty_is_none() -> None:
+    recipe = config.load_recipe(["+recipe=digits", "deviations.epochs=''"])
+    with pytest.raises(Refused, match="epochs and does not say so"):
+        verdict(recipe, check.findings(check.build(recipe)))
+
+
+# --- The command -----------------------------------------------------------------------------
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lsgd.check", *words],
+        env=os.environ | {"PYTHONPATH": str(paths.conf_dir().parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_command_prints_the_table_and_agrees() -> None:
+    done = command("+recipe=digits")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("digits: small_resnet on digits, 30 epochs of 5 steps")
+    assert any(line.split() == ["rule", "section", "this", "run"] for line in lines)
+    epochs = next(i for i, line in enumerate(lines) if line.startswith("epochs "))
+    assert lines[epochs].split() == ["epochs", "5.1", "30", "of", "5", "steps", "deviation"]
+    assert [line.strip() for line in lines[epochs + 1 : epochs + 3]] == [
+        "paper: 90, for every minibatch",
+        "why: 30; enough for so small a problem",
+    ]
+    assert any(line.startswith("digits follows the paper in ") for line in lines[-3:])
+
+
+def test_the_command_refuses_what_is_not_declared() -> None:
+    done = command("+recipe=digits", "optim.nesterov=false")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "lsgd: digits deviates from the paper in momentum and does not say so: put it right, or "
+        "say why with \"+deviations.momentum='…'\"\n"
+    )
+    assert "why: not declared" in done.stdout
+
+
+def test_what_the_refusals_say_to_write_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+recipe=digits", "optim.nesterov=false", "+deviations.momentum='…'"]) == 0
+    long = ["+recipe=digits", "epochs=90", "schedule.milestones=[30,60,80]"]
+    assert main(long) == 2
+    assert capsys.readouterr().err == (
+        "lsgd: digits declares a deviation in drops and epochs that is not there: take it back "
+        "with deviations.drops=null deviations.epochs=null\n"
+    )
+    assert main([*long, "deviations.drops=null", "deviations.epochs=null"]) == 0
+
+
+def test_a_rehearsal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+recipe=bs8k", "rehearse=true"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lsgd: rehearse=true is the run in miniature; check the run itself")
