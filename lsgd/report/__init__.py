@@ -1,0 +1,5 @@
+"""From run folders to the paper's tables and figures: `python -m lsgd.report`."""
+
+from lsgd.report.folder import report
+
+__all__ = ["report"]

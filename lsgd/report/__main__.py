@@ -1,0 +1,66 @@
+"""From run folders to tables, figures and one page.
+
+    python -m lsgd.report runs/trials/fashion_bs64-seed*        # these runs
+    python -m lsgd.report runs/trials --study fashion_figure1   # those of a study that are there
+    python -m lsgd.report --table README.md                     # its table, from results/
+
+A RUN is a run folder, or a folder that has run folders somewhere in it. Of runs with the same
+recipe and seed the first one counts. What does not count is named in the report, with the reason.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.report.folder import report
+from lsgd.report.results import write_table
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+        if options.table:
+            write_table(options.table)
+            print(options.table)
+        elif not options.runs:
+            raise Refused("no run is given; write run folders, or folders that have them")
+        else:
+            study = config.load_study(options.study) if options.study else None
+            out = report(options.runs, study, options.out)
+            print((out / "README.md").read_text(encoding="utf-8"))
+            print(f"{out / 'index.html'}")
+        return 0
+    except Refused as error:
+        print(f"lsgd: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    about, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m lsgd.report",
+        description=about,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
+    parser.add_argument("--study", metavar="NAME", help="the study that these runs belong to")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where it is written (default: runs/studies/NAME or runs/report)",
+    )
+    parser.add_argument(
+        "--table", type=Path, metavar="README", help="only bring the results table up to date"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

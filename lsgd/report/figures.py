@@ -1,0 +1,311 @@
+"""The figures, drawn with matplotlib: each a name, what it shows in words, and its SVG and PNG."""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lsgd.errors import Refused
+from lsgd.report.findings import Findings
+from lsgd.report.groups import Group, chance
+from lsgd.report.ladder import Ladder
+from lsgd.report.speed import Speed
+from lsgd.report.verdict import target_of
+from lsgd.report.wording import short, spread
+from lsgd.rows import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+INK = "#010203"
+"""Lines and letters; in the page they take the colour of its text."""
+GROUND = "#fefdfe"
+"""Behind the figure; in the page there is none."""
+BLUE, RED, GREY = "#0072b2", "#d55e00", "#8a8a8a"
+COLOURS = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's, which are told apart by colour-blind readers too."""
+DASHES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure; `svg` and `png` are what its files have in them."""
+
+    name: str
+    title: str
+    alt: str
+    """What is to be seen, for readers who do not see it."""
+    svg: str
+    png: bytes
+
+    @property
+    def inline(self) -> str:
+        """The SVG as part of a page: its ids are its own, its ink is the page's."""
+        svg = self.svg[self.svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
+        svg = re.sub(r'<svg (.*?)width="[^"]*"(.*?)height="[^"]*"', r"<svg \1\2", svg, count=1)
+        svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
+        svg = re.sub(r"url\(#", f"url(#{self.name}-", svg)
+        svg = re.sub(r'xlink:href="#', f'href="#{self.name}-', svg)
+        return svg.replace(INK, "currentColor").replace(f"fill: {GROUND}", "fill: none")
+
+
+def check_matplotlib() -> None:
+    """Refuse to begin what could not be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise Refused(
+            "figures are drawn with matplotlib, which is not installed; type pip install "
+            "'lsgd[report]'"
+        ) from None
+
+
+def draw(findings: Findings) -> list[Figure]:
+    """All figures that these findings have something to show in."""
+    drawn = []
+    for index, ladder in enumerate(findings.ladders):
+        name = "figure1" if index == 0 else f"figure1-{index + 1}"
+        drawn.append(_error_against_minibatch(name, ladder))
+    drawn += _curves(findings)
+    if findings.groups:
+        drawn.append(_learning_rates(findings.groups))
+    if any(speed.efficiency for speed in findings.speeds):
+        drawn.append(_scaling(findings.speeds))
+    return drawn
+
+
+@contextmanager
+def _canvas(name: str, *, height: float = 3.0) -> Iterator[tuple["Canvas", "Axes"]]:
+    """An empty figure in our style, small enough for a telephone's screen."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    style: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.grid": True,
+        "grid.color": GREY,
+        "grid.alpha": 0.25,
+        "grid.linewidth": 0.5,
+        "lines.linewidth": 1.6,
+        "figure.facecolor": GROUND,
+        "axes.facecolor": "none",
+        "savefig.facecolor": GROUND,
+        "svg.fonttype": "none",  # text stays text
+        "svg.hashsalt": name,  # the same findings make the same file
+        "text.color": INK,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+    with matplotlib.rc_context(style):
+        canvas = Canvas(figsize=(4.4, height), layout="constrained")
+        yield canvas, canvas.add_subplot()
+
+
+def _figure(
+    name: str, title: str, alt: str, plot: Callable[["Axes"], None], height: float = 3.0
+) -> Figure:
+    with _canvas(name, height=height) as (canvas, axes):
+        plot(axes)
+        svg, png = io.StringIO(), io.BytesIO()
+        canvas.savefig(svg, format="svg", metadata={"Date": None})
+        canvas.savefig(png, format="png", dpi=220)
+    return Figure(name, title, alt, svg.getvalue(), png.getvalue())
+
+
+def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
+    groups = ladder.groups
+    sizes = [group.recipe.batch_size for group in groups]
+    finished = [(g.recipe.batch_size, found) for g in groups if (found := g.sample)]
+    diverged = [(g.recipe.batch_size, chance(g.recipe)) for g in groups if g.diverged]
+
+    def plot(axes: "Axes") -> None:
+        published = [
+            (group.recipe.batch_size, target.top1_error, target.std or 0)
+            for group in groups
+            if group.recipe.data.name == "imagenet" and (target := target_of(group))
+        ]
+        if published:
+            x, y, std = zip(*published, strict=True)
+            axes.errorbar(x, y, std, color=GREY, lw=1, capsize=2, label="the paper")
+        axes.errorbar(
+            [size for size, _ in finished],
+            [each.mean for _, each in finished],
+            [0 if each.n < 2 else each.std for _, each in finished],
+            color=BLUE,
+            marker="o",
+            ms=4,
+            capsize=3,
+            label="mean ± std over seeds",
+        )
+        if diverged:
+            axes.plot(
+                *zip(*diverged, strict=True), color=RED, marker="x", ls="", label="runs diverged"
+            )
+        base = ladder.baseline.claimed
+        if base:
+            limit = base.mean + ladder.within
+            axes.axhline(
+                limit, color=RED, ls="--", lw=1, label=f"baseline + {ladder.within:g} points"
+            )
+        means = [each.mean for _, each in finished] + [error for _, error in diverged]
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [short(size) for size in sizes])
+        if max(means) > 3 * min(means):
+            axes.set_yscale("log")
+            ticks = [
+                tick
+                for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 90)
+                if 0.7 * min(means) < tick < 1.3 * max(means)
+            ]
+            axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("minibatch, images")
+        axes.set_ylabel("top-1 validation error, %")
+        above = axes.secondary_xaxis("top")
+        above.set_xticks(sizes, [str(group.recipe.steps_per_epoch) for group in groups])
+        above.minorticks_off()
+        above.set_xlabel("steps per epoch")
+        axes.legend()
+
+    alt = "Error against minibatch: " + ", ".join(
+        f"{group.recipe.batch_size}: {spread(group)}" for group in groups
+    )
+    return _figure(name, "Error against minibatch size (the paper's figure 1)", alt, plot)
+
+
+def _curves(findings: Findings) -> list[Figure]:
+    """A panel for each recipe against the baseline, as in the paper's figures 2 and 3."""
+    baseline = findings.baseline if findings.baseline and findings.baseline.runs else None
+    shown = [group for group in findings.groups if group.runs and group is not baseline]
+    names = Counter(group.recipe.name for group in shown)
+    drawn = []
+    for index, group in enumerate(shown or ([baseline] if baseline else [])):
+        unique = names[group.recipe.name] <= 1
+        name = f"curves-{group.recipe.name}" + ("" if unique else f"-{index + 1}")
+        drawn.append(_curve(name, group, baseline if shown else None))
+    return drawn
+
+
+def _curve(name: str, group: Group, baseline: Group | None) -> Figure:
+    def plot(axes: "Axes") -> None:
+        for each, colour in ((baseline, GREY), (group, BLUE)):
+            if each:
+                _line(axes, each, "train_top1_error", colour, each.label, wide=True)
+                _line(axes, each, "val_top1_error", colour, "validation", wide=False)
+        axes.set_ylim(0, 100)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("epochs")
+        axes.set_ylabel("top-1 error, %")
+        axes.figure.legend(loc="outside lower center", ncols=2)
+
+    against = f" against {baseline.label}" if baseline else ""
+    return _figure(
+        name,
+        f"{group.label}{against}",
+        f"Training and validation error of {group.label}{against}, by epoch",
+        plot,
+        height=2.7,
+    )
+
+
+def _line(axes: "Axes", group: Group, key: str, colour: str, label: str, *, wide: bool) -> None:
+    """Mean over the runs that have got so far, and a band of one standard deviation."""
+    curves = [[number(row, key) for row in run.epochs] for run in group.runs]
+    points = []
+    for epoch in range(1, max(map(len, curves)) + 1):
+        values = [
+            value
+            for curve in curves
+            if len(curve) >= epoch and (value := curve[epoch - 1]) is not None
+        ]
+        if values:
+            std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+            points.append((epoch, float(np.mean(values)), std))
+    if not points:
+        return
+    x, mean, band = (np.array(each) for each in zip(*points, strict=True))
+    width, dashes = (1.8, "-") if wide else (1.0, "--")
+    axes.plot(x, mean, color=colour, label=label, lw=width, ls=dashes)
+    if wide:
+        axes.fill_between(x, mean - band, mean + band, color=colour, alpha=0.2, lw=0)
+
+
+def _learning_rates(groups: list[Group]) -> Figure:
+    def plot(axes: "Axes") -> None:
+        for index, group in enumerate(groups):
+            x, y = _lr_points(group)
+            style = DASHES[index % len(DASHES)]
+            axes.plot(x, y, label=group.label, color=COLOURS[index % len(COLOURS)], ls=style)
+        axes.set_yscale("log")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("epochs")
+        axes.set_ylabel("learning rate")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.figure.legend(loc="outside lower center", ncols=2)
+
+    return _figure(
+        "lr",
+        "Learning rate",
+        "Learning rate of each recipe by epoch",
+        plot,
+        height=2.5 + 0.1 * len(groups),
+    )
+
+
+def _lr_points(group: Group) -> tuple[list[float], list[float]]:
+    """Few enough to draw, with both sides of each jump."""
+    recipe, total = group.recipe, group.recipe.total_steps
+    steps = {int(step) for step in np.linspace(0, total - 1, 200)}
+    for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
+        at = round(epoch * recipe.steps_per_epoch)
+        steps |= {step for step in (at - 1, at, at + 1) if 0 <= step < total}
+    order = sorted(steps)
+    return [recipe.epoch(step) for step in order], [recipe.lr(step) for step in order]
+
+
+def _scaling(speeds: list[Speed]) -> Figure:
+    scaled = [speed for speed in speeds if speed.efficiency]
+    lines: dict[tuple[str, str], list[Speed]] = {}
+    for speed in speeds:
+        if any((s.group, s.hardware) == (speed.group, speed.hardware) for s in scaled):
+            lines.setdefault((speed.group.label, speed.hardware), []).append(speed)
+
+    def plot(axes: "Axes") -> None:
+        for index, ((label, _), line) in enumerate(lines.items()):
+            colour = COLOURS[index % len(COLOURS)]
+            x = [speed.processes for speed in line]
+            axes.plot(
+                x, [s.images_per_second for s in line], marker="o", ms=4, color=colour, label=label
+            )
+            ideal = line[0].images_per_second / line[0].processes
+            axes.plot(x, [ideal * count for count in x], color=GREY, ls=":", lw=1)
+        counts = sorted({speed.processes for line in lines.values() for speed in line})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("processes")
+        axes.set_ylabel("images/s")
+        axes.legend()
+
+    return _figure(
+        "scaling",
+        "Images per second against processes; dotted: each as fast as the fewest",
+        "Images per second against processes",
+        plot,
+    )

@@ -1,0 +1,83 @@
+"""All that a report says, before it is put into words: computed once, written in three forms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lsgd.report.claims import Decision, decide
+from lsgd.report.groups import Group, group_runs, group_study
+from lsgd.report.ladder import Ladder, find_ladders
+from lsgd.report.search import LeftOut
+from lsgd.report.speed import Speed, measure
+from lsgd.report.verdict import Verdict, judge
+from lsgd.runs import Run
+from lsgd.studies import Study
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What came out of some runs, for a study or without one."""
+
+    study: Study | None
+    groups: list[Group]
+    verdicts: list[Verdict]
+    """One for each group."""
+    baseline: Group | None
+    """What the others are compared with."""
+    decisions: list[Decision]
+    """One for each claim of the study."""
+    ladders: list[Ladder]
+    speeds: list[Speed]
+    left_out: list[LeftOut]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those that count, and repeats of them."""
+        return [run for group in self.groups for run in (*group.runs, *group.repeats)]
+
+    @property
+    def counted(self) -> int:
+        """How many runs the numbers are of."""
+        return sum(len(group.runs) for group in self.groups)
+
+    @property
+    def asked(self) -> int | None:
+        """How many the study asks for."""
+        if self.study is None:
+            return None
+        return len(self.study.entries) * len(self.study.seeds)
+
+    @property
+    def partial(self) -> bool:
+        """Whether runs of the study are missing."""
+        return any(group.missing for group in self.groups)
+
+
+def find(
+    runs: Sequence[Run],
+    left_out: Sequence[LeftOut],
+    study: Study | None,
+    words: Sequence[str] = (),
+) -> Findings:
+    """What these runs show; `words` change the recipes of the study."""
+    groups, more = group_study(study, runs, words) if study else group_runs(runs)
+    by_name = {group.recipe.name: group for group in groups}
+    return Findings(
+        study=study,
+        groups=groups,
+        verdicts=[judge(group) for group in groups],
+        baseline=by_name[study.baseline] if study else _reference(groups),
+        decisions=[decide(claim, by_name) for claim in study.claims] if study else [],
+        ladders=find_ladders(groups, study),
+        speeds=measure(groups),
+        left_out=[*left_out, *more],
+    )
+
+
+def _reference(groups: Sequence[Group]) -> Group | None:
+    """The one recipe whose minibatch is that which the lr is scaled from, if there is just one."""
+    found = [
+        group
+        for group in groups
+        if group.recipe.batch_size == group.recipe.schedule.reference_batch
+    ]
+    return found[0] if len(found) == 1 and len(groups) > 1 else None

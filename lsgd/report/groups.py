@@ -1,0 +1,208 @@
+"""Runs grouped by recipe: those that differ in nothing but the seed are samples of one error."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from lsgd import config, schedule
+from lsgd.recipe import Recipe
+from lsgd.report.search import LeftOut
+from lsgd.report.welch import Sample, sample
+from lsgd.runs import Run
+from lsgd.studies import Study
+
+
+@dataclass(frozen=True)
+class Group:
+    """One recipe and its runs: a row of the table."""
+
+    label: str
+    recipe: Recipe
+    """Of any seed."""
+    seeds: list[int] | None
+    """Asked for by the study."""
+    published: Recipe | None
+    """The shipped recipe whose target this one is held against, if there is one."""
+    runs: list[Run] = field(default_factory=list)
+    """One for each seed, finished or diverged, by seed."""
+    repeats: list[Run] = field(default_factory=list)
+    """More runs of the same seeds; they do not count, as they are not independent."""
+
+    @property
+    def sample(self) -> Sample | None:
+        """The errors of its finished runs; None if there are none."""
+        errors = [run.error for run in self.runs if run.finished]
+        return sample(errors) if errors else None
+
+    @property
+    def claimed(self) -> Sample | None:
+        """What claims go by: the errors of all its runs, that of a diverged one being chance."""
+        guess = chance(self.recipe)
+        errors = [run.error if run.finished else guess for run in self.runs]
+        return sample(errors) if errors else None
+
+    @property
+    def diverged(self) -> int:
+        """How many of its runs did."""
+        return sum(not run.finished for run in self.runs)
+
+    @property
+    def missing(self) -> list[int]:
+        """Seeds of the study without a run that has come to its end, finished or diverged."""
+        there = {run.recipe.seed for run in self.runs}
+        return [seed for seed in self.seeds or [] if seed not in there]
+
+    @property
+    def lr(self) -> float:
+        """After the warmup, before the first drop."""
+        by = self.recipe.schedule
+        return schedule.scaled_lr(
+            self.recipe.batch_size,
+            reference_lr=by.reference_lr,
+            reference_batch=by.reference_batch,
+            scaling=by.scaling,
+        )
+
+
+def chance(recipe: Recipe) -> float:
+    """Top-1 error in percent of guessing, which a diverged run counts with in claims."""
+    return 100 * (1 - 1 / recipe.data.classes)
+
+
+def trajectory(recipe: Recipe) -> dict[str, Any]:
+    """What is computed but for the seed, as flat keys such as `schedule.warmup`."""
+    flat = {}
+    for key, value in recipe.trajectory().items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        flat.update({f"{key}.{name}".rstrip("."): each for name, each in inner})
+    del flat["seed"]
+    return flat
+
+
+def differences(ours: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The keys of the trajectory in which two recipes differ, with both values."""
+    mine, its = trajectory(ours), trajectory(other)
+    return {
+        key: (mine.get(key), its.get(key)) for key in (mine | its) if mine.get(key) != its.get(key)
+    }
+
+
+def in_words(change: tuple[str, tuple[Any, Any]]) -> str:
+    """A key in which two recipes differ.
+
+    >>> in_words(("schedule.warmup", ("none", "gradual")))
+    'schedule.warmup=none, not gradual'
+    """
+    key, (mine, its) = change
+    return f"{key}={_short(mine)}, not {_short(its)}"
+
+
+def _short(value: Any) -> str:
+    """A list of images left out may be long."""
+    return f"{len(value)} entries" if isinstance(value, list) and len(value) > 5 else str(value)
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
+    """The recipes that these runs are of, in order of name and minibatch, and what is left out."""
+    done, left_out = _done(runs)
+    by_recipe: dict[str, list[Run]] = {}
+    for run in done:
+        by_recipe.setdefault(_key(run.recipe), []).append(run)
+    recipes = [group[0].recipe for group in by_recipe.values()]
+    groups = [
+        _group(_label(recipe, recipes), recipe, None, _published(recipe.name), members)
+        for recipe, members in zip(recipes, by_recipe.values(), strict=True)
+    ]
+    return sorted(groups, key=lambda group: (group.recipe.batch_size, group.label)), left_out
+
+
+def group_study(
+    study: Study, runs: Sequence[Run], words: Sequence[str]
+) -> tuple[list[Group], list[LeftOut]]:
+    """The entries of the study, changed by these words, with their runs, and what is left out."""
+    wanted = {entry.recipe: shipped(entry.recipe, *words) for entry in study.entries}
+    names = {_key(recipe): name for name, recipe in wanted.items()}
+    ours: dict[str, list[Run]] = {name: [] for name in wanted}
+    left_out, considered = [], []
+    for run in runs:
+        name = names.get(_key(run.recipe))
+        if name is None:
+            left_out.append(LeftOut(run.path, _why_not(run.recipe, wanted)))
+        elif run.recipe.seed not in study.seeds:
+            left_out.append(LeftOut(run.path, f"seed {run.recipe.seed} is none of the study's"))
+        else:
+            considered.append(run)
+    done, unfinished = _done(considered)
+    for run in done:
+        ours[names[_key(run.recipe)]].append(run)
+    groups = [
+        _group(
+            entry.label,
+            wanted[entry.recipe],
+            study.seeds,
+            shipped(entry.like or entry.recipe),
+            ours[entry.recipe],
+        )
+        for entry in study.entries
+    ]
+    return groups, left_out + unfinished
+
+
+def _group(
+    label: str, recipe: Recipe, seeds: list[int] | None, published: Recipe | None, runs: list[Run]
+) -> Group:
+    """One run for each seed: the first that was given, whatever its end."""
+    first: dict[int, Run] = {}
+    for run in runs:
+        first.setdefault(run.recipe.seed, run)
+    counted = [first[seed] for seed in sorted(first)]
+    repeats = [run for run in runs if run is not first[run.recipe.seed]]
+    return Group(label, recipe, seeds, published, counted, repeats)
+
+
+def _done(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """Runs that have come to an end, and why the others do not count."""
+    done, left_out = [], []
+    for run in runs:
+        if run.finished or (run.diverged is not None and not run.recipe.rehearse):
+            done.append(run)
+        elif run.recipe.rehearse:
+            left_out.append(LeftOut(run.path, "a rehearsal: its errors mean nothing"))
+        elif not run.rows:
+            left_out.append(LeftOut(run.path, "empty: metrics.jsonl has no rows"))
+        else:
+            left_out.append(LeftOut(run.path, f"{run.state}: it is running, or was stopped"))
+    return done, left_out
+
+
+def _why_not(recipe: Recipe, wanted: dict[str, Recipe]) -> str:
+    if recipe.name not in wanted:
+        return f"{recipe.name} is not in this study"
+    changed = differences(recipe, wanted[recipe.name])
+    what = ", ".join(map(in_words, changed.items()))
+    return f"it differs from +recipe={recipe.name}: {what}"
+
+
+def _label(recipe: Recipe, others: list[Recipe]) -> str:
+    """Its name, and in what it differs from another recipe of that name."""
+    named = [other for other in others if other.name == recipe.name and other is not recipe]
+    changed = {
+        key: mine for other in named for key, (mine, _) in differences(recipe, other).items()
+    }
+    return ", ".join([recipe.name, *(f"{key}={_short(value)}" for key, value in changed.items())])
+
+
+@cache
+def shipped(name: str, *words: str) -> Recipe:
+    """The recipe of this name as it is now, changed by these words."""
+    return config.load_recipe([f"+recipe={name}", *words])
+
+
+def _published(name: str) -> Recipe | None:
+    return shipped(name) if name in config.recipes() else None
+
+
+def _key(recipe: Recipe) -> str:
+    return json.dumps(trajectory(recipe), sort_keys=True)

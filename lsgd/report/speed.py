@@ -1,0 +1,81 @@
+"""Images per second and scaling efficiency, as the runs wrote them down."""
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lsgd.recipe import Recipe
+from lsgd.report.groups import Group
+from lsgd.rows import Row, number
+from lsgd.runs import Run
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a recipe was on some hardware, with so many processes."""
+
+    group: Group
+    processes: int
+    hardware: str
+    """And what else decides how fast it is."""
+    images_per_second: float
+    """Median over the epochs of all runs."""
+    slowest: float
+    fastest: float
+    efficiency: float | None
+    """Per process, against the fewest processes of this recipe on this hardware; None for them."""
+
+
+def measure(groups: Sequence[Group]) -> list[Speed]:
+    """One row for every recipe, hardware and number of processes."""
+    rows = []
+    for group in groups:
+        measured: dict[tuple[str, int], list[float]] = {}
+        for run in (*group.runs, *group.repeats):
+            for where, speed in _epochs(run):
+                measured.setdefault(where, []).append(speed)
+        for (hardware, processes), speeds in sorted(measured.items()):
+            fewest = min(count for other, count in measured if other == hardware)
+            alone = statistics.median(measured[hardware, fewest]) / fewest
+            median = statistics.median(speeds)
+            efficiency = median / processes / alone if processes > fewest else None
+            row = Speed(group, processes, hardware, median, min(speeds), max(speeds), efficiency)
+            rows.append(row)
+    return rows
+
+
+def _epochs(run: Run) -> list[tuple[tuple[str, int], float]]:
+    """Where each epoch was trained, and its images per second."""
+    where, found = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
+    for row in run.rows:
+        if row["kind"] == "start":
+            hardware, processes = place(row)
+            where = f"{hardware}; {_execution(run.recipe)}", processes
+        speed = number(row, "images_per_second")
+        if row["kind"] == "epoch" and speed:
+            found.append((where, speed))
+    return found
+
+
+def place(start: Row) -> tuple[str, int]:
+    """Hardware and number of processes of a start.
+
+    >>> place({"device": "H200", "processes": 2, "inputs": "in memory", "machine": "…"})
+    ('H200; in memory', 2)
+    >>> place({"machine": "2 processes by torchrun over torch.distributed (gloo), CPU, threads: 1"})
+    ('CPU, threads: 1', 2)
+    """
+    if "device" in start:
+        return f"{start['device']}; {start.get('inputs')}", int(number(start, "processes") or 1)
+    # Older runs say it in the line for people alone.
+    machine = str(start.get("machine", "unknown hardware"))
+    found = re.match(r"(\d+) process(?:es)?(?: by \S+ over [^,]+)?, (.*)", machine)
+    return (found[2], int(found[1])) if found else (machine, 1)
+
+
+def _execution(recipe: Recipe) -> str:
+    words = [f"workers per pass: {recipe.workers_per_pass}"]
+    words += ["channels_last"] if recipe.channels_last else []
+    words += ["compiled"] if recipe.compile else []
+    return ", ".join(words)

@@ -1,0 +1,102 @@
+"""What a report found, for programs: summary.json, from which the README's table is made."""
+
+import math
+from collections import Counter
+from typing import Any
+
+from lsgd.report.content import title_of
+from lsgd.report.findings import Findings
+from lsgd.report.groups import Group
+from lsgd.report.speed import place
+from lsgd.report.verdict import Verdict, target_of
+from lsgd.report.welch import Difference
+from lsgd.runs import Run
+
+
+def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
+    """The numbers of the report; an interval without ends has none, means are of finished runs."""
+    study = findings.study
+    return {
+        "title": title_of(findings),
+        "study": study.name if study else None,
+        "question": study.question if study else None,
+        "partial": findings.partial,
+        "runs": findings.counted,
+        "runs_asked": findings.asked,
+        "baseline": findings.baseline.label if findings.baseline else None,
+        "hardware": _hardware(findings),
+        "recipes": [
+            _recipe(group, verdict)
+            for group, verdict in zip(findings.groups, findings.verdicts, strict=True)
+        ],
+        "claims": [
+            {
+                "says": decision.claim.says,
+                "outcome": decision.outcome,
+                "relation": decision.claim.relation,
+                "within": decision.claim.within,
+                "difference": _difference(decision.difference),
+            }
+            for decision in findings.decisions
+        ],
+        "elbows": [
+            {
+                "baseline": ladder.baseline.recipe.batch_size,
+                "batch_size": ladder.elbow.recipe.batch_size,
+                "steps_per_epoch": ladder.elbow.recipe.steps_per_epoch,
+                "within": ladder.within,
+            }
+            for ladder in findings.ladders
+        ],
+        "left_out": [
+            {"folder": each.path.name, "reason": each.reason} for each in findings.left_out
+        ],
+        "command": command,
+        "version": version,
+    }
+
+
+def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
+    found, target = group.sample, target_of(group)
+    return {
+        "recipe": group.recipe.name,
+        "label": group.label,
+        "batch_size": group.recipe.batch_size,
+        "steps_per_epoch": group.recipe.steps_per_epoch,
+        "lr": group.lr,
+        "n": len(group.runs),
+        "diverged": group.diverged,
+        "errors": {str(run.recipe.seed): _error(run) for run in group.runs},
+        "mean": found.mean if found else None,
+        "std": found.std if found and found.n > 1 else None,
+        "repeats": [_error(run) for run in group.repeats],
+        "published": (
+            {"top1_error": target.top1_error, "std": target.std, "source": target.source}
+            if target
+            else None
+        ),
+        "verdict": verdict.word,
+        "reasons": list(verdict.reasons),
+        "difference": _difference(verdict.difference),
+    }
+
+
+def _error(run: Run) -> float | None:
+    """None if it diverged."""
+    return run.error if run.finished else None
+
+
+def _difference(found: Difference | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    ends = math.isfinite(found.low)
+    return {
+        "mean": found.mean,
+        "low": found.low if ends else None,
+        "high": found.high if ends else None,
+    }
+
+
+def _hardware(findings: Findings) -> list[str]:
+    seen = Counter(place(start)[0] for run in findings.runs for start in run.starts)
+    return [hardware for hardware, _ in seen.most_common()]

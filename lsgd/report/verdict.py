@@ -1,0 +1,73 @@
+"""Is this the number that was published? Inside, outside, or not comparable and why."""
+
+from dataclasses import dataclass
+
+from lsgd.recipe import Recipe, Target
+from lsgd.report.groups import Group, differences, in_words
+from lsgd.report.welch import Difference, Sample, difference
+
+PAPER_RUNS = 5
+"""Goyal et al. 2017, section 5.1: all of its numbers are of five runs."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one recipe against its published number."""
+
+    word: str
+    """inside, outside, not comparable, or none published."""
+    difference: Difference | None = None
+    """Ours less theirs, where they can be compared."""
+    reasons: tuple[str, ...] = ()
+    """Why they cannot."""
+
+
+def judge(group: Group) -> Verdict:
+    """Inside if the 95 % interval of the difference (Welch) has 0 in it, outside if it has not.
+
+    So inside means that no difference is shown, not that there is none.
+    """
+    target = target_of(group)
+    if target is None or group.published is None:
+        return Verdict("none published")
+    reasons = (*_of_the_recipe(group.recipe, group.published), *_of_the_runs(group, target))
+    if reasons or group.sample is None or target.std is None:
+        return Verdict("not comparable", reasons=reasons)
+    found = difference(group.sample, Sample(PAPER_RUNS, target.top1_error, target.std))
+    return Verdict("inside" if found.low <= 0 <= found.high else "outside", found)
+
+
+def target_of(group: Group) -> Target | None:
+    """The published number that stands beside ours."""
+    return group.published.target if group.published else None
+
+
+def _of_the_recipe(ours: Recipe, theirs: Recipe) -> list[str]:
+    """Where the run is not that of the published number."""
+    changed = differences(ours, theirs)
+    named = {
+        "data.name": "{} data, not {}",
+        "data.image_size": "{} pixels, not {}",
+        "model.name": "{}, not {}",
+        "epochs": "{} epochs, not {}",
+    }
+    reasons = [text.format(*changed[key]) for key, text in named.items() if key in changed]
+    if "data.name" not in changed:
+        # On other data the lr, the minibatch and so on are of another scale anyway.
+        reasons += [in_words(each) for each in changed.items() if each[0] not in named]
+    # What the published recipe declares too, such as the row of an ablation, is no difference.
+    undeclared = [rule for rule in ours.deviations if rule not in theirs.deviations]
+    return [*reasons, *([f"declared deviations: {', '.join(undeclared)}"] if undeclared else [])]
+
+
+def _of_the_runs(group: Group, target: Target) -> list[str]:
+    n = len(group.runs)
+    reasons = []
+    if n < PAPER_RUNS:
+        seeds = "1 seed" if n == 1 else f"{n} seeds"
+        reasons.append(f"{seeds}, not {PAPER_RUNS}" if n else "no finished run")
+    if group.diverged:
+        reasons.append(f"{group.diverged} of {n} diverged")
+    if target.std is None:
+        reasons.append("published without a standard deviation")
+    return reasons

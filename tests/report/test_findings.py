@@ -1,0 +1,310 @@
+"""Numbers, verdicts and claims of made-up runs, each worked out by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_folders import finished, write_run
+
+from lsgd import config
+from lsgd.report.findings import Findings, find
+from lsgd.report.groups import Group
+from lsgd.report.ladder import Ladder
+from lsgd.report.search import find_runs
+from lsgd.report.verdict import Verdict, judge
+from lsgd.runs import Run
+from lsgd.studies import Claim, Entry, Study
+
+
+def study(*claims: Claim, recipes: tuple[str, ...] = ("fashion_bs64", "fashion_bs2k")) -> Study:
+    return Study(
+        name="made_up",
+        title="Made up",
+        question="Does it?",
+        source="nothing",
+        baseline=recipes[0],
+        seeds=[0, 1, 2],
+        entries=[Entry(recipe, f"the {recipe}") for recipe in recipes],
+        claims=list(claims),
+    )
+
+
+def found(folder: Path, of: Study | None = None) -> Findings:
+    return find(*find_runs([folder]), of)
+
+
+def group(findings: Findings, name: str) -> Group:
+    return next(group for group in findings.groups if group.recipe.name == name)
+
+
+def runs(folder: Path, recipe: str, *errors: float) -> None:
+    for seed, error in enumerate(errors):
+        finished(folder, recipe, seed, error)
+
+
+def test_runs_are_grouped_by_recipe_and_their_errors_are_the_papers(tmp_path: Path) -> None:
+    runs(tmp_path, "fashion_bs64", 8.0, 9.0, 13.0)
+    runs(tmp_path, "fashion_bs2k", 16.0)
+    findings = found(tmp_path)
+    reference = group(findings, "fashion_bs64").sample
+    assert reference
+    assert (reference.n, reference.mean) == (3, 10.0)
+    assert reference.std == pytest.approx(7**0.5)
+    other = group(findings, "fashion_bs2k").sample
+    assert other
+    assert (other.n, other.mean) == (1, 16.0)
+    assert findings.baseline is group(findings, "fashion_bs64")
+
+
+def test_a_recipe_changed_by_a_word_is_another_recipe(tmp_path: Path) -> None:
+    finished(tmp_path, "fashion_bs64", 0, 8.0)
+    finished(tmp_path / "b", "fashion_bs64", 1, 12.0, "optim.weight_decay=0.001")
+    finished(tmp_path / "c", "fashion_bs64", 1, 9.0, "channels_last=true", "data.root=/x")
+    findings = found(tmp_path)
+    labels = {each.label: [run.recipe.seed for run in each.runs] for each in findings.groups}
+    assert labels == {
+        "fashion_bs64, optim.weight_decay=0.0001": [0, 1],
+        "fashion_bs64, optim.weight_decay=0.001": [1],
+    }
+
+
+def test_of_the_same_seed_twice_the_first_that_ended_counts(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[50.0])  # still running
+    write_run(tmp_path / "b", "+recipe=fashion_bs64", errors=[50.0], diverged=True)
+    finished(tmp_path / "c", "fashion_bs64", 0, 8.0)
+    finished(tmp_path / "d", "fashion_bs64", 1, 9.0)
+    finished(tmp_path / "e", "fashion_bs64", 1, 16.0)
+    findings = found(tmp_path)
+    only = findings.groups[0]
+    assert [run.path.relative_to(tmp_path).parts[0] for run in only.runs] == ["b", "d"]
+    assert [run.error for run in only.repeats] == [8.0, 16.0]
+    assert (findings.counted, only.diverged) == (2, 1)
+
+
+def test_a_diverged_run_counts_as_chance_in_claims_and_not_in_the_mean(tmp_path: Path) -> None:
+    runs(tmp_path, "fashion_bs64", 8.0, 8.1, 8.2)
+    runs(tmp_path, "fashion_bs2k", 8.1, 8.2)
+    write_run(tmp_path / "d", "+recipe=fashion_bs2k", seed=2, errors=[9.0, 9.0], diverged=True)
+    findings = found(tmp_path, study(NO_WORSE))
+    other = group(findings, "fashion_bs2k")
+    assert other.sample
+    assert (other.sample.n, other.sample.mean) == (2, pytest.approx(8.15))
+    [decision] = findings.decisions
+    assert decision.difference
+    assert decision.difference.mean == pytest.approx((8.1 + 8.2 + 90.0) / 3 - 8.1)  # ten classes
+    assert decision.outcome == "not resolved"
+
+
+def test_what_is_left_out_of_a_study_says_why(tmp_path: Path) -> None:
+    finished(tmp_path, "fashion_bs64", 0, 8.0)
+    finished(tmp_path, "fashion_bs64", 7, 8.0)
+    finished(tmp_path, "fashion_bs512", 0, 8.0)
+    finished(tmp_path / "x", "fashion_bs2k", 0, 9.0, "optim.momentum=0.8")
+    write_run(tmp_path / "running", "+recipe=fashion_bs2k", seed=1, errors=[30.0, 20.0])
+    findings = found(tmp_path, study())
+    assert {each.path.name: each.reason for each in findings.left_out} == {
+        "fashion_bs64-seed7": "seed 7 is none of the study's",
+        "fashion_bs512-seed0": "fashion_bs512 is not in this study",
+        "fashion_bs2k-seed0": "it differs from +recipe=fashion_bs2k: optim.momentum=0.8, not 0.9",
+        "running": "2 of 9 epochs done: it is running, or was stopped",
+    }
+    assert findings.partial
+    assert (findings.counted, findings.asked) == (1, 6)
+    assert group(findings, "fashion_bs64").missing == [1, 2]
+    assert group(findings, "fashion_bs2k").missing == [0, 1, 2]
+
+
+def test_a_study_changed_by_words_has_the_runs_that_were_trained_with_them(tmp_path: Path) -> None:
+    finished(tmp_path / "a", "fashion_bs64", 0, 8.0)
+    finished(tmp_path / "b", "fashion_bs64", 0, 9.0, "optim.momentum=0.8")
+    findings = find(*find_runs([tmp_path]), study(), ["optim.momentum=0.8"])
+    assert [run.error for run in group(findings, "fashion_bs64").runs] == [9.0]
+    assert [each.path.parent.name for each in findings.left_out] == ["a"]
+
+
+NO_WORSE = Claim("as good", "fashion_bs2k", "no_worse_than", "fashion_bs64", within=0.5)
+WORSE = Claim("worse", "fashion_bs2k", "worse_than", "fashion_bs64")
+
+
+@pytest.mark.parametrize(
+    ("errors", "no_worse", "worse"),
+    [
+        # Against 8.0, 8.1, 8.2. With 0.1 of spread each, an interval is +-0.23 wide.
+        ((8.1, 8.2, 8.3), "holds", "not resolved"),  # +0.10: -0.13 to 0.33
+        ((8.4, 8.5, 8.6), "not resolved", "holds"),  # +0.40: 0.17 to 0.63
+        ((9.0, 9.1, 9.2), "does not hold", "holds"),  # +1.00: 0.77 to 1.23
+        ((7.0, 7.1, 7.2), "holds", "does not hold"),  # -1.00: -1.23 to -0.77
+        ((6.0, 8.0, 12.0), "not resolved", "not resolved"),
+        ((20.0,), "not resolved", "not resolved"),
+        ((), "not resolved", "not resolved"),
+    ],
+)
+def test_claims_hold_fail_or_stay_open(
+    tmp_path: Path, errors: tuple[float, ...], no_worse: str, worse: str
+) -> None:
+    runs(tmp_path, "fashion_bs64", 8.0, 8.1, 8.2)
+    runs(tmp_path, "fashion_bs2k", *errors)
+    decisions = found(tmp_path, study(NO_WORSE, WORSE)).decisions
+    assert [decision.outcome for decision in decisions] == [no_worse, worse]
+    if len(errors) < 3:
+        missing = ", ".join(map(str, range(len(errors), 3)))
+        assert missing in decisions[0].lacks[0]
+
+
+def judged(name: str, *words: str, like: str | None = None, errors: list[float]) -> Verdict:
+    """The verdict on a recipe whose runs are made up."""
+    recipe = config.load_recipe([f"+recipe={name}", *words])
+    published = config.load_recipe([f"+recipe={like or name}"])
+    made = [Run(Path("x"), replace(recipe, seed=s, epochs=1), []) for s in range(len(errors))]
+    for run, error in zip(made, errors, strict=True):
+        run.rows.append({"kind": "epoch", "step": 1, "val_top1_error": error})
+    return judge(Group(name, recipe, None, published, made))
+
+
+def test_five_runs_of_the_papers_recipe_are_inside_or_outside() -> None:
+    assert judged("bs256", errors=[23.5, 23.6, 23.7, 23.6, 23.5]).word == "inside"
+    outside = judged("bs256", errors=[24.5, 24.6, 24.7, 24.6, 24.5])
+    assert outside.word == "outside"
+    assert outside.difference
+    assert outside.difference.mean == pytest.approx(24.58 - 23.60)
+    assert outside.difference.low > 0.8
+    # A row of an ablation is held against its own number, not against the paper's recipe.
+    assert judged("bs8k_no_warmup", errors=[24.8, 25.2, 24.5, 25.0, 24.6]).word == "inside"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["data.image_size=128"], "128 pixels, not 224"),
+        (["epochs=50", "schedule.milestones=[20]"], "50 epochs, not 90"),
+        (["model.name=resnet101"], "resnet101, not resnet50"),
+        (["optim.nesterov=false"], "optim.nesterov=False, not True"),
+        (["+deviations.crop=other"], "declared deviations: crop"),
+        (["inputs=synthetic"], "data.synthetic=True, not False"),
+    ],
+)
+def test_another_run_than_the_papers_is_not_comparable(words: list[str], reason: str) -> None:
+    verdict = judged("bs256", *words, errors=[23.6] * 5)
+    assert verdict.word == "not comparable"
+    assert reason in verdict.reasons
+
+
+def test_what_changes_no_number_stays_comparable() -> None:
+    words = ["workers_per_pass=8", "channels_last=true", "data.root=/x", "seed=4"]
+    assert judged("bs256", *words, errors=[23.5, 23.6, 23.7, 23.6, 23.5]).word == "inside"
+
+
+def test_fewer_seeds_than_the_paper_are_not_comparable() -> None:
+    assert judged("bs256", errors=[23.5, 23.6, 23.7, 23.6]).reasons == ("4 seeds, not 5",)
+    assert judged("bs256", errors=[]).reasons == ("no finished run",)
+
+
+def test_another_dataset_is_not_comparable_and_its_scale_is_no_reason() -> None:
+    verdict = judged("fashion_bs2k", like="bs8k", errors=[16.0] * 5)
+    assert verdict.word == "not comparable"
+    assert verdict.reasons[:2] == ("fashion-mnist data, not imagenet", "28 pixels, not 224")
+    assert not any("=" in reason for reason in verdict.reasons)
+
+
+def test_without_a_published_number_there_is_no_verdict() -> None:
+    assert judged("fashion_bs64", errors=[8.0] * 5).word == "none published"
+
+
+LADDER = ("fashion_bs64", "fashion_bs128", "fashion_bs256", "fashion_bs512", "fashion_bs1k")
+
+
+def ladder(folder: Path, *means: float, of: Study | None = None) -> Ladder:
+    for recipe, mean in zip(LADDER, means, strict=True):
+        runs(folder, recipe, mean - 0.1, mean, mean + 0.1)
+    [only] = found(folder, of).ladders
+    return only
+
+
+def names(groups: list[Group]) -> list[str]:
+    return [each.recipe.name for each in groups]
+
+
+def test_the_elbow_is_the_largest_minibatch_shown_to_be_no_worse(tmp_path: Path) -> None:
+    # Intervals are +-0.23: 8.4 against 8.0 is open, 9 is worse, 8.1 is no worse.
+    up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0)
+    assert up.baseline.recipe.name == "fashion_bs64"
+    assert up.elbow.recipe.name == "fashion_bs256"
+    assert names(up.equal) == ["fashion_bs256"]
+    assert names(up.worse) == ["fashion_bs512", "fashion_bs1k"]
+
+
+def test_the_elbow_is_the_baseline_if_nothing_above_it_is_as_good(tmp_path: Path) -> None:
+    assert ladder(tmp_path, 8.0, 9.0, 9.0, 9.0, 9.0).elbow.recipe.name == "fashion_bs64"
+
+
+def test_the_elbow_goes_by_the_studys_margin(tmp_path: Path) -> None:
+    claim = replace(NO_WORSE, recipe="fashion_bs512", within=1.5)
+    up = ladder(tmp_path, 8.0, 8.4, 8.1, 9.0, 10.0, of=study(claim, recipes=LADDER))
+    assert up.within == 1.5
+    assert up.elbow.recipe.name == "fashion_bs512"
+
+
+def test_recipes_that_differ_in_more_than_the_minibatch_are_no_ladder(tmp_path: Path) -> None:
+    for recipe in ("fashion_bs64", "fashion_bs2k", "fashion_bs4k"):
+        finished(tmp_path, recipe, 0, 8.0)
+    assert len(found(tmp_path).ladders) == 1
+    again = tmp_path / "again"
+    for recipe in ("fashion_bs64", "fashion_bs2k_no_warmup", "fashion_bs2k"):
+        finished(again, recipe, 0, 8.0)
+    assert found(again).ladders == []
+
+
+def test_efficiency_is_against_the_fewest_processes_on_the_same_hardware(tmp_path: Path) -> None:
+    two = "2 processes by torchrun over torch.distributed (gloo), CPU, threads per process: 1"
+    one, words = "1 process, CPU, threads per process: 1", "+recipe=fashion_bs64"
+    for name, machine, speed, more in (
+        ("a", one, 1000.0, "channels_last=false"),
+        ("b", two, 1500.0, "channels_last=false"),
+        ("c", two, 4000.0, "channels_last=true"),
+    ):
+        errors = [9.0] * 9
+        write_run(tmp_path / name, words, more, errors=errors, machine=machine, speed=speed)
+    speeds = found(tmp_path).speeds
+    assert [(each.processes, each.images_per_second, each.efficiency) for each in speeds] == [
+        (1, 1000.0, None),
+        (2, 1500.0, 0.75),
+        (2, 4000.0, None),  # another layout, and nothing to compare it with
+    ]
+
+
+def test_epochs_after_a_restart_belong_to_the_hardware_they_ran_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[9.0] * 4, speed=1000.0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"kind": "start", "step": 1, "machine": "9 processes, one that trained none"}\n'
+        )
+    later = write_run(
+        tmp_path / "b",
+        "+recipe=fashion_bs64",
+        errors=[9.0] * 5,
+        speed=1800.0,
+        machine="2 processes, CPU, threads per process: 1; in memory",
+    )
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write((later / "metrics.jsonl").read_text())
+    (later / "metrics.jsonl").unlink()
+    [run] = found(tmp_path).runs
+    assert [start["machine"][:10] for start in run.starts] == ["1 process,", "2 processe"]
+    speeds = found(tmp_path).speeds
+    assert [(each.processes, each.efficiency) for each in speeds] == [(1, None), (2, 0.9)]
+
+
+def test_hardware_is_what_a_run_says_of_its_device_and_not_what_it_timed(tmp_path: Path) -> None:
+    for seed, (processes, speed) in enumerate([(1, 1000.0), (1, 1200.0), (2, 1650.0)]):
+        folder = tmp_path / str(seed)
+        write_run(folder, "+recipe=fashion_bs64", seed=seed, errors=[9.0] * 9, speed=speed)
+        start, *rows = (folder / "metrics.jsonl").read_text().splitlines()
+        parts = {"device": "H200", "processes": processes, "inputs": "in memory"}
+        parts |= {"machine": f"{processes} process, CPU; {speed} images/s with 4 workers per pass"}
+        lines = [json.dumps(json.loads(start) | parts), *rows]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    speeds = found(tmp_path).speeds
+    assert [(each.processes, each.images_per_second) for each in speeds] == [(1, 1100), (2, 1650)]
+    assert speeds[1].efficiency == pytest.approx(0.75)
+    assert {each.hardware.partition("; workers")[0] for each in speeds} == {"H200; in memory"}

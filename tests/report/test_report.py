@@ -1,0 +1,383 @@
+"""The folder of a report: page, figures, summary, what it keeps, and what it leaves alone."""
+
+import io
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from run_folders import finished, write_run
+
+from lsgd import config, files
+from lsgd.errors import Refused
+from lsgd.report import __main__ as command
+from lsgd.report import report
+from lsgd.runs import read_run
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DIGITS = REPOSITORY / "results" / "2026-11-20-digits"
+
+
+def fill(folder: Path) -> Path:
+    """A study with runs that are finished, diverged and missing, and a ladder of three."""
+    for recipe, errors in {
+        "fashion_bs64": (8.0, 8.1, 8.2),
+        "fashion_bs1k": (8.1, 8.2, 8.3),
+        "fashion_bs2k": (16.0, 16.2, 16.1),
+        "fashion_bs2k_no_warmup": (30.0, 29.0, 31.0),
+        "fashion_bs2k_fixed_lr": (22.0,),
+    }.items():
+        for seed, error in enumerate(errors):
+            finished(folder, recipe, seed, error)
+    for seed in (0, 1):
+        write_run(
+            folder / f"diverged-{seed}",
+            "+recipe=fashion_bs2k_constant_warmup",
+            seed=seed,
+            errors=[90.0, 90.1],
+            diverged=True,
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a study."""
+    folder = tmp_path_factory.mktemp("made")
+    study = config.load_study("fashion_table1_warmup")
+    return report([fill(folder / "trials")], study, folder / "out")
+
+
+def summary(folder: Path) -> dict[str, dict[str, object]]:
+    """What summary.json says of each recipe."""
+    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {recipe["recipe"]: recipe for recipe in told["recipes"]}
+
+
+def test_the_numbers_are_the_same_in_all_three_forms(made: Path) -> None:
+    texts = [(made / name).read_text(encoding="utf-8") for name in ("README.md", "index.html")]
+    for text in texts:
+        assert "8.10 ± 0.10" in text
+        assert "+8.00 (+7.77 to +8.23)" in text
+        assert "2 of 2 diverged" in text
+        assert "Partial: 15 of 18 runs are there; 2 of them diverged." in text
+        assert "Claims that hold: 3 of 5; that do not hold: 1; not resolved: 1." in text
+        assert "23.74 ± 0.09" in text  # the paper's, beside
+        assert "counts with the error of guessing: 90 % with 10 classes" in text
+    found = summary(made)["fashion_bs2k"]
+    assert found["mean"] == pytest.approx(16.1)
+    assert found["std"] == pytest.approx(0.1)
+    assert found["errors"] == {"0": 16.0, "1": 16.2, "2": 16.1}
+    assert found["verdict"] == "not comparable"
+    diverged = summary(made)["fashion_bs2k_constant_warmup"]
+    assert (diverged["mean"], diverged["errors"]) == (None, {"0": None, "1": None})
+
+
+def test_real_runs_give_the_numbers_that_were_written_down_by_hand(tmp_path: Path) -> None:
+    runs = sorted(DIGITS.glob("two-threads-*"))
+    found = summary(report(runs, None, tmp_path / "out"))
+    # The README there: 1.7 +- 0.2, 39.6 +- 4.9, 2.4 +- 0.3 and 2.0 +- 0.6.
+    rounded = {name: (f"{each['mean']:.1f}", f"{each['std']:.1f}") for name, each in found.items()}
+    assert rounded == {
+        "digits_reference": ("1.7", "0.2"),
+        "digits_unscaled": ("39.6", "4.9"),
+        "digits_no_warmup": ("2.4", "0.3"),
+        "digits": ("2.0", "0.6"),
+    }
+    # And once more, from the lines themselves.
+    errors = []
+    for folder in DIGITS.glob("two-threads-digits-seed*"):
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        epochs = [json.loads(line) for line in lines if '"kind": "epoch"' in line]
+        errors.append(sorted(row["val_top1_error"] for row in epochs[-5:])[2])
+    assert found["digits"]["mean"] == pytest.approx(sum(errors) / 4)
+    assert found["digits"]["std"] == pytest.approx(statistics.stdev(errors))
+
+
+def test_whatever_lies_there_is_left_out_with_a_reason(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    write_run(trials / "running", "+recipe=fashion_bs64", seed=1, errors=[30.0, 20.0])
+    write_run(trials / "rehearsed", "+recipe=fashion_bs64", "rehearse=true", errors=[50.0])
+    (trials / "no rows" / "tensorboard").mkdir(parents=True)
+    shutil.copy(trials / "running" / "config.yaml", trials / "no rows")
+    (trials / "nothing").mkdir()
+    damaged = finished(trials, "fashion_bs64", 2, 8.0)
+    lines = (damaged / "metrics.jsonl").read_text().splitlines()
+    lines[3] = lines[3][:20] + "\0\0\0"
+    (damaged / "metrics.jsonl").write_text("\n".join(lines))
+    foreign = trials / "foreign"
+    foreign.mkdir()
+    (foreign / "config.yaml").write_text("trainer: {gpus: 8}\n")
+    (trials / "bytes").mkdir()
+    (trials / "bytes" / "config.yaml").write_bytes(bytes(range(256)))
+    (trials / "rows only").mkdir()
+    (trials / "rows only" / "metrics.jsonl").write_text('{"loss": 3}\n')
+    odd = trials / "odd <b>|&\x01\udcff`"
+    odd.mkdir()
+    (odd / "config.yaml").write_text("'<script>\\x01': 1\n")
+    (trials / "loop").symlink_to(trials)
+    report([tmp_path], None, tmp_path / "out")
+
+    out = report([tmp_path], None, tmp_path / "out")  # it does not read what it has kept
+
+    told = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    reasons = {each["folder"]: each["reason"] for each in told["left_out"]}
+    assert reasons.pop(odd.name).startswith("config.yaml is of no run of this lsgd: there is")
+    assert reasons.pop("bytes").startswith("config.yaml is of no run of this lsgd: config.yaml c")
+    assert reasons == {
+        "running": "2 of 9 epochs done: it is running, or was stopped",
+        "rehearsed": "a rehearsal: its errors mean nothing",
+        "no rows": "empty: metrics.jsonl has no rows",
+        "nothing": "it has no config.yaml",
+        damaged.name: "line 4 of metrics.jsonl is damaged",
+        "foreign": "config.yaml is of no run of this lsgd: there is no key 'trainer'",
+        "rows only": "it has no config.yaml",
+        "out": "it is a report; give it by itself to have the runs in it again",
+    }
+    assert summary(out)["fashion_bs64"]["errors"] == {"0": 8.0}
+    page = (out / "index.html").read_text(encoding="utf-8")
+    ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+    for name in ("running", "rehearsed", "no rows", "nothing", damaged.name, "foreign", "bytes"):
+        assert name in page
+        assert name in (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_run_at_all_is_a_report_too(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    out = report([tmp_path / "runs"], None, tmp_path / "out")
+    assert "0 runs of 0 recipes" in (out / "README.md").read_text(encoding="utf-8")
+    study = config.load_study("fashion_table1_warmup")
+    out = report([tmp_path / "runs"], study, tmp_path / "study")
+    assert "Partial: 0 of 18 runs" in (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_hundred_runs(tmp_path: Path) -> None:
+    names = ("fashion_bs64", "fashion_bs128", "fashion_bs256", "fashion_bs512", "fashion_bs1k")
+    for seed in range(20):
+        for name in names:
+            finished(tmp_path / "trials", name, seed, 8 + seed / 10)
+    out = report([tmp_path / "trials"], None, tmp_path / "out")
+    assert [summary(out)[name]["n"] for name in names] == [20] * 5
+
+
+def test_the_page_is_whole_and_needs_nothing_else(made: Path) -> None:
+    page = (made / "index.html").read_text(encoding="utf-8")
+    tree = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+    assert "http" not in page
+    assert "<script" not in page
+    assert "@import" not in page
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
+    ids = [element.attrib["id"] for element in tree.iter() if "id" in element.attrib]
+    assert len(set(ids)) == len(ids)
+    targets = [element.attrib["href"] for element in tree.iter() if "href" in element.attrib]
+    targets += re.findall(r"url\(([^)]*)\)", page)
+    assert targets
+    assert all(target[1:] in ids for target in targets)
+    assert not any("src" in element.attrib for element in tree.iter())
+    assert 'name="viewport"' in page
+    assert "prefers-color-scheme: dark" in page
+    assert len(list(tree.iter("svg"))) == len(list(made.glob("*.svg")))
+
+
+def test_figures_are_there_and_show_something(made: Path) -> None:
+    drawn = {path.stem for path in made.glob("*.png")}
+    assert drawn == {path.stem for path in made.glob("*.svg")}
+    assert drawn == {
+        "figure1",
+        "lr",
+        "curves-fashion_bs1k",
+        "curves-fashion_bs2k",
+        "curves-fashion_bs2k_no_warmup",
+        "curves-fashion_bs2k_fixed_lr",
+        "curves-fashion_bs2k_constant_warmup",
+    }
+    for name in drawn:
+        texts = list(ElementTree.parse(made / f"{name}.svg").getroot().itertext())
+        # Runs that never learned are at the top.
+        assert "100" in texts or not name.startswith("curves-")
+        pixels = np.asarray(Image.open(io.BytesIO((made / f"{name}.png").read_bytes())))[..., :3]
+        coloured = (np.ptp(pixels.astype(int), axis=2) > 60).sum()
+        assert coloured > 500, name  # a line in a colour, not axes alone
+        assert f"({name}.png)" in (made / "README.md").read_text(encoding="utf-8")
+
+
+def test_figure_1_of_imagenet_has_the_papers_points_beside(tmp_path: Path) -> None:
+    for name, error in {"bs256": 24.0, "bs512": 24.1, "bs8k": 24.2}.items():
+        write_run(tmp_path / "runs" / name, f"+recipe={name}", errors=[error] * 90)
+    out = report([tmp_path / "runs"], None, tmp_path / "out")
+    assert "the paper" in (out / "figure1.svg").read_text(encoding="utf-8")
+
+
+def test_a_study_at_another_scale_has_not(made: Path) -> None:
+    assert "the paper" not in (made / "figure1.svg").read_text(encoding="utf-8")
+
+
+def test_a_report_keeps_what_results_needs(tmp_path: Path) -> None:
+    words = ("data.root=/secret/place", f"run_dir={tmp_path}/a")
+    first = finished(tmp_path / "a", "fashion_bs64", 0, 8.0, *words)
+    second = finished(tmp_path / "b", "fashion_bs64", 0, 9.0)
+    out = report([tmp_path / "a", tmp_path / "b"], None, tmp_path / "out")
+    kept = out / first.name
+    assert "secret" not in (kept / "config.yaml").read_text()
+    assert read_run(kept).recipe.fingerprint == read_run(first).recipe.fingerprint
+    assert (kept / "metrics.jsonl").read_bytes() == (first / "metrics.jsonl").read_bytes()
+    repeat = out / f"{second.name}-2"
+    assert (repeat / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
+    # What was kept is enough to make the same report again.
+    again = report([out], None, tmp_path / "again")
+    assert summary(again) == summary(out)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_report_overwrites_nothing_but_a_report(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    run = finished(trials, "fashion_bs64", 0, 8.0)
+    out = report([trials], None, tmp_path / "out")
+    shutil.copy(out / "summary.json", run)  # as a report of before this was refused
+    before = content(tmp_path)
+    for where, why in {
+        trials: "no report wrote",
+        run: "no report wrote",
+        out: "has runs in it that are reported on",
+    }.items():
+        given = out / run.name if where is out else trials
+        with pytest.raises(Refused, match=why):
+            report([given], None, where)
+    assert content(tmp_path) == before
+
+
+def test_a_report_that_was_killed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first file, after it, and before its last."""
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    wanted = len(content(report([trials], None, tmp_path / "whole")))
+    whole = files.whole
+    for number in (0, 1, wanted - 1):
+        out, left = tmp_path / f"out-{number}", number
+
+        @contextmanager
+        def dies(path: Path) -> Iterator[BinaryIO]:
+            nonlocal left
+            if not left:
+                path.with_name(f".{path.name}.part").touch()
+                raise KeyboardInterrupt
+            left -= 1
+            with whole(path) as opened:
+                yield opened
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "whole", dies)
+            with pytest.raises(KeyboardInterrupt):
+                report([trials], None, out)
+        assert not (out / "README.md").exists()
+        report([trials], None, out)
+        assert len(content(out)) == wanted
+        assert not list(out.rglob(".*.part"))
+
+
+def test_names_in_an_old_summary_cannot_lead_elsewhere(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    out = report([trials], None, tmp_path / "out")
+    mine = [tmp_path / "mine.txt", tmp_path / "other.txt"]
+    for path in mine:
+        path.write_text("mine")
+    told = json.loads((out / "summary.json").read_text())
+    told["files"] += [str(mine[0]), "../other.txt"]
+    (out / "summary.json").write_text(json.dumps(told))
+    report([trials], None, out)
+    assert all(path.exists() for path in mine)
+
+
+def test_a_report_is_made_again_in_its_place(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    for recipe in ("fashion_bs64", "fashion_bs2k", "fashion_bs2k_no_warmup"):
+        finished(trials, recipe, 0, 8.0)
+    out = report([trials], None, tmp_path / "out")
+    (out / "mine.txt").write_text("a note")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    report([trials], None, out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    shutil.rmtree(trials / "fashion_bs2k_no_warmup-seed0")
+    report([trials], None, out)
+    assert not (out / "curves-fashion_bs2k_no_warmup.png").exists()
+    assert not (out / "fashion_bs2k_no_warmup-seed0").exists()
+    assert (out / "fashion_bs2k-seed0").exists()
+    assert (out / "mine.txt").exists()
+
+
+def test_results_are_never_overwritten(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    out = report([trials], None, tmp_path / "results" / "2026-11-20-a")
+    before = (out / "README.md").read_bytes()
+    with pytest.raises(Refused, match="results are never overwritten"):
+        report([trials], None, out)
+    assert (out / "README.md").read_bytes() == before
+
+
+def test_a_readme_that_no_report_wrote_is_not_overwritten(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(Refused, match="no report wrote"):
+        report([trials], None, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    with pytest.raises(Refused, match="is a file"):
+        report([trials], None, tmp_path / "README.md")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    words = [str(trials), "--study", "fashion_table1_warmup", "--out", str(tmp_path / "out")]
+    assert command.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "| baseline, kn = 64 | 8.00 | 1 of 3 |" in shown
+    assert shown.splitlines()[-1] == str(tmp_path / "out" / "index.html")
+    assert f"--study fashion_table1_warmup --out {tmp_path / 'out'}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "no run is given"),
+        (["nowhere"], "nowhere is no folder"),
+        (["results", "--study", "nothing"], "+study=nothing does not exist"),
+        (["--table", "nowhere.md"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(words) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_type_and_writes_nothing(tmp_path: Path) -> None:
+    finished(tmp_path / "trials", "fashion_bs64", 0, 8.0)
+    program = (
+        "import sys; sys.modules['matplotlib'] = None; from lsgd.report.__main__ import main; "
+        f"raise SystemExit(main([{str(tmp_path / 'trials')!r}, '--out', {str(tmp_path / 'o')!r}]))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.returncode == 2
+    assert "pip install 'lsgd[report]'" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+    assert not (tmp_path / "o").exists()

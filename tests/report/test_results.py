@@ -1,0 +1,63 @@
+"""The table of results in the README is what results/ says."""
+
+from pathlib import Path
+
+import pytest
+from run_folders import finished, write_run
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.report import report
+from lsgd.report.results import BEGIN, END, results_table, with_table, write_table
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_the_readme_is_current() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert with_table(text, REPOSITORY / "results") == text, "run make results"
+
+
+def test_every_row_has_its_folder_and_every_folder_of_runs_its_row() -> None:
+    results = REPOSITORY / "results"
+    table = results_table(results)
+    for folder in results.iterdir():
+        if list(folder.glob("*/metrics.jsonl")):
+            assert f"results/{folder.name}/README.md" in table
+            assert (folder / "README.md").exists()
+
+
+def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    finished(trials, "fashion_bs64", 0, 8.0)
+    finished(trials, "fashion_bs64", 1, 8.2)
+    finished(trials, "fashion_bs2k", 0, 16.0)
+    finished(trials / "later", "fashion_bs2k", 0, 17.0)
+    write_run(trials / "d", "+recipe=fashion_bs1k", errors=[90.0], diverged=True)
+    study = config.load_study("fashion_table1_warmup")
+    report([trials], study, tmp_path / "results" / "2026-11-20-a")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
+    write_table(readme)
+    text = readme.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "stale" not in text
+    assert "results/2026-11-20-a/README.md), partial: 4 of 18 runs" in text
+    assert "| baseline, kn = 64 | 8.10 ± 0.14 | 2 | 23.60 ± 0.12, not comparable |" in text
+    assert "| kn = 2048, gradual warmup | 16.00 | 1; 1 repeat, 17.00 |" in text
+    assert "| kn = 1024, gradual warmup | 1 of 1 diverged | 1 |" in text
+    assert "| kn = 2048, no warmup | not run | 0 |" in text
+    assert "claims: 0 hold, 0 do not hold, 5 not resolved" in text
+    assert "(where a diverged run counts with the error of guessing)" in text
+    assert "no minibatch above 64 is shown to be as good" in text
+    write_table(readme)
+    assert readme.read_text(encoding="utf-8") == text
+
+
+def test_without_its_markers_the_readme_stays_as_it_is(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("no table")
+    with pytest.raises(Refused, match="has no lines"):
+        write_table(readme)
+    assert readme.read_text() == "no table"

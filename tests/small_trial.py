@@ -1,0 +1,70 @@
+"""A trial without torch, which starts in an instant: python small_trial.py RECIPE [key=value …]
+
+It keeps a run folder as lsgd.train does, resumes it, and saves when it is told to leave. What
+SMALL_TRIALS, a JSON object, says for NAME-seedS happens instead of the second epoch. A file in the
+run folder tells if two processes ever train the same trial at once.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from lsgd import config
+from lsgd.processes import last_words
+
+EPOCH = 0.01
+
+
+def train(words: list[str]) -> tuple[int, str]:
+    recipe = config.load_recipe(words)
+    plan = json.loads(os.environ.get("SMALL_TRIALS", "{}"))
+    mishap = plan.get(f"{recipe.name}-seed{recipe.seed}", "")
+    folder = Path(str(recipe.run_dir))
+    (folder / "config.yaml").write_text(config.to_yaml(recipe))
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    with (folder / "metrics.jsonl").open("a+") as file:
+
+        def write(kind: str, **values: object) -> None:
+            print(json.dumps({"kind": kind, "step": 0, **values}), file=file, flush=True)
+
+        file.seek(0)
+        done = sum('"epoch"' in line for line in file)
+        write("start", pid=os.getpid())
+        for epoch in range(done, recipe.epochs):
+            time.sleep(EPOCH)
+            if told:
+                return 75, "told to leave by a signal: saved"
+            if epoch == 1 and mishap == "3":
+                write("diverged", text="loss is not finite")
+            if epoch == 1 and mishap:
+                return int(mishap), "so it was planned"
+            write("epoch", epoch=epoch + 1, val_top1_error=10.0 + recipe.seed)
+    return 0, ""
+
+
+def alone(words: list[str]) -> tuple[int, str]:
+    """As train, in a folder where no other process is at work."""
+    [folder] = [Path(word.partition("=")[2]) for word in words if word.startswith("run_dir=")]
+    here = folder / "supervised" / "at work"
+    try:
+        here.touch(exist_ok=False)
+    except FileExistsError:
+        (folder / "twice").touch()
+    try:
+        return train(words)
+    finally:
+        here.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    if "--help" in sys.argv:
+        raise SystemExit(0)
+    with last_words(0) as leave:
+        code, why = alone([f"+recipe={sys.argv[1]}", *sys.argv[2:]])
+        if why:
+            print(f"small: {why}")
+        raise SystemExit(leave(code, why))
