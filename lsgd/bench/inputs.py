@@ -16,7 +16,8 @@ from lsgd.bench import results
 from lsgd.bench.loaders import DALI, PLAIN, READER, TORCHVISION, Alike, alike, open_loaders, work
 from lsgd.bench.machine import machine, versions
 from lsgd.bench.resident import resident_after_epochs
-from lsgd.bench.timing import Estimate, Rounds, check_rounds, estimate, measure, ratio
+from lsgd.bench.table import head, row, shown
+from lsgd.bench.timing import Rounds, check_rounds, estimate, measure, ratio
 from lsgd.bench.training import MODEL, TOGETHER, Training, measure_training
 from lsgd.config import CommandLine
 from lsgd.errors import Refused
@@ -153,20 +154,20 @@ def _loaders(found: Found) -> list[str]:
         f"{found['rounds']} rounds of {found['images_per_round']} images; medians (and intervals "
         "of 95 %)",
         "",
-        *_head("alone", "images/s", *(f"times {name}" for name in against)),
+        *head("alone", "images/s", *(f"times {name}" for name in against)),
     ]
     for name, values in speeds.items():
         ratios = (
-            "1" if name == other else _shown(ratio(speeds, name, other), ".3f") for other in against
+            "1" if name == other else shown(ratio(speeds, name, other), ".3f") for other in against
         )
-        lines.append(_row(name, _shown(estimate(values), ".0f"), *ratios))
+        lines.append(row(name, shown(estimate(values), ".0f"), *ratios))
     lines.append("")
     for name, other, goal in GOALS:
         if name in speeds and other in speeds:
             times = ratio(speeds, name, other)
             lines.append(
                 f"- {name}, at least {goal:g} times {other}: {times.against(goal)}, "
-                f"{_shown(times, '.3f')}"
+                f"{shown(times, '.3f')}"
             )
     return [*lines, ""]
 
@@ -174,14 +175,14 @@ def _loaders(found: Found) -> list[str]:
 def _training(training: Training, steps: int) -> list[str]:
     names = (training.loader, MODEL, TOGETHER)
     return [
-        *_head(f"training, steps a round: {steps}", "images/s", f"times {training.loader}"),
+        *head(f"training, steps a round: {steps}", "images/s", f"times {training.loader}"),
         *(
-            _row(
+            row(
                 name,
-                _shown(estimate(training.speeds[name]), ".0f"),
+                shown(estimate(training.speeds[name]), ".0f"),
                 "1"
                 if name == training.loader
-                else _shown(ratio(training.speeds, name, training.loader), ".3f"),
+                else shown(ratio(training.speeds, name, training.loader), ".3f"),
             )
             for name in names
         ),
@@ -195,14 +196,14 @@ def _memory(memory: dict[str, list[int]]) -> list[str]:
     if not memory:
         return []
     epochs = max(len(sizes) for sizes in memory.values())
-    lines = _head(
+    lines = head(
         "MiB in memory after epoch", *(str(epoch + 1) for epoch in range(epochs)), "growth"
     )
     for name, sizes in memory.items():
         growth = 100 * (sizes[-1] / sizes[0] - 1)
         met = "yes" if growth < GROWTH else "no"
         lines.append(
-            _row(
+            row(
                 name,
                 *(f"{size / 2**20:.0f}" for size in sizes),
                 f"{growth:+.1f} % (under {GROWTH:g} %: {met})",
@@ -247,15 +248,3 @@ def _check(rounds: int, images: int, steps: int | None, epochs: int) -> None:
             f"--rounds 0 with --epochs {epochs} measures nothing; write --rounds 7 for speeds, or "
             "--epochs 5 for memory"
         )
-
-
-def _shown(found: Estimate, form: str) -> str:
-    return f"{found.median:{form}} ({found.low:{form}} to {found.high:{form}})"
-
-
-def _head(*titles: str) -> list[str]:
-    return [_row(*titles), "|---" * len(titles) + "|"]
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -43,7 +43,7 @@ class Alike:
     @property
     def batch(self) -> int:
         """Images of a pass."""
-        return self.recipe.workers_per_pass * self.recipe.worker_batch
+        return self.recipe.pass_workers * self.recipe.worker_batch
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def passes_of_step(recipe: Recipe, step: int) -> list[Pass]:
         workers=recipe.workers,
         worker_batch=recipe.worker_batch,
         hosted=range(recipe.workers),
-        workers_per_pass=recipe.workers_per_pass,
+        workers_per_pass=recipe.pass_workers,
     )
 
 

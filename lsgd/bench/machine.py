@@ -2,19 +2,20 @@
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lsgd.launcher import cores, detect
+from lsgd.provenance import cpu
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """CPU, cores, GPU if it is used, and how busy the machine has been in the last minute."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": cores(detect()),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "load_average": os.getloadavg()[0],
@@ -29,14 +30,18 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of lsgd and of what loads and decodes images, DALI only if it is installed."""
+    """Of Python, of lsgd and of what decides its speed, as far as it is installed; with a GPU that
+    torch can use, of CUDA, cuDNN and NCCL too."""
     # DALI's package is named for a release of CUDA.
     dali = {name for name in metadata.packages_distributions().get("nvidia", ()) if "dali" in name}
-    names = ["lsgd", "torch", "torchvision", "pillow", "numpy", *sorted(dali)]
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    names = ["lsgd", "torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod", "timm"]
+    found = {"python": platform.python_version()}
+    for name in (*names, *sorted(dali)):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    if torch.cuda.is_available():
+        found["CUDA"] = str(torch.version.cuda)
+        found["cuDNN"] = str(torch.backends.cudnn.version())
+        if torch.distributed.is_nccl_available():
+            found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found

@@ -2,28 +2,29 @@
 
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
+from lsgd.bench.fresh import in_fresh_process
 from lsgd.bench.loaders import consume, passes_of_step
 from lsgd.comm import open_comm, pick_device
 from lsgd.inputs import open_inputs
 from lsgd.recipe import Recipe
+
+LIMIT = 6 * 3600.0
+"""Seconds of an epoch after which a loader is given up; ImageNet needs 2 hours of two cores."""
 
 
 def resident_after_epochs(recipe: Recipe, loader: str, epochs: int) -> list[int]:
     """Bytes that a process with this loader, and its children, hold in RAM after each epoch.
 
     An epoch is the training and the validation images, all of them. The process is a fresh one, so
-    that nothing else is counted.
+    that nothing else is counted. Raises Refused if it dies or takes too long.
     """
     one = replace(recipe, inputs=replace(recipe.inputs, loader=loader))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        return fresh.submit(_load_epochs, one, epochs).result()
+    return in_fresh_process(epochs * LIMIT, _load_epochs, one, epochs)
 
 
 def resident(process: int) -> int:

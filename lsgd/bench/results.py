@@ -36,6 +36,15 @@ def new_folder(folder: Path | None) -> Iterator[Path | None]:
 
 def write(folder: Path, name: str, found: dict[str, Any], report: str) -> None:
     """NAME.json with all that was found, and README.md with what it says."""
-    for file, text in ((f"{name}.json", json.dumps(found, indent=1)), ("README.md", report)):
-        with whole(folder / file) as out:
-            out.write(f"{text}\n".encode())
+    write_json(folder, name, found)
+    _write(folder / "README.md", report)
+
+
+def write_json(folder: Path, name: str, found: dict[str, Any]) -> None:
+    """NAME.json with what was found so far, in place of what was there of this measurement."""
+    _write(folder / f"{name}.json", json.dumps(found, indent=1))
+
+
+def _write(file: Path, text: str) -> None:
+    with whole(file) as out:
+        out.write(f"{text}\n".encode())

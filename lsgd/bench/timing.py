@@ -39,6 +39,10 @@ class Estimate:
             return "not resolved"
         return "yes" if self.low > bar else "no"
 
+    def within(self, bar: float) -> str:
+        """Whether this is at most the bar: `yes`, `no`, or `not resolved` if the bar is inside."""
+        return {"yes": "no", "no": "yes"}.get(self.against(bar), "not resolved")
+
 
 def measure(candidates: Mapping[str, Work], rounds: int, *, what: str) -> Rounds:
     """The speed of every candidate in every round, after a first one that does not count.
@@ -80,6 +84,11 @@ def ratio(speeds: Rounds, name: str, baseline: str) -> Estimate:
     """How many times as fast as the baseline a candidate is, compared within each round."""
     pairs = zip(speeds[name], speeds[baseline], strict=True)
     return estimate([ours / theirs for ours, theirs in pairs])
+
+
+def cost(speeds: Rounds, name: str, baseline: str) -> Estimate:
+    """How many times the baseline's time a candidate takes, compared within each round."""
+    return ratio(speeds, baseline, name)
 
 
 def _order(names: Sequence[str], number: int) -> list[str]:

@@ -170,7 +170,7 @@ def test_a_run_that_is_refused_leaves_no_folder(
     ("argv", "message"),
     [
         ([], "no benchmark is named; write python -m lsgd.bench inputs"),
-        (["input"], "there is no benchmark 'input'; write inputs"),
+        (["input"], "there is no benchmark 'input'; --help names"),
         (["inputs"], "no recipe is given"),
         (["inputs", "+recipe=digits"], "digits has no image files to load"),
         (["inputs", "+recipe=bs256", "rehearse=true"], "a rehearsal has no image files to load"),

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lsgd.bench.timing import Estimate, Rounds, estimate, measure, ratio
+from lsgd.bench.timing import Estimate, Rounds, cost, estimate, measure, ratio
 from lsgd.errors import Refused
 
 
@@ -44,6 +44,16 @@ def test_equals_are_not_resolved() -> None:
 def test_a_bar_at_the_edge_of_the_interval_is_inside() -> None:
     assert Estimate(1.0, 0.9, 1.1).against(0.9) == "not resolved"
     assert Estimate(1.0, 0.9, 1.1).against(1.1) == "not resolved"
+    assert Estimate(1.0, 0.9, 1.1).within(0.9) == "not resolved"
+    assert Estimate(1.0, 0.9, 1.1).within(1.1) == "not resolved"
+
+
+def test_a_cost_is_a_ratio_of_times() -> None:
+    """Half the speed is twice the time, and that is what must lie below the bar."""
+    speeds: Rounds = {"slow": [1.0, 2.0, 3.0] * 3, "fast": [2.0, 4.0, 6.0] * 3}
+    assert cost(speeds, "slow", "fast") == Estimate(2, 2, 2)
+    assert cost(speeds, "slow", "fast").within(1.9) == "no"
+    assert cost(speeds, "slow", "fast").within(2.1) == "yes"
 
 
 @pytest.mark.parametrize(

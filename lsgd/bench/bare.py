@@ -1,0 +1,69 @@
+"""A training loop as one writes it by hand, for what lsgd's step is compared with."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lsgd import optim
+from lsgd.batchnorm import RunningStatistics
+from lsgd.errors import Refused
+from lsgd.inputs import Batch
+from lsgd.learner import DTYPES
+from lsgd.models import make_model
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+
+
+class BareLoop:
+    """The recipe's model, batch, passes, precision, per-worker BN and fused SGD, and nothing else:
+    no reducer, no tally and no guard."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        if recipe.optim.equation != 9:
+            raise Refused(
+                f"optim.equation={recipe.optim.equation} is not PyTorch's SGD, which a loop by "
+                "hand would have; write optim.equation=9"
+            )
+        self.recipe, self.device = recipe, device
+        self.dtype = DTYPES[recipe.precision]
+        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.model = make_model(
+            recipe.model.name,
+            classes=recipe.data.classes,
+            channels=recipe.data.channels,
+            last_gamma=recipe.model.last_gamma,
+            seed=recipe.seed,
+        ).to(device, self.dtype, memory_format=self.layout)  # type: ignore[call-overload]
+        self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
+        self.running = RunningStatistics(
+            self.model, hosted=recipe.workers, workers=recipe.workers, world_size=1
+        )
+        self.optimizer = torch.optim.SGD(
+            optim.parameter_groups(self.model, recipe.optim.weight_decay),
+            lr=0.0,
+            momentum=recipe.optim.momentum,
+            nesterov=recipe.optim.nesterov,
+            fused=True,
+        )
+
+    def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
+        """See lsgd.train.train_step."""
+        bfloat16 = self.recipe.precision == "bfloat16"
+        self.optimizer.zero_grad()
+        for each in passes:
+            images, labels = next(batches)
+            images = images.to(
+                self.device, self.dtype, memory_format=self.layout, non_blocking=True
+            )
+            labels = labels.to(self.device, non_blocking=True)
+            self.running.start_pass(each.sizes)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
+                logits = self.forward(images)
+            loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")
+            (loss / self.recipe.batch_size).backward()
+        self.running.end_step(self.recipe.workers)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr(step)
+        self.optimizer.step()

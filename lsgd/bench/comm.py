@@ -1,0 +1,243 @@
+"""What it costs to sum the gradients over processes: `python -m lsgd.bench comm`.
+
+The report is Markdown, for a README as for a terminal.
+"""
+
+import os
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import date
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from lsgd.bench import results
+from lsgd.bench.job import FUSION, Job, numbers, open_job
+from lsgd.bench.machine import machine, versions
+from lsgd.bench.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OURS
+from lsgd.bench.table import head, row, shown
+from lsgd.bench.timing import Estimate, Rounds, Work, check_rounds, cost, estimate, measure
+from lsgd.comm import pick_device
+from lsgd.config import CommandLine
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe
+
+ABOUT = f"""\
+What does it cost to sum the gradients over processes? Training steps of a recipe's model, with
+
+  {OURS:<26}lsgd's reducer, over torch.distributed and over Horovod
+  {DDP:<26}of torch: as views of buckets of the same size (comm.bucket_mb), no
+                            broadcast of buffers, no_sync for all passes but the last
+  {HOROVOD:<26}with backward_passes_per_step, in Horovod's own settings
+  {BARE:<26}each process by itself
+
+A pass has workers_per_pass x worker_batch made-up images, which are on the device already; a step
+has as many passes as --accumulation says, on every process. Model, per-worker BN, loss and
+optimizer are the same, and so are the parameters they come to. Jobs of several processes are
+started here. In a job every round measures each candidate once; what is compared is the ratio of
+times within a round. The share that is hidden behind the backward pass is
+
+  1 - (a step - the same step without any sum) / (the sums alone)
+
+Over Horovod ours shares a job with hvd.DistributedOptimizer, so that they can take turns, and with
+it Horovod's own fusion of 128 MiB, which a training run of lsgd switches off; several buckets may
+go as one here. HOROVOD_FUSION_THRESHOLD=0 before the command switches it off for both.
+
+  python -m lsgd.bench comm +recipe=bs256 inputs=synthetic data.image_size=64 worker_batch=8
+  … --np 2 --accumulation 1 --rounds 15      fewer comparisons, with narrower intervals
+"""
+
+OTHERS = {"torch": DDP, "horovod": HOROVOD}
+"""What ours is compared with, over each library."""
+GOALS = {DDP: 1.03, HOROVOD: 1.0}
+"""At most how many times the other's time a step of ours may take."""
+
+Found = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure what the command line asks for, print the report and keep it in --out."""
+    line = CommandLine(program="lsgd.bench comm", about=ABOUT)
+    line.usage = (
+        f"{line.usage} [--np N,…] [--accumulation N,…] [--over LIBRARY,…] [--rounds N] "
+        "[--passes N] [--limit SECONDS] [--out FOLDER]"
+    )
+    line.add_argument("--np", default="2,4", help="processes of a job (2,4)")
+    line.add_argument("--accumulation", default="1,8", help="passes of a step (1,8)")
+    line.add_argument("--over", default="torch,horovod", help="libraries (torch,horovod)")
+    line.add_argument("--rounds", type=int, default=12, help="how often each is measured (12)")
+    line.add_argument("--passes", type=int, default=16, help="about as many a round (16)")
+    line.add_argument(
+        "--limit", type=float, default=300, help="seconds after which a round is given up (300)"
+    )
+    line.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="a new folder for README.md and comm.json"
+    )
+    recipe, options = line.read(argv)
+    _check_comparable(recipe)
+    libraries = options.over.split(",")
+    if unknown := [each for each in libraries if each not in OTHERS]:
+        raise Refused(f"--over {unknown[0]} is no library; write torch, horovod or torch,horovod")
+    processes = numbers("--np", options.np, least=2)
+    accumulations = numbers("--accumulation", options.accumulation, least=1)
+    check_rounds(options.rounds)
+    for option, value in (("--passes", options.passes), ("--limit", options.limit)):
+        if value <= 0:
+            raise Refused(f"{option} {value:g} is not possible; write a number above 0")
+    with results.new_folder(options.out) as folder:
+        found = _setting(recipe) | {"rounds": options.rounds, "measured": [], "missing": {}}
+        found["command"] = shlex.join(["python", "-m", "lsgd.bench", "comm", *argv])
+        for library, number in product(libraries, processes):
+            _bench_job(found, library, number, accumulations, options)
+            if folder:
+                results.write_json(folder, "comm", found)
+        if not found["measured"]:
+            raise Refused("; ".join(found["missing"].values()))
+        text = report(found)
+        print(f"\n{text}", flush=True)
+        if folder:
+            results.write(folder, "comm", found, text)
+            print(f"\nkept in {folder}")
+
+
+def report(found: Found) -> str:
+    """What was found, in Markdown."""
+    here = found["machine"]
+    lines = [
+        f"{found['recipe']}: {found['model']}, passes of {found['workers_per_pass']} x "
+        f"{found['worker_batch']} images, buckets of {found['bucket_mb']:g} MiB, device "
+        f"{found['device']}",
+        f"{here['gpu'] or 'no GPU'}; {here['cpu']}, {here['cores']} cores, load average "
+        f"{here['load_average']:.1f} before",
+        ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
+        "",
+        f"{found['rounds']} rounds; medians (and intervals of 95 %)",
+        "",
+    ]
+    verdicts = []
+    for one in found["measured"]:
+        rounds, other = one["per_second"], OTHERS[one["library"]]
+        where = f"{one['processes']} processes, {one['over']}, accumulation {one['accumulation']}"
+        lines += _table(f"{where}, threads per process: {one['threads']}", rounds, other)
+        if other in rounds:
+            times, goal = cost(rounds, OURS, other), GOALS[other]
+            verdicts.append(
+                f"- {where}: a step of ours takes at most {goal:g} times that of {other}: "
+                f"{times.within(goal)}, "
+                f"{shown(times, '.3f')}; after {COMPARED_AFTER} steps their parameters were "
+                f"{one['apart'][other]:.1g} apart"
+            )
+    if any(one["library"] == "horovod" for one in found["measured"]):
+        verdicts.append(
+            f"- over Horovod all ran with HOROVOD_FUSION_THRESHOLD={found['fusion']}; a training "
+            "run of lsgd has 0"
+        )
+    verdicts += [f"- {what} is not measured: {why}" for what, why in found["missing"].items()]
+    return "\n".join([*lines, *verdicts])
+
+
+def exposed(rounds: Rounds, name: str) -> Estimate:
+    """The milliseconds by which the sums make a step longer."""
+    pairs = zip(rounds[name], rounds[BARE], strict=True)
+    return estimate([1000 * (1 / step - 1 / bare) for step, bare in pairs])
+
+
+def hidden(rounds: Rounds, name: str) -> Estimate:
+    """The share of the sums that a candidate hides behind the backward pass, in percent."""
+    each = zip(rounds[name], rounds[BARE], rounds[ALONE], strict=True)
+    return estimate([100 * (1 - (1 / step - 1 / bare) * alone) for step, bare, alone in each])
+
+
+def _table(title: str, rounds: Rounds, other: str) -> list[str]:
+    lines = head(title, "ms a step", f"times {BARE}", "ms exposed", "% hidden")
+    for name in (OURS, other, BARE, ALONE):
+        if name in rounds:
+            takes_part = name in (OURS, other)
+            lines.append(
+                row(
+                    name,
+                    shown(estimate([1000 / each for each in rounds[name]]), ".1f"),
+                    shown(cost(rounds, name, BARE), ".3f") if name != BARE else "1",
+                    shown(exposed(rounds, name), ".1f") if takes_part else "",
+                    shown(hidden(rounds, name), ".0f") if takes_part else "",
+                )
+            )
+    return [*lines, ""]
+
+
+def _bench_job(
+    found: Found, library: str, processes: int, accumulations: Sequence[int], options: Namespace
+) -> None:
+    """Measure one job, and note why what could not be."""
+    at = f"{processes} processes over {library}"
+    print(f"{at}, {options.rounds} rounds", flush=True)
+    left = list(accumulations)
+    try:
+        with open_job("reductions", library, processes, options.words, limit=options.limit) as job:
+            for accumulation in accumulations:
+                facts = job.ask("open", accumulation)
+                steps = max(1, round(options.passes / accumulation))
+                names = [name for name in (OURS, OTHERS[library], BARE) if name in facts["names"]]
+                per_second = measure(
+                    {name: _work(job, name, steps) for name in (*names, ALONE)},
+                    options.rounds,
+                    what=f"{at}, accumulation {accumulation}",
+                )
+                for name, why in facts.pop("missing").items():
+                    found["missing"][f"{name}, {at}, accumulation {accumulation}"] = why
+                found["measured"].append(
+                    {
+                        "library": library,
+                        "processes": processes,
+                        "accumulation": accumulation,
+                        "steps_per_round": steps,
+                        "per_second": per_second,
+                    }
+                    | facts
+                )
+                left.remove(accumulation)
+    except Refused as refusal:
+        for accumulation in left:
+            found["missing"][f"{at}, accumulation {accumulation}"] = str(refusal)
+
+
+def _work(job: Job, name: str, steps: int) -> Work:
+    def work(number: int) -> int:
+        job.ask(name, steps)
+        return steps
+
+    return work
+
+
+def _check_comparable(recipe: Recipe) -> None:
+    """Refuse what only lsgd would do."""
+    if recipe.gradient_compression != "none":
+        raise Refused(
+            f"gradient_compression={recipe.gradient_compression} would make the sums of lsgd alone "
+            "smaller; write gradient_compression=none"
+        )
+    if recipe.compile:
+        raise Refused(
+            "compile=true is not for this benchmark, whose models are not compiled; write "
+            "compile=false"
+        )
+
+
+def _setting(recipe: Recipe) -> Found:
+    """What the figures depend on."""
+    device = pick_device(recipe.device)
+    return {
+        "date": date.today().isoformat(),
+        "recipe": recipe.name,
+        "model": recipe.model.name,
+        "image_size": recipe.data.image_size,
+        "worker_batch": recipe.worker_batch,
+        "workers_per_pass": recipe.pass_workers,
+        "precision": recipe.precision,
+        "bucket_mb": recipe.comm.bucket_mb,
+        "fusion": os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION),
+        "device": device.type,
+        "machine": machine(device),
+        "versions": versions(),
+    }

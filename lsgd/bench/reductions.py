@@ -1,0 +1,236 @@
+"""Training steps that differ in one thing: who sums the gradients over the processes, and when.
+
+All have the same model, images, passes, per-worker BN, loss and optimizer, and so come to the same
+parameters; but for the one that sums nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from lsgd import optim
+from lsgd.batchnorm import RunningStatistics
+from lsgd.comm import Comm
+from lsgd.comm.reducer import Reducer
+from lsgd.inputs import Batch
+from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.learner import DTYPES
+from lsgd.models import make_model
+from lsgd.recipe import Recipe
+
+OURS, DDP, HOROVOD = "ours", "DistributedDataParallel", "hvd.DistributedOptimizer"
+BARE, ALONE = "without any sum", "the sums alone"
+DDP_BUCKET_MB = 25
+"""What DistributedDataParallel takes if it is told nothing."""
+COMPARED_AFTER = 3
+"""Steps after which the candidates must agree; they also make everything warm."""
+
+
+class Reductions:
+    """See Works. The setting is how many passes a process accumulates in a step."""
+
+    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
+        self.recipe, self.comm, self.device = recipe, comm, device
+        self.works: Mapping[str, Callable[[int], None]] = {}
+
+    def open(self, setting: int) -> dict[str, Any]:
+        """Make the candidates that the library of this job allows."""
+        self.works = {}  # the former ones leave the memory first
+        workers = self.comm.world_size * setting * self.recipe.pass_workers
+        recipe = replace(self.recipe, workers=workers)
+        batches = _batches(recipe, setting, self.comm.rank, self.device)
+        kinds, missing = self._kinds()
+        candidates = {
+            name: kind(recipe, self.comm, self.device, batches) for name, kind in kinds.items()
+        }
+        for candidate in candidates.values():
+            candidate.steps(COMPARED_AFTER)
+        ours = candidates[OURS]
+        assert isinstance(ours, Ours)
+        flats = [torch.zeros_like(bucket.flat) for bucket in ours.reducer.buckets]
+        self.works = {name: each.steps for name, each in candidates.items()}
+        self.works |= {ALONE: lambda number: _sums(flats, self.comm, number)}
+        return {
+            "over": self.comm.library,
+            "threads": torch.get_num_threads(),
+            "images": recipe.batch_size,
+            "buckets": [len(flat) for flat in flats],
+            "apart": {
+                name: _apart(each.model, ours.model)
+                for name, each in candidates.items()
+                if name not in (OURS, BARE)
+            },
+            "names": [*candidates],
+            "missing": missing,
+        }
+
+    def _kinds(self) -> tuple[dict[str, type["Candidate"]], dict[str, str]]:
+        kinds: dict[str, type[Candidate]] = {OURS: Ours, BARE: Bare}
+        if "Horovod" not in self.comm.library:
+            return kinds | {DDP: TorchDDP}, {}
+        if self.recipe.channels_last:
+            refuses = "it refuses channels_last gradients; write channels_last=false"
+            return kinds, {HOROVOD: refuses}
+        return kinds | {HOROVOD: HorovodOptimizer}, {}
+
+
+class Candidate:
+    """A model that is trained on these batches, one pass each, again and again."""
+
+    def __init__(
+        self, recipe: Recipe, comm: Comm, device: torch.device, batches: list[Batch]
+    ) -> None:
+        self.comm, self.device, self.batches = comm, device, batches
+        self.dtype = DTYPES[recipe.precision]
+        self.bfloat16 = recipe.precision == "bfloat16"
+        self.workers, self.examples = recipe.workers, recipe.batch_size
+        self.sizes = (recipe.worker_batch,) * recipe.pass_workers
+        self.model = make_model(
+            recipe.model.name,
+            classes=recipe.data.classes,
+            channels=recipe.data.channels,
+            last_gamma=recipe.model.last_gamma,
+            seed=recipe.seed,
+        ).to(device, self.dtype, memory_format=_layout(recipe))  # type: ignore[call-overload]
+        self.running = RunningStatistics(
+            self.model,
+            hosted=recipe.workers // comm.world_size,
+            workers=recipe.workers,
+            world_size=comm.world_size,
+        )
+        self.forward: nn.Module = self.model
+        self.optimizer = optim.make_optimizer(self.model, **asdict(recipe.optim))
+        self.prepare(recipe)
+        optim.set_lr(self.optimizer, recipe.lr(0))
+
+    def steps(self, number: int) -> None:
+        """Make so many steps."""
+        for _ in range(number):
+            self.start()
+            for images, labels in self.batches:
+                with self.one_of_several(last=images is self.batches[-1][0]):
+                    self.running.start_pass(self.sizes)
+                    with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+                        logits = self.forward(images)
+                    loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")
+                    self.backward(loss)
+            self.finish()
+            self.running.end_step(active_workers=self.workers)
+            self.optimizer.step()
+
+    def prepare(self, recipe: Recipe) -> None:
+        """Put in place who sums the gradients."""
+
+    def start(self) -> None:
+        """Before the passes of a step."""
+        self.optimizer.zero_grad()
+
+    def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around each pass."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Of the loss summed over the examples of a pass: the others average over processes."""
+        (loss * (self.comm.world_size / self.examples)).backward()
+
+    def finish(self) -> None:
+        """After the passes, and before the update."""
+
+
+class Bare(Candidate):
+    """Every process trains by itself."""
+
+
+class Ours(Candidate):
+    """Through lsgd's Reducer, as lsgd.train does, with its flags and its norm."""
+
+    def prepare(self, recipe: Recipe) -> None:
+        """See Candidate."""
+        self.reducer = Reducer(
+            self.model.parameters(),
+            self.comm,
+            bucket_mb=recipe.comm.bucket_mb,
+            compression=recipe.gradient_compression,
+        )
+        self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
+
+    def start(self) -> None:
+        """See Candidate."""
+        self.reducer.start(self.examples, len(self.batches))
+
+    def backward(self, loss: Tensor) -> None:
+        """See Candidate."""
+        self.reducer.watch(loss)
+        loss.backward()
+
+    def finish(self) -> None:
+        """See Candidate."""
+        self.reducer.finish()
+
+
+class TorchDDP(Candidate):
+    """torch's wrapper, with all that speeds it up: gradients are views, passes but the last silent.
+
+    Buffers are not broadcast, since nothing of lsgd needs it.
+    """
+
+    def prepare(self, recipe: Recipe) -> None:
+        """See Candidate."""
+        # If it is named, DDP has no small first bucket, which otherwise starts the sums early.
+        size = recipe.comm.bucket_mb
+        self.forward = self.wrapper = DistributedDataParallel(
+            self.model,
+            bucket_cap_mb=None if size == DDP_BUCKET_MB else size,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
+
+    def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
+        """See Candidate."""
+        return nullcontext() if last else self.wrapper.no_sync()
+
+
+class HorovodOptimizer(Candidate):
+    """Horovod's wrapper of the optimizer, which sums the passes and averages over the processes."""
+
+    def prepare(self, recipe: Recipe) -> None:
+        """See Candidate."""
+        from lsgd.bench.horovod_optimizer import distributed_optimizer
+
+        self.optimizer = distributed_optimizer(self.optimizer, self.model, len(self.batches))
+
+
+def _batches(recipe: Recipe, passes: int, rank: int, device: torch.device) -> list[Batch]:
+    """The images of every pass of this process, made up, on the device already."""
+    images = recipe.pass_workers * recipe.worker_batch
+    chunks = [np.arange(images) + (rank * passes + each) * images for each in range(passes)]
+    inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
+    dtype = DTYPES[recipe.precision]
+    return [
+        (pixels.to(dtype=dtype, memory_format=_layout(recipe)), labels.to(device))
+        for pixels, labels in inputs.validation(chunks)
+    ]
+
+
+def _layout(recipe: Recipe) -> torch.memory_format:
+    return torch.channels_last if recipe.channels_last else torch.contiguous_format
+
+
+def _sums(flats: list[Tensor], comm: Comm, number: int) -> None:
+    for _ in range(number):
+        waits = [comm.start_sum_(flat, f"alone {i}") for i, flat in enumerate(flats)]
+        for wait in waits:
+            wait()
+
+
+def _apart(one: nn.Module, other: nn.Module) -> float:
+    """The largest difference of any two parameters."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max((a.detach() - b.detach()).abs().max().item() for a, b in pairs)

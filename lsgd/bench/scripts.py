@@ -1,0 +1,114 @@
+"""The training steps of the scripts that people would use instead: torchvision's and timm's.
+
+Neither accumulates passes by itself, nor has per-worker BN: a pass is a batch of theirs, with an
+update of its own. They let cuDNN choose its algorithms, deterministic or not, and round to TF32.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.batchnorm import WorkerBatchNorm2d
+from lsgd.errors import Refused
+from lsgd.inputs import Batch
+from lsgd.learner import DTYPES
+from lsgd.models import make_model
+from lsgd.recipe import Recipe
+from lsgd.sampler import Pass
+
+
+class Torchvision:
+    """As in references/classification/train.py: the accuracies and the loss of every batch are
+    read, and so waited for. bfloat16 is by autocast, for which it would take float16."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.device, self.dtype = device, DTYPES[recipe.precision]
+        self.bfloat16 = recipe.precision == "bfloat16"
+        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.model = plain_model(recipe).to(device, self.dtype, memory_format=self.layout)  # type: ignore[call-overload]
+        self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
+        self.criterion = nn.CrossEntropyLoss()
+        self.optimizer = self.make_optimizer(recipe)
+
+    def make_optimizer(self, recipe: Recipe) -> torch.optim.Optimizer:
+        """SGD with weight decay for all parameters."""
+        return torch.optim.SGD(
+            self.model.parameters(),
+            lr=recipe.lr(0),
+            momentum=recipe.optim.momentum,
+            weight_decay=recipe.optim.weight_decay,
+            nesterov=recipe.optim.nesterov,
+        )
+
+    def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
+        """The images of a step of the recipe, in as many updates as there are passes."""
+        with torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True):
+            for _ in passes:
+                images, labels = next(batches)
+                images = images.to(
+                    self.device, self.dtype, memory_format=self.layout, non_blocking=True
+                )
+                self.update(images, labels.to(self.device, non_blocking=True))
+
+    def update(self, images: Tensor, labels: Tensor) -> None:
+        """One batch of the script."""
+        logits, loss = self.loss(images, labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        _, best = logits.topk(min(5, logits.shape[1]))
+        right = best == labels[:, None]
+        loss.item()
+        right[:, 0].float().mean().item()
+        right.any(1).float().mean().item()
+
+    def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits and the mean loss of a batch."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            logits = self.forward(images)
+            return logits, self.criterion(logits, labels)
+
+
+class Timm(Torchvision):
+    """As in train.py of timm, with timm's own optimizer; the loss is read too seldom to count."""
+
+    def make_optimizer(self, recipe: Recipe) -> torch.optim.Optimizer:
+        """SGD as timm makes it; raises Refused if timm is not installed."""
+        import lsgd.vision  # noqa: F401  timm needs torchvision, which this makes importable
+
+        try:
+            from timm.optim import create_optimizer_v2
+        except ImportError as error:
+            raise Refused(f"timm is not installed ({error}); pip install timm") from None
+        optimizer: torch.optim.Optimizer = create_optimizer_v2(
+            self.model,
+            opt="sgd" if recipe.optim.nesterov else "momentum",
+            lr=recipe.lr(0),
+            weight_decay=recipe.optim.weight_decay,
+            momentum=recipe.optim.momentum,
+        )
+        return optimizer
+
+    def update(self, images: Tensor, labels: Tensor) -> None:
+        """One batch of the script."""
+        _, loss = self.loss(images, labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def plain_model(recipe: Recipe) -> nn.Module:
+    """The recipe's model with PyTorch's own BN; a ResNet-50 is then exactly torchvision's."""
+    model = make_model(
+        recipe.model.name,
+        classes=recipe.data.classes,
+        channels=recipe.data.channels,
+        last_gamma=recipe.model.last_gamma,
+        seed=recipe.seed,
+    )
+    for layer in model.modules():
+        if isinstance(layer, WorkerBatchNorm2d):
+            # The same parameters and buffers, but PyTorch's forward pass.
+            layer.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
+    return model
