@@ -1,0 +1,93 @@
+"""What a step sums over the GPUs, in the order of the backward pass: sizes and when each is ready.
+
+The real model and the real reducer are asked, without memory for either.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.comm.reducer import Reducer
+from lsgd.comm.single import SingleComm
+from lsgd.learner import DTYPES
+from lsgd.models import make_model
+from lsgd.recipe import Recipe
+
+UNFUSED = 1e-9
+"""MiB of a bucket that no second tensor fits into."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Gradients that are summed together."""
+
+    size: int
+    """Bytes on the wire."""
+    ready: float
+    """The share of the backward pass after which all of them are there."""
+
+
+def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
+    """The sums of one step: buckets of comm.bucket_mb as lsgd makes them, or every tensor alone.
+
+    The backward pass is taken to spend its time on the layers by their multiply-adds.
+    """
+    model = _model(recipe)
+    reducer = Reducer(
+        model.parameters(),
+        SingleComm(),
+        bucket_mb=recipe.comm.bucket_mb if fused else UNFUSED,
+        compression=recipe.gradient_compression,
+    )
+    ready = iter(_ready(model, recipe.data.channels, recipe.data.image_size))
+    found = []
+    for bucket in reducer.buckets:
+        width = 2 if reducer.compresses else bucket.flat.element_size()
+        last = [next(ready) for _ in range(len(bucket.views))][-1]
+        found.append(Piece(bucket.flat.numel() * width, last))
+    return found
+
+
+def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.Module, int]:
+    """Of each convolution and fully connected layer, for one image forward."""
+    counts: dict[nn.Module, int] = {}
+
+    def count(layer: nn.Module, _: object, output: Tensor) -> None:
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        # Each number that comes out is as many multiply-adds as one of its filters has weights.
+        counts[layer] = output.numel() * weight[0].numel()
+
+    hooks = [
+        layer.register_forward_hook(count)
+        for layer in model.modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+    ]
+    first = next(model.parameters())
+    model.eval()(torch.empty(1, channels, image_size, image_size).to(first))
+    for hook in hooks:
+        hook.remove()
+    return counts
+
+
+def _model(recipe: Recipe) -> nn.Module:
+    with torch.device("meta"):
+        return make_model(
+            recipe.model.name,
+            classes=recipe.data.classes,
+            channels=recipe.data.channels,
+            last_gamma=recipe.model.last_gamma,
+            seed=recipe.seed,
+        ).to(DTYPES[recipe.precision])
+
+
+def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:
+    """When the gradient of each parameter is there, last layer first, as a share of the pass."""
+    left = multiply_adds(model, channels, image_size)
+    total, done = sum(left.values()), 0
+    ready = []
+    for layer in list(model.modules())[::-1]:
+        done += left.get(layer, 0)
+        ready += [done / total for _ in layer.parameters(recurse=False)]
+    return ready

@@ -1,0 +1,110 @@
+"""The constants of a cluster, each with where it comes from."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lsgd.plan.allreduce import Cluster, Link
+
+GOYAL = "Goyal et al. 2017"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number, its unit and its source: a document, a measurement, or 'assumed' and why."""
+
+    value: float
+    unit: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} {self.unit}".strip()
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Everything that the model of a step knows of a cluster, but the speed of its GPUs.
+
+    Bandwidths are of one direction.
+    """
+
+    network_bandwidth: Constant
+    """Of a server, Gbit/s."""
+    network_latency: Constant
+    """Of a message between servers, µs."""
+    local_bandwidth: Constant
+    """Between the GPUs of a server, GB/s."""
+    local_latency: Constant
+    """Of a message between the GPUs of a server, µs."""
+    host_bandwidth: Constant
+    """Between GPUs and the memory of their server, GB/s."""
+    host_latency: Constant
+    """Of such a copy, µs."""
+    nccl_from: Constant
+    """Buffers from here on are reduced between GPUs, smaller ones on the host; kB."""
+    spread: Constant
+    """Standard deviation of a GPU's time per step, as a share of it."""
+    allreduce: str
+    """Which of allreduce.ALGORITHMS."""
+    fused: bool
+    """Whether gradients travel in lsgd's buckets, or every tensor by itself."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """In seconds and bytes."""
+        return Cluster(
+            network=Link(self.network_latency.value * 1e-6, self.network_bandwidth.value * 1e9 / 8),
+            local=Link(self.local_latency.value * 1e-6, self.local_bandwidth.value * 1e9),
+            host=Link(self.host_latency.value * 1e-6, self.host_bandwidth.value * 1e9),
+            nccl_from=self.nccl_from.value * 1000,
+        )
+
+    def constants(self) -> dict[str, Constant]:
+        """All of them by name."""
+        named = {entry.name.replace("_", " "): getattr(self, entry.name) for entry in fields(self)}
+        return {name: each for name, each in named.items() if isinstance(each, Constant)}
+
+    def with_value(self, name: str, value: float, source: str) -> "Hardware":
+        """Another value of one constant, and where that comes from."""
+        constant: Constant = getattr(self, name)
+        changed: dict[str, Any] = {name: replace(constant, value=value, source=source)}
+        return replace(self, **changed)
+
+
+PAPER = Hardware(
+    network_bandwidth=Constant(50, "Gbit/s", f"{GOYAL}, section 4: ConnectX-4"),
+    network_latency=Constant(5, "µs", "assumed, for a message of Gloo's over RDMA"),
+    local_bandwidth=Constant(
+        20,
+        "GB/s",
+        "NVIDIA's Tesla P100 whitepaper: 4 NVLinks of 20; that a reduction uses one is assumed",
+    ),
+    local_latency=Constant(5, "µs", "assumed"),
+    host_bandwidth=Constant(12, "GB/s", "assumed: 3/4 of the 15.75 of PCIe 3.0 x16"),
+    host_latency=Constant(10, "µs", "assumed"),
+    nccl_from=Constant(262.144, "kB", f"{GOYAL}, section 4: NCCL from 256 KB on"),
+    spread=Constant(0, "", "assumed: all GPUs take equally long"),
+    allreduce="hierarchical",
+    fused=False,
+)
+"""32 to 44 Big Basin servers of 8 P100; every tensor by itself (161 of ResNet-50)."""
+
+H200 = Hardware(
+    network_bandwidth=Constant(
+        3200, "Gbit/s", "NVIDIA's DGX H200 data sheet: 8 ConnectX-7 of 400, one per GPU"
+    ),
+    network_latency=Constant(5, "µs", "assumed, for a message of NCCL's over RDMA"),
+    local_bandwidth=Constant(450, "GB/s", "NVIDIA's H200 data sheet: NVLink, half of 900"),
+    local_latency=Constant(5, "µs", "assumed"),
+    host_bandwidth=Constant(48, "GB/s", "not used: nothing is summed on the host"),
+    host_latency=Constant(10, "µs", "not used: nothing is summed on the host"),
+    nccl_from=Constant(0, "kB", "lsgd leaves every buffer to NCCL"),
+    spread=Constant(
+        0.025,
+        "",
+        "computed: NVIDIA's DeepLearningExamples (ResNet-50, PyTorch, TF32) train 7248 images/s on "
+        "8 A100 and 938 on one, of which 3.5% is taken for the slowest of 8",
+    ),
+    allreduce="halving-doubling",
+    fused=True,
+)
+"""Servers like NVIDIA's DGX H200, gradients in lsgd's buckets."""

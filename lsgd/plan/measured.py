@@ -1,0 +1,73 @@
+"""The step that a plan starts from, timed on one GPU."""
+
+import re
+import statistics
+from pathlib import Path
+
+from lsgd.errors import Refused
+from lsgd.plan.step import Measured
+from lsgd.recipe import Recipe
+from lsgd.runs import NotARun, read_run
+
+BACKWARD_SHARE = 2 / 3
+BACKWARD_SOURCE = "assumed: two of the three products of each layer are the backward pass's"
+
+
+def from_speed(images_per_second: float, recipe: Recipe) -> Measured:
+    """A GPU that trains at this speed."""
+    return _on_one(images_per_second, recipe, 0.0, "--images-per-second")
+
+
+def from_run(folder: Path, recipe: Recipe) -> Measured:
+    """The step of a run that one process has made, or has begun to.
+
+    Raises Refused if it says nothing about a step of this recipe.
+    """
+    try:
+        run = read_run(folder)
+    except NotARun as why:
+        raise Refused(f"--run {folder} is no run folder: {why}; give another") from None
+    for key, theirs, ours in (
+        ("model", run.recipe.model.name, recipe.model.name),
+        ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
+        ("data.channels", run.recipe.data.channels, recipe.data.channels),
+        ("precision", run.recipe.precision, recipe.precision),
+    ):
+        if theirs != ours:
+            raise Refused(
+                f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, whose step it "
+                f"says nothing about; give a run with {key}={ours}"
+            )
+    machine = str(run.start.get("machine", "an unknown number of processes"))
+    processes = run.start.get("processes")
+    # Older runs say it in the line for people alone.
+    is_of_one = processes == 1 if processes else re.match(r"1 process\b", machine)
+    if not is_of_one:
+        raise Refused(
+            f"--run {folder} was made by {machine.split(',')[0]}, and a plan starts from the step "
+            "of one; give the run of a single process, which may be a short one"
+        )
+    # The first row has the first steps in it, which are slower.
+    rows = [row for row in run.of_kind("train") if row.get("images_per_second")][1:]
+    if not rows:
+        raise Refused(
+            f"--run {folder} has less than two rows of steps in metrics.jsonl; train for longer, "
+            "or with log_steps=1"
+        )
+    speed, waits = (
+        statistics.median(float(row[key]) for row in rows)
+        for key in ("images_per_second", "data_wait")
+    )
+    return _on_one(speed, recipe, waits, f"{folder}: median of {len(rows)} rows; {machine}")
+
+
+def _on_one(speed: float, recipe: Recipe, data_wait: float, source: str) -> Measured:
+    return Measured(
+        recipe.worker_batch / speed,
+        images=recipe.worker_batch,
+        gpus=1,
+        backward_share=BACKWARD_SHARE * (1 - data_wait),
+        data_wait=data_wait,
+        source=f"worked out from {speed:,.1f} images/s ({source})",
+        backward_source=BACKWARD_SOURCE,
+    )

@@ -1,0 +1,46 @@
+"""How much network a run needs."""
+
+from dataclasses import replace
+
+from lsgd.plan.allreduce import least_transfer
+from lsgd.plan.calibrate import bisect
+from lsgd.plan.step import Machine
+from lsgd.recipe import Recipe
+
+EXPOSED = 0.01
+"""The share of a step that it may wait for its sums where the network is enough."""
+SLOWEST, FASTEST = 1e-3, 1e6
+"""Gbit/s, between which an answer is looked for."""
+
+
+def least_needed(size: float, servers: int, backward: float) -> float:
+    """Gbit/s that carry the bytes of an all-reduce during a backward pass, latency left out.
+
+    The paper's estimate (section 4.3), which is that of many servers:
+    >>> round(least_needed(100e6, 10**6, 0.125), 1)
+    12.8
+    """
+    return least_transfer(size, servers, 1.0) * 8 / 1e9 / backward
+
+
+def needed(machine: Machine, recipe: Recipe, gpus: int) -> float | None:
+    """Gbit/s per server with which a step waits 1 % of its time for sums; None if none is enough.
+
+    None where latencies alone are more than that.
+    """
+
+    def waiting(gbits: float) -> float:
+        hardware = machine.hardware.with_value("network_bandwidth", gbits, "")
+        step = replace(machine, hardware=hardware).step(recipe, gpus)
+        return (step.latency + step.bandwidth) / step.seconds
+
+    if waiting(FASTEST) > EXPOSED:
+        return None
+    if waiting(SLOWEST) <= EXPOSED:
+        return SLOWEST
+    # The inverse, since the function is to rise.
+    return 1 / bisect(
+        lambda inverse: waiting(min(FASTEST, 1 / inverse) if inverse else FASTEST),
+        EXPOSED,
+        high=1 / SLOWEST,
+    )

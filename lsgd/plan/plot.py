@@ -1,0 +1,69 @@
+"""A plan as two curves: hours and efficiency over the number of GPUs."""
+
+from collections.abc import Sequence
+from io import BytesIO
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lsgd.plan import paper
+from lsgd.plan.table import FIGURE_7, Row
+
+FORMATS = ("png", "svg")
+
+
+def draw(
+    name: str, fixed: Sequence[Row], growing: Sequence[Row], *, workers: int, is_paper: bool
+) -> dict[str, bytes]:
+    """The files of the plot by name; with the paper's points if the plan is of its machine."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    labels = {"one worker on each GPU": growing, f"{name}, {workers} workers": fixed}
+    for (label, rows), marker in zip(labels.items(), "so", strict=True):
+        timed = [row for row in rows if row.hours is not None]
+        left.plot(
+            [row.step.gpus for row in timed],
+            [row.hours or 0.0 for row in timed],
+            marker=marker,
+            markersize=4,
+            label=label,
+        )
+        right.plot(
+            [row.step.gpus for row in rows],
+            [row.efficiency for row in rows],
+            marker=marker,
+            markersize=4,
+            label=label,
+        )
+    if is_paper:
+        star, hour = "k*", paper.MINUTES_ON_256 / 60
+        left.plot(8, paper.HOURS_ON_8, star, mfc="none", ms=11, label="the paper's, given")
+        left.plot(256, hour, star, ms=11, label="the paper's, predicted here")
+        right.plot(
+            (8, FIGURE_7), (1, 1 / paper.GROWTH), star, mfc="none", ms=11, label="figure 7, given"
+        )
+    _axes(left, "hours of the training steps")
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter(lambda hours, _: f"{hours:g}")
+    _axes(right, "images/s and GPU, share of the measured")
+    right.set_ylim(0, 1.1)
+    # Text stays text, and the same plan makes the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        return {f"plan.{kind}": _saved(figure, kind) for kind in FORMATS}
+
+
+def _axes(axes: Axes, what: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda gpus, _: f"{gpus:g}")
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel(what)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    file = BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    figure.savefig(file, format=kind, dpi=130, metadata=metadata)
+    return file.getvalue()

@@ -1,0 +1,177 @@
+"""The time of one step on any number of GPUs, and what it is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import NormalDist
+
+from lsgd.plan.allreduce import ALGORITHMS, Cost
+from lsgd.plan.gradients import Piece
+from lsgd.plan.hardware import Hardware
+from lsgd.plan.overlap import exposed
+from lsgd.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that has been timed, on a few GPUs of one server."""
+
+    seconds: float
+    images: int
+    """Per GPU and step, in one pass."""
+    gpus: int
+    backward_share: float
+    """Of the step."""
+    data_wait: float
+    """The share of the step spent waiting for data; 0 where it is not known."""
+    source: str
+    backward_source: str
+
+    @property
+    def images_per_second(self) -> float:
+        """Of one GPU."""
+        return self.images / self.seconds
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step by what they are spent on, of the GPU that all others wait for."""
+
+    gpus: int
+    workers: int
+    images: int
+    """Of all workers, kn."""
+    compute: float
+    """Forward, backward and update of an average GPU's images, alone and undisturbed."""
+    data: float
+    """Waiting for data."""
+    uneven: float
+    """The GPU with the most workers has more than the average."""
+    stragglers: float
+    """The slowest GPU takes longer than the average."""
+    latency: float
+    """Of sums that the backward pass does not hide."""
+    bandwidth: float
+    """Bytes of sums that the backward pass does not hide."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """All of them, in words."""
+        return {
+            "compute": self.compute,
+            "data": self.data,
+            "uneven shares": self.uneven,
+            "stragglers": self.stragglers,
+            "latency": self.latency,
+            "bandwidth": self.bandwidth,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return sum(self.parts.values())
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all GPUs."""
+        return self.images / self.seconds
+
+    @property
+    def lost_to(self) -> tuple[str, float]:
+        """What takes most of it besides computing, and as what share."""
+        parts = self.parts
+        del parts["compute"]
+        most = max(parts, key=lambda part: parts[part])
+        return most, parts[most] / self.seconds
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the step; too few workers, where GPUs are left without any."""
+        if self.gpus > self.workers:
+            return "workers"
+        return max(self.parts, key=lambda part: self.parts[part])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kind of server, as many as are wanted, and a model trained on them."""
+
+    hardware: Hardware
+    gpus_per_server: int
+    pieces: Sequence[Piece]
+    """What a step sums."""
+    measured: Measured
+    concurrent: int = 1
+    """Sums under way at once."""
+
+    def exposed(self, gpus: int, images: float) -> Cost:
+        """What a backward pass over so many images per GPU does not hide of the sums."""
+        servers, per_server = self.servers(gpus), min(gpus, self.gpus_per_server)
+        sum_over, cluster = ALGORITHMS[self.hardware.allreduce], self.hardware.cluster
+        return exposed(
+            [piece.ready for piece in self.pieces],
+            [sum_over(piece.size, servers, per_server, cluster) for piece in self.pieces],
+            self.backward(images),
+            concurrent=self.concurrent,
+        )
+
+    def servers(self, gpus: int) -> int:
+        """How many of them so many GPUs fill."""
+        return ceil(gpus / self.gpus_per_server)
+
+    def backward(self, images: float) -> float:
+        """Seconds of a backward pass over so many images on one GPU."""
+        return self.measured.backward_share * images / self.measured.images_per_second
+
+    def slowest(self, gpus: int) -> float:
+        """How much longer than the average the slowest of so many GPUs takes, as a share."""
+        return self.hardware.spread.value * expected_maximum(gpus)
+
+    def step(self, recipe: Recipe, gpus: int) -> Step:
+        """A step of this recipe on so many GPUs; those without a worker only cost money.
+
+        Speed per image is taken not to depend on the size of a pass, and the spread of the times
+        not to average out over several passes.
+        """
+        used = min(gpus, recipe.workers)
+        hosted = ceil(recipe.workers / used)
+        sums = self.exposed(used, last_pass(recipe, used))
+        average = self._alone() * recipe.batch_size / used
+        uneven = average * (hosted * used - recipe.workers) / recipe.workers
+        waiting = self.measured.data_wait
+        return Step(
+            gpus,
+            recipe.workers,
+            recipe.batch_size,
+            compute=average * (1 - waiting),
+            data=average * waiting,
+            uneven=uneven,
+            stragglers=(average + uneven) * self.slowest(used),
+            latency=sums.latency,
+            bandwidth=sums.transfer,
+        )
+
+    def efficiency(self, step: Step) -> float:
+        """Images per second and GPU, as a share of those of the GPUs that were measured."""
+        return step.images_per_second / step.gpus / self.measured.images_per_second
+
+    def _alone(self) -> float:
+        """Seconds per image of an average GPU that waits for no other."""
+        there = self.measured
+        without_sums = there.seconds - self.exposed(there.gpus, there.images).seconds
+        return without_sums / (1 + self.slowest(there.gpus)) / there.images
+
+
+def last_pass(recipe: Recipe, gpus: int) -> int:
+    """Images of the last pass of the GPU with the most workers: the one that hides the sums."""
+    hosted = ceil(recipe.workers / gpus)
+    return ((hosted - 1) % recipe.pass_workers + 1) * recipe.worker_batch
+
+
+def expected_maximum(n: int) -> float:
+    """Of n standard normal numbers: about Φ⁻¹((n - 3/8) / (n + 1/4)) (Blom 1958).
+
+    >>> [round(expected_maximum(n), 2) for n in (1, 8, 256)]  # exactly: 0, 1.42, 2.83
+    [0.0, 1.43, 2.81]
+    """
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))

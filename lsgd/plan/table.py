@@ -1,0 +1,229 @@
+"""A plan in numbers and words, as Markdown for a terminal as for a README."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lsgd.plan import paper
+from lsgd.plan.hardware import Constant
+from lsgd.plan.network import EXPOSED, least_needed, needed
+from lsgd.plan.step import Machine, Step, last_pass
+from lsgd.recipe import Recipe
+
+MOST = 65536
+FIGURE_7 = 352
+"""GPUs; the most of the paper."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe on so many GPUs."""
+
+    step: Step
+    efficiency: float
+    epoch: float | None
+    """Seconds of an epoch's steps; None if the whole dataset is less than one step."""
+    hours: float | None
+    """Of the steps of all epochs."""
+
+    @property
+    def bound(self) -> str:
+        """See Step.bound; the dataset, if it is less than one step."""
+        return self.step.bound if self.epoch is not None else "dataset"
+
+
+def row(machine: Machine, recipe: Recipe, gpus: int) -> Row:
+    """The recipe on so many GPUs."""
+    step = machine.step(recipe, gpus)
+    epoch = recipe.steps_per_epoch * step.seconds or None
+    return Row(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
+
+
+def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> Row:
+    """A minibatch that grows with the GPUs, as in figures 7 and 8 of the paper."""
+    return row(machine, replace(recipe, workers=gpus), gpus)
+
+
+def counts(gpus_per_server: int, asked: int) -> list[int]:
+    """Numbers of GPUs to show: one server, doubled up to 64k, the paper's most, what is asked."""
+    doubled = {gpus_per_server << i for i in range(17)}
+    shown = doubled | ({FIGURE_7} if FIGURE_7 % gpus_per_server == 0 else set())
+    return sorted({gpus for gpus in shown if gpus <= MOST} | {asked})
+
+
+def report(
+    machine: Machine,
+    recipe: Recipe,
+    nodes: int,
+    fixed: Sequence[Row],
+    growing: Sequence[Row],
+    *,
+    is_paper: bool,
+) -> str:
+    """Everything that a plan has to say; `fixed` and `growing` are the rows of its two tables."""
+    gpus = nodes * machine.gpus_per_server
+    there = next(each for each in fixed if each.step.gpus == gpus)
+    sections = [
+        f"{recipe.summary()}\n{nodes} servers x {machine.gpus_per_server} GPUs",
+        _answer(there, recipe),
+        _network(machine, recipe, gpus),
+        f"This run, {recipe.workers} workers on any number of GPUs:",
+        _rows(fixed),
+        f"One worker of {recipe.worker_batch} images on each GPU, a minibatch that grows with "
+        "them (figures 7 and 8 of the paper; speed alone: its error rises from 16k images on, and "
+        "beyond 64k training diverges):",
+        _rows(growing),
+        "Hours are those of the training steps; evaluations and checkpoints come on top. "
+        "Efficiency is images per second and GPU, as a share of the measured ones. What bounds is "
+        "what takes most of a step; `workers`: GPUs are left without one, which lsgd refuses; "
+        "`dataset`: it is less than one step.",
+        _constants(machine),
+    ]
+    if is_paper:
+        sections += [_against_the_paper()]
+    return "\n\n".join(sections)
+
+
+def _answer(there: Row, recipe: Recipe) -> str:
+    step = there.step
+    shares = {part: seconds / step.seconds for part, seconds in step.parts.items()}
+    rest = sorted(
+        (part for part in shares if part != there.bound and shares[part] >= 0.0005),
+        key=lambda part: -shares[part],
+    )
+    others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else shows"
+    assert there.epoch is not None
+    assert there.hours is not None
+    return (
+        f"**{_time(step.seconds)} per step, {_time(there.epoch)} per epoch, {_hours(there.hours)} "
+        f"for {recipe.epochs} epochs; {step.images_per_second:,.0f} images/s, efficiency "
+        f"{there.efficiency:.0%}.**\n"
+        f"What bounds: {there.bound}, {shares[there.bound]:.1%} of the step; beside it {others}."
+    )
+
+
+def _network(machine: Machine, recipe: Recipe, gpus: int) -> str:
+    servers = machine.servers(gpus)
+    if servers == 1:
+        return "Network needed: none, on one server."
+    size = sum(piece.size for piece in machine.pieces)
+    backward = machine.backward(last_pass(recipe, gpus))
+    least = least_needed(size, servers, backward)
+    bytes_alone = (
+        f"the {size / 1e6:.1f} MB of a step's gradients, in {len(machine.pieces)} sums, alone take "
+        f"{_gbits(least)} for as long as the last backward pass, {_time(backward)}"
+    )
+    enough = needed(machine, recipe, gpus)
+    if enough is None:
+        return (
+            f"Network needed: no bandwidth is enough, as latencies alone take more than "
+            f"{EXPOSED:.0%} of the step; {bytes_alone}."
+        )
+    return (
+        f"Network needed: {_gbits(enough)} per server, with which a step waits {EXPOSED:.0%} of "
+        f"its time for sums ({machine.hardware.network_bandwidth} are there); {bytes_alone}."
+    )
+
+
+def _rows(rows: Sequence[Row]) -> str:
+    table = [["GPUs", "minibatch", "step", "bounds", "efficiency", "epoch", "run", "most lost to"]]
+    for each in rows:
+        step, (cause, share) = each.step, each.step.lost_to
+        table += [
+            [
+                f"{step.gpus}",
+                f"{step.images}",
+                _time(step.seconds),
+                each.bound,
+                f"{each.efficiency:.1%}",
+                "-" if each.epoch is None else _time(each.epoch),
+                "-" if each.hours is None else _hours(each.hours),
+                f"{cause} {share:.1%}",
+            ]
+        ]
+    return _markdown(table)
+
+
+def _constants(machine: Machine) -> str:
+    there = machine.measured
+    backward = Constant(1000 * there.backward_share * there.seconds, "ms", there.backward_source)
+    step = Constant(
+        1000 * there.seconds,
+        f"ms for {there.images} images on each of {there.gpus} GPUs",
+        there.source,
+    )
+    constants = {
+        "step to start from": step,
+        "its backward pass": backward,
+        **machine.hardware.constants(),
+        "sums under way at once": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
+    }
+    table = [["constant", "value", "source"]]
+    table += [[name, str(each), each.source] for name, each in constants.items()]
+    algorithm = (
+        f"Sums: {machine.hardware.allreduce}, {len(machine.pieces)} of them, as they are ready in "
+        "a backward pass whose time is shared among the layers by their multiply-adds (assumed)."
+    )
+    return f"{_markdown(table)}\n\n{algorithm}"
+
+
+def _against_the_paper() -> str:
+    heads = "calibrated|latency, µs|spread|ring / h.-d.|8 to 352|step on 256, s|error"
+    table = [f"{heads}|90 epochs, min|error|efficiency".split("|")]
+    steps = paper.steps_on_256()
+    reported = paper.MINUTES_ON_256 * 60 / steps
+    table += [
+        [
+            *("the paper", "", "", f"{paper.RING_RATIO:.2f}", f"{paper.GROWTH - 1:+.1%}"),
+            *(f"{reported:.4f}", "", f"{paper.MINUTES_ON_256:.1f}", "", "about 90%"),
+        ]
+    ]
+    for each in paper.predictions():
+        table += [
+            [
+                each.name,
+                f"{each.latency * 1e6:.1f}",
+                f"{each.spread:.4f}",
+                f"{each.ring_ratio:.2f}",
+                f"{each.growth - 1:+.1%}",
+                f"{each.step:.4f}",
+                f"{each.step / reported - 1:+.1%}",
+                f"{each.minutes:.1f}",
+                f"{each.minutes / paper.MINUTES_ON_256 - 1:+.1%}",
+                f"{each.efficiency:.1%}",
+            ]
+        ]
+    return (
+        "Against the paper. Two constants are calibrated: the latency on the ratio of ring to "
+        "halving-doubling on 32 servers, the spread of the GPUs' times on the growth of a step "
+        "from 8 to 352 GPUs. The rest is predicted:\n\n"
+        f"{_markdown(table)}\n\n"
+        f"The paper's step on 256 GPUs is its hour divided by {steps} steps: one fact, not two."
+    )
+
+
+def _markdown(table: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    lines = [
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in table
+    ]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+
+
+def _hours(hours: float) -> str:
+    if hours >= 1.95:
+        return f"{hours:.1f} h"
+    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else _time(3600 * hours)
+
+
+def _gbits(value: float) -> str:
+    return f"{value:.3g} Gbit/s"

@@ -1,0 +1,119 @@
+"""The formulas: the paper's own numbers, and what must hold for any sizes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsgd.plan.allreduce import (
+    ALGORITHMS,
+    Cluster,
+    Cost,
+    Link,
+    halving_bytes,
+    halving_doubling,
+    hierarchical,
+    least_transfer,
+    reduce_,
+    ring,
+)
+
+GRADIENT = 4 * 25_557_032
+"""Bytes of ResNet-50's."""
+FIFTY_GBIT = 50e9 / 8
+
+sizes = st.floats(1, 1e9)
+participants = st.integers(1, 5000)
+links = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
+clusters = st.builds(Cluster, network=links, local=links, host=links, nccl_from=st.just(0.0))
+algorithms = st.sampled_from(sorted(ALGORITHMS))
+servers = st.integers(1, 600)
+gpus = st.integers(1, 16)
+
+
+@pytest.mark.parametrize(("p", "milliseconds"), [(8, 28.6), (32, 31.7), (44, 32.0)])
+def test_lower_bound_of_the_gradient_at_50_gbit(p: int, milliseconds: float) -> None:
+    assert 1000 * least_transfer(GRADIENT, p, FIFTY_GBIT) == pytest.approx(milliseconds, abs=0.05)
+
+
+def test_messages_on_32_servers() -> None:
+    """Section 4: 2 (p - 1) steps of the ring, 2 log2 p of halving and doubling."""
+    one_second = Link(1.0, math.inf)
+    assert ring(GRADIENT, 32, one_second) == Cost(62, 0)
+    assert halving_doubling(GRADIENT, 32, one_second) == Cost(10, 0)
+
+
+def test_bytes_of_binary_blocks_by_hand() -> None:
+    """3 = 2 + 1: the one server sends all its bytes to the pair, which has halved by then."""
+    assert halving_bytes(3) == 1.0
+    # 6 = 4 + 2: the pair has half its bytes done, sends the other half at 1.0; four had 3/4.
+    assert halving_bytes(6) == 1.0
+    # 44 = 32 + 8 + 4: four are done at 3/4, send until 1; eight send from 1 until 9/8.
+    assert halving_bytes(44) == 1.125
+    assert halving_doubling(1.0, 44, Link(1.0, 1.0)) == Cost(12, 2.25)
+
+
+@given(participants)
+def test_halving_has_the_bytes_of_the_ring_or_up_to_twice(p: int) -> None:
+    least = (p - 1) / p
+    if p & (p - 1) == 0:
+        assert halving_bytes(p) == least
+    else:
+        assert least <= halving_bytes(p) <= 2 + 1e-12
+
+
+@given(sizes, st.integers(2, 5000), links)
+def test_halving_has_no_more_latency_than_the_ring(size: float, p: int, link: Link) -> None:
+    assert halving_doubling(size, p, link).latency <= ring(size, p, link).latency
+
+
+@given(algorithms, sizes, servers, gpus, clusters, st.floats(1, 100))
+def test_more_bytes_or_latency_take_longer_and_more_bandwidth_does_not(
+    name: str, size: float, servers: int, gpus: int, cluster: Cluster, times: float
+) -> None:
+    def cost(size: float, cluster: Cluster) -> float:
+        return ALGORITHMS[name](size, servers, gpus, cluster).seconds
+
+    at_first = cost(size, cluster)
+    assert cost(size * times, cluster) >= at_first
+    for link in ("network", "local"):
+        there = getattr(cluster, link)
+        slow = replace(cluster, **{link: replace(there, latency=there.latency * times)})
+        fast = replace(cluster, **{link: replace(there, bandwidth=there.bandwidth * times)})
+        assert cost(size, fast) <= at_first <= cost(size, slow)
+
+
+@given(algorithms, sizes, servers, gpus, clusters)
+def test_nothing_beats_the_bytes_that_leave_a_server(
+    name: str, size: float, servers: int, gpus: int, cluster: Cluster
+) -> None:
+    cost = ALGORITHMS[name](size, servers, gpus, cluster)
+    least = least_transfer(size, servers, cluster.network.bandwidth)
+    assert cost.transfer >= least * (1 - 1e-12)
+
+
+@given(algorithms, sizes, clusters)
+def test_one_gpu_sums_nothing(name: str, size: float, cluster: Cluster) -> None:
+    assert ALGORITHMS[name](size, 1, 1, cluster) == Cost(0, 0)
+
+
+@given(algorithms, sizes, gpus, clusters)
+def test_one_server_does_not_use_the_network(
+    name: str, size: float, gpus: int, cluster: Cluster
+) -> None:
+    dead = replace(cluster, network=Link(1e9, 1e-9))
+    alone = ALGORITHMS[name](size, 1, gpus, cluster)
+    assert ALGORITHMS[name](size, 1, gpus, dead) == alone
+    if name == "hierarchical":
+        inside = reduce_(size, gpus, cluster.local)
+        assert alone == inside + inside
+
+
+def test_small_buffers_go_through_the_host() -> None:
+    """Section 4: NCCL from 256 KB on, below that copies and a sum on the CPU."""
+    only_host, only_local = Link(1.0, math.inf), Link(100.0, math.inf)
+    cluster = Cluster(Link(0, math.inf), only_local, only_host, nccl_from=1000)
+    assert hierarchical(999, 4, 8, cluster).latency == 2 * 1.0
+    assert hierarchical(1000, 4, 8, cluster).latency == 2 * 7 * 100.0
