@@ -207,7 +207,7 @@ def compile_parts(model: nn.Module) -> None:
     torch.compiler.config.recompile_limit = 64
     for part in model.children():
         if any(True for _ in part.parameters()):
-            part.compile()
+            part.compile(dynamic=False)
 
 
 def _unheard(_: str) -> None:

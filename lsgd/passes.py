@@ -92,7 +92,7 @@ def speeds(
     spent = 0.0
     for workers in (2**power for power in range(hosted.bit_length())):
         images = workers * recipe.worker_batch
-        passes = [Pass(0, np.arange(images), (recipe.worker_batch,) * workers)]
+        passes = [Pass(0, np.arange(images), workers)]
         _forget_memory(device)
         try:
             times = _times(

@@ -18,13 +18,16 @@ ORDER = 0
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass of one process: the examples of whole workers, in worker order."""
+    """One forward pass of one process, which carries whole workers, all with as many examples."""
 
     epoch: int
     examples: NDArray[np.int64]
-    """Example ids, shape (sum of sizes,)."""
-    sizes: tuple[int, ...]
-    """How many of them belong to each worker; never 0."""
+    """Example ids in turns: the first of each worker, then the second of each, and so on.
+
+    So a layer that tells its workers apart, as BN has to, finds them side by side.
+    """
+    workers: int = 1
+    """How many it carries; each has len(examples) / workers."""
     step: int = 0
     """The step of the epoch that it is a part of."""
 
@@ -73,17 +76,20 @@ def step_passes(
 ) -> list[Pass]:
     """The passes that a process hosting the workers `hosted` makes in a step of the epoch.
 
-    Workers are filled in order, so in a kept tail the last ones have fewer images or none; workers
-    without images are in no pass, and a process with none of the step's images makes no pass.
+    Workers are filled in order, so in a kept tail one may have fewer images, which makes a pass of
+    its own, and the ones behind it have none. A process without images makes no pass.
     """
     begin = step * workers * worker_batch
-    bounds = [
-        min(begin + w * worker_batch, len(order)) for w in range(hosted.start, hosted.stop + 1)
+    first, last = (
+        min(begin + edge * worker_batch, len(order)) for edge in (hosted.start, hosted.stop)
+    )
+    full, rest = divmod(last - first, worker_batch)
+    by_worker = order[first : last - rest].reshape(full, worker_batch)
+    passes = [
+        Pass(epoch, carried.T.ravel(), len(carried), step)
+        for carried in np.split(by_worker, range(workers_per_pass, full, workers_per_pass))
+        if len(carried)
     ]
-    passes = []
-    for first in range(0, len(hosted), workers_per_pass):
-        edges = bounds[first : first + workers_per_pass + 1]
-        sizes = tuple(size for size in np.diff(edges).tolist() if size > 0)
-        if sizes:
-            passes.append(Pass(epoch, order[edges[0] : edges[-1]], sizes, step))
+    if rest:
+        passes.append(Pass(epoch, order[last - rest : last], 1, step))
     return passes

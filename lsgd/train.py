@@ -150,7 +150,7 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
         images = images.to(device, learner.dtype, memory_format=learner.layout, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         phase("forward")
-        learner.running.start_pass(each.sizes)
+        learner.running.start_pass(each.workers)
         with learner.autocast():
             logits = learner.model(images)
         # Summed, not averaged: the reducer divides by the examples of all processes (remark 3).

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partialmethod
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from lsgd.batchnorm import (
     RunningStatistics,
     WorkerBatchNorm2d,
     _expression,
-    by_calls,
+    by_call,
     by_expression,
     normalisation,
 )
@@ -51,11 +52,12 @@ def bn_pair() -> tuple[WorkerBatchNorm2d, nn.BatchNorm2d]:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("sizes", [(4,), (4, 4), (4, 4, 3), (2, 7, 5, 2)])
-@pytest.mark.parametrize("normalise", [by_calls, by_expression])
+@pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 4), (5, 3)])
+@pytest.mark.parametrize("normalise", [by_call, by_expression])
 def test_a_pass_of_several_workers_normalises_each_by_itself(
     normalise: Normalise,
-    sizes: tuple[int, ...],
+    workers: int,
+    size: int,
     layout: torch.memory_format,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,61 +65,65 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
     torch.manual_seed(0)
     ours, plain = bn_pair()
     running = RunningStatistics(ours, hosted=8, workers=8, world_size=1)
-    running.start_pass(sizes)
-    monkeypatch.setattr("lsgd.batchnorm.normalisation", lambda images, groups: normalise)
-    images = torch.randn(sum(sizes), CHANNELS, 5, 4, dtype=torch.float64) * 3 + 1
+    running.start_pass(workers)
+    monkeypatch.setattr("lsgd.batchnorm.normalisation", lambda images, workers: normalise)
+    images = torch.randn(size * workers, CHANNELS, 5, 4, dtype=torch.float64) * 3 + 1
     images = images.contiguous(memory_format=layout)
     upstream = torch.randn_like(images)
     mine, theirs = (images.clone().requires_grad_() for _ in range(2))
     output = ours(mine)
     output.backward(upstream)
-    expected = torch.cat([plain(group) for group in theirs.split(sizes)])
+    expected = torch.empty_like(output)
+    for worker in range(workers):
+        expected[worker::workers] = plain(theirs[worker::workers])
     expected.backward(upstream)
     torch.testing.assert_close(output, expected, **CLOSE)
-    assert output.is_contiguous(memory_format=layout)
+    assert normalise is by_call or output.is_contiguous(memory_format=layout)
     torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
     torch.testing.assert_close(ours.weight.grad, plain.weight.grad, **CLOSE)
     torch.testing.assert_close(ours.bias.grad, plain.bias.grad, **CLOSE)
-    pixels = [group.transpose(0, 1).flatten(1) for group in images.split(sizes)]
+    pixels = [
+        group.transpose(0, 1).flatten(1) for group in (images[w::workers] for w in range(workers))
+    ]
     seen = [torch.stack([each.mean(1), each.var(1)]) for each in pixels]
     torch.testing.assert_close(running.seen.view(2, -1), sum(seen), **CLOSE)
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("normalise", [by_calls, by_expression])
+@pytest.mark.parametrize("normalise", [by_call, by_expression])
 def test_bfloat16_images_keep_float32_statistics(normalise: Normalise) -> None:
     """As under autocast: what is seen is that of the rounded images, not rounded once more."""
     images = (torch.randn(8, CHANNELS, 16, 16, generator=seeded(0)) + 5).bfloat16()
     weight, bias = torch.ones(CHANNELS), torch.zeros(CHANNELS)
-    output, seen = normalise(images, weight, bias, (4, 4), 1e-5)
-    exact, expected = by_calls(images.double(), weight.double(), bias.double(), (4, 4), 1e-5)
+    output, seen = normalise(images, weight, bias, 2, 1e-5)
+    exact, expected = by_call(images.double(), weight.double(), bias.double(), 2, 1e-5)
     assert (output.dtype, seen.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(seen.double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(output.double(), exact, rtol=2**-8, atol=1e-3)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 2e-2)]
 )
-@pytest.mark.parametrize("sizes", [(8, 8), (8, 8, 8, 3)])
-def test_on_a_gpu_the_compiled_expression_agrees_with_the_calls(
-    sizes: tuple[int, ...], dtype: torch.dtype, close: float, layout: torch.memory_format
+@pytest.mark.parametrize("workers", [2, 5])
+def test_on_a_gpu_the_compiled_expression_agrees_with_the_call(
+    workers: int, dtype: torch.dtype, close: float
 ) -> None:
     """Output, statistics and all gradients, on several shapes of images."""
     torch._dynamo.reset()  # each case compiles anew, and after eight it would give up
     kept = torch.promote_types(dtype, torch.float32)
     for channels, side in ((16, 28), (32, 7), (64, 1)):
-        shape = (sum(sizes), channels, side, side)
+        shape = (8 * workers, channels, side, side)
         images, upstream = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
-        images = images.contiguous(memory_format=layout)
-        assert normalisation(images, len(sizes)) is not by_calls
+        images = images.contiguous(memory_format=torch.channels_last)
+        # Of one pixel each they are contiguous too.
+        assert normalisation(images, workers) is (by_expression if side > 1 else by_call)
         found = []
-        for normalise in (normalisation(images, len(sizes)), by_calls):
+        for normalise in (by_expression, by_call):
             leaves = [images.clone(), *(torch.ones(channels, device="cuda", dtype=kept),) * 2]
             leaves = [leaf.clone().requires_grad_() for leaf in leaves]
-            output, seen = normalise(*leaves, sizes, 1e-5)
+            output, seen = normalise(*leaves, workers, 1e-5)
             output.backward(upstream)
             found.append([output.detach(), seen, *(leaf.grad for leaf in leaves)])
         for ours, theirs in zip(*found, strict=True):
@@ -144,12 +150,12 @@ def test_the_expression_is_compiled_for_all_shapes_of_resnet50(layout: torch.mem
     compiled = torch.compile(_expression, dynamic=True, backend=compiler)
     shapes = resnet50_shapes()
     assert len(shapes) == 12
-    for groups, size in ((8, 32), (7, 32), (2, 32), (1, 7)):  # the last pass, and a kept tail
+    for workers, size in ((8, 32), (7, 32), (2, 32)):  # the last pass, and a kept tail
         for channels, *sides in shapes:
-            images = torch.empty(groups * size, channels, *sides, device="meta")
+            images = torch.empty(workers * size, channels, *sides, device="meta")
             images = images.contiguous(memory_format=layout).requires_grad_()
             scale = torch.ones(channels, 1, 1, device="meta", requires_grad=True)
-            compiled(images.unflatten(0, (groups, size)), scale, scale, 1e-5)
+            compiled(images.unflatten(0, (size, workers)), scale, scale, 1e-5)
     assert 1 <= compiler.frame_count <= 4
 
 
@@ -164,9 +170,9 @@ def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.Mo
     running = RunningStatistics(model, hosted=4, workers=4, world_size=1)
     compile_parts(model)
     with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
-        for sizes in ((4, 4, 4, 4), (4, 4), (4, 4, 3), (4, 4, 4, 4)):
-            running.start_pass(sizes)
-            model(torch.randn(sum(sizes), 1, 8, 8)).sum().backward()
+        for workers, size in ((4, 4), (2, 4), (1, 3), (4, 4)):
+            running.start_pass(workers)
+            model(torch.randn(workers * size, 1, 8, 8)).sum().backward()
     assert compiler.frame_count > 8
 
 
@@ -181,18 +187,18 @@ def test_on_a_gpu_resnet50_stays_within_the_recompilations(whole: bool) -> None:
     with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
         if whole:
             compile_parts(model)
-        for sizes in ((8, 8, 8, 8), (8, 8), (8, 8, 3), (8, 8, 8, 8)):
-            running.start_pass(sizes)
-            images = torch.randn(sum(sizes), 3, 64, 64, device="cuda")
+        for workers, size in ((4, 8), (2, 8), (1, 3), (4, 8)):
+            running.start_pass(workers)
+            images = torch.randn(workers * size, 3, 64, 64, device="cuda")
             with torch.autocast("cuda", torch.bfloat16):
                 model(images.contiguous(memory_format=torch.channels_last)).sum().backward()
 
 
 def test_evaluation_is_that_of_pytorch() -> None:
-    """Whatever the sizes of the last training pass were, and without moving anything."""
+    """Whatever the last training pass carried, and without moving anything."""
     ours, plain = bn_pair()
     running = RunningStatistics(ours, hosted=2, workers=2, world_size=1)
-    running.start_pass((2, 3))
+    running.start_pass(2)
     images = torch.randn(7, CHANNELS, 4, 4, dtype=torch.float64)
     assert torch.equal(ours.eval()(images), plain.eval()(images))
     assert not running.seen.any()
@@ -216,13 +222,18 @@ class Process:
 
     def step(self, images: Tensor) -> None:
         """The step with these images, of all workers in order."""
-        groups = images.split(IMAGES)
-        mine = [groups[w] for w in self.hosted if w < len(groups)]
-        for i in range(0, len(mine), self.workers_per_pass):
-            carried = mine[i : i + self.workers_per_pass]
-            self.running.start_pass(tuple(len(group) for group in carried))
-            self.layer(torch.cat(carried))
-        self.running.end_step(len(groups))
+        for each in sampler.step_passes(
+            np.arange(len(images)),
+            epoch=0,
+            step=0,
+            workers=self.workers,
+            worker_batch=IMAGES,
+            hosted=self.hosted,
+            workers_per_pass=self.workers_per_pass,
+        ):
+            self.running.start_pass(each.workers)
+            self.layer(images[each.examples])
+        self.running.end_step(-(-len(images) // IMAGES))
 
 
 def job(
@@ -352,7 +363,7 @@ def test_every_layer_of_a_model_has_statistics_of_its_own() -> None:
     running = RunningStatistics(model, hosted=1, workers=1, world_size=1)
     for _ in range(3):
         images = torch.randn(6, 2, 3, 3, dtype=torch.float64)
-        running.start_pass((6,))
+        running.start_pass(1)
         model(images)
         running.end_step(1)
         plain(images)

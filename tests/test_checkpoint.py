@@ -361,7 +361,8 @@ def test_the_same_trajectory_resumes(tmp_path: Path) -> None:
     before = listing(tmp_path)
     words = ["workers_per_pass=2", "checkpoint_steps=5", "comm=torch", "val_batch=7"]
     opened = checkpoint.open_run(recipe(*words, f"run_dir={tmp_path}"))
-    assert opened == Opened(tmp_path, saved, f"{tmp_path}/checkpoint-3.pt")
+    path = f"{tmp_path}/checkpoint-3.pt"
+    assert opened == Opened(tmp_path, saved, path, workers_per_pass=16)
     assert listing(tmp_path) | {".": before["."]} == before
 
 

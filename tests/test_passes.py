@@ -120,7 +120,7 @@ def test_passes_that_do_not_fit_are_not_taken() -> None:
 
     def full_from(workers: int):
         def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
-            if len(made[0].sizes) >= workers:
+            if made[0].workers >= workers:
                 raise torch.OutOfMemoryError("planted")
             train_step(learner, step, made, batches)
 
@@ -146,7 +146,7 @@ def test_only_the_pass_itself_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes.time, "perf_counter", lambda: clock.now)
 
     def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
-        workers = len(made[0].sizes)
+        workers = made[0].workers
         learner.phase("optimizer")
         clock.now += 5
         learner.phase("data wait")

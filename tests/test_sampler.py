@@ -64,16 +64,17 @@ def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
     kn, n = layout.workers * layout.worker_batch, layout.worker_batch
     for step in layout.steps:
         passes = [each for process in layout.passes(order, step) for each in process]
-        ids = [each.examples for each in passes]
+        # In turns: the first example of each worker, then the second of each.
+        ids = [each.examples.reshape(-1, each.workers).T.ravel() for each in passes]
         assert np.array_equal(np.concatenate(ids), order[step * kn : (step + 1) * kn])
         left = min(kn, layout.examples - step * kn)
         full, remainder = divmod(left, n)
-        sizes = [size for each in passes for size in each.sizes]
+        sizes = [len(e.examples) // e.workers for e in passes for _ in range(e.workers)]
         assert sizes == [n] * full + [remainder] * (remainder > 0)
         for each in passes:
             assert (each.epoch, each.step) == (3, step)
-            assert sum(each.sizes) == len(each.examples)
-            assert len(each.sizes) <= layout.workers_per_pass
+            assert len(each.examples) % each.workers == 0
+            assert 1 <= each.workers <= layout.workers_per_pass
 
 
 @settings(deadline=None)

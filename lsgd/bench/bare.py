@@ -58,7 +58,7 @@ class BareLoop:
                 self.device, self.dtype, memory_format=self.layout, non_blocking=True
             )
             labels = labels.to(self.device, non_blocking=True)
-            self.running.start_pass(each.sizes)
+            self.running.start_pass(each.workers)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
                 logits = self.forward(images)
             loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")

@@ -4,18 +4,14 @@ The report is Markdown, for a README as for a terminal.
 """
 
 import os
-import shlex
 from argparse import Namespace
 from collections.abc import Sequence
-from datetime import date
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 from lsgd.bench import results
 from lsgd.bench.job import FUSION, Job, numbers, open_job
-from lsgd.bench.machine import machine, versions
 from lsgd.bench.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OURS
+from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Estimate, Rounds, Work, check_rounds, cost, estimate, measure
 from lsgd.comm import pick_device
@@ -53,8 +49,6 @@ OTHERS = {"torch": DDP, "horovod": HOROVOD}
 GOALS = {DDP: 1.03, HOROVOD: 1.0}
 """At most how many times the other's time a step of ours may take."""
 
-Found = dict[str, Any]
-
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
@@ -71,9 +65,7 @@ def main(argv: Sequence[str]) -> None:
     line.add_argument(
         "--limit", type=float, default=300, help="seconds after which a round is given up (300)"
     )
-    line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for README.md and comm.json"
-    )
+    results.add_out(line, "comm")
     recipe, options = line.read(argv)
     _check_comparable(recipe)
     libraries = options.over.split(",")
@@ -85,34 +77,28 @@ def main(argv: Sequence[str]) -> None:
     for option, value in (("--passes", options.passes), ("--limit", options.limit)):
         if value <= 0:
             raise Refused(f"{option} {value:g} is not possible; write a number above 0")
-    with results.new_folder(options.out) as folder:
-        found = _setting(recipe) | {"rounds": options.rounds, "measured": [], "missing": {}}
-        found["command"] = shlex.join(["python", "-m", "lsgd.bench", "comm", *argv])
+    found = setting_of(recipe, pick_device(recipe.device)) | {
+        "bucket_mb": recipe.comm.bucket_mb,
+        "fusion": os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION),
+        "rounds": options.rounds,
+        "measured": [],
+        "missing": {},
+    }
+    with results.recording("comm", argv, options.out) as record:
         for library, number in product(libraries, processes):
             _bench_job(found, library, number, accumulations, options)
-            if folder:
-                results.write_json(folder, "comm", found)
+            record.keep(found)
         if not found["measured"]:
             raise Refused("; ".join(found["missing"].values()))
-        text = report(found)
-        print(f"\n{text}", flush=True)
-        if folder:
-            results.write(folder, "comm", found, text)
-            print(f"\nkept in {folder}")
+        record.end(found, report(found))
 
 
 def report(found: Found) -> str:
     """What was found, in Markdown."""
-    here = found["machine"]
     lines = [
-        f"{found['recipe']}: {found['model']}, passes of {found['workers_per_pass']} x "
-        f"{found['worker_batch']} images, buckets of {found['bucket_mb']:g} MiB, device "
-        f"{found['device']}",
-        f"{here['gpu'] or 'no GPU'}; {here['cpu']}, {here['cores']} cores, load average "
-        f"{here['load_average']:.1f} before",
-        ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
-        "",
-        f"{found['rounds']} rounds; medians (and intervals of 95 %)",
+        *said_of(found),
+        f"{found['rounds']} rounds; buckets of {found['bucket_mb']:g} MiB; medians (and intervals "
+        "of 95 %)",
         "",
     ]
     verdicts = []
@@ -222,22 +208,3 @@ def _check_comparable(recipe: Recipe) -> None:
             "compile=true is not for this benchmark, whose models are not compiled; write "
             "compile=false"
         )
-
-
-def _setting(recipe: Recipe) -> Found:
-    """What the figures depend on."""
-    device = pick_device(recipe.device)
-    return {
-        "date": date.today().isoformat(),
-        "recipe": recipe.name,
-        "model": recipe.model.name,
-        "image_size": recipe.data.image_size,
-        "worker_batch": recipe.worker_batch,
-        "workers_per_pass": recipe.pass_workers,
-        "precision": recipe.precision,
-        "bucket_mb": recipe.comm.bucket_mb,
-        "fusion": os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION),
-        "device": device.type,
-        "machine": machine(device),
-        "versions": versions(),
-    }

@@ -3,19 +3,15 @@
 The report is Markdown, for a README as for a terminal.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import date
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lsgd.bench import results
 from lsgd.bench.loaders import DALI, PLAIN, READER, TORCHVISION, Alike, alike, open_loaders, work
-from lsgd.bench.machine import machine, versions
 from lsgd.bench.resident import resident_after_epochs
+from lsgd.bench.setting import Found, said, setting
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Rounds, check_rounds, estimate, measure, ratio
 from lsgd.bench.training import MODEL, TOGETHER, Training, measure_training
@@ -53,8 +49,6 @@ GROWTH = 3.0
 IN_RECIPES = {DALI: "dali", TORCHVISION: "torchvision"}
 """What inputs.loader says for each of ours."""
 
-Found = dict[str, Any]
-
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
@@ -70,12 +64,10 @@ def main(argv: Sequence[str]) -> None:
         help="of the training per round; by default about as many as --images makes; 0: no model",
     )
     line.add_argument("--epochs", type=int, default=0, help="over which memory is watched (0)")
-    line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for README.md and inputs.json"
-    )
+    results.add_out(line, "inputs")
     recipe, options = line.read(argv)
     _check(options.rounds, options.images, options.steps, options.epochs)
-    with results.new_folder(options.out) as folder:
+    with results.recording("inputs", argv, options.out) as record:
         found = bench(
             recipe,
             rounds=options.rounds,
@@ -83,12 +75,7 @@ def main(argv: Sequence[str]) -> None:
             steps=options.steps,
             epochs=options.epochs,
         )
-        found["command"] = shlex.join(["python", "-m", "lsgd.bench", "inputs", *argv])
-        text = report(found)
-        print(f"\n{text}", flush=True)
-        if folder:
-            results.write(folder, "inputs", found, text)
-            print(f"\nkept in {folder}")
+        record.end(found, report(found))
 
 
 def bench(recipe: Recipe, *, rounds: int, images: int, steps: int | None, epochs: int) -> Found:
@@ -127,14 +114,12 @@ def bench(recipe: Recipe, *, rounds: int, images: int, steps: int | None, epochs
 
 def report(found: Found) -> str:
     """What was found, in Markdown."""
-    files, here = found["files"], found["machine"]
+    files = found["files"]
     lines = [
         f"{found['recipe']}: batches of {found['batch']} images, {found['decoders']} decoders, "
         f"device {found['device']}; {files['number']} files of {files['mean_bytes'] / 1000:.0f} kB "
         f"and {files['mean_megapixels']:.2f} megapixels on average",
-        f"{here['gpu'] or 'no GPU'}; {here['cpu']}, {here['cores']} cores, load average "
-        f"{here['load_average']:.1f} before",
-        ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
+        *said(found),
         "",
     ]
     if found["rounds"]:
@@ -215,20 +200,16 @@ def _memory(memory: dict[str, list[int]]) -> list[str]:
 def _setting(common: Alike) -> Found:
     """What the figures depend on."""
     recipe, ids = common.recipe, np.arange(len(common.index))
-    return {
-        "date": date.today().isoformat(),
+    return setting(common.device) | {
         "recipe": recipe.name,
         "seed": recipe.seed,
         "batch": common.batch,
         "decoders": common.decoders,
-        "device": common.device.type,
         "files": {
             "number": len(ids),
             "mean_bytes": float(common.index.lengths(ids).mean()),
             "mean_megapixels": float(common.index.sizes(ids).prod(axis=1).mean() / 1e6),
         },
-        "machine": machine(common.device),
-        "versions": versions(),
     }
 
 

@@ -1,6 +1,5 @@
 """Does a larger batch need more memory? `python -m lsgd.bench memory`: peaks against passes."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from tqdm import tqdm
 from lsgd.bench import results
 from lsgd.bench.fresh import in_fresh_process
 from lsgd.bench.loaders import passes_of_step
-from lsgd.bench.steps import Found, alone, said, setting
+from lsgd.bench.setting import Found, said_of, setting_of
+from lsgd.bench.steps import alone
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Estimate, Rounds, check_rounds, estimate, ratio
 from lsgd.config import CommandLine
@@ -26,7 +26,9 @@ Does the memory of a step grow with its passes? One process makes the passes of 
 the other, and its peak should be that of one pass, however large the batch. Here a batch has one
 pass of the recipe's size, or --passes of them, each in a fresh process that makes two steps; on a
 CPU the peak is that of the whole process, interpreter, libraries and weights included, on a GPU of
-what torch has allocated there. So look at what a pass more adds, too. Images are made up.
+what torch has allocated there. So look at what a pass more adds, too. Images are made up. Holes
+between freed tensors, which glibc keeps, count on a CPU; with MALLOC_MMAP_THRESHOLD_=1048576 in the
+environment it keeps none, and what grows then is held.
 
   python -m lsgd.bench memory +recipe=bs8k data.image_size=32
   … --passes 256      up to those of a process that hosts all 256 workers
@@ -47,23 +49,16 @@ def main(argv: Sequence[str]) -> None:
     line.add_argument(
         "--limit", type=float, default=600, help="seconds after which a process is given up (600)"
     )
-    line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for README.md and memory.json"
-    )
+    results.add_out(line, "memory")
     recipe, options = line.read(argv)
     check_rounds(options.rounds)
     if options.passes < 2:
         raise Refused(f"--passes {options.passes} leaves nothing to compare; write 2 or more")
     if options.limit <= 0:
         raise Refused(f"--limit {options.limit:g} is not possible; write a number above 0")
-    with results.new_folder(options.out) as folder:
+    with results.recording("memory", argv, options.out) as record:
         found = bench(recipe, options.rounds, options.passes, options.limit)
-        found["command"] = shlex.join(["python", "-m", "lsgd.bench", "memory", *argv])
-        text = report(found)
-        print(text, flush=True)
-        if folder:
-            results.write(folder, "memory", found, text)
-            print(f"\nkept in {folder}")
+        record.end(found, report(found))
 
 
 def bench(recipe: Recipe, rounds: int, passes: int, limit: float) -> Found:
@@ -79,7 +74,7 @@ def bench(recipe: Recipe, rounds: int, passes: int, limit: float) -> Found:
     image_bytes = (
         recipe.data.channels * recipe.data.image_size**2 * DTYPES[recipe.precision].itemsize
     )
-    here = setting(recipe, device) | {"rounds": rounds, "image_bytes": image_bytes}
+    here = setting_of(recipe, device) | {"rounds": rounds, "image_bytes": image_bytes}
     return here | {"peak_bytes": peaks}
 
 
@@ -96,7 +91,7 @@ def report(found: Found) -> str:
     peaks: Rounds = found["peak_bytes"]
     first, *larger = peaks
     lines = [
-        *said(found),
+        *said_of(found),
         f"{found['rounds']} rounds; medians (and intervals of 95 %)",
         "",
         *head("passes of a step", "images of a step", "peak, MiB", "times a single pass"),

@@ -91,7 +91,7 @@ class Candidate:
         self.dtype = DTYPES[recipe.precision]
         self.bfloat16 = recipe.precision == "bfloat16"
         self.workers, self.examples = recipe.workers, recipe.batch_size
-        self.sizes = (recipe.worker_batch,) * recipe.pass_workers
+        self.carried = recipe.pass_workers
         self.model = make_model(
             recipe.model.name,
             classes=recipe.data.classes,
@@ -116,7 +116,7 @@ class Candidate:
             self.start()
             for images, labels in self.batches:
                 with self.one_of_several(last=images is self.batches[-1][0]):
-                    self.running.start_pass(self.sizes)
+                    self.running.start_pass(self.carried)
                     with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
                         logits = self.forward(images)
                     loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")

@@ -1,8 +1,11 @@
-"""Where a measurement is kept: a folder that was not there before, and whole files in it."""
+"""What becomes of a measurement: a report on the screen, and with --out in a new folder."""
 
 import json
-from collections.abc import Iterator
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +13,59 @@ from lsgd.errors import Refused
 from lsgd.files import whole
 
 
-@contextmanager
-def new_folder(folder: Path | None) -> Iterator[Path | None]:
-    """The folder, made now so that nobody else takes it; gone again if nothing came of it.
+@dataclass(frozen=True)
+class Record:
+    """Of one run of a benchmark."""
 
-    Raises Refused if it is there already.
+    name: str
+    """The benchmark's word on the command line."""
+    command: str
+    folder: Path | None
+
+    def keep(self, found: dict[str, Any]) -> None:
+        """NAME.json with what was found so far, in place of what was there of it."""
+        if self.folder:
+            text = json.dumps(found | {"command": self.command}, indent=1)
+            _write(self.folder / f"{self.name}.json", text)
+
+    def end(self, found: dict[str, Any], report: str) -> None:
+        """Print the report; keep it as README.md, beside all that was found."""
+        print(f"\n{report}", flush=True)
+        if self.folder:
+            self.keep(found)
+            _write(self.folder / "README.md", report)
+            print(f"\nkept in {self.folder}")
+
+
+def add_out(line: ArgumentParser, name: str) -> None:
+    """The option --out."""
+    told = f"a new folder for README.md and {name}.json"
+    line.add_argument("--out", type=Path, metavar="FOLDER", help=told)
+
+
+@contextmanager
+def recording(name: str, argv: Sequence[str], out: Path | None) -> Iterator[Record]:
+    """The record of a benchmark with these words; its folder is gone again if nothing came of it.
+
+    Raises Refused, before anything is measured, if the folder is there already.
     """
-    if folder is None:
-        yield None
+    record = Record(name, shlex.join(["python", "-m", "lsgd.bench", name, *argv]), out)
+    if out is None:
+        yield record
         return
     try:
-        folder.mkdir(parents=True)
+        out.mkdir(parents=True)
     except FileExistsError:
         raise Refused(
-            f"--out {folder} is there already, and results are never overwritten; write another"
+            f"--out {out} is there already, and results are never overwritten; write another"
         ) from None
     except OSError as error:
-        raise Refused(f"--out {folder} cannot be made ({error.strerror}); write another") from None
+        raise Refused(f"--out {out} cannot be made ({error.strerror}); write another") from None
     try:
-        yield folder
+        yield record
     finally:
-        if not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def write(folder: Path, name: str, found: dict[str, Any], report: str) -> None:
-    """NAME.json with all that was found, and README.md with what it says."""
-    write_json(folder, name, found)
-    _write(folder / "README.md", report)
-
-
-def write_json(folder: Path, name: str, found: dict[str, Any]) -> None:
-    """NAME.json with what was found so far, in place of what was there of this measurement."""
-    _write(folder / f"{name}.json", json.dumps(found, indent=1))
+        if not any(out.iterdir()):
+            out.rmdir()
 
 
 def _write(file: Path, text: str) -> None:

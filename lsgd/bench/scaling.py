@@ -3,20 +3,17 @@
 The report is Markdown, for a README as for a terminal.
 """
 
-import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lsgd.bench import results
 from lsgd.bench.job import Job, numbers, open_job
-from lsgd.bench.machine import machine, versions
+from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Rounds, Work, check_rounds, estimate, measure, ratio
 from lsgd.comm import Comm, pick_device
@@ -43,8 +40,6 @@ the processes of a job, unless OMP_NUM_THREADS says how many threads each has.
 """
 
 STRONG, WEAK = "strong", "weak"
-
-Found = dict[str, Any]
 
 
 class Steps:
@@ -79,7 +74,7 @@ class Steps:
             "over": self.comm.library,
             "threads": torch.get_num_threads(),
             "images": recipe.batch_size,
-            "workers_per_pass": max(len(each.sizes) for each in passes),
+            "workers_per_pass": max(each.workers for each in passes),
         }
 
 
@@ -95,35 +90,26 @@ def main(argv: Sequence[str]) -> None:
     line.add_argument(
         "--limit", type=float, default=300, help="seconds after which a round is given up (300)"
     )
-    line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for README.md and scaling.json"
-    )
+    results.add_out(line, "scaling")
     recipe, options = line.read(argv)
     processes = numbers("--np", options.np, least=1)
     check_rounds(options.rounds)
     for option, value in (("--steps", options.steps), ("--limit", options.limit)):
         if value <= 0:
             raise Refused(f"{option} {value:g} is not possible; write a number above 0")
-    with results.new_folder(options.out) as folder:
-        found = _setting(recipe) | {"rounds": options.rounds, "steps_per_round": options.steps}
-        found["command"] = shlex.join(["python", "-m", "lsgd.bench", "scaling", *argv])
-
-        def keep() -> None:
-            if folder:
-                results.write_json(folder, "scaling", found)
-
-        bench(found, sorted({1, *processes}), options, keep)
+    found = setting_of(recipe, pick_device(recipe.device)) | {
+        "rounds": options.rounds,
+        "steps_per_round": options.steps,
+    }
+    with results.recording("scaling", argv, options.out) as record:
+        bench(found, sorted({1, *processes}), options, record)
         if not found["speeds"]:
             raise Refused("; ".join(found["missing"].values()))
-        text = report(found)
-        print(f"\n{text}", flush=True)
-        if folder:
-            results.write(folder, "scaling", found, text)
-            print(f"\nkept in {folder}")
+        record.end(found, report(found))
 
 
 def bench(
-    found: Found, processes: Sequence[int], options: Namespace, keep: Callable[[], None]
+    found: Found, processes: Sequence[int], options: Namespace, record: results.Record
 ) -> None:
     """Of each kind of scaling, what each job is and its images/s, and why what is not measured."""
     found |= {"jobs": {}, "speeds": {}, "missing": {}}
@@ -149,7 +135,7 @@ def bench(
             with _noted(found, f"{kind} scaling"):
                 speeds = measure(works, options.rounds, what=f"{kind} scaling")
                 found["jobs"][kind], found["speeds"][kind] = facts, speeds
-            keep()
+            record.keep(found)
 
 
 @contextmanager
@@ -163,20 +149,13 @@ def _noted(found: Found, what: str) -> Iterator[None]:
 
 def report(found: Found) -> str:
     """What was found, in Markdown."""
-    here = found["machine"]
     lines = [
-        f"{found['recipe']}: {found['model']}, {found['workers']} workers x "
-        f"{found['worker_batch']} images, up to {found['workers_per_pass']} workers a pass, device "
-        f"{found['device']}",
-        f"{here['gpu'] or 'no GPU'}; {here['cpu']}, {here['cores']} cores, load average "
-        f"{here['load_average']:.1f} before",
-        ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
-        "",
+        *said_of(found),
         f"{found['rounds']} rounds; medians (and intervals of 95 %)",
         "",
     ]
     for kind, speeds in found["speeds"].items():
-        lines += _table(kind, speeds, found["jobs"][kind], here["cores"])
+        lines += _table(kind, speeds, found["jobs"][kind], found["machine"]["cores"])
     lines += [f"- {what} is not measured: {why}" for what, why in found["missing"].items()]
     return "\n".join(lines).rstrip()
 
@@ -213,21 +192,3 @@ def _work(job: Job, kind: str, steps: int, images: int) -> Work:
         return steps * images
 
     return work
-
-
-def _setting(recipe: Recipe) -> Found:
-    """What the figures depend on."""
-    device = pick_device(recipe.device)
-    return {
-        "date": date.today().isoformat(),
-        "recipe": recipe.name,
-        "model": recipe.model.name,
-        "image_size": recipe.data.image_size,
-        "workers": recipe.workers,
-        "worker_batch": recipe.worker_batch,
-        "workers_per_pass": recipe.pass_workers,
-        "precision": recipe.precision,
-        "device": device.type,
-        "machine": machine(device),
-        "versions": versions(),
-    }

@@ -5,14 +5,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import date
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from lsgd.bench import results
-from lsgd.bench.machine import machine, versions
+from lsgd.bench.setting import Found, said, setting
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Work, check_rounds, cost, estimate, measure
 from lsgd.errors import Refused
@@ -47,39 +45,27 @@ def main(argv: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     line.add_argument("--rounds", type=int, default=12, help="how often each is started (12)")
-    line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for README.md and startup.json"
-    )
+    results.add_out(line, "startup")
     options = line.parse_args(argv)
     check_rounds(options.rounds)
-    with results.new_folder(options.out) as folder:
+    with results.recording("startup", argv, options.out) as record:
         found = bench(options.rounds)
-        found["command"] = shlex.join(["python", "-m", "lsgd.bench", "startup", *argv])
-        text = report(found)
-        print(text, flush=True)
-        if folder:
-            results.write(folder, "startup", found, text)
-            print(f"\nkept in {folder}")
+        record.end(found, report(found))
 
 
-def bench(rounds: int) -> dict[str, Any]:
+def bench(rounds: int) -> Found:
     """All that is measured, as JSON can hold it."""
-    here = {
-        "date": date.today().isoformat(),
-        "rounds": rounds,
-        "machine": machine(torch.device("cpu")),
-        "versions": versions(),
-    }
+    here = setting(torch.device("cpu")) | {"rounds": rounds}
     works = {name: _process(arguments) for name, arguments in COMMANDS.items()}
     return here | {"per_second": measure(works, rounds, what="startup")}
 
 
-def report(found: dict[str, Any]) -> str:
+def report(found: Found) -> str:
     """What was found, in Markdown."""
-    speeds, here = found["per_second"], found["machine"]
+    speeds = found["per_second"]
     times = cost(speeds, HELP, BARE)
     lines = [
-        f"{here['cpu']}, {here['cores']} cores, load average {here['load_average']:.1f} before; "
+        *said(found),
         f"{found['rounds']} rounds; medians (and intervals of 95 %)",
         "",
         *head("a process that does", "seconds", f"times {BARE}"),

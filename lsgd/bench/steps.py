@@ -3,12 +3,8 @@
 The report is Markdown, for a README as for a terminal.
 """
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +13,8 @@ from lsgd.batchnorm import RunningStatistics
 from lsgd.bench import results
 from lsgd.bench.bare import BareLoop
 from lsgd.bench.loaders import finish, passes_of_step
-from lsgd.bench.machine import machine, versions
 from lsgd.bench.scripts import Timm, Torchvision
+from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Work, check_rounds, cost, estimate, measure, ratio
 from lsgd.comm import Comm, open_comm, pick_device
@@ -40,7 +36,6 @@ PER_WORKER, PLAIN = "per-worker BN", "plain BN"
 
 Step = Callable[[int, list[Pass], Iterator[Batch]], None]
 """Makes a step of the run: its number, the passes, and the images and labels of each."""
-Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -124,30 +119,20 @@ def main(comparison: Comparison, argv: Sequence[str]) -> None:
     line.usage = f"{line.usage} [--rounds N] [--steps N] [--out FOLDER]"
     line.add_argument("--rounds", type=int, default=30, help="how often each is measured (30)")
     line.add_argument("--steps", type=int, default=2, help="of each per round (2)")
-    line.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"a new folder for README.md and {comparison.name}.json",
-    )
+    results.add_out(line, comparison.name)
     recipe, options = line.read(argv)
     check_rounds(options.rounds)
     if options.steps < 1:
         raise Refused(f"--steps {options.steps} is not possible; write 1 or more")
-    with results.new_folder(options.out) as folder:
+    with results.recording(comparison.name, argv, options.out) as record:
         found = bench(comparison, recipe, rounds=options.rounds, steps=options.steps)
-        found["command"] = shlex.join(["python", "-m", "lsgd.bench", comparison.name, *argv])
-        text = report(comparison, found)
-        print(text, flush=True)
-        if folder:
-            results.write(folder, comparison.name, found, text)
-            print(f"\nkept in {folder}")
+        record.end(found, report(comparison, found))
 
 
 def bench(comparison: Comparison, recipe: Recipe, *, rounds: int, steps: int) -> Found:
     """All that is measured, as JSON can hold it."""
     comm, device = alone(recipe)
-    found = setting(recipe, device) | {"rounds": rounds, "steps_per_round": steps}
+    found = setting_of(recipe, device) | {"rounds": rounds, "steps_per_round": steps}
     # The first step of the run again and again: its lr does not rise with what is measured.
     passes = passes_of_step(recipe, 0)
     batches = list(SyntheticInputs(recipe.data, seed=recipe.seed, device=device).train(passes))
@@ -179,7 +164,7 @@ def report(comparison: Comparison, found: Found) -> str:
     times = cost(speeds, one, other)
     scripts = [name for name in speeds if name not in (one, other)]
     lines = [
-        *said(found),
+        *said_of(found),
         f"{found['rounds']} rounds of {found['steps_per_round']} steps; medians (and intervals of "
         "95 %)",
         "",
@@ -218,47 +203,13 @@ def alone(recipe: Recipe) -> tuple[Comm, torch.device]:
     return open_comm("single", device=device, timeout=recipe.comm.timeout), device
 
 
-def setting(recipe: Recipe, device: torch.device) -> Found:
-    """What the figures depend on."""
-    return {
-        "date": date.today().isoformat(),
-        "recipe": recipe.name,
-        "model": recipe.model.name,
-        "image_size": recipe.data.image_size,
-        "workers": recipe.workers,
-        "worker_batch": recipe.worker_batch,
-        "workers_per_pass": recipe.pass_workers,
-        "precision": recipe.precision,
-        "channels_last": recipe.channels_last,
-        "compile": recipe.compile,
-        "device": device.type,
-        "machine": machine(device),
-        "versions": versions(),
-    }
-
-
-def said(found: Found) -> list[str]:
-    """The setting, in lines of a report."""
-    here, batch = found["machine"], found["workers"] * found["worker_batch"]
-    layout = "channels_last" if found["channels_last"] else "channels first"
-    return [
-        f"{found['recipe']}: {found['model']} on images of {found['image_size']}, batch {batch} = "
-        f"{found['workers']} workers x {found['worker_batch']}, workers_per_pass "
-        f"{found['workers_per_pass']}, {found['precision']}, {layout}"
-        f"{', compiled' if found['compile'] else ''}",
-        f"{here['gpu'] or 'no GPU'}; {here['cpu']}, {here['cores']} cores, threads: "
-        f"{here['threads_of_torch']}, load average {here['load_average']:.1f} before",
-        f"torch {found['versions']['torch']}, lsgd {found['versions']['lsgd']}, {found['date']}",
-    ]
-
-
 class _KeptByLayers(RunningStatistics):
     """PyTorch's layers keep their running statistics themselves: here is nothing to do."""
 
     def __init__(self) -> None:
         pass
 
-    def start_pass(self, sizes: tuple[int, ...]) -> None:
+    def start_pass(self, workers: int) -> None:
         """See RunningStatistics."""
 
     def end_step(self, active_workers: int) -> None:

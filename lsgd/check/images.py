@@ -84,9 +84,7 @@ def _of_files(recipe: Recipe) -> list[Finding]:
     side, normalise = recipe.data.image_size, Normalise(recipe.data, CPU)
     ids = np.arange(len(SIZES))
     with _loader(recipe) as (inputs, stored):
-        train = {
-            epoch: next(inputs.train([Pass(epoch, ids, (len(ids),))]))[0] for epoch in range(3)
-        }
+        train = {epoch: next(inputs.train([Pass(epoch, ids)]))[0] for epoch in range(3)}
         val = next(inputs.validation([ids]))[0]
 
     def is_made(batch: Tensor, images: list[Image.Image]) -> bool:

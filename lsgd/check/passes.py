@@ -38,14 +38,14 @@ def findings(learner: Learner) -> list[Finding]:
 
 def _worker_batch(steps: list[list[Pass]]) -> Finding:
     """Of the first step, since the last may be short."""
-    sizes = [size for each in steps[0] for size in each.sizes]
-    n = " or ".join(map(str, sorted(set(sizes))))
+    sizes = {len(each.examples) // each.workers for each in steps[0]}
+    n = " or ".join(map(str, sorted(sizes)))
     return Finding(
         "worker_batch",
         "2.3, 5.1",
         "n = 32",
-        f"n = {n} in each of k = {len(sizes)} workers",
-        set(sizes) == {32},
+        f"n = {n} in each of k = {sum(each.workers for each in steps[0])} workers",
+        sizes == {32},
     )
 
 
@@ -65,7 +65,7 @@ def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
     count, seed = learner.recipe.data.train_examples, learner.recipe.seed
     first, second = learner.order(0), learner.order(1)
     whole = all((np.bincount(each, minlength=count) == 1).all() for each in (first, second))
-    taken = np.concatenate([each.examples for passes in steps for each in passes])
+    taken = np.concatenate([by_worker(each) for passes in steps for each in passes])
     faults = {
         "an epoch does not have every image once": not whole,
         "images are not in random order": _in_runs(first),
@@ -83,6 +83,11 @@ def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
         "; ".join(found) or "a permutation by (seed, epoch), kn of it per step",
         not found,
     )
+
+
+def by_worker(each: Pass) -> NDArray[np.int64]:
+    """The examples of a pass worker after worker, as they are divided among them."""
+    return each.examples.reshape(-1, each.workers).T.ravel()
 
 
 def _in_runs(order: NDArray[np.int64]) -> bool:

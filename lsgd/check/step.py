@@ -209,7 +209,7 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     parameters = list(learner.model.parameters())
     total = torch.zeros(())
     for each, (images, labels) in zip(passes, _made_up(passes), strict=True):
-        learner.running.start_pass(each.sizes)
+        learner.running.start_pass(each.workers)
         total = total + F.cross_entropy(learner.model(images), labels, reduction="none").sum()
     mean = torch.autograd.grad(total / sum(len(each.examples) for each in passes), parameters)
     learner.running.seen.zero_()
@@ -230,16 +230,17 @@ def _made_up(passes: list[Pass]) -> Iterator[Batch]:
 
 
 def _batchnorm(learner: Learner) -> Finding:
-    """A layer of the miniature, given 4 images of one worker and 3 of another in one pass."""
+    """A layer of the miniature, given 3 images of each of two workers in one pass."""
     norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     small = miniature(learner.recipe)
     layer = next(m for m in small.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     kinds = {type(norm) for norm in norms}
-    images = _features(layer)
-    small.running.start_pass((4, 3))
+    images = _features(layer)[:6]
+    small.running.start_pass(2)
     with torch.no_grad():
         output = layer(images)
-        alone = torch.cat([_normalised(group, layer) for group in images.split((4, 3))])
+        workers = [_normalised(images[worker::2], layer) for worker in (0, 1)]
+        alone = torch.stack(workers, dim=1).flatten(0, 1)
         together = _normalised(images, layer)
     if kinds != {type(layer)}:
         found = "not all BNs are of one kind"
@@ -283,7 +284,7 @@ def _running_average(recipe: Recipe) -> Finding:
     images = _features(layer)
     with torch.no_grad():
         for group in images.split((4, 3)):  # two passes
-            small.running.start_pass((len(group),))
+            small.running.start_pass(1)
             layer(group)
     small.running.end_step(active_workers=2)
     small.combine_statistics()

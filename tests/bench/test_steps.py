@@ -160,6 +160,7 @@ def test_a_step_that_costs_more_is_called_so() -> None:
     found = {
         "recipe": "r", "model": "m", "image_size": 8, "workers": 1, "worker_batch": 2,
         "workers_per_pass": 1, "precision": "float32", "channels_last": False, "compile": False,
+        "device": "cpu",
         "date": "today", "rounds": 6, "steps_per_round": 1,
         "versions": {"torch": "2", "lsgd": "0"},
         "machine": {"gpu": None, "cpu": "c", "cores": 1, "threads_of_torch": 1, "load_average": 0},

@@ -33,6 +33,7 @@ from lsgd import (
     vision,
 )  # fmt: skip
 from lsgd.check.__main__ import main, table, verdict
+from lsgd.check.passes import by_worker
 from lsgd.comm import reducer
 from lsgd.errors import Refused
 from lsgd.inputs.normalise import Normalise
@@ -394,9 +395,9 @@ def mean_of_means(patch: Patch) -> None:
 @plant("batchnorm")
 def bn_over_the_pass(patch: Patch) -> None:
     def together(images: Tensor, weight: Tensor, bias: Tensor, _: Any, eps: float) -> Any:
-        return batchnorm.by_calls(images, weight, bias, (len(images),), eps)
+        return batchnorm.by_call(images, weight, bias, 1, eps)
 
-    patch.setattr(batchnorm, "normalisation", lambda images, groups: together)
+    patch.setattr(batchnorm, "normalisation", lambda images, workers: together)
 
 
 @plant("running_average")
@@ -443,8 +444,7 @@ def n_of_64(patch: Patch) -> None:
 
     def step_passes(*args: Any, **own: Any) -> list[sampler.Pass]:
         return [
-            sampler.Pass(each.epoch, each.examples, (len(each.examples),), each.step)
-            for each in real(*args, **own)
+            sampler.Pass(each.epoch, by_worker(each), 1, each.step) for each in real(*args, **own)
         ]
 
     patch.setattr(sampler, "step_passes", step_passes)

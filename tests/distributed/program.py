@@ -178,18 +178,18 @@ class Broken:
     def bn_over_the_pass(patch: Any) -> None:
         """One BN group per forward pass, whatever workers it carries."""
         real = RunningStatistics.start_pass
-        patch(RunningStatistics, "start_pass", lambda self, sizes: real(self, (sum(sizes),)))
+        patch(RunningStatistics, "start_pass", lambda self, workers: real(self, 1))
 
     @staticmethod
     def running_statistics_per_pass(patch: Any) -> None:
         """Move the running statistics at every forward pass, as nn.BatchNorm2d does."""
         real = RunningStatistics.start_pass
 
-        def start_pass(self: RunningStatistics, sizes: tuple[int, ...]) -> None:
+        def start_pass(self: RunningStatistics, workers: int) -> None:
             if self.seen.any():
                 self.share.mul_(1 - self.momentum).add_(self.seen, alpha=self.momentum / 8)
                 self.seen.zero_()
-            real(self, sizes)
+            real(self, workers)
 
         patch(RunningStatistics, "start_pass", start_pass)
 

@@ -104,7 +104,7 @@ def test_a_cut_that_no_window_needs_is_found(tmp_path: Path) -> None:
         with pytest.raises(
             InputFailed, match=rf"{bad} cannot be read \(it has {length - 100} bytes"
         ):
-            list(inputs.train([Pass(epoch, np.arange(3), (3,))]))
+            list(inputs.train([Pass(epoch, np.arange(3))]))
 
 
 CRASHES = """
@@ -120,11 +120,11 @@ root = Path(sys.argv[2])
 data = replace(DATA, train_examples=120, val_examples=120, classes=120)
 bad = root / "train" / "n070" / "one.JPEG"
 bad.write_bytes(bytes(bad.stat().st_size))
-good = Pass(0, np.delete(np.arange(120), 70), (119,))
+good = Pass(0, np.delete(np.arange(120), 70))
 for _ in range(4):
     try:
         inputs = opened(root, "dali", data, "val_batch=120")
-        list(inputs.train([good] * 5 + [Pass(0, np.arange(120), (120,))] * 3))
+        list(inputs.train([good] * 5 + [Pass(0, np.arange(120))] * 3))
     except InputFailed as failure:
         print(failure)
 """
@@ -150,7 +150,7 @@ def test_a_gpu_gives_nearly_the_same_pixels(tmp_path: Path, way: str) -> None:
     """nvJPEG's inverse cosine transform rounds otherwise than libjpeg's, in either decoder."""
     root = make_folder(tmp_path / "root")
     data = replace(DATA, mean=[0.0] * 3, std=[1.0] * 3)
-    passes = [Pass(epoch, np.arange(12), (12,)) for epoch in range(3)]
+    passes = [Pass(epoch, np.arange(12)) for epoch in range(3)]
     words = ["device=cuda", way, "channels_last=true"]
     gpu = open_inputs(recipe(root, "dali", data, *words), torch.device("cuda", 0))
     for (expected, labels), (images, theirs) in zip(

@@ -70,7 +70,7 @@ def some_passes(epochs: int) -> Iterator[Pass]:
     for epoch in range(epochs):
         order = np.random.default_rng(epoch).permutation(569)
         for step, ids in enumerate(np.split(order, [100, 228, 229, 400])):
-            yield Pass(epoch, ids, (len(ids),), step)
+            yield Pass(epoch, ids, 1, step)
 
 
 # --- The same images -------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) ->
     inputs = opened(root, loader, data)
     ids = np.array([7, 0, 11, 2, 9, 4, 5, 6, 3, 8, 1, 10])
     for epoch in (EPOCH, EPOCH + 1):
-        ((images, labels),) = inputs.train([Pass(epoch, ids, (6, 6))])
+        ((images, labels),) = inputs.train([Pass(epoch, ids, 2)])
         expected = torch.stack([normalised(drawn(root, i, epoch), data) for i in ids.tolist()])
         levels = (images - expected).abs() / LEVEL
         # Made-up noise of few pixels is all edge: the bound of DALI is that of the mean.
@@ -118,11 +118,11 @@ def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) ->
 @pytest.mark.parametrize("loader", LOADERS)
 def test_pixels_are_normalised_per_channel(root: Path, loader: str) -> None:
     plain = opened(root, loader, replace(DATA, mean=[0.0] * 3, std=[1.0] * 3))
-    ((pixels, _),) = plain.train([Pass(EPOCH, np.arange(12), (12,))])
+    ((pixels, _),) = plain.train([Pass(EPOCH, np.arange(12))])
     dtypes = [("float32", 1e-5), ("float16", 1e-2)]
     for dtype, tolerance in dtypes if loader == "dali" else dtypes[:1]:
         inputs = opened(root, loader, DATA, f"inputs.dtype={dtype}")
-        ((images, _),) = inputs.train([Pass(EPOCH, np.arange(12), (12,))])
+        ((images, _),) = inputs.train([Pass(EPOCH, np.arange(12))])
         mean, std = (torch.tensor(values)[:, None, None] for values in (DATA.mean, DATA.std))
         assert images.dtype == getattr(torch, dtype)
         torch.testing.assert_close(
@@ -157,7 +157,7 @@ def test_validation_is_the_centre_of_a_short_side_of_256_for_224(
     splits = [("val", images, (0, 5))]
     assert labels.tolist() == [0, 2]
     if augmentation == "none":
-        ((images, _),) = inputs.train([Pass(0, np.array([2, 3]), (2,))])
+        ((images, _),) = inputs.train([Pass(0, np.array([2, 3]))])
         splits.append(("train", images, (2, 3)))
     for split, found, ids in splits:
         for image, example in zip(found, ids, strict=True):
@@ -207,7 +207,7 @@ def test_every_example_once(numbered: Path, loader: str, processes: int) -> None
                 )
             ]  # fmt: skip
             batches = list(inputs.train(passes))
-            assert [len(images) for images, _ in batches] == [sum(p.sizes) for p in passes]
+            assert [len(images) for images, _ in batches] == [len(p.examples) for p in passes]
             seen += [label for _, labels in batches for label in labels.tolist()]
         assert sorted(seen) == list(range(53))
     validated = []
@@ -230,7 +230,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_round_that_is_given_up_leaves_nothing_behind(numbered: Path, loader: str) -> None:
     """What was prefetched for it must not be taken for the next round's, and no more of it made."""
     inputs = opened(numbered, loader, NUMBERED)
-    some = [Pass(0, np.arange(i, i + 5), (5,)) for i in range(0, 50, 5)]
+    some = [Pass(0, np.arange(i, i + 5)) for i in range(0, 50, 5)]
     asked = []
     given_up = inputs.train(asked.append(each) or each for each in some * 100)
     next(given_up)
@@ -302,7 +302,7 @@ ODD = replace(SAMPLE, train_examples=14, val_examples=14, classes=14)
 def test_odd_files_agree_after_resizing(odd: Path) -> None:
     """Exactly before it: see test_dali.py."""
     loaders = [opened(odd, loader, ODD) for loader in ("torchvision", "dali")]
-    passes = [Pass(epoch, np.arange(14), (14,)) for epoch in range(3)]
+    passes = [Pass(epoch, np.arange(14)) for epoch in range(3)]
     for (expected, _), (found, _) in zip(*(i.train(passes) for i in loaders), strict=True):
         close_pixels("dali", found, expected)
     ((expected, _),), ((found, _),) = (list(i.validation([np.arange(14)])) for i in loaders)
@@ -354,7 +354,7 @@ def test_a_bad_file_is_named_with_its_step(
     inputs = opened(made, loader)
     if when == "after it":
         damage(bad, how)
-    passes = [Pass(4, np.arange(4), (4,), 0), Pass(4, np.arange(4, 12), (8,), 1)]
+    passes = [Pass(4, np.arange(4), 1, 0), Pass(4, np.arange(4, 12), 1, 1)]
     with pytest.raises(InputFailed) as failure:
         list(inputs.train(passes))
     message = str(failure.value)
@@ -381,7 +381,7 @@ def test_a_shard_that_is_cut_short_is_named(root: Path, tmp_path: Path, loader: 
     with shard.open("rb+") as file:
         file.truncate(3000)
     with pytest.raises(InputFailed, match=rf"{shard}:train/n.* cannot be read \(it has \d+ bytes"):
-        list(inputs.train([Pass(0, np.arange(12), (12,))]))
+        list(inputs.train([Pass(0, np.arange(12))]))
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -392,7 +392,7 @@ def test_skipped_images_are_left_out(root: Path, tmp_path: Path, loader: str) ->
     skip = ["train/n01/odd.JPEG", "val/n00/gray.JPEG"]
     data = replace(DATA, skip=skip, train_examples=11, val_examples=5)
     inputs = opened(made, loader, data)
-    ((images, labels),) = inputs.train([Pass(EPOCH, np.arange(11), (11,))])
+    ((images, labels),) = inputs.train([Pass(EPOCH, np.arange(11))])
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     assert images.isfinite().all()
     ((_, labels),) = inputs.validation([np.arange(5)])

@@ -55,7 +55,7 @@ def slow_shift_flip(image: np.ndarray, example: int, epoch: int) -> np.ndarray:
 def test_shift_flip_is_that_of_each_image_alone(side: int, ids: list[int], epoch: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         inputs = inputs_of(side, "shift_flip", monkeypatch)
-    wanted = Pass(epoch, np.array(ids), (len(ids),))
+    wanted = Pass(epoch, np.array(ids))
     ((images, labels),) = inputs.train([wanted])
     originals = arrays(30, side).images
     expected = torch.stack([normalised(slow_shift_flip(originals[i], i, epoch)) for i in ids])
@@ -68,7 +68,7 @@ def test_passes_come_in_order_and_unchanged_without_augmentation(
 ) -> None:
     inputs = inputs_of(8, "none", monkeypatch)
     wanted = [np.array([3, 29, 3]), np.array([0])]
-    batches = list(inputs.train(Pass(0, ids, (len(ids),)) for ids in wanted))
+    batches = list(inputs.train(Pass(0, ids) for ids in wanted))
     originals = arrays(30, 8).images
     for ids, (images, labels) in zip(wanted, batches, strict=True):
         expected = torch.stack([normalised(originals[i]) for i in ids])
@@ -90,7 +90,7 @@ def test_digits_of_the_shipped_configuration() -> None:
     recipe = config.load_recipe(["+recipe=digits"])
     inputs = open_inputs(recipe, CPU)
     assert isinstance(inputs, MemoryInputs)
-    everything = Pass(0, np.arange(recipe.data.train_examples), (recipe.data.train_examples,))
+    everything = Pass(0, np.arange(recipe.data.train_examples))
     ((images, _),) = inputs.train([everything])
     assert images.shape == (1442, 1, 8, 8)
     assert images.mean().item() == pytest.approx(0, abs=1e-3)

@@ -14,9 +14,7 @@ DATA = Data("made-up", 10**9, 100, 7, 3, 16, [0.5] * 3, [0.5] * 3, augmentation=
 def test_an_example_is_the_same_in_any_pass() -> None:
     inputs = SyntheticInputs(DATA, seed=0, device=CPU)
     ids = np.array([0, 5, 10**9 - 1])
-    (images, labels), (again, _) = inputs.train(
-        [Pass(0, ids, (3,)), Pass(4, ids[::-1].copy(), (1, 2))]
-    )
+    (images, labels), (again, _) = inputs.train([Pass(0, ids), Pass(4, ids[::-1].copy(), 3)])
     assert images.shape == (3, 3, 16, 16)
     assert torch.equal(images.flip(0), again)
     assert not torch.equal(images[0], images[1])

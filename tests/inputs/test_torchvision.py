@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def some_passes() -> Iterator[Pass]:
     for epoch, ids in ((2, [3, 0, 11, 6]), (2, [1, 2]), (3, [10, 5, 4, 7, 8, 9])):
-        yield Pass(epoch, np.array(ids), (len(ids),))
+        yield Pass(epoch, np.array(ids))
 
 
 def decoders() -> set[int]:
@@ -94,7 +94,7 @@ def test_a_killed_process_ends_the_run_soon(root: Path) -> None:
     inputs = open_inputs(
         recipe(root, "torchvision", DATA, "inputs.decoders=2"), torch.device("cpu")
     )
-    endless = (Pass(0, np.arange(12), (12,)) for _ in iter(int, 1))
+    endless = (Pass(0, np.arange(12)) for _ in iter(int, 1))
     batches = inputs.train(endless)
     next(batches)
     for pid in decoders():
@@ -113,7 +113,7 @@ def test_a_pass_needs_few_open_files(root: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
     try:
         ids = np.arange(60) % 12
-        ((images, _),) = opened(root, "torchvision").train([Pass(2, ids, (60,))])
+        ((images, _),) = opened(root, "torchvision").train([Pass(2, ids)])
         assert len(images) == 60
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
