@@ -31,6 +31,11 @@ class Pass:
     step: int = 0
     """The step of the epoch that it is a part of."""
 
+    @property
+    def by_worker(self) -> NDArray[np.int64]:
+        """The examples of each worker, shape (workers, n)."""
+        return self.examples.reshape(-1, self.workers).T
+
 
 def epoch_order(examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """The permutation of all example ids that this epoch goes through, shape (examples,)."""

@@ -329,7 +329,7 @@ def test_kept_tail_never_leaves_a_worker_one_image(workers: int, n: int, example
         BASE, workers=workers, worker_batch=n, data__train_examples=examples, tail="keep"
     )
     sizes = {
-        len(each.examples) // each.workers
+        each.by_worker.shape[1]
         for step in range(recipe.steps_per_epoch)
         for each in sampler.step_passes(
             np.arange(examples), epoch=0, step=step, workers=workers, worker_batch=n,

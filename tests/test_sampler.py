@@ -64,16 +64,17 @@ def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
     kn, n = layout.workers * layout.worker_batch, layout.worker_batch
     for step in layout.steps:
         passes = [each for process in layout.passes(order, step) for each in process]
-        # In turns: the first example of each worker, then the second of each.
-        ids = [each.examples.reshape(-1, each.workers).T.ravel() for each in passes]
+        ids = [each.by_worker.ravel() for each in passes]
         assert np.array_equal(np.concatenate(ids), order[step * kn : (step + 1) * kn])
         left = min(kn, layout.examples - step * kn)
         full, remainder = divmod(left, n)
-        sizes = [len(e.examples) // e.workers for e in passes for _ in range(e.workers)]
+        sizes = [len(ids) for each in passes for ids in each.by_worker]
         assert sizes == [n] * full + [remainder] * (remainder > 0)
         for each in passes:
             assert (each.epoch, each.step) == (3, step)
-            assert len(each.examples) % each.workers == 0
+            # In turns: the first example of each worker, then the second of each.
+            turns = [turn for ids in zip(*each.by_worker.tolist(), strict=True) for turn in ids]
+            assert each.examples.tolist() == turns
             assert 1 <= each.workers <= layout.workers_per_pass
 
 

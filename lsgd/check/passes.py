@@ -38,7 +38,7 @@ def findings(learner: Learner) -> list[Finding]:
 
 def _worker_batch(steps: list[list[Pass]]) -> Finding:
     """Of the first step, since the last may be short."""
-    sizes = {len(each.examples) // each.workers for each in steps[0]}
+    sizes = {each.by_worker.shape[1] for each in steps[0]}
     n = " or ".join(map(str, sorted(sizes)))
     return Finding(
         "worker_batch",
@@ -65,7 +65,7 @@ def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
     count, seed = learner.recipe.data.train_examples, learner.recipe.seed
     first, second = learner.order(0), learner.order(1)
     whole = all((np.bincount(each, minlength=count) == 1).all() for each in (first, second))
-    taken = np.concatenate([by_worker(each) for passes in steps for each in passes])
+    taken = np.concatenate([each.by_worker.ravel() for passes in steps for each in passes])
     faults = {
         "an epoch does not have every image once": not whole,
         "images are not in random order": _in_runs(first),
@@ -83,11 +83,6 @@ def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
         "; ".join(found) or "a permutation by (seed, epoch), kn of it per step",
         not found,
     )
-
-
-def by_worker(each: Pass) -> NDArray[np.int64]:
-    """The examples of a pass worker after worker, as they are divided among them."""
-    return each.examples.reshape(-1, each.workers).T.ravel()
 
 
 def _in_runs(order: NDArray[np.int64]) -> bool:

@@ -33,7 +33,6 @@ from lsgd import (
     vision,
 )  # fmt: skip
 from lsgd.check.__main__ import main, table, verdict
-from lsgd.check.passes import by_worker
 from lsgd.comm import reducer
 from lsgd.errors import Refused
 from lsgd.inputs.normalise import Normalise
@@ -444,7 +443,8 @@ def n_of_64(patch: Patch) -> None:
 
     def step_passes(*args: Any, **own: Any) -> list[sampler.Pass]:
         return [
-            sampler.Pass(each.epoch, by_worker(each), 1, each.step) for each in real(*args, **own)
+            sampler.Pass(each.epoch, each.by_worker.ravel(), 1, each.step)
+            for each in real(*args, **own)
         ]
 
     patch.setattr(sampler, "step_passes", step_passes)

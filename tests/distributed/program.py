@@ -59,7 +59,7 @@ def run_steps(learner: Learner, first: int, last: int) -> list[int]:
         plan = learner.passes(epoch, steps)
         batches = inputs.train(each for passes in plan for each in passes)
         for step, passes in zip(steps, plan, strict=True):
-            ids += [i for each in passes for i in each.examples.tolist()]
+            ids += [i for each in passes for i in each.by_worker.ravel().tolist()]
             train_step(learner, step, passes, batches)
     return ids
 
