@@ -20,8 +20,7 @@ from lsgd.errors import Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import open_inputs
 from lsgd.launcher import detect
-from lsgd.learner import DTYPES
-from lsgd.models import make_model
+from lsgd.network import DTYPES, make_network
 from lsgd.recipe import Comm, Inputs, Recipe
 from lsgd.tally import Scores
 
@@ -82,13 +81,7 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
     )
     try:
         data, dtype = recipe.data, DTYPES[recipe.precision]
-        model = make_model(
-            recipe.model.name,
-            classes=data.classes,
-            channels=data.channels,
-            last_gamma=recipe.model.last_gamma,
-            seed=recipe.seed,
-        ).to(device, dtype)
+        model = make_network(recipe).to(device)
         try:
             model.load_state_dict(weights)
         except (RuntimeError, TypeError) as error:

@@ -17,14 +17,11 @@ from lsgd.comm import Comm, sum_
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged, Refused
 from lsgd.guard import LOWER_LR, Guard
-from lsgd.models import make_model
+from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rows import median_of_last
 from lsgd.sampler import Pass
 from lsgd.tally import Scores, Tally
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
-"""Of parameters and gradients; bfloat16 is for the forward pass alone, by autocast."""
 
 
 class Learner:
@@ -41,14 +38,8 @@ class Learner:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
         self.dtype = DTYPES[recipe.precision]
-        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.model = make_model(
-            recipe.model.name,
-            classes=recipe.data.classes,
-            channels=recipe.data.channels,
-            last_gamma=recipe.model.last_gamma,
-            seed=recipe.seed,
-        ).to(device, self.dtype, memory_format=self.layout)  # type: ignore[call-overload]
+        self.layout = layout(recipe)
+        self.model = make_network(recipe).to(device)
         if recipe.compile:
             compile_parts(self.model)
         self.hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)

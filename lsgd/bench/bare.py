@@ -10,8 +10,7 @@ from lsgd import optim
 from lsgd.batchnorm import RunningStatistics
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
-from lsgd.learner import DTYPES
-from lsgd.models import make_model
+from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.sampler import Pass
 
@@ -28,14 +27,8 @@ class BareLoop:
             )
         self.recipe, self.device = recipe, device
         self.dtype = DTYPES[recipe.precision]
-        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.model = make_model(
-            recipe.model.name,
-            classes=recipe.data.classes,
-            channels=recipe.data.channels,
-            last_gamma=recipe.model.last_gamma,
-            seed=recipe.seed,
-        ).to(device, self.dtype, memory_format=self.layout)  # type: ignore[call-overload]
+        self.layout = layout(recipe)
+        self.model = make_network(recipe).to(device)
         self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
         self.running = RunningStatistics(
             self.model, hosted=recipe.workers, workers=recipe.workers, world_size=1

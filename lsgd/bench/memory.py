@@ -17,7 +17,8 @@ from lsgd.bench.timing import Estimate, Rounds, check_rounds, estimate, ratio
 from lsgd.config import CommandLine
 from lsgd.errors import Refused
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.learner import DTYPES, Learner
+from lsgd.learner import Learner
+from lsgd.network import DTYPES
 from lsgd.recipe import Recipe
 from lsgd.train import train_step
 

@@ -21,8 +21,7 @@ from lsgd.comm import Comm
 from lsgd.comm.reducer import Reducer
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.learner import DTYPES
-from lsgd.models import make_model
+from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 
 OURS, DDP, HOROVOD = "ours", "DistributedDataParallel", "hvd.DistributedOptimizer"
@@ -92,13 +91,7 @@ class Candidate:
         self.bfloat16 = recipe.precision == "bfloat16"
         self.workers, self.examples = recipe.workers, recipe.batch_size
         self.carried = recipe.pass_workers
-        self.model = make_model(
-            recipe.model.name,
-            classes=recipe.data.classes,
-            channels=recipe.data.channels,
-            last_gamma=recipe.model.last_gamma,
-            seed=recipe.seed,
-        ).to(device, self.dtype, memory_format=_layout(recipe))  # type: ignore[call-overload]
+        self.model = make_network(recipe).to(device)
         self.running = RunningStatistics(
             self.model,
             hosted=recipe.workers // comm.world_size,
@@ -214,13 +207,9 @@ def _batches(recipe: Recipe, passes: int, rank: int, device: torch.device) -> li
     inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     dtype = DTYPES[recipe.precision]
     return [
-        (pixels.to(dtype=dtype, memory_format=_layout(recipe)), labels.to(device))
+        (pixels.to(dtype=dtype, memory_format=layout(recipe)), labels.to(device))
         for pixels, labels in inputs.validation(chunks)
     ]
-
-
-def _layout(recipe: Recipe) -> torch.memory_format:
-    return torch.channels_last if recipe.channels_last else torch.contiguous_format
 
 
 def _sums(flats: list[Tensor], comm: Comm, number: int) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
-from lsgd.learner import DTYPES
-from lsgd.models import make_model
+from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.sampler import Pass
 
@@ -25,8 +24,8 @@ class Torchvision:
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.device, self.dtype = device, DTYPES[recipe.precision]
         self.bfloat16 = recipe.precision == "bfloat16"
-        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.model = plain_model(recipe).to(device, self.dtype, memory_format=self.layout)  # type: ignore[call-overload]
+        self.layout = layout(recipe)
+        self.model = plain_model(recipe).to(device)
         self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
         self.criterion = nn.CrossEntropyLoss()
         self.optimizer = self.make_optimizer(recipe)
@@ -100,13 +99,7 @@ class Timm(Torchvision):
 
 def plain_model(recipe: Recipe) -> nn.Module:
     """The recipe's model with PyTorch's own BN; a ResNet-50 is then exactly torchvision's."""
-    model = make_model(
-        recipe.model.name,
-        classes=recipe.data.classes,
-        channels=recipe.data.channels,
-        last_gamma=recipe.model.last_gamma,
-        seed=recipe.seed,
-    )
+    model = make_network(recipe)
     for layer in model.modules():
         if isinstance(layer, WorkerBatchNorm2d):
             # The same parameters and buffers, but PyTorch's forward pass.

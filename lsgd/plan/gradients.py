@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lsgd.comm.reducer import Reducer
 from lsgd.comm.single import SingleComm
-from lsgd.learner import DTYPES
-from lsgd.models import make_model
+from lsgd.network import make_network
 from lsgd.recipe import Recipe
 
 UNFUSED = 1e-9
@@ -73,13 +72,7 @@ def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.M
 
 def _model(recipe: Recipe) -> nn.Module:
     with torch.device("meta"):
-        return make_model(
-            recipe.model.name,
-            classes=recipe.data.classes,
-            channels=recipe.data.channels,
-            last_gamma=recipe.model.last_gamma,
-            seed=recipe.seed,
-        ).to(DTYPES[recipe.precision])
+        return make_network(recipe)
 
 
 def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:

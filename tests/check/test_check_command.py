@@ -22,8 +22,8 @@ from lsgd import (
     batchnorm,
     check,
     config,
-    learner,
     models,
+    network,
     optim,
     paths,
     recipe,
@@ -325,8 +325,8 @@ def one_block_more(patch: Patch) -> None:
 
 @plant("seed")
 def weights_of_one_seed(patch: Patch) -> None:
-    real = learner.make_model
-    patch.setattr(learner, "make_model", lambda name, **own: real(name, **own | {"seed": 0}))
+    real = network.make_model
+    patch.setattr(network, "make_model", lambda name, **own: real(name, **own | {"seed": 0}))
 
 
 @plant("seed")
