@@ -44,6 +44,7 @@ from typing import NoReturn
 
 from lsgd import config, paths, supervise
 from lsgd.errors import Preempted, Refused
+from lsgd.launcher import cores, detect
 from lsgd.report import report
 from lsgd.report.figures import check_matplotlib
 from lsgd.studies import Study
@@ -118,6 +119,17 @@ class Launch:
         )
         if asked.returncode:
             raise Refused(asked.stderr.strip())
+
+
+def share_cores(launch: Launch, jobs: int) -> None:
+    """Give each of so many trials at a time its part of this machine's cores.
+
+    Each would take all of them otherwise. What the caller has set stays.
+    """
+    if not any(each.partition("=")[0] in ("--hosts", "--nodes") for each in launch.options):
+        processes, _ = launch.fitted(sys.maxsize)
+        threads = max(1, cores(detect()) // (jobs * processes))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 @cache
@@ -362,7 +374,11 @@ class CommandLine(argparse.ArgumentParser):
             "given too, such as --np 8",
         )
         self.add_argument(
-            "--jobs", type=int, metavar="N", default=1, help="trials at a time (default 1)"
+            "--jobs",
+            type=int,
+            metavar="N",
+            default=1,
+            help="trials at a time (default 1), which share the cores of this machine",
         )
         self.add_argument(
             "--print",
@@ -454,6 +470,8 @@ def main(argv: Sequence[str]) -> int:
             )
         # Better now than when all is trained.
         check_matplotlib()
+        if options.jobs > 1:
+            share_cores(launch, options.jobs)
         return run(study, seeds, words, launch, options.jobs)
     except Refused as error:
         print(f"lsgd: {error}", file=sys.stderr)

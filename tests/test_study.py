@@ -149,6 +149,23 @@ def place_epochs(place: Place) -> list[list[int]]:
     return [place.epochs(each) for each in (place.folder / TRIALS).glob("*[0-9a-f]/")]
 
 
+def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 2 jobs of 2 processes has a quarter of them; what the user has set stays."""
+    from lsgd.study import Launch, share_cores
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for options, given, expected in (
+        (["--np", "2"], None, "4"),
+        (["--np", "64"], None, "1"),
+        (["--np", "2"], "3", "3"),
+        (["--hosts", "a:2,b:2"], None, None),
+    ):
+        monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
+        share_cores(Launch("local", options), jobs=2)
+        assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
 def test_two_studies_share_the_work(place: Place) -> None:
     """Neither trains what the other does, and both end with all of it done."""
     both = [place.start(*QUICK) for _ in range(2)]
