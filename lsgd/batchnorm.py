@@ -45,9 +45,9 @@ class WorkerBatchNorm2d(nn.BatchNorm2d):
 def normalisation(images: Tensor, workers: int) -> Normalise:
     """What normalises so many workers fastest where and as these images are.
 
-    One call of the library, wherever it finds the workers side by side, costs what plain BN does.
-    In channels_last it does not, and a GPU waits for launches, so there it is one compiled
-    expression per layer; a CPU rather copies than needs a compiler.
+    One call of the library costs what plain BN does where the workers lie side by side. In
+    channels_last they do not: a GPU runs one compiled expression per layer, and a CPU, which might
+    have no compiler, copies the images.
     """
     if workers > 1 and images.is_cuda and not images.is_contiguous():
         return by_expression
@@ -65,13 +65,15 @@ def by_call(
         images.reshape(count // workers, workers * channels, *size),
         mean,
         var,
-        weight.repeat(workers),
-        bias.repeat(workers),
+        weight.expand(workers, -1).flatten(),
+        bias.expand(workers, -1).flatten(),
         training=True,
         momentum=1.0,
         eps=eps,
     )
-    return output.reshape(images.shape), seen.unflatten(1, (workers, channels)).sum(1)
+    # No view: autograd copies what is behind a view that is changed in place, as ReLU does.
+    output = torch.ops.aten._unsafe_view(output, images.shape)
+    return output, seen.unflatten(1, (workers, channels)).sum(1)
 
 
 def by_expression(
@@ -81,25 +83,25 @@ def by_expression(
     # Within a model that is compiled as a whole it is compiled already.
     expression = _expression if torch.compiler.is_compiling() else _compiled()
     scale, shift = weight.view(-1, 1, 1), bias.view(-1, 1, 1)
-    output, seen = expression(images.unflatten(0, (-1, workers)), scale, shift, eps)
-    return output.flatten(0, 1), seen
+    return expression(images, workers, scale, shift, eps)
 
 
-def _expression(images: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Of images (n, workers, channels, height, width)."""
+def _expression(
+    images: Tensor, workers: int, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     # In the precision of the parameters, which is higher than that of bfloat16 images.
-    x = images.to(scale.dtype)
+    x = images.unflatten(0, (-1, workers)).to(scale.dtype)
     var, mean = torch.var_mean(x, dim=(0, 3, 4), correction=0, keepdim=True)
     output = (x - mean) * torch.rsqrt(var + eps) * scale + shift
-    count = images.shape[0] * images.shape[3] * images.shape[4]
+    count = x.shape[0] * x.shape[3] * x.shape[4]
     seen = torch.stack([mean.sum((0, 1, 3, 4)), var.sum((0, 1, 3, 4)) * (count / (count - 1))])
-    return output.to(images.dtype), seen.detach()
+    return output.flatten(0, 1).to(images.dtype), seen.detach()
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+def _compiled() -> Callable[[Tensor, int, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
     # For any sizes, since a compilation takes seconds and torch gives up after 8 of one function:
-    # ResNet-50 has 12 shapes, which so take one, and a smaller group at the end another.
+    # ResNet-50 has 12 shapes, which so take one, and a pass of fewer workers another.
     return torch.compile(_expression, dynamic=True)
 
 

@@ -194,7 +194,8 @@ def compile_parts(model: nn.Module) -> None:
     too late for their sums to overlap with it.
     """
     # All blocks share their code, which torch stops to compile after 8 times and goes on without:
-    # ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes.
+    # ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes. Each for its own shape,
+    # as torch would take shapes that differ from block to block for unknown ones.
     torch.compiler.config.recompile_limit = 64
     for part in model.children():
         if any(True for _ in part.parameters()):

@@ -122,9 +122,9 @@ class Launch:
 
 
 def share_cores(launch: Launch, jobs: int) -> None:
-    """Give each of so many trials at a time its part of this machine's cores.
+    """Give each of so many trials at a time its part of the threads.
 
-    Each would take all of them otherwise. What the caller has set stays.
+    Each would take as many as this machine has cores otherwise. What the caller has set stays.
     """
     if not any(each.partition("=")[0] in ("--hosts", "--nodes") for each in launch.options):
         processes, _ = launch.fitted(sys.maxsize)
@@ -378,7 +378,7 @@ class CommandLine(argparse.ArgumentParser):
             type=int,
             metavar="N",
             default=1,
-            help="trials at a time (default 1), which share the cores of this machine",
+            help="trials at a time (default 1), with so many times fewer threads each",
         )
         self.add_argument(
             "--print",

@@ -78,7 +78,10 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
         expected[worker::workers] = plain(theirs[worker::workers])
     expected.backward(upstream)
     torch.testing.assert_close(output, expected, **CLOSE)
-    assert normalise is by_call or output.is_contiguous(memory_format=layout)
+    copied = normalise is by_call and workers > 1
+    assert copied or output.is_contiguous(memory_format=layout)
+    # What is behind a view is copied by a ReLU in place; the compiled expression returns none.
+    assert normalise is by_expression or not output._is_view()
     torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
     torch.testing.assert_close(ours.weight.grad, plain.weight.grad, **CLOSE)
     torch.testing.assert_close(ours.bias.grad, plain.bias.grad, **CLOSE)
@@ -142,8 +145,7 @@ def resnet50_shapes() -> set[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_expression_is_compiled_for_all_shapes_of_resnet50(layout: torch.memory_format) -> None:
+def test_the_expression_is_compiled_for_all_shapes_of_resnet50() -> None:
     """torch gives a function up after 8 compilations, and goes on without."""
     torch._dynamo.reset()
     compiler = CompileCounter()
@@ -153,9 +155,9 @@ def test_the_expression_is_compiled_for_all_shapes_of_resnet50(layout: torch.mem
     for workers, size in ((8, 32), (7, 32), (2, 32)):  # the last pass, and a kept tail
         for channels, *sides in shapes:
             images = torch.empty(workers * size, channels, *sides, device="meta")
-            images = images.contiguous(memory_format=layout).requires_grad_()
+            images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
             scale = torch.ones(channels, 1, 1, device="meta", requires_grad=True)
-            compiled(images.unflatten(0, (size, workers)), scale, scale, 1e-5)
+            compiled(images, workers, scale, scale, 1e-5)
     assert 1 <= compiler.frame_count <= 4
 
 

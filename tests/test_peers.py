@@ -58,11 +58,11 @@ def gradients(learner: Learner) -> list[Tensor]:
 
 
 def batch(made: Recipe, step: int) -> Batch:
-    """All images of a step, and their labels."""
-    whole = replace(made, workers_per_pass=made.workers)
-    ((passes,),) = Learner(whole, SingleComm(), CPU).passes(0, [step])
-    ((images, labels),) = open_inputs(made, CPU).train([passes])
-    return images.double(), labels
+    """All images of a step, worker by worker, and their labels."""
+    apart = replace(made, workers_per_pass=1)
+    (passes,) = Learner(apart, SingleComm(), CPU).passes(0, [step])
+    images, labels = zip(*open_inputs(made, CPU).train(passes), strict=True)
+    return torch.cat(images).double(), torch.cat(labels)
 
 
 def test_7_workers_in_passes_of_4_make_one_update() -> None:
@@ -126,7 +126,7 @@ def test_a_resume_in_mid_epoch_skips_and_repeats_nothing(stop: int) -> None:
     for learner, begin, end in ((first, 0, stop), (second, second.next_step, made.total_steps)):
         for epoch, steps in made.epochs_from(begin):
             for passes in learner.passes(epoch, [step for step in steps if step < end]):
-                taken[epoch] += [i for each in passes for i in each.examples.tolist()]
+                taken[epoch] += [i for each in passes for i in each.by_worker.ravel().tolist()]
     for epoch, ids in enumerate(taken):
         assert np.array_equal(ids, first.order(epoch))
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from lsgd import optim
@@ -29,7 +28,7 @@ class BareLoop:
         self.dtype = DTYPES[recipe.precision]
         self.layout = layout(recipe)
         self.model = make_network(recipe).to(device)
-        self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
+        self.forward = torch.compile(self.model, dynamic=False) if recipe.compile else self.model
         self.running = RunningStatistics(
             self.model, hosted=recipe.workers, workers=recipe.workers, world_size=1
         )

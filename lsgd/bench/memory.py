@@ -27,9 +27,9 @@ Does the memory of a step grow with its passes? One process makes the passes of 
 the other, and its peak should be that of one pass, however large the batch. Here a batch has one
 pass of the recipe's size, or --passes of them, each in a fresh process that makes two steps; on a
 CPU the peak is that of the whole process, interpreter, libraries and weights included, on a GPU of
-what torch has allocated there. So look at what a pass more adds, too. Images are made up. Holes
-between freed tensors, which glibc keeps, count on a CPU; with MALLOC_MMAP_THRESHOLD_=1048576 in the
-environment it keeps none, and what grows then is held.
+what torch has allocated there. So look at what a pass more adds, too. Images are made up. On a CPU
+freed memory that glibc keeps counts too; with MALLOC_MMAP_THRESHOLD_=1048576 in the environment it
+keeps none, and what grows then is held.
 
   python -m lsgd.bench memory +recipe=bs8k data.image_size=32
   … --passes 256      up to those of a process that hosts all 256 workers
