@@ -8,6 +8,7 @@ nothing passes by skipping.
 import os
 import platform
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,6 +20,8 @@ import torch
 # Threads that wait for each other on busy cores are slower than one, by far; so in child processes.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a shell starts in the background ignores Ctrl-C, and hands that on to children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("LSGD_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
