@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from lsgd.errors import FULL
+from lsgd.errors import FULL, Refused
 
 
 @contextmanager
@@ -16,6 +16,21 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     with beside.open("wb") as file:
         yield file
     os.replace(beside, path)
+
+
+def make_out(folder: Path) -> None:
+    """Make the folder of an option --out, so that nobody else takes it.
+
+    Raises Refused if it is there already or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise Refused(
+            f"--out {folder} is there already, and results are never overwritten; write another"
+        ) from None
+    except OSError as error:
+        raise Refused(f"--out {folder} cannot be made ({error.strerror}); write another") from None
 
 
 class Appended:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsgd.errors import Refused
-from lsgd.files import whole
+from lsgd.files import make_out, whole
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,7 @@ def recording(name: str, argv: Sequence[str], out: Path | None) -> Iterator[Reco
     if out is None:
         yield record
         return
-    try:
-        out.mkdir(parents=True)
-    except FileExistsError:
-        raise Refused(
-            f"--out {out} is there already, and results are never overwritten; write another"
-        ) from None
-    except OSError as error:
-        raise Refused(f"--out {out} cannot be made ({error.strerror}); write another") from None
+    make_out(out)
     try:
         yield record
     finally:

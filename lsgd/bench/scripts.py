@@ -25,7 +25,7 @@ class Torchvision:
         self.device, self.dtype = device, DTYPES[recipe.precision]
         self.bfloat16 = recipe.precision == "bfloat16"
         self.layout = layout(recipe)
-        self.model = plain_model(recipe).to(device)
+        self.model = with_plain_batchnorm(make_network(recipe)).to(device)
         self.forward: nn.Module = torch.compile(self.model) if recipe.compile else self.model  # type: ignore[assignment]
         self.criterion = nn.CrossEntropyLoss()
         self.optimizer = self.make_optimizer(recipe)
@@ -97,9 +97,8 @@ class Timm(Torchvision):
         self.optimizer.zero_grad()
 
 
-def plain_model(recipe: Recipe) -> nn.Module:
-    """The recipe's model with PyTorch's own BN; a ResNet-50 is then exactly torchvision's."""
-    model = make_network(recipe)
+def with_plain_batchnorm(model: nn.Module) -> nn.Module:
+    """The model with PyTorch's own BN; a ResNet-50 is then exactly torchvision's."""
     for layer in model.modules():
         if isinstance(layer, WorkerBatchNorm2d):
             # The same parameters and buffers, but PyTorch's forward pass.

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from lsgd.batchnorm import RunningStatistics
 from lsgd.bench import results
 from lsgd.bench.bare import BareLoop
 from lsgd.bench.loaders import finish, passes_of_step
-from lsgd.bench.scripts import Timm, Torchvision
+from lsgd.bench.scripts import Timm, Torchvision, with_plain_batchnorm
 from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Work, check_rounds, cost, estimate, measure, ratio
@@ -71,9 +70,7 @@ def with_either_batchnorm(recipe: Recipe, comm: Comm, device: torch.device) -> d
             "more"
         )
     plain = Learner(recipe, comm, device)
-    for layer in plain.running.layers:
-        # The same parameters and buffers, but PyTorch's forward pass.
-        layer.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
+    with_plain_batchnorm(plain.model)
     plain.running = _KeptByLayers()
     return {PER_WORKER: _ours(Learner(recipe, comm, device)), PLAIN: _ours(plain)}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lsgd.errors import Refused
+from lsgd.files import make_out
 
 
 @contextmanager
@@ -17,14 +17,7 @@ def new_folder(folder: Path | None) -> Iterator[Path | None]:
     if folder is None:
         yield None
         return
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise Refused(
-            f"--out {folder} is there already, and results are never overwritten; write another"
-        ) from None
-    except OSError as error:
-        raise Refused(f"--out {folder} cannot be made ({error.strerror}); write another") from None
+    make_out(folder)
     try:
         yield folder
     except BaseException:

@@ -13,10 +13,11 @@ from lsgd.bench import steps
 from lsgd.bench.__main__ import main
 from lsgd.bench.bare import BareLoop
 from lsgd.bench.loaders import passes_of_step
-from lsgd.bench.scripts import plain_model
+from lsgd.bench.scripts import with_plain_batchnorm
 from lsgd.comm.single import SingleComm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
+from lsgd.network import make_network
 from lsgd.recipe import Recipe
 from lsgd.train import train_step
 
@@ -122,7 +123,7 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
     script.step(0, passes, iter(batches))
     assert layer.num_batches_tracked == len(passes) == made.workers // 4
 
-    model = plain_model(made).double()
+    model = with_plain_batchnorm(make_network(made)).double()
     sgd = torch.optim.SGD(model.parameters(), lr=made.lr(0), momentum=0.9, nesterov=True)
     for images, labels in batches:
         sgd.zero_grad()
@@ -131,7 +132,9 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
     for theirs, ours in zip(script.model.parameters(), model.parameters(), strict=True):
         assert torch.allclose(theirs, ours, rtol=0, atol=1e-9)
     for theirs, before in zip(
-        script.model.parameters(), plain_model(made).double().parameters(), strict=True
+        script.model.parameters(),
+        with_plain_batchnorm(make_network(made)).double().parameters(),
+        strict=True,
     ):
         assert not torch.allclose(theirs, before, rtol=0, atol=1e-6)
 
