@@ -43,7 +43,7 @@ def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
     found = []
     for bucket in reducer.buckets:
         width = 2 if reducer.compresses else bucket.flat.element_size()
-        last = [next(ready) for _ in range(len(bucket.views))][-1]
+        last = [next(ready) for _ in range(bucket.count)][-1]
         found.append(Piece(bucket.flat.numel() * width, last))
     return found
 

@@ -114,6 +114,15 @@ def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> Non
     assert [p.grad.data_ptr() for p in model.parameters()] == places
 
 
+def test_a_gradient_that_someone_else_has_set_is_not_lost_silently() -> None:
+    """The habit of every training loop would take the views away, and the sums would be zeros."""
+    model = network()
+    reducer = reducer_of(model, SingleComm())
+    torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
+    with pytest.raises(AssertionError, match="someone else has set the gradient"):
+        step(model, reducer, [torch.randn(4, 6, dtype=torch.float64)], examples=4)
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 200))
 def test_buckets_hold_every_gradient_once_and_no_more_than_they_may(
