@@ -157,8 +157,7 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
         loss = F.cross_entropy(logits.to(learner.dtype), labels, reduction="sum")
         learner.tally.add(loss, logits, labels)
         phase("backward")
-        learner.reducer.watch(loss)
-        loss.backward()
+        learner.reducer.backward(loss)
     phase("communication")
     learner.reducer.finish()
 

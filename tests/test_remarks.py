@@ -126,7 +126,7 @@ def summed_over_workers(
     """A step as train_step makes it: sums of 8 workers, divided by `examples`."""
     reducer.start(examples, passes=WORKERS)
     for mine, its in zip(images.split(IMAGES), labels.split(IMAGES), strict=True):
-        F.cross_entropy(model(mine), its, reduction="sum").backward()
+        reducer.backward(F.cross_entropy(model(mine), its, reduction="sum"))
     reducer.finish()
 
 

@@ -160,8 +160,7 @@ class Ours(Candidate):
 
     def backward(self, loss: Tensor) -> None:
         """See Candidate."""
-        self.reducer.watch(loss)
-        loss.backward()
+        self.reducer.backward(loss)
 
     def finish(self) -> None:
         """See Candidate."""

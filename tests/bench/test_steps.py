@@ -110,9 +110,6 @@ def test_running_statistics_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 def test_the_scripts_train_as_they_are(library: str) -> None:
     """With one update for each pass, as SGD on the mean loss of its images with plain BN."""
-    if library == "timm":
-        pytest.importorskip("lsgd.vision")
-        pytest.importorskip("timm")
     words = ["workers_per_pass=4", "optim.weight_decay=0", "precision=float64"]
     made = recipe(*words, "channels_last=true")
     script = steps.SCRIPTS[f"{library}'s training step"](made, CPU)

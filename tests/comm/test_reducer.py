@@ -53,9 +53,7 @@ def step(model: nn.Module, reducer: Reducer, passes: list[Tensor], examples: int
     """Forward and backward of these passes, with a loss summed over examples."""
     reducer.start(examples, len(passes))
     for images in passes:
-        loss = model(images).pow(2).sum()
-        reducer.watch(loss)
-        loss.backward()
+        reducer.backward(model(images).pow(2).sum())
     reducer.finish()
 
 
@@ -159,7 +157,7 @@ def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
     images = torch.randn(4, 6, generator=seeded(1), dtype=torch.float64)
     reducer.start(examples=8, passes=2)
     for _ in range(2):
-        model(images).pow(2).sum().backward()
+        reducer.backward(model(images).pow(2).sum())
     sums = [f"gradients {i}" for i in range(4)]
     assert events == ["layer 2", sums[0], "layer 2", *sums[1:]]
     reducer.finish()
@@ -197,7 +195,7 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
     for learner in (plain, compiled):
         learner.running.start_pass(2)
         learner.reducer.start(examples=8, passes=1)
-        learner.model(images).pow(2).sum().backward()
+        learner.reducer.backward(learner.model(images).pow(2).sum())
     assert len(compiled.reducer.buckets) > 2
     assert events.index("stem") > 1
     compiled.reducer.finish()
@@ -214,7 +212,7 @@ def test_large_gradients_survive_fp16(processes: int) -> None:
         weight = nn.Parameter(torch.ones(3))
         reducer = Reducer([weight], comm, bucket_mb=1, compression="fp16")
         reducer.start(examples=4 * processes, passes=1)
-        (4 * weight * torch.tensor([40_000.0, 1.0, 1e-3])).sum().backward()
+        reducer.backward((4 * weight * torch.tensor([40_000.0, 1.0, 1e-3])).sum())
         reducer.finish()
         return weight.grad, reducer.found_inf
 
@@ -229,7 +227,7 @@ def single_gradient(values: list[float], compression: str) -> tuple[list[float],
     weight = nn.Parameter(torch.ones(len(values)))
     reducer = Reducer([weight], SingleComm(), bucket_mb=1, compression=compression)
     reducer.start(examples=1, passes=1)
-    (weight * torch.tensor(values)).sum().backward()
+    reducer.backward((weight * torch.tensor(values)).sum())
     reducer.finish()
     return weight.grad.tolist(), reducer.found_inf.item()
 
@@ -256,10 +254,10 @@ def test_one_bad_process_stops_all_for_good(bad: str, compression: str) -> None:
         guilty = comm.rank == 1
         reducer.start(6, passes=1)
         loss = model(images[1]).pow(2).sum()
-        reducer.watch(loss * float("nan") if guilty and bad == "loss" else loss)
         if guilty and bad != "loss":
             loss.register_hook(lambda g: g * float("inf" if "inf" in bad else "nan"))
-        loss.backward()
+        # The gradient of a sum with NaN is finite: only the loss itself tells.
+        reducer.backward(loss + float("nan") if guilty and bad == "loss" else loss)
         reducer.finish()
         seen.append(reducer.found_inf.item())
         step(model, reducer, [images[2]], examples=6)
@@ -278,7 +276,7 @@ def test_all_learn_that_one_was_told_to_leave(compression: str) -> None:
         seen = []
         for leave, value in ((False, 1.0), (comm.rank == 2, 1.0), (False, 1.0), (True, torch.inf)):
             reducer.start(3, passes=1, leave=leave)
-            (weight * value).sum().backward()
+            reducer.backward((weight * value).sum())
             reducer.finish()
             seen.append(reducer.flags.bool().tolist())
         return seen

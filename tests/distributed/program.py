@@ -120,7 +120,7 @@ def compressed(comm: Comm, value: float) -> float:
     parameter = torch.nn.Parameter(torch.zeros(3))
     reducer = Reducer([parameter], comm, bucket_mb=25, compression="fp16")
     reducer.start(8 * comm.world_size, passes=1)
-    (parameter * 8 * value).sum().backward()
+    reducer.backward((parameter * 8 * value).sum())
     reducer.finish()
     assert not reducer.found_inf
     return float(parameter.grad.max())
