@@ -41,7 +41,7 @@ it Horovod's own fusion of 128 MiB, which a training run of lsgd switches off; s
 go as one here. HOROVOD_FUSION_THRESHOLD=0 before the command switches it off for both.
 
   python -m lsgd.bench comm +recipe=bs256 inputs=synthetic data.image_size=64 worker_batch=8
-  … --np 2 --accumulation 1 --rounds 15      fewer comparisons, with narrower intervals
+  … --np 2 --passes 4 --rounds 60      fewer comparisons; many short rounds, with narrower intervals
 """
 
 OTHERS = {"torch": DDP, "horovod": HOROVOD}
