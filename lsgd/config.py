@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import Comm, Data, Inputs, Recipe, check, rehearsal
+from lsgd.recipe import LATER, Comm, Data, Inputs, Recipe, check, rehearsal
 from lsgd.studies import Study, check_study
 
 EPILOG = """\
@@ -140,8 +140,21 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     return recipe
 
 
+def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
+    """The checked recipe that a run of any version was saved with, changed by `key=value` words.
+
+    Fields that the version did not have mean "as before". Raises Refused.
+    """
+    before = OmegaConf.create()
+    for key, value in LATER.items():
+        OmegaConf.update(before, key, value)
+    completed = OmegaConf.merge(before, values)
+    assert isinstance(completed, DictConfig)
+    return from_mapping(completed, *words)
+
+
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in the config.yaml of a run folder; raises Refused.
+    """The recipe in the config.yaml of a run folder of any version; raises Refused.
 
     Settings of loaders and libraries that this version does not have are left out: they come and
     go with versions, and no result depends on them.
@@ -152,7 +165,7 @@ def read_recipe(path: Path) -> Recipe:
         settings = values.get(group)
         if isinstance(settings, DictConfig):
             values[group] = {key: settings[key] for key in settings if key in known}
-    return from_mapping(values)
+    return from_saved(values)
 
 
 def load_study(name: str) -> Study:

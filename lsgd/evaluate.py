@@ -43,7 +43,7 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     here = {"device": "auto", "comm": asdict(Comm())}
     if saved.recipe["inputs"]["loader"] != "synthetic":
         here["inputs"] = asdict(Inputs())
-    recipe = config.from_mapping(saved.recipe | here, *words)
+    recipe = config.from_saved(saved.recipe | here, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(
             f"{' '.join(words)} would make another run of {path}; a checkpoint is evaluated as it "

@@ -38,6 +38,16 @@ EXECUTION = {
 }
 """Fields that change speed, place or description; every other field changes the trajectory."""
 
+LATER: dict[str, Any] = {
+    "data.skip": [],
+}
+"""Fields that came after runs had been published, each with the value that means "as before".
+
+A run that has this value keeps the fingerprint which it had without the field, and a file from
+before the field is read as if it said so. A group of fields may come later too: then the value is
+that of all its trajectory fields.
+"""
+
 AUTO = "auto"
 
 CHOICES = {
@@ -328,17 +338,15 @@ class Recipe:
 
     def trajectory(self) -> dict[str, Any]:
         """The fields that decide what is computed, N among them."""
-        fields: dict[str, Any] = {}
-        for key, value in asdict(self).items():
-            if key not in EXECUTION:
-                nested = isinstance(value, dict)
-                fields[key] = (
-                    {k: v for k, v in value.items() if f"{key}.{k}" not in EXECUTION}
-                    if nested
-                    else value
-                )
-        if not self.data.skip:
-            del fields["data"]["skip"]  # a run that leaves nothing out keeps its fingerprint
+        fields = asdict(self)
+        for key in EXECUTION:
+            group, name = _place(fields, key)
+            del group[name]
+        # A field before its group, whose value is that of the fields which came with it.
+        for key in sorted(LATER, key=lambda key: key.count("."), reverse=True):
+            group, name = _place(fields, key)
+            if group[name] == LATER[key]:
+                del group[name]
         # The loader is execution, but these images are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
         return fields
@@ -405,6 +413,14 @@ def check(recipe: Recipe) -> None:
         )
     if recipe.run_dir == "":
         raise Refused("run_dir= is empty; write run_dir=PATH, or leave it out for a new folder")
+
+
+def _place(fields: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The group that has the field with this dotted key, and its name there."""
+    *groups, name = key.split(".")
+    for group in groups:
+        fields = fields[group]
+    return fields, name
 
 
 def _value(recipe: Recipe, key: str) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.recfunctions import append_fields
 from numpy.typing import NDArray
 
 from lsgd.errors import InputFailed, Refused
@@ -27,6 +28,8 @@ relative too, or nothing; offset there and length in bytes; label; width and hei
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
+LATER: dict[str, NDArray[Any]] = {}
+"""Fields that came after the first indexes were made, each with what it is in those, a scalar."""
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -68,7 +71,7 @@ class Index:
 
     def __init__(self, root: Path, file: Path, skip: Sequence[str] = ()) -> None:
         self.root, self.file, self.skip = root, file, tuple(skip)
-        self.rows: NDArray[Any] = np.load(file, mmap_mode="r")
+        self.rows = _completed(np.load(file, mmap_mode="r"))
         skipped = [os.fsencode(path) for path in skip]
         gone = np.flatnonzero(np.isin(self.rows["path"], np.array(skipped, "S")))
         self.skipped = len(gone)
@@ -153,6 +156,16 @@ class Index:
     def failed(self, example: int, why: str) -> InputFailed:
         """What to raise if an image cannot be used."""
         return InputFailed(f"{self.path(example)} cannot be read ({why})")
+
+
+def _completed(rows: NDArray[Any]) -> NDArray[Any]:
+    """The rows of an index of any version; those of an older one are copied into memory for it."""
+    later = [name for name in LATER if name not in (rows.dtype.names or ())]
+    if not later:
+        return rows
+    values = [np.full(len(rows), LATER[name]) for name in later]
+    completed: NDArray[Any] = append_fields(rows, later, values, usemask=False)
+    return completed
 
 
 def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
