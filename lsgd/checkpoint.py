@@ -1,5 +1,6 @@
 """The run folder and its checkpoints: written whole or not at all, resumed exactly."""
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -18,17 +19,22 @@ from torch import Tensor
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
+from lsgd.rows import ERROR
 
 FILE = "checkpoint.pt"
 """A link to the newest one."""
 CONFIG_BESIDE = "config.yaml.tmp"
-FORMAT = 1
+FORMAT = 2
+"""Of what write makes. A new field is no new format, if it has a default."""
 DIGEST = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on at `step`, on any number of processes."""
+    """All that a run needs to go on at `step`, on any number of processes.
+
+    A field that is added has a default: what a file means that was written before.
+    """
 
     recipe: dict[str, Any]
     fingerprint: str
@@ -43,12 +49,19 @@ class Checkpoint:
     model: dict[str, Tensor]
     """With the running statistics of all processes combined; loads into torchvision's networks."""
     optimizer: dict[str, Any]
-    bn_shares: Tensor
-    """RunningStatistics.all_shares."""
+    parts: dict[str, dict[str, Tensor]]
+    """What the workers carry from step to step, by the name of the part: `batchnorm` has `shares`,
+    RunningStatistics.all_shares."""
     tally: dict[str, Tensor]
     """What the epoch's steps so far got right."""
-    errors: list[float]
-    """Top-1 validation error after each epoch, in percent."""
+    rates: dict[int, dict[str, float]]
+    """What each epoch that has ended came to, as in its row of metrics.jsonl, by its number from 1:
+    train_loss, …, and val_top1_error, … if it was evaluated. A file of format 1 knows only the
+    latter."""
+
+
+class Damaged(Refused):
+    """A file that is no whole checkpoint; an older one may be."""
 
 
 def order_hash(order: NDArray[np.int64]) -> str:
@@ -140,29 +153,45 @@ def files(folder: Path) -> list[Path]:
 
 
 def load(content: bytes, name: str) -> Checkpoint:
-    """The checkpoint in these bytes; raises Refused naming `name` if they are damaged."""
+    """The checkpoint in these bytes, which may be of an older version.
+
+    Raises Damaged naming `name` if they are no whole checkpoint, and Refused if they are one of a
+    version to come.
+    """
     archive, digest = content[:-DIGEST], content[-DIGEST:]
     try:
         if hashlib.sha256(archive).digest() != digest:
             raise ValueError("its content does not match its check sum")
         fields = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-        if fields.pop("format", None) != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
+        written = fields.pop("format", None)
+        if written == 1:
+            _from_format_1(fields)
+        later = sorted(fields.keys() - {entry.name for entry in dataclasses.fields(Checkpoint)})
+        if written not in (1, FORMAT) or later:
+            what = f"it has {', '.join(later)}" if later else f"it is of format {written}"
+            raise Refused(f"{name} was written by a newer lsgd ({what}); go on with that version")
         return Checkpoint(**fields)
     except (ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         why = (str(error) or repr(error)).splitlines()[0]
-        raise Refused(
+        raise Damaged(
             f"{name} is damaged or no checkpoint of lsgd ({why}); move it away to start again, or "
             "write run_dir=PATH of another run"
         ) from None
 
 
+def _from_format_1(fields: dict[str, Any]) -> None:
+    """Bring the fields of a file of lsgd 0.1.0 to where they are now."""
+    fields["parts"] = {"batchnorm": {"shares": fields.pop("bn_shares")}}
+    errors = enumerate(fields.pop("errors"), start=1)
+    fields["rates"] = {epoch: {ERROR: error} for epoch, error in errors}
+
+
 def read(path: Path) -> bytes:
-    """The content of a checkpoint file; raises Refused if there is none."""
+    """The content of a checkpoint file; raises Damaged if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refused(
+        raise Damaged(
             f"{path} cannot be read ({error.strerror}); give the checkpoint.pt of a run"
         ) from None
 
@@ -243,7 +272,7 @@ def _newest_whole(folder: Path, found: list[Path]) -> tuple[Opened, list[Path], 
     for number, path in enumerate(found):
         try:
             saved = load(content := read(path), str(path))
-        except Refused as refusal:
+        except Damaged as refusal:
             refusals.append(str(refusal))
             continue
         warning = ""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rows import median_of_last
 from lsgd.sampler import Pass
-from lsgd.tally import Scores, Tally
+from lsgd.tally import Tally
 
 
 class Learner:
@@ -56,20 +55,21 @@ class Learner:
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
         self.guard = Guard(self.reducer.flags)
         self.tally = Tally(device)
-        self.errors: list[float] = []
-        """Top-1 validation error after each epoch so far, in percent."""
+        self.rates: dict[int, dict[str, float]] = {}
+        """What each epoch that has ended came to, by its number from 1; see Checkpoint."""
         self.next_step = 0
         self.phase: Callable[[str], None] = _unheard
         """Is told of each phase of a step as it begins."""
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def epochs_left(self) -> Iterator[tuple[int, list[int]]]:
-        """The epochs that are not evaluated yet, each with the steps that are still to be made.
+        """The epochs that have not ended, each with the steps that are still to be made.
 
         There may be none, if the run had to leave in an evaluation.
         """
-        for epoch, steps in islice(self.recipe.epochs_from(0), len(self.errors), None):
-            yield epoch, [step for step in steps if step >= self.next_step]
+        for epoch, steps in self.recipe.epochs_from(0):
+            if epoch + 1 not in self.rates:
+                yield epoch, [step for step in steps if step >= self.next_step]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The order of examples in an epoch."""
@@ -112,14 +112,14 @@ class Learner:
         """What all processes together have got right in this epoch; all of them call it."""
         return self.tally.state(partial(sum_, self.comm))
 
-    def end_epoch(self, validated: Scores) -> None:
-        """Note the epoch's validation error and start to count anew."""
-        self.errors.append(validated.top1_error)
+    def end_epoch(self, epoch: int, rates: dict[str, float]) -> None:
+        """Note what this epoch, counted from 0, came to, and start to count anew."""
+        self.rates[epoch + 1] = rates
         self.tally.clear()
 
     def error(self) -> float:
-        """The paper's metric: the median top-1 error of the last 5 epochs, in percent (5.1)."""
-        return median_of_last(self.errors)
+        """The paper's metric: the median of the last 5 top-1 errors, in percent (section 5.1)."""
+        return median_of_last(self.rates)
 
     def combine_statistics(self) -> None:
         """Write BN's running statistics of all processes into the model, to evaluate or save it."""
@@ -144,10 +144,13 @@ class Learner:
             lr=self.recipe.lr(step - 1) if step else 0.0,
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            bn_shares=self.running.all_shares(partial(sum_, self.comm), rank=self.comm.rank),
+            parts={"batchnorm": {"shares": self._shares()}},
             tally=self.counted(),
-            errors=list(self.errors),
+            rates=dict(self.rates),
         )
+
+    def _shares(self) -> Tensor:
+        return self.running.all_shares(partial(sum_, self.comm), rank=self.comm.rank)
 
     def _check_finite(self) -> None:
         # The flag of a step is about its loss and gradient; this is about what they led to.
@@ -179,11 +182,11 @@ class Learner:
                 # A fused update walks memory, so momentum has to lie as the parameter does now,
                 # even if the run was saved with the other channels_last.
                 state[name] = torch.empty_like(parameter).copy_(value)
-        self.running.restore(saved.bn_shares, rank=self.comm.rank)
+        self.running.restore(saved.parts["batchnorm"]["shares"], rank=self.comm.rank)
         # The counts are of all processes: one goes on from them, the others from nothing.
         if self.comm.rank == 0:
             self.tally.restore(saved.tally)
-        self.errors = list(saved.errors)
+        self.rates = dict(saved.rates)
         self.next_step = saved.step
 
 

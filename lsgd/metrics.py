@@ -7,7 +7,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -61,11 +61,11 @@ def open_log(
     *,
     first_step: int,
     total_steps: int,
-    epochs: int,
+    epochs: Collection[int],
     examples: Callable[[int], int],
 ) -> Log:
-    """The log of the process with this rank, for a run that goes on after `first_step` steps and
-    has made and evaluated so many epochs; `examples` says how many a number of steps has seen."""
+    """The log of the process with this rank, for a run that goes on after `first_step` steps, with
+    these epochs, counted from 1, at their end; `examples` says how many some steps have seen."""
     if rank > 0:
         return SilentLog()
     return RunLog(folder, first_step, total_steps, epochs, examples)
@@ -99,7 +99,7 @@ class SilentLog:
 class RunLog:
     """The log of a run folder: metrics.jsonl, TensorBoard's event file, and lines or a bar.
 
-    Rows of steps after `first_step`, and of more epochs than so many, are dropped first: they are
+    Rows of steps after `first_step`, and of other epochs than `epochs`, are dropped first: they are
     of a run that did not live to save them in a checkpoint, and will be made again. Those behind a
     damaged line are dropped too, once the file has been copied aside. What finds the disk full is
     written once there is space again.
@@ -110,7 +110,7 @@ class RunLog:
         folder: Path,
         first_step: int,
         total_steps: int,
-        epochs: int,
+        epochs: Collection[int],
         examples: Callable[[int], int],
     ) -> None:
         # Imported here, since only one process of a job and no other tool needs TensorBoard.
@@ -235,11 +235,13 @@ def _set_damaged_aside(path: Path) -> str:
     )
 
 
-def _drop_rows_after(path: Path, step: int, epochs: int) -> list[Row]:
-    """Rewrite the file without these rows; returns the others."""
-    rows = [row for row in read_rows(path) if row["step"] <= step]
-    for late in [row for row in rows if row["kind"] == "epoch"][epochs:]:
-        rows.remove(late)
+def _drop_rows_after(path: Path, step: int, epochs: Collection[int]) -> list[Row]:
+    """Rewrite the file without rows of later steps and of other epochs; returns those that stay."""
+    rows = [
+        row
+        for row in read_rows(path)
+        if row["step"] <= step and (row["kind"] != "epoch" or row["epoch"] in epochs)
+    ]
     with whole(path) as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
     return rows

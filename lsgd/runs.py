@@ -5,11 +5,12 @@ No torch is needed to read one, so that a hundred can be read in seconds.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.rows import Row, damaged_line, median_of_last, number, read_rows
+from lsgd.rows import ERROR, Row, damaged_line, median_of_last, number, read_rows
 
 
 class NotARun(Exception):
@@ -25,9 +26,14 @@ class Run:
     rows: list[Row]
 
     @property
-    def epochs(self) -> list[Row]:
-        """The row of each evaluated epoch."""
-        return self.of_kind("epoch")
+    def epochs(self) -> dict[int, Row]:
+        """The row of each epoch that has ended, by its number from 1."""
+        return {row["epoch"]: row for row in self.of_kind("epoch")}
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that has ended, or 0."""
+        return max(self.epochs, default=0)
 
     @property
     def start(self) -> Row:
@@ -49,7 +55,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether every epoch has been trained and evaluated."""
-        return len(self.epochs) == self.recipe.epochs and not self.recipe.rehearse
+        return self.recipe.epochs in self.epochs and not self.recipe.rehearse
 
     @property
     def diverged(self) -> str | None:
@@ -66,13 +72,13 @@ class Run:
         if self.finished:
             return "finished"
         if self.diverged is not None:
-            return f"diverged in epoch {len(self.epochs) + 1} of {self.recipe.epochs}"
-        return f"{len(self.epochs)} of {self.recipe.epochs} epochs done"
+            return f"diverged in epoch {self.epoch + 1} of {self.recipe.epochs}"
+        return f"{self.epoch} of {self.recipe.epochs} epochs done"
 
     @property
     def error(self) -> float:
-        """Median top-1 validation error of the last 5 epochs so far, in percent (section 5.1)."""
-        return median_of_last([float(row["val_top1_error"]) for row in self.epochs])
+        """Median of the last 5 top-1 validation errors so far, in percent (section 5.1)."""
+        return median_of_last(self.epochs)
 
     def of_kind(self, kind: str) -> list[Row]:
         """The rows of this kind."""
@@ -97,14 +103,21 @@ def read_run(path: Path) -> Run:
         raise NotARun(f"metrics.jsonl cannot be read ({error.strerror})") from None
     if line:
         raise NotARun(f"line {line} of metrics.jsonl is damaged")
-    if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
+    if not all(map(_written_by_lsgd, rows)):
         raise NotARun("metrics.jsonl has rows that lsgd did not write")
     run = Run(path, recipe, rows)
-    if not all(number(row, "val_top1_error") is not None for row in run.epochs):
-        raise NotARun("metrics.jsonl has an epoch without val_top1_error")
-    if len(run.epochs) > recipe.epochs:
-        raise NotARun(f"metrics.jsonl has {len(run.epochs)} epochs and the recipe {recipe.epochs}")
+    for epoch, row in run.epochs.items():
+        if number(row, ERROR) is None and (ERROR in row or epoch == recipe.epochs):
+            raise NotARun(f"metrics.jsonl has no number for {ERROR} of epoch {epoch}")
+    if run.epoch > recipe.epochs:
+        raise NotARun(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run
+
+
+def _written_by_lsgd(row: Any) -> bool:
+    if not isinstance(row, dict) or not {"kind", "step"} <= row.keys():
+        return False
+    return row["kind"] != "epoch" or isinstance(row.get("epoch"), int)
 
 
 def trial_folder(recipe: Recipe) -> Path:

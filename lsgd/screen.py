@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsgd.rows import Row
+from lsgd.rows import ERROR, Row
 
 
 class Screen:
@@ -35,12 +35,14 @@ class Screen:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.bar.n)
         if kind == "epoch":
-            line = (
-                "epoch {epoch}: top-1 error {val_top1_error:.2f} % "
-                "(train {train_top1_error:.2f} %), top-5 error {val_top5_error:.2f} %, "
-                "{images_per_second:.0f} images/s"
-            ).format_map(_Shown(row))
-            self.say(line)
+            errors = (
+                "top-1 error {val_top1_error:.2f} % (train {train_top1_error:.2f} %), top-5 error "
+                "{val_top5_error:.2f} %"
+                if ERROR in row
+                else "not evaluated (train {train_top1_error:.2f} %)"
+            )
+            line = f"epoch {{epoch}}: {errors}, {{images_per_second:.0f}} images/s"
+            self.say(line.format_map(_Shown(row)))
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar if there is one."""

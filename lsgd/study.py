@@ -194,8 +194,7 @@ class Work:
             if job := trial.queued:
                 raise Refused(f"{job} is to train it; wait for that or cancel it")
             command = self.launch.command(trial)
-            epochs = len(run.epochs) if run else 0
-            begins = f"goes on after epoch {epochs}" if epochs else "starts"
+            begins = f"goes on after epoch {run.epoch}" if run and run.epoch else "starts"
             processes, _ = self.launch.fitted(trial.recipe.workers)
             self.say(number, trial, f"{begins}, processes: {processes}")
             log.say("start", shlex.join(command), command=command)

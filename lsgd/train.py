@@ -61,7 +61,7 @@ def train(recipe: Recipe) -> float:
             run.folder,
             first_step=learner.next_step,
             total_steps=recipe.total_steps,
-            epochs=len(learner.errors),
+            epochs=learner.rates,
             examples=recipe.examples,
         ) as log:
             machine = "; ".join([describe(comm, device), inputs.name, *timed])
@@ -101,7 +101,7 @@ def train_epoch(
     learner: Learner, inputs: Inputs, epoch: int, steps: list[int], saver: Saver, log: metrics.Log
 ) -> None:
     """The given steps of the run, all of this epoch, then evaluation and a checkpoint."""
-    recipe, comm = learner.recipe, learner.comm
+    recipe = learner.recipe
     plan = learner.passes(epoch, steps)
     batches = metrics.Timed(inputs.train(each for passes in plan for each in passes))
     meter = metrics.Meter(learner.counted(), batches)
@@ -117,23 +117,29 @@ def train_epoch(
     learner.guard.check()
     counted = learner.counted()
     speed = meter.whole(counted)
+    rates = scores(counted).named("train") | validated(learner, inputs)
+    learner.end_epoch(epoch, rates)
+    done = learner.next_step
+    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **rates, **speed)
+    saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
+
+
+def validated(learner: Learner, inputs: Inputs) -> dict[str, float]:
+    """The rates of the model as it is now over the whole validation set."""
+    recipe = learner.recipe
     learner.combine_statistics()
     # As lsgd.evaluate does it; and compiling would take longer than it saves.
     with torch.compiler.set_stance("force_eager"):
-        validated = evaluate(
+        found = evaluate(
             learner.model,
             inputs,
-            comm,
+            learner.comm,
             examples=recipe.data.val_examples,
             batch=recipe.val_batch,
             device=learner.device,
             dtype=learner.dtype,
         )
-    learner.end_epoch(validated)
-    rates = scores(counted).named("train") | validated.named("val")
-    done = learner.next_step
-    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **rates, **speed)
-    saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
+    return found.named("val")
 
 
 def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:

@@ -70,8 +70,8 @@ class Trial:
     def images_left(self) -> int:
         """Training images that the run still has to see."""
         run = self.run
-        epochs = len(run.epochs) if run else 0
-        return (self.recipe.epochs - epochs) * self.recipe.data.train_examples
+        done = run.epoch if run else 0
+        return (self.recipe.epochs - done) * self.recipe.data.train_examples
 
     @property
     def queued(self) -> str | None:

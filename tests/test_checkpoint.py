@@ -57,9 +57,9 @@ def tiny(step: int = 3) -> Checkpoint:
         lr=0.1,
         model={"w": torch.full((5,), float(step)), "n": torch.tensor(3)},
         optimizer={"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
-        bn_shares=torch.rand(2, 4, dtype=torch.float64),
+        parts={"batchnorm": {"shares": torch.rand(2, 4, dtype=torch.float64)}},
         tally={"counts": torch.tensor([1, 2, 3]), "loss": torch.tensor(1.0)},
-        errors=[10.0],
+        rates={1: {"val_top1_error": 10.0}},
     )
 
 
@@ -97,7 +97,7 @@ def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, equation: int) -> None
     made = recipe(f"optim.equation={equation}", "workers_per_pass=2")
 
     learner, other = after(made, 0, 2), Learner(made, SingleComm(), CPU)
-    learner.errors.append(12.5)
+    learner.rates[1] = {"val_top1_error": 12.5}
     saved = learner.checkpoint()
     loaded = checkpoint.load(content(saved, tmp_path), "a")
     assert same(vars(loaded), vars(saved))
@@ -168,12 +168,24 @@ def test_a_checkpoint_is_read_without_running_code(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 99)
-    saved = content(tiny(), tmp_path)
-    monkeypatch.undo()
-    with pytest.raises(Refused, match="not of format 1"):
-        checkpoint.load(saved, "a")
+def test_a_newer_lsgd_is_named_and_its_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is whole, and must not be set aside as damaged for an older one to take over."""
+    made = replace(recipe(), run_dir=str(tmp_path))
+    checkpoint.write(replace(Learner(made, SingleComm(), CPU).checkpoint(), step=0), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT", 99)
+        checkpoint.write(tiny(1), tmp_path)
+    with pytest.raises(Refused, match=r"checkpoint-1\.pt was written by a newer .*of format 99"):
+        checkpoint.open_run(made)
+    with monkeypatch.context() as patch:
+        fields = vars(tiny(1)) | {"averages": 1, "trace": 2}
+        patch.setattr(checkpoint, "vars", lambda _: fields, raising=False)
+        checkpoint.write(tiny(1), tmp_path)
+    with pytest.raises(Refused, match=r"\(it has averages, trace\); go on with that version"):
+        checkpoint.open_run(made)
+    assert not list(tmp_path.glob("*.damaged"))
 
 
 def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:

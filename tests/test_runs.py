@@ -28,6 +28,25 @@ def test_a_run_that_is_under_way_has_the_error_so_far(tmp_path: Path) -> None:
     assert run.error == 25.0
 
 
+def test_a_run_need_not_be_evaluated_after_every_epoch(tmp_path: Path) -> None:
+    """The last five evaluations make its error, and its last epoch ends it."""
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64")
+    rows = [{"kind": "epoch", "step": 937 * e, "epoch": e, "train_loss": 1.0} for e in range(1, 10)]
+    for row, error in zip(rows[::2], (9.0, 20.0, 30.0, 40.0, 50.0), strict=True):
+        row["val_top1_error"] = error
+    write(folder, rows[:6])
+    run = read_run(folder)
+    assert (run.state, run.finished, run.error) == ("6 of 9 epochs done", False, 20.0)
+    write(folder, rows)
+    run = read_run(folder)
+    assert (run.state, run.finished, run.error) == ("finished", True, 30.0)
+
+
+def write(folder: Path, rows: list[dict[str, object]]) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+
+
 def test_a_diverged_run_that_goes_on_has_not_diverged(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[30.0], diverged=True)
     assert read_run(folder).diverged == "loss is nan"
@@ -55,13 +74,23 @@ def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
         ("metrics.jsonl", '{"step"\n{"step": 2}\n{}\n', "line 1 of metrics.jsonl is damaged"),
         (
             "metrics.jsonl",
-            '{"kind": "epoch", "step": 1, "val_top1_error": null}\n',
-            "metrics.jsonl has an epoch without val_top1_error",
+            '{"kind": "epoch", "step": 1, "val_top1_error": 9.0}\n',
+            "metrics.jsonl has rows that lsgd did not write",
         ),
         (
             "metrics.jsonl",
-            '{"kind": "epoch", "step": 1, "val_top1_error": 9.0}\n' * 10,
-            "metrics.jsonl has 10 epochs and the recipe 9",
+            '{"kind": "epoch", "step": 1, "epoch": 1, "val_top1_error": null}\n',
+            "metrics.jsonl has no number for val_top1_error of epoch 1",
+        ),
+        (
+            "metrics.jsonl",
+            '{"kind": "epoch", "step": 1, "epoch": 9, "train_top1_error": 9.0}\n',
+            "metrics.jsonl has no number for val_top1_error of epoch 9",
+        ),
+        (
+            "metrics.jsonl",
+            '{"kind": "epoch", "step": 1, "epoch": 10, "val_top1_error": 9.0}\n',
+            "metrics.jsonl has epoch 10 and the recipe 9",
         ),
     ],
 )

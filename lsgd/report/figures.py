@@ -225,14 +225,11 @@ def _curve(name: str, group: Group, baseline: Group | None) -> Figure:
 
 def _line(axes: "Axes", group: Group, key: str, colour: str, label: str, *, wide: bool) -> None:
     """Mean over the runs that have got so far, and a band of one standard deviation."""
-    curves = [[number(row, key) for row in run.epochs] for run in group.runs]
+    curves = [run.epochs for run in group.runs]
     points = []
-    for epoch in range(1, max(map(len, curves)) + 1):
-        values = [
-            value
-            for curve in curves
-            if len(curve) >= epoch and (value := curve[epoch - 1]) is not None
-        ]
+    for epoch in sorted(set().union(*curves)):
+        rows = [curve[epoch] for curve in curves if epoch in curve]
+        values = [value for row in rows if (value := number(row, key)) is not None]
         if values:
             std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             points.append((epoch, float(np.mean(values)), std))

@@ -512,14 +512,18 @@ def evaluation_that_drops_the_rest(patch: Patch) -> None:
     patch.setattr(sampler, "share", dropped)
 
 
+def errors(learner: Learner) -> list[float]:
+    return [rates["val_top1_error"] for rates in learner.rates.values()]
+
+
 @plant("metric")
 def the_best_epoch(patch: Patch) -> None:
-    patch.setattr(Learner, "error", lambda self: min(self.errors))
+    patch.setattr(Learner, "error", lambda self: min(errors(self)))
 
 
 @plant("metric")
 def the_last_epoch(patch: Patch) -> None:
-    patch.setattr(Learner, "error", lambda self: self.errors[-1])
+    patch.setattr(Learner, "error", lambda self: errors(self)[-1])
 
 
 @plant("augmentation")
@@ -630,7 +634,7 @@ def test_the_learner_stays_as_it_is() -> None:
 
 def state(learner: Learner) -> dict[str, Any]:
     now = vars(learner.checkpoint())
-    return {name: now[name] for name in ("model", "optimizer", "bn_shares", "tally", "errors")}
+    return {name: now[name] for name in ("model", "optimizer", "parts", "tally", "rates")}
 
 
 # --- What a recipe says ----------------------------------------------------------------------

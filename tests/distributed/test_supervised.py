@@ -87,7 +87,7 @@ def assert_equal(folder: Path, undisturbed: Path) -> None:
         checkpoint.load(checkpoint.read(each / checkpoint.FILE), str(each))
         for each in (folder, undisturbed)
     )
-    assert (ended.step, ended.order, ended.errors) == (wanted.step, wanted.order, wanted.errors)
+    assert (ended.step, ended.order, ended.rates) == (wanted.step, wanted.order, wanted.rates)
     for name, tensor in wanted.model.items():
         torch.testing.assert_close(ended.model[name], tensor, rtol=0, atol=1e-10)
     made, should = (

@@ -62,7 +62,7 @@ def assert_equal(folder: Path, undisturbed: Path) -> None:
             loss = "loss" if kind == "train" else "train_loss"
             assert one[loss] == pytest.approx(other[loss], rel=1e-10)
     one, other = saved(folder), saved(undisturbed)
-    assert (one.step, one.errors) == (other.step, other.errors)
+    assert (one.step, one.rates) == (other.step, other.rates)
     torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-10)
 
 
@@ -154,7 +154,7 @@ def test_a_signal_to_one_process_makes_all_leave_after_the_same_step(
     assert seconds < 15
     if step % STEPS == 0:
         # In the middle of the evaluation, which is not counted as made.
-        assert (left.step, len(left.errors)) == (step, step // STEPS - 1)
+        assert (left.step, len(left.rates)) == (step, step // STEPS - 1)
     else:
         assert step < left.step <= step + 8
     assert [row["step"] for row in rows(run, "train")] == list(range(1, left.step + 1))

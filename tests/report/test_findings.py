@@ -158,7 +158,7 @@ def judged(name: str, *words: str, like: str | None = None, errors: list[float])
     published = config.load_recipe([f"+recipe={like or name}"])
     made = [Run(Path("x"), replace(recipe, seed=s, epochs=1), []) for s in range(len(errors))]
     for run, error in zip(made, errors, strict=True):
-        run.rows.append({"kind": "epoch", "step": 1, "val_top1_error": error})
+        run.rows.append({"kind": "epoch", "step": 1, "epoch": 1, "val_top1_error": error})
     return judge(Group(name, recipe, None, published, made))
 
 

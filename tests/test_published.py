@@ -1,0 +1,245 @@
+"""What was written before stays valid: fingerprints, run folders, checkpoints and indexes.
+
+tests/fixtures/ has what older versions have left.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsgd import checkpoint, config, recipe
+from lsgd.evaluate import evaluate_checkpoint
+from lsgd.inputs import index
+from lsgd.recipe import Optim, Recipe
+from lsgd.rows import read_rows
+from lsgd.runs import read_run
+from lsgd.train import train
+
+HERE = Path(__file__).parent
+OLD = HERE / "fixtures/0.1"
+RESULTS = HERE.parent / "results"
+
+# The words that the runs of the fixtures were started with; tests/fixtures/0.1/README.md has them.
+DIGITS = [
+    "+recipe=digits", "workers=8", "worker_batch=32", "workers_per_pass=4", "epochs=4",
+    "precision=float64", "schedule.reference_lr=0.00625", "schedule.milestones=[3]",
+    "schedule.warmup_epochs=1", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=2",
+    "keep_checkpoints=1",
+]  # fmt: skip
+IMAGES = [
+    "+recipe=bs256", "data=tiny_imagenet", f"data.root={OLD / 'images'}", "data.train_examples=24",
+    "data.val_examples=8", "data.classes=2", "data.image_size=16", "inputs=torchvision",
+    "inputs.decoders=1", "model=small_resnet", "workers=2", "worker_batch=4", "workers_per_pass=2",
+    "epochs=4", "schedule.milestones=[3]", "schedule.reference_batch=8", "schedule.warmup=none",
+    "schedule.reference_lr=0.05", "log_steps=1", "checkpoint_steps=2", "keep_checkpoints=1",
+    "precision=float64", "device=cpu",
+]  # fmt: skip
+
+
+@cache
+def published() -> dict[str, str]:
+    """The fingerprint of every shipped recipe, from the golden files."""
+    ladders = ("bs", "cifar10", "digits", "fashion")
+    rows = [json.loads((HERE / f"golden/{ladder}.json").read_text()) for ladder in ladders]
+    return {name: row["fingerprint"] for ladder in rows for name, row in ladder.items()}
+
+
+def fingerprint(*words: str) -> str:
+    return config.load_recipe(words).fingerprint
+
+
+def copied(name: str, folder: Path) -> Path:
+    return Path(shutil.copytree(OLD / name, folder / "run", symlinks=True))
+
+
+def same_rows(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Every step and epoch once, at its lr, with the loss of the run that was not disturbed."""
+    exact = ("kind", "step", "epoch", "lr", "val_top1_error", "train_top1_error", "top1_error")
+    losses = ("loss", "train_loss", "val_loss")
+    ours, theirs = (
+        [row for row in rows if row["kind"] in ("train", "epoch")] for rows in (ours, theirs)
+    )
+    assert theirs
+    for one, other in zip(ours, theirs, strict=True):
+        assert [one.get(key) for key in exact] == [other.get(key) for key in exact]
+        wanted = {key: other[key] for key in losses if key in other}
+        assert {key: one[key] for key in wanted} == pytest.approx(wanted, rel=1e-10)
+
+
+# --- Fingerprints ----------------------------------------------------------------------------
+
+
+def test_the_runs_in_results_keep_their_fingerprints() -> None:
+    """`LSGD_WRITE_GOLDEN=1 pytest -k fingerprints` adds those of new results."""
+    golden = HERE / "golden/results.json"
+    found = {
+        str(path.relative_to(RESULTS)): config.read_recipe(path).fingerprint
+        for path in sorted(RESULTS.rglob("config.yaml"))
+    }
+    if os.environ.get("LSGD_WRITE_GOLDEN"):
+        golden.write_text(json.dumps(found, indent=2) + "\n")
+        pytest.skip(f"{golden} is written anew")
+    assert found == json.loads(golden.read_text())
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """A group of fields to come."""
+
+    kind: str = "none"
+    decay: float = 0.99
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class GrownOptim(Optim):
+    """Optim with a field to come, whose default for new runs is not what was before it."""
+
+    clip_norm: float | None = 5.0
+
+
+@dataclass(frozen=True)
+class Grown(Recipe):
+    """The recipe with a field, one in a group, and a group to come."""
+
+    optim: GrownOptim
+    label_smoothing: float = 0.0
+    averaging: Averaging = field(default_factory=Averaging)
+
+
+@pytest.fixture
+def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """lsgd as it will be once it has these fields."""
+    monkeypatch.setattr(config, "Recipe", Grown)
+    monkeypatch.setattr(recipe, "EXECUTION", recipe.EXECUTION | {"averaging.log"})
+    before = {"optim.clip_norm": None, "label_smoothing": 0.0, "averaging": {"kind": "none"}}
+    before["averaging.decay"] = 0.99
+    for key, value in before.items():
+        monkeypatch.setitem(recipe.LATER, key, value)
+
+
+# What the schema has and conf/ has not: there conf/optim/sgd.yaml would say it.
+AS_BEFORE = "+optim.clip_norm=null"
+
+
+@pytest.mark.usefixtures("grown")
+def test_fields_that_come_later_keep_every_fingerprint() -> None:
+    assert {name: fingerprint(f"+recipe={name}", AS_BEFORE) for name in published()} == published()
+    assert fingerprint("+recipe=bs8k", AS_BEFORE).startswith("e22e6b7d")
+
+
+@pytest.mark.usefixtures("grown")
+@pytest.mark.parametrize(
+    ("word", "changes"),
+    [
+        ("+label_smoothing=0.1", True),
+        ("+averaging.kind=ema", True),
+        ("+averaging.decay=0.9", True),
+        ("+averaging.log=true", False),
+        ("++optim.clip_norm=1", True),
+    ],
+)
+def test_another_value_of_such_a_field_is_another_run(word: str, changes: bool) -> None:
+    assert (fingerprint("+recipe=bs8k", AS_BEFORE, word) != published()["bs8k"]) == changes
+    every = {fingerprint("+recipe=bs8k", AS_BEFORE, f"+averaging.kind={kind}") for kind in "abc"}
+    assert len(every) == 3
+
+
+@pytest.mark.usefixtures("grown")
+def test_what_lacks_a_field_is_read_as_before_it(tmp_path: Path) -> None:
+    """Its default for new runs is another: an old run folder and an old checkpoint keep theirs."""
+    assert config.load_recipe(["+recipe=bs8k"]).optim.clip_norm == 5.0
+    for path in OLD.rglob("config.yaml"):
+        run = read_run(path.parent)
+        assert run.recipe.optim.clip_norm is None
+        assert f"# fingerprint: {run.recipe.fingerprint}\n" in path.read_text()
+    assert evaluate_checkpoint(OLD / "finished/checkpoint.pt").examples == 355
+    folder = copied("killed", tmp_path)
+    opened = checkpoint.open_run(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
+    assert opened.path == str(folder / "checkpoint-12.pt")
+
+
+def test_a_field_of_a_checkpoint_that_comes_later_has_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    averages = ("averages", dict[str, Any], field(default_factory=dict))
+    grown = dataclasses.make_dataclass(
+        "Checkpoint", [averages], bases=(checkpoint.Checkpoint,), frozen=True
+    )
+    monkeypatch.setattr(checkpoint, "Checkpoint", grown)
+    assert checkpoint.load((OLD / "killed/checkpoint.pt").read_bytes(), "a").averages == {}
+
+
+# --- Run folders, checkpoints, indexes -------------------------------------------------------
+
+
+def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    """Saved by 2 processes, resumed by one; the row of step 13 is made again."""
+    run = copied("killed", tmp_path)
+    train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
+    same_rows(read_run(run).rows, read_run(OLD / "finished").rows)
+    assert read_run(run).error == pytest.approx(31.4085, abs=1e-4)
+    again = evaluate_checkpoint(run / "checkpoint.pt")
+    assert again.top1_error == pytest.approx(17.4648, abs=1e-4)
+
+
+def test_a_run_of_images_resumes_by_its_index(tmp_path: Path) -> None:
+    run = copied("images-killed", tmp_path)
+    train(config.load_recipe([*IMAGES, f"run_dir={run}"]))
+    same_rows(read_run(run).rows, read_rows(OLD / "images-finished.jsonl"))
+
+
+def test_a_finished_run_has_nothing_left_to_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied("finished", tmp_path)
+    before = read_run(run)
+    assert (before.finished, before.epoch, before.starts[0]["torch"]) == (True, 4, "2.13.0+cpu")
+    error = train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
+    assert "it is complete: nothing is left to train" in capsys.readouterr().out
+    assert error == before.error
+    same_rows(read_run(run).rows, before.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "step", "rows"),
+    [
+        ("finished", [], 20, "finished/metrics.jsonl"),
+        ("killed", [], 12, ""),
+        ("images-killed", [f"data.root={OLD / 'images'}", "inputs=torchvision"], 8, ""),
+    ],
+)
+def test_a_checkpoint_evaluates(name: str, words: list[str], step: int, rows: str) -> None:
+    path = OLD / name / "checkpoint.pt"
+    saved = checkpoint.load(path.read_bytes(), name)
+    assert saved.step == step
+    assert list(saved.rates) == list(range(1, len(saved.rates) + 1))
+    found = evaluate_checkpoint(path, words)
+    assert found.examples == saved.recipe["data"]["val_examples"]
+    if rows:
+        last = read_rows(OLD / rows)[-1]
+        assert found.loss == pytest.approx(last["val_loss"], rel=1e-10)
+        assert found.top1_error == last["val_top1_error"]
+
+
+def test_an_index_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once an index has more fields, in which it means what was before them."""
+    data, root = config.load_recipe(IMAGES).data, OLD / "images"
+    old, ids = index.open_indexes(data, root)[0], np.arange(24)
+    assert old.labels(ids).tolist() == [0] * 12 + [1] * 12
+    monkeypatch.setattr(index, "LATER", {"tokens": np.int32(1), "kind": np.bytes_(b"image")})
+    completed = index.open_indexes(data, root)[0]
+    assert completed.rows["tokens"].tolist() == [1] * 24
+    assert set(completed.rows["kind"]) == {b"image"}
+    for asked in (index.Index.labels, index.Index.sizes, index.Index.lengths):
+        assert asked(completed, ids).tolist() == asked(old, ids).tolist()
+    assert completed.paths(ids) == old.paths(ids)
