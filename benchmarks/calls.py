@@ -212,6 +212,8 @@ def differences(golden: dict[str, Counts], found: dict[str, Counts]) -> list[str
             changed = [name for name in sorted(was | is_) if was.get(name) != is_.get(name)]
             if changed:
                 lines.append(f"{case}: {kind} {_change(sum(was.values()), sum(is_.values()))}")
+                if len(was | is_) == 1:
+                    continue  # it is the count
                 lines += [f"    {n} {_change(was.get(n, 0), is_.get(n, 0))}" for n in changed]
     return lines
 
