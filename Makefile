@@ -49,7 +49,7 @@ wheel: .venv/.dev ## sdist and wheel into dist/
 
 clean: ## remove what was built; .venv and runs/ stay
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find lsgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find benchmarks lsgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, so that training needs no development tools.
 .venv/.python:
