@@ -16,6 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import undisturbed as undisturbed_run
+
+from lsgd import config
+from lsgd.train import train
 
 # Threads that wait for each other on busy cores are slower than one, by far; so in child processes.
 torch.set_num_threads(1)
@@ -101,6 +105,14 @@ def test_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder that every disturbed run of its words has to be equal to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(config.load_recipe([*undisturbed_run.WORDS, f"run_dir={folder}"]))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of lsgd with small studies, and with a launch script of trials that train nothing."""
     folder = tmp_path_factory.mktemp("installation")
@@ -115,7 +127,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"# Hardware: any.\ntitle: {name}\nquestion: Does it work?\nsource: tests\n"
             f"baseline: digits\nseeds: {seeds}\nentries:\n{entries}"
         )
-    trial = Path(__file__).with_name("small_trial.py")
+    trial = Path(__file__).parent / "helpers/small_trial.py"
     (folder / "launch/quick.sh").write_text(f'exec "$PYTHON" "{trial}" "$@"\n')
     return folder
 

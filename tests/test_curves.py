@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from event_file import points, reader, texts
+from helpers.event_file import points, reader, texts
 
 from lsgd.curves import Curves
 

@@ -1,8 +1,8 @@
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.folders import LOADERS
 from PIL import Image
 from torch.nn import functional as F
 
@@ -10,9 +10,6 @@ from lsgd.errors import Refused
 from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
 from lsgd.prepare.scan import index_folder
 from lsgd.vision import models, transforms
-
-sys.path.insert(0, str(Path(__file__).parent / "inputs"))
-from folders import LOADERS
 
 IMAGES = ("n02951585_can_opener", "n01871265_tusker", "n02091032_Italian_greyhound")
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.threaded import on_processes
 from numpy.typing import NDArray
-from threaded import on_processes
 from torch import Tensor, nn
 
 from lsgd.batchnorm import WorkerBatchNorm2d

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from event_file import points
+from helpers.event_file import points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

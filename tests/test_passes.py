@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from threaded import on_processes
+from helpers.threaded import on_processes
 
 from lsgd import checkpoint, config, passes
 from lsgd.comm.single import SingleComm

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from threaded import on_processes
+from helpers.threaded import on_processes
 
 from lsgd import preemption
 from lsgd.comm import Comm

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import finished, write_run
+from helpers.run_folders import finished, write_run
 
 from lsgd.runs import NotARun, read_run, trial_folder
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.threaded import on_processes
 from test_checkpoint import same, tiny
-from threaded import on_processes
 
 from lsgd import checkpoint
 from lsgd.comm import Comm

@@ -16,7 +16,7 @@ from lsgd import checkpoint, processes, supervise
 from lsgd.errors import Refused
 from lsgd.processes import Member
 
-JOB = str(Path(__file__).with_name("small_job.py"))
+JOB = str(Path(__file__).parent / "helpers/small_job.py")
 
 
 def words(folder: Path, *plan: str, size: str = "3") -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from event_file import points, texts
+from helpers.event_file import points, texts
 
 from lsgd import checkpoint, config
 from lsgd.comm.single import SingleComm

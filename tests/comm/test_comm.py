@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from threaded import ThreadComm, on_processes
+from helpers.threaded import ThreadComm, on_processes
 
 import lsgd.comm
 from lsgd.comm import (

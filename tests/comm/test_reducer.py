@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.threaded import ThreadComm, on_processes, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threaded import ThreadComm, on_processes, seeded
 from torch import Tensor, nn
 
 from lsgd.comm.reducer import Reducer

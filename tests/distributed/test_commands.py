@@ -3,18 +3,15 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from helpers.launching import AS_ROOT, command, launch
 
 from lsgd import config
 from lsgd.metrics import read_rows
 from lsgd.train import train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launching import AS_ROOT, command, launch
 
 pytestmark = pytest.mark.distributed
 

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
+from helpers.launching import AS_ROOT, launch
+from helpers.slurm import NODES, Cluster, cluster
+from helpers.undisturbed import assert_equal, rows
 
 from lsgd import config
 from lsgd.metrics import read_rows
 from lsgd.train import train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launching import AS_ROOT, launch
-from slurm import NODES, Cluster, cluster
 
 pytestmark = pytest.mark.distributed
 
@@ -52,7 +50,6 @@ class Run:
     """What a launch script is given, and the folder of the run on one process, undisturbed."""
 
     words: list[str]
-    steps: int
     folder: Path
 
 
@@ -82,7 +79,8 @@ def fashion(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Run:
 
 def alone(words: list[str], steps: int, folder: Path) -> Run:
     train(config.load_recipe([f"+recipe={words[0]}", *words[1:], f"run_dir={folder / 'run'}"]))
-    return Run(words, steps, folder / "run")
+    assert len(rows(folder / "run", "train")) == steps
+    return Run(words, folder / "run")
 
 
 def script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,25 +95,6 @@ def submit(slurm: Cluster, *arguments: str) -> str:
     done = script("slurm", *arguments, SLURM_CONF=slurm.environment["SLURM_CONF"])
     assert done.returncode == 0, done.stderr
     return re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)[1]
-
-
-def assert_equal(run: Run, folder: Path) -> None:
-    """The lr of every step, and all that training has changed, to 1e-10 in float64."""
-
-    def steps(folder: Path) -> list[tuple[int, float]]:
-        rows = read_rows(folder / "metrics.jsonl")
-        return [(row["step"], row["lr"]) for row in rows if row["kind"] == "train"]
-
-    assert steps(folder) == steps(run.folder)
-    assert len(steps(folder)) == run.steps
-    final = [torch.load(each / "checkpoint.pt", weights_only=True) for each in (run.folder, folder)]
-    for key, expected in final[0]["model"].items():
-        assert (final[1]["model"][key].double() - expected.double()).abs().max() < 1e-10
-    momenta = [found["optimizer"]["state"] for found in final]
-    for key, expected in momenta[0].items():
-        difference = momenta[1][key]["momentum_buffer"] - expected["momentum_buffer"]
-        assert difference.abs().max() < 1e-10
-    assert final[0]["errors"] == final[1]["errors"]
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -148,7 +127,7 @@ def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: i
     done = script(launcher, *run.words, f"run_dir={folder}", "--np", str(processes))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{processes} processes by {library}" in done.stdout
-    assert_equal(run, folder)
+    assert_equal(folder, run.folder)
     # What every process said, each in a file of its own.
     logs = [path for path in (folder / "logs" / "start1").rglob("*stdout*") if path.is_file()]
     assert len(logs) == processes
@@ -171,7 +150,7 @@ def test_submitted_to_two_nodes(
     assert len(logs) == processes
     assert f"{processes} processes by srun over torch.distributed (gloo)" in logs[0]
     assert f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]" in (tmp_path / "run.log").read_text()
-    assert_equal(fashion, folder)
+    assert_equal(folder, fashion.folder)
 
 
 @pytest.mark.slurm
@@ -201,7 +180,7 @@ def test_requeued_in_mid_epoch(tmp_path: Path, digits: Run, slurm: Cluster) -> N
     # The row of a step is written before its checkpoint, and the second epoch ends with step 46.
     assert 24 <= int(resumed[0]) < 69
     assert int(resumed[0]) != 46
-    assert_equal(digits, folder)
+    assert_equal(folder, digits.folder)
 
 
 @pytest.mark.slurm
@@ -219,7 +198,7 @@ def test_horovod_over_mpi_under_srun(tmp_path: Path, digits: Run, slurm: Cluster
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 processes by srun over Horovod (MPI)" in done.stdout
-    assert_equal(digits, folder)
+    assert_equal(folder, digits.folder)
 
 
 @pytest.fixture
@@ -275,7 +254,7 @@ def test_mpirun_on_two_machines(tmp_path: Path, digits: Run, machines: tuple[str
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 processes by mpirun over torch.distributed (gloo)" in done.stdout
-    assert_equal(digits, folder)
+    assert_equal(folder, digits.folder)
 
 
 @pytest.mark.mpi

@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from helpers.launching import AS_ROOT, command, launch
 
 from lsgd import checkpoint, sampler
 from lsgd.inputs.index import Index, index_file
 from lsgd.metrics import read_rows
 from lsgd.prepare.scan import index_folder
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launching import AS_ROOT, command, launch
 
 pytestmark = [
     pytest.mark.distributed, pytest.mark.data, pytest.mark.dali, pytest.mark.slow

@@ -14,33 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
+from helpers.launching import AS_ROOT, LIBRARIES, command
+from helpers.undisturbed import WORDS, assert_equal
 
-from lsgd import checkpoint, config, processes
+from lsgd import processes
 from lsgd.rows import read_rows
-from lsgd.train import train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launching import AS_ROOT, LIBRARIES, command
 
 pytestmark = pytest.mark.distributed
-
-DIGITS = [
-    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
-    "precision=float64", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=1",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    train(config.load_recipe([*DIGITS, f"run_dir={folder}"]))
-    return folder
 
 
 def supervised(library: str, folder: Path, *words: str, size: int, options=()) -> list[str]:
     """The command line of a supervised job that begins with `size` processes."""
-    launch = command(library, "{np}", "-m", "lsgd.train", *DIGITS, *words, f"run_dir={folder}")
+    launch = command(library, "{np}", "-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}")
     options = ["--processes", str(size), *options]
     return [sys.executable, "-m", "lsgd.supervise", *options, "--", *launch]
 
@@ -79,26 +64,6 @@ def until(condition, seconds: float, folder: Path) -> None:
 def sizes(folder: Path) -> list[int]:
     rows = read_rows(folder / "supervise.log")
     return [row["processes"] for row in rows if row["event"] == "start"]
-
-
-def assert_equal(folder: Path, undisturbed: Path) -> None:
-    """The same rows, each once, and the same parameters to 1e-10."""
-    ended, wanted = (
-        checkpoint.load(checkpoint.read(each / checkpoint.FILE), str(each))
-        for each in (folder, undisturbed)
-    )
-    assert (ended.step, ended.order, ended.rates) == (wanted.step, wanted.order, wanted.rates)
-    for name, tensor in wanted.model.items():
-        torch.testing.assert_close(ended.model[name], tensor, rtol=0, atol=1e-10)
-    made, should = (
-        [
-            (row["kind"], row["step"], row["lr"])
-            for row in read_rows(each / "metrics.jsonl")
-            if row["kind"] in ("train", "epoch")
-        ]
-        for each in (folder, undisturbed)
-    )
-    assert made == should
 
 
 @pytest.mark.horovod

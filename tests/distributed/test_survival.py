@@ -14,56 +14,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from conftest import Soak
+from helpers import sparse
+from helpers.launching import AS_ROOT, command, launch
+from helpers.undisturbed import STEPS, WORDS, assert_equal, rows, saved
 
 from lsgd import checkpoint, config
-from lsgd.rows import read_rows
 from lsgd.train import train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launching import AS_ROOT, command, launch
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-# 4 epochs of 5 steps; each evaluation is of 2000 images, two at a time.
-STEPS = 5
-WORDS = [
-    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
-    "precision=float64", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=2",
-    "inputs=synthetic", "data.val_examples=2000", "val_batch=2",
-]  # fmt: skip
 RANK = {"torch": "RANK", "horovod-gloo": "HOROVOD_RANK", "horovod-mpi": "OMPI_COMM_WORLD_RANK"}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that every other one has to be equal to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    train(config.load_recipe([*WORDS, f"run_dir={folder}"]))
-    return folder
-
-
-def rows(folder: Path, kind: str) -> list[dict]:
-    return [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == kind]
-
-
-def saved(folder: Path) -> checkpoint.Checkpoint:
-    path = folder / checkpoint.FILE
-    return checkpoint.load(checkpoint.read(path), str(path))
-
-
-def assert_equal(folder: Path, undisturbed: Path) -> None:
-    """Every row once, and the last state, to 1e-10."""
-    for kind in ("train", "epoch"):
-        for one, other in zip(rows(folder, kind), rows(undisturbed, kind), strict=True):
-            exact = ("step", "epoch", "lr", "val_top1_error", "train_top1_error")
-            assert [one.get(key) for key in exact] == [other.get(key) for key in exact]
-            loss = "loss" if kind == "train" else "train_loss"
-            assert one[loss] == pytest.approx(other[loss], rel=1e-10)
-    one, other = saved(folder), saved(undisturbed)
-    assert (one.step, one.rates) == (other.step, other.rates)
-    torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-10)
 
 
 @contextmanager
@@ -284,6 +245,44 @@ def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) ->
         fill(small_disk).unlink()
         assert process.wait(100) == 0
     assert_equal(run, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("processes", "every", "stops"),
+    [
+        (1, 1, ["save 10", "step 18"]),
+        (3, 1, ["save 10", "step 18"]),
+        (1, 3, ["leave 8", "save 10", "evaluate 15", "step 18"]),
+        (3, 3, ["save 10", "evaluate 15", "step 18"]),
+    ],
+)
+def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, every: int, stops: list[str]
+) -> None:
+    """Of four epochs only the third and fourth are evaluated, or all; see helpers/sparse.py."""
+    monkeypatch.setattr(sparse, "every", every)
+    monkeypatch.setattr("lsgd.train.validated", sparse.sparsely)
+    words = [*WORDS, "data.val_examples=200"]
+    whole, run = tmp_path / "undisturbed", tmp_path / "disturbed"
+    train(config.load_recipe([*words, f"run_dir={whole}"]))
+    epochs = rows(whole, "epoch")
+    assert [row["epoch"] for row in epochs] == [1, 2, 3, 4]
+    evaluated = [row["epoch"] for row in epochs if "val_top1_error" in row]
+    assert evaluated == ([3, 4] if every == 3 else [1, 2, 3, 4])
+    # The last row of an epoch and of a step that each of them leaves.
+    left = {"leave 8": (5, 10), "save 10": (10, 10), "evaluate 15": (10, 15), "step 18": (15, 18)}
+    for stop in stops:
+        start = [sparse.__file__, str(every), *stop.split(), *words, f"run_dir={run}"]
+        if processes > 1:
+            code = launch("torch", processes, *start).returncode
+        else:
+            code = subprocess.run([sys.executable, *start], timeout=100).returncode
+        assert code in ([1] if processes > 1 else [75] if stop == "leave 8" else [-signal.SIGKILL])
+        assert tuple(rows(run, kind)[-1]["step"] for kind in ("epoch", "train")) == left[stop]
+        if stop == "leave 8":
+            assert (saved(run).step, list(saved(run).rates)) == (10, [1])
+    train(config.load_recipe([*words, f"run_dir={run}"]))
+    assert_equal(run, whole)
 
 
 POISONED = """

@@ -1,20 +1,17 @@
 """One trajectory: any number of processes, any workers per pass, any library, any restart."""
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import program
+from helpers.launching import LIBRARIES, launch
 
 from lsgd.comm.single import SingleComm
 
-sys.path.insert(0, str(Path(__file__).parent))
-import program
-from launching import LIBRARIES, launch
-
 PROCESSES = (2, 3, 4, 8)
-PROGRAM = str(Path(__file__).parent / "program.py")
+PROGRAM = program.__file__
 
 
 @pytest.fixture(scope="module")

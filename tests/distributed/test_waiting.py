@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 import pytest
-from launching import launch
+from helpers.launching import launch
 
 PLANTED = """
 import os, sys, time

@@ -6,9 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from faults import broken, left_running
+from helpers.broken_machine import broken, left_running
 
 from lsgd import children
 from lsgd.children import finished, started, telling_line

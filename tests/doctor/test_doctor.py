@@ -9,9 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from faults import broken, doctor, left_running
+from helpers.broken_machine import broken, doctor, left_running
 
 from lsgd.doctor import __main__ as command
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from faults import broken, left_running
+from helpers.broken_machine import broken, left_running
 
 from lsgd.doctor import sums
 from lsgd.doctor.child import Answer, ask

@@ -10,17 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.folders import DATA, make_folder, make_numbered, opened, recipe
 from numpy.typing import NDArray
 from PIL import Image
+from test_loaders import odd_files
 
 from lsgd import augmentation
 from lsgd.errors import InputFailed, Refused
 from lsgd.inputs import open_inputs
 from lsgd.sampler import Pass
-
-sys.path.insert(0, str(Path(__file__).parent))
-from folders import DATA, make_folder, make_numbered, opened, recipe
-from test_loaders import odd_files
 
 pytestmark = pytest.mark.dali
 
@@ -112,7 +110,7 @@ import sys
 sys.path[:0] = sys.argv[1:2]
 from pathlib import Path
 import numpy as np
-from folders import DATA, opened
+from helpers.folders import DATA, opened
 from dataclasses import replace
 from lsgd.errors import InputFailed
 from lsgd.sampler import Pass
@@ -134,7 +132,7 @@ for _ in range(4):
 def test_a_header_that_cannot_be_parsed_does_not_crash(tmp_path: Path) -> None:
     """DALI's decoder alone was seen to end the process in four of five tries."""
     root = make_numbered(tmp_path / "root", 120, (100, 100))
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parent.parent)
     done = subprocess.run(
         [sys.executable, "-c", CRASHES, here, str(root)], capture_output=True, text=True, timeout=60
     )

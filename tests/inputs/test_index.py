@@ -1,6 +1,5 @@
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.folders import DATA, copy, in_shards, make_folder
 
 from lsgd import config, sampler
 from lsgd.errors import Refused
 from lsgd.inputs import open_inputs
 from lsgd.inputs.index import Index, index_file, open_indexes, write_index
 from lsgd.prepare.scan import index_folder
-
-sys.path.insert(0, str(Path(__file__).parent))
-from folders import DATA, copy, in_shards, make_folder
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What holds for every loader of image files, in folders and in tar shards alike."""
 
 import io
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-
-from lsgd import sampler
-from lsgd.errors import InputFailed
-from lsgd.prepare.scan import index_folder
-from lsgd.recipe import Data
-from lsgd.sampler import Pass
-
-sys.path.insert(0, str(Path(__file__).parent))
-from folders import (
+from helpers.folders import (
     DATA,
     LOADERS,
     SIDE,
@@ -32,6 +22,13 @@ from folders import (
     opened,
     stored,
 )
+from PIL import Image
+
+from lsgd import sampler
+from lsgd.errors import InputFailed
+from lsgd.prepare.scan import index_folder
+from lsgd.recipe import Data
+from lsgd.sampler import Pass
 
 EPOCH = 2
 LEVEL = 1 / 255

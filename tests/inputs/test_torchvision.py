@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +11,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from helpers.folders import DATA, make_folder, opened, recipe
 
 import lsgd.inputs
 from lsgd.errors import InputFailed, Refused
-from lsgd.sampler import Pass
-
-sys.path.insert(0, str(Path(__file__).parent))
-from folders import DATA, make_folder, opened, recipe
-
 from lsgd.inputs import open_inputs
+from lsgd.sampler import Pass
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import Site, serve
+from helpers.serving import Site, serve
 
 from lsgd.errors import Refused
 from lsgd.prepare.fetch import File, fetch, filling

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ilsvrc import BY_ID, devkit, train_tar, write_tar
+from helpers.ilsvrc import BY_ID, devkit, train_tar, write_tar
 from PIL import Image
 
 from lsgd import config

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.serving import Site, serve
 from PIL import Image
-from serving import Site, serve
 
 from lsgd import config
 from lsgd.errors import Refused

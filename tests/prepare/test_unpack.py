@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ilsvrc import tar_bytes, train_tar, write_tar
+from helpers.ilsvrc import tar_bytes, train_tar, write_tar
 
 from lsgd.errors import Refused
 from lsgd.prepare.unpack import unpack_train, unpack_val

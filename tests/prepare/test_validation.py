@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ilsvrc import WNIDS, devkit, write_tar
+from helpers.ilsvrc import WNIDS, devkit, write_tar
 
 from lsgd.errors import Refused
 from lsgd.prepare.validation import ValClasses, check_sorted, classes, sort_val

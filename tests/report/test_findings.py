@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_folders import finished, write_run
+from helpers.run_folders import finished, write_run
 
 from lsgd import config
 from lsgd.report.findings import Findings, find

@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from helpers.run_folders import finished, write_run
 from PIL import Image
-from run_folders import finished, write_run
 
 from lsgd import config, files
 from lsgd.errors import Refused

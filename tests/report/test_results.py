@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from run_folders import finished, write_run
+from helpers.run_folders import finished, write_run
 
 from lsgd import config
 from lsgd.errors import Refused

@@ -1,0 +1,53 @@
+"""A run that is not evaluated after every epoch, and is disturbed where that matters:
+
+    python sparse.py EVERY WHAT STEP words of lsgd.train …
+
+Process 0 is killed before the evaluation at that step (`evaluate`), between the row of the epoch
+that ends there and its checkpoint (`save`) or after the row of that step (`step`); or it is told to
+`leave` there, which the job does two steps later.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from lsgd import train
+from lsgd.checkpoint import Checkpoint
+from lsgd.inputs import Inputs
+from lsgd.learner import Learner
+from lsgd.metrics import RunLog
+from lsgd.saver import Saver
+
+validated, save, write = train.validated, Saver.save, RunLog.write
+every, what, at = 1, "never", 0
+
+
+def sparsely(learner: Learner, inputs: Inputs) -> dict[str, float]:
+    """In the place of train.validated: only after every so many epochs, and the last."""
+    note("evaluate", learner.next_step)
+    epoch, last = learner.next_step // learner.recipe.steps_per_epoch, learner.recipe.epochs
+    return {} if epoch % every and epoch < last else validated(learner, inputs)
+
+
+def noted_save(self: Saver, made: Checkpoint, *, milestone: bool = False) -> None:
+    if made.step % 5 == 0 and made.step // 5 in made.rates:
+        note("save", made.step)
+    save(self, made, milestone=milestone)
+
+
+def noted_write(self: RunLog, kind: str, step: int, **values: Any) -> None:
+    write(self, kind, step, **values)
+    note("leave", step)
+    note("step", step)
+
+
+def note(now: str, step: int) -> None:
+    if (now, step) == (what, at) and os.environ.get("RANK", "0") == "0":
+        os.kill(os.getpid(), signal.SIGUSR1 if what == "leave" else signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    every, what, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    train.validated, Saver.save, RunLog.write = sparsely, noted_save, noted_write
+    sys.exit(train.main(sys.argv[4:]))

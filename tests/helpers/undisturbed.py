@@ -1,0 +1,50 @@
+"""A short run that tests disturb in many ways, and what makes another one equal to it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lsgd import checkpoint
+from lsgd.rows import read_rows
+
+# 4 epochs of 5 steps; each evaluation is of 2000 images, two at a time, which takes a while.
+STEPS = 5
+WORDS = [
+    "+recipe=digits", "epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1",
+    "precision=float64", "model.last_gamma=1.0", "log_steps=1", "checkpoint_steps=2",
+    "inputs=synthetic", "data.val_examples=2000", "val_batch=2",
+]  # fmt: skip
+
+
+def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The rows of this kind that a run has written."""
+    return [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == kind]
+
+
+def saved(folder: Path) -> checkpoint.Checkpoint:
+    """The newest checkpoint of a run."""
+    path = folder / checkpoint.FILE
+    return checkpoint.load(checkpoint.read(path), str(path))
+
+
+def assert_equal(folder: Path, undisturbed: Path) -> None:
+    """Every row once, at its lr; and the last state, momentum included, to 1e-10 in float64."""
+    for kind in ("train", "epoch"):
+        for one, other in zip(rows(folder, kind), rows(undisturbed, kind), strict=True):
+            assert results(one) == pytest.approx(results(other), rel=1e-10)
+    one, other = saved(folder), saved(undisturbed)
+    assert (one.step, one.order, one.lr) == (other.step, other.order, other.lr)
+    assert one.rates.keys() == other.rates.keys()
+    for epoch, rates in other.rates.items():
+        assert one.rates[epoch] == pytest.approx(rates, rel=1e-10)
+    close = {"rtol": 0, "atol": 1e-10}
+    torch.testing.assert_close(one.model, other.model, **close)
+    torch.testing.assert_close(one.optimizer["state"], other.optimizer["state"], **close)
+
+
+def results(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says but for the speed: numbers that are the same on any number of processes."""
+    speed = ("kind", "images_per_second", "data_wait")
+    return {key: value for key, value in row.items() if key not in speed}
