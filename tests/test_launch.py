@@ -90,6 +90,7 @@ def test_every_start_has_logs_of_its_own(tmp_path: Path) -> None:
     assert f"--output-filename {tmp_path}/logs/start2 " in printed(*words)
 
 
+@pytest.mark.slow
 def test_local_says_what_it_launches_with() -> None:
     done = launched("local", "digits", "--print")
     launcher = re.search(r"processes under (torchrun|horovodrun)", done.stderr)

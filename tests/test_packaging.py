@@ -64,6 +64,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.mark.slow
 def test_wheel_finds_its_folders(installed: Path, tmp_path: Path) -> None:
     program = """
 import json, lsgd
@@ -83,10 +84,12 @@ print(json.dumps([lsgd.__file__, *map(str, folders)]))
         }
 
 
+@pytest.mark.slow
 def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
     assert "+recipe" in output([installed, "-m", "lsgd.train", "--help"], cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_wheel_launches(installed: Path, tmp_path: Path) -> None:
     """As a checkout does, also where unpacking the wheel has lost the permission to execute."""
     program = "from lsgd import paths; print(paths.launch_dir())"
@@ -124,6 +127,7 @@ def test_pins_fit_any_build_of_torch() -> None:
 # --- setup/ ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("require", "code"), [("", 0), ("mpi,horovod", 1)])
 def test_horovod_without_a_compiler(tmp_path: Path, require: str, code: int) -> None:
     """One sentence says what is missing, and lsgd goes on unless Horovod is required."""

@@ -96,6 +96,7 @@ QUICK = ("+study=small", "--launch", "quick")
 ALL = {"digits-seed0": 1, "digits-seed1": 1, "digits_unscaled-seed0": 1, "digits_unscaled-seed1": 1}
 
 
+@pytest.mark.distributed
 def test_a_failure_costs_no_other(place: Place) -> None:
     """One has an input that fails, one a file where its folder should be, and one diverges."""
     _, said = place.run(*QUICK, "--print")
@@ -125,6 +126,7 @@ def test_a_failure_costs_no_other(place: Place) -> None:
     assert "failed: digits_unscaled, seed 1: diverged in epoch 2 of 30" in said
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_told_to_stop(place: Place, number: signal.Signals) -> None:
     """The trials that are under way save and leave, and no other begins."""
@@ -166,6 +168,7 @@ def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
         assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
+@pytest.mark.distributed
 def test_two_studies_share_the_work(place: Place) -> None:
     """Neither trains what the other does, and both end with all of it done."""
     both = [place.start(*QUICK) for _ in range(2)]
@@ -176,6 +179,7 @@ def test_two_studies_share_the_work(place: Place) -> None:
     assert "is being trained by another process; comes later" in said[0] + said[1]
 
 
+@pytest.mark.distributed
 def test_killed_it_takes_its_trials_along(place: Place) -> None:
     """A second study that begins at once waits for them to leave, and goes on with them."""
     job = place.start(*QUICK, "epochs=150", "seeds=[0]")
@@ -257,6 +261,7 @@ def test_every_job_of_the_paper_has_work_for_its_processes(place: Place) -> None
     assert sizes == [(1, 8), (32, 8), (32, 8), (32, 8)]
 
 
+@pytest.mark.distributed
 def test_a_row_of_somebody_else_costs_no_other(place: Place) -> None:
     _, said = place.run(*QUICK, "--print")
     odd = place.folder / re.search(r"run_dir=(\S+digits-seed0\S+)", said)[1]

@@ -64,6 +64,7 @@ def until(condition, seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("plan", "code", "made", "says"),
     [
@@ -101,6 +102,7 @@ def test_what_follows_an_ending(
     assert processes.running(tmp_path / "run") == []
 
 
+@pytest.mark.distributed
 def test_each_process_that_dies_takes_one_away(tmp_path: Path, supervised) -> None:
     plan = ["killed", "75", "save-raises", "launcher-killed", "killed", "0"]
     options = ["--processes", "4", "--min-processes", "2"]
@@ -123,6 +125,7 @@ def test_a_lost_machine_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         supervise.answering(hosts)
 
 
+@pytest.mark.distributed
 def test_restarts_can_be_limited(tmp_path: Path, supervised) -> None:
     plan = ["save-raises", "save-raises", "save-raises"]
     code, said = supervised("--restarts", "1", *words(tmp_path / "run", *plan))
@@ -131,6 +134,7 @@ def test_restarts_can_be_limited(tmp_path: Path, supervised) -> None:
     assert starts(tmp_path / "run") == [3, 3]
 
 
+@pytest.mark.distributed
 def test_where_the_launcher_waits_the_supervisor_stops_the_rest(tmp_path: Path, supervised) -> None:
     begin = time.monotonic()
     code, said = supervised("--", *words(tmp_path / "run", "alone-killed", "0"))
@@ -139,6 +143,7 @@ def test_where_the_launcher_waits_the_supervisor_stops_the_rest(tmp_path: Path, 
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.distributed
 def test_the_log_tells_it_all(tmp_path: Path, supervised) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -153,6 +158,7 @@ def test_the_log_tells_it_all(tmp_path: Path, supervised) -> None:
     assert rows[0]["command"] == words(folder, "killed", "3")
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("plan", "number", "code"),
     [
@@ -176,6 +182,7 @@ def test_a_signal_is_passed_on_and_nothing_starts_again(
     assert processes.running(folder) == []
 
 
+@pytest.mark.distributed
 def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path, start) -> None:
     folder = tmp_path / "run"
     job = start("--grace", "0.5", "--", *words(folder, "stubborn"))
@@ -186,6 +193,7 @@ def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path, start) -> None:
     assert processes.running(folder) == []
 
 
+@pytest.mark.distributed
 def test_silence_is_the_end_of_a_start(tmp_path: Path, supervised) -> None:
     folder = tmp_path / "run"
     code, said = supervised("--silence", "1.5", "--", *words(folder, "hangs", "0"))
@@ -194,6 +202,7 @@ def test_silence_is_the_end_of_a_start(tmp_path: Path, supervised) -> None:
     assert starts(folder) == [3, 3]
 
 
+@pytest.mark.distributed
 def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervised) -> None:
     folder = tmp_path / "run"
     arguments = ["--", *words(folder, "stubborn", "0")]
@@ -209,6 +218,7 @@ def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervis
     assert processes.running(folder) == []
 
 
+@pytest.mark.distributed
 def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
     tmp_path: Path, start, supervised
 ) -> None:
@@ -238,6 +248,7 @@ def test_one_supervisor_per_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pass
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

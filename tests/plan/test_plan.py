@@ -175,6 +175,7 @@ def test_a_plan_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_table_and_plot_are_kept(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder = tmp_path / "plan"
