@@ -1,7 +1,7 @@
 """Puts known bugs into a copy of the tree, one at a time: the test that each names has to fail.
 
     make faults                            # all of them, some minutes
-    .venv/bin/python tests/faults -k lr    # those whose name has this pattern in it
+    .venv/bin/python tests/faults -k lr    # those with lr in their names
 
 A fault is a table in one of the TOML files beside this one:
 
@@ -19,7 +19,6 @@ stops at an error before its first line has caught nothing.
 
 import argparse
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -27,11 +26,10 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from xml.etree import ElementTree
@@ -77,16 +75,6 @@ def load_faults(folder: Path) -> list[Fault]:
     return faults
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what git tracks, and what it does not ignore, as it is in the working tree."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    for name in filter(None, listed.stdout.split("\0")):
-        if (source := ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name, follow_symlinks=False)
-
-
 def run(copy: Path, tests: Sequence[str]) -> dict[str, str]:
     """What each of these tests does in the copy; pytest runs none if one of them is not there."""
     report = copy.with_suffix(".xml")
@@ -95,21 +83,24 @@ def run(copy: Path, tests: Sequence[str]) -> dict[str, str]:
     environment = {"LSGD_TEST_DATA": str(ROOT.parent / "shared/data")} | os.environ
     # Bytecode is told from newer source by seconds and size, which a fault may leave as they are.
     environment |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", f"--junit-xml={report}"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    with (
-        copy.with_suffix(".txt").open("w") as said,
-        subprocess.Popen(
-            command, cwd=copy, env=environment, stdout=said, stderr=said, start_new_session=True
-        ) as process,
-    ):
+    # Of the installed plugins only the one that tests need, since others take a second to load.
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ["-p", "no:cacheprovider", "-p", "hypothesispytest", "--hypothesis-seed=0"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, f"--junit-xml={report}", *tests]
+    with subprocess.Popen(
+        command, cwd=copy, env=environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
         try:
             code = process.wait(limit := LIMIT * len(tests))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return dict.fromkeys(tests, f"has not ended after {limit} s")
-    if code not in (0, 1):
-        return {}
+    return outcomes(report, tests) if code in (0, 1) else {}
+
+
+def outcomes(report: Path, tests: Sequence[str]) -> dict[str, str]:
+    """What each of the tests did that are in pytest's report."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         tags = [each.tag for each in case if each.tag in OUTCOMES]
@@ -123,12 +114,6 @@ def _name_in_report(test: str) -> str:
     file, _, rest = test.partition(".py::")
     name, bracket, parameters = rest.partition("[")
     return f"{file.replace('/', '.')}.{name.replace('::', '.')}{bracket}{parameters}"
-
-
-def without_faults(copy: Path, tests: list[str]) -> dict[str, str]:
-    """What these tests do as the tree is, by their names."""
-    found = run(copy, tests) if tests else {}
-    return found or {test: did for each in tests for test, did in run(copy, [each]).items()}
 
 
 def complaint(fault: Fault, before: str, copy: Path) -> str:
@@ -149,63 +134,88 @@ def complaint(fault: Fault, before: str, copy: Path) -> str:
     return "" if after == FAILED else f"its test {after}; name one that fails, or write it"
 
 
-def walk(faults: list[Fault], jobs: int, folder: Path) -> dict[str, str]:
-    """Try all faults in so many copies side by side, a line each; returns the complaints."""
-    copies: SimpleQueue[Path] = SimpleQueue()
-    for number in range(jobs):
-        copy_tree(copy := folder / f"copy{number}")
-        copies.put(copy)
+class Copies:
+    """Copies of the tree side by side, each lent to one thread at a time."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.free: SimpleQueue[Path] = SimpleQueue()
+        for i in range(number):
+            _copy_tree(copy := folder / f"copy{i}")
+            self.free.put(copy)
 
     @contextmanager
-    def lent():
-        copy = copies.get()
+    def one(self) -> Iterator[Path]:
+        """A copy as the tree is, to be given back like that."""
+        copy = self.free.get()
         try:
             yield copy
         finally:
-            copies.put(copy)
+            self.free.put(copy)
 
-    def undisturbed(tests: list[str]) -> dict[str, str]:
-        with lent() as copy:
-            return without_faults(copy, tests)
+    def without_faults(self, tests: list[str]) -> dict[str, str]:
+        """What these tests do."""
+        with self.one() as copy:
+            found = run(copy, tests) if tests else {}
+            return found or {test: did for t in tests for test, did in run(copy, [t]).items()}
 
-    def tried(fault: Fault) -> tuple[Fault, str, float]:
-        with lent() as copy:
+    def with_fault(self, fault: Fault, before: str) -> tuple[str, float]:
+        """The complaint about a fault, and the seconds that it took."""
+        with self.one() as copy:
             begin = time.monotonic()
-            why = complaint(fault, before.get(fault.test, "is not found"), copy)
-            return fault, why, time.monotonic() - begin
+            return complaint(fault, before, copy), time.monotonic() - begin
 
+
+def _copy_tree(target: Path) -> None:
+    """Copy what git tracks, and what it does not ignore, as it is in the working tree."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        raise SystemExit(f"git does not list the files of {ROOT}; start from a git checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (source := ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name, follow_symlinks=False)
+
+
+def walk(faults: list[Fault], copies: Copies, jobs: int) -> dict[str, str]:
+    """Try all faults, a line each; returns the complaints by the faults' names."""
     tests = sorted({fault.test for fault in faults})
     files = sorted({test.partition("::")[0] for test in tests})
     # Whole files, since some tests share what takes long.
     shares = [[t for t in tests if t.partition("::")[0] in files[i::jobs]] for i in range(jobs)]
-    complaints = {}
+    width = max(len(fault.name) for fault in faults)
+    complaints: dict[str, str] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        before = {test: did for each in pool.map(undisturbed, shares) for test, did in each.items()}
-        for fault, why, seconds in pool.map(tried, faults):
+        did: dict[str, str] = {}
+        for part in pool.map(copies.without_faults, shares):
+            did |= part
+        before = [did.get(fault.test, "is not found") for fault in faults]
+        tried = pool.map(copies.with_fault, faults, before)
+        for fault, (why, seconds) in zip(faults, tried, strict=True):
             word = "MISSED" if why else "caught"
-            print(f"{word}  {fault.name:45} {fault.test}  {seconds:.0f} s", flush=True)
-            complaints |= {fault.name: why} if why else {}
+            print(f"{word}  {fault.name:{width}}  {fault.test}  {seconds:.0f} s", flush=True)
+            if why:
+                complaints[fault.name] = why
     return complaints
 
 
 def main() -> int:
     """The command line; returns the exit code."""
-    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="tests/faults", description=__doc__, formatter_class=raw
+        prog="python tests/faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-k", metavar="PATTERN", default="", help="regular expression for names")
+    parser.add_argument("-k", metavar="PART", default="", help="only faults with it in their names")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument(
-        "--jobs", type=int, default=cores, help="copies side by side (default: a core each)"
-    )
+    parser.add_argument("--jobs", type=int, default=cores, help="at once (default: one per core)")
     arguments = parser.parse_args()
-    faults = [each for each in load_faults(HERE) if re.search(arguments.k, each.name)]
+    faults = [each for each in load_faults(HERE) if arguments.k in each.name]
     if not faults:
-        parser.error(f"no fault has {arguments.k!r} in its name; see tests/faults/*.toml")
-    begin = time.monotonic()
+        parser.error(f"no fault has {arguments.k!r} in its name; they are in tests/faults/*.toml")
+    begin, jobs = time.monotonic(), max(1, min(arguments.jobs, len(faults)))
     with tempfile.TemporaryDirectory(prefix="lsgd-faults-") as folder:
-        complaints = walk(faults, max(1, min(arguments.jobs, len(faults))), Path(folder))
+        complaints = walk(faults, Copies(Path(folder), jobs), jobs)
     seconds = time.monotonic() - begin
     print(f"{len(faults) - len(complaints)} of {len(faults)} faults caught, {seconds:.0f} s")
     for name, why in complaints.items():
