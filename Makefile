@@ -1,12 +1,13 @@
 # The menu: `make` prints it from the ## comments.
-# PYTHON is what .venv is made with; ARGS goes to pytest; SEED draws the faults of make soak.
+# PYTHON is what .venv is made with; ARGS goes to pytest, or to tests/faults; SEED draws the faults
+# of make soak.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 BIN := .venv/bin
 SEED ?= 0
 SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test soak results check format lint types layers wheel clean
+.PHONY: help setup train demo test faults soak results check format lint types layers wheel clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +23,9 @@ demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
 
 test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,slurm,… makes a missing one fail
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
+	$(BIN)/python tests/faults $(ARGS)
 
 soak: .venv/.run .venv/.dev ## the long series of kills (10 minutes), recorded in results/
 	LSGD_SEED=$(SEED) LSGD_SOAK=results/$(shell date +%F)-soak/README.md $(BIN)/python -m pytest -m soak $(ARGS)
