@@ -4,13 +4,18 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 BIN := .venv/bin
 SEED ?= 0
+# Two processes share the test files, as many as the smallest machine has cores.
+SIDE_BY_SIDE := -n 2 --dist loadfile
+# Bytecode is kept, also where the environment says otherwise: every process of a test would compile
+# lsgd anew, which takes a third of its start.
+export PYTHONDONTWRITEBYTECODE :=
 SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test faults soak results check format lint types layers wheel clean
+.PHONY: help setup train demo test test-all faults soak results check format lint types layers wheel clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.run .venv/.dev ## everything into .venv, Horovod compiled once (minutes)
 
@@ -21,8 +26,13 @@ train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
 demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
-test: .venv/.run .venv/.dev ## all tests; LSGD_REQUIRE=dali,slurm,… makes a missing one fail
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.run .venv/.dev ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed and not slow' $(ARGS)
+
+# Jobs come after the others, by themselves: they take all cores, and some have seconds to answer.
+test-all: .venv/.run .venv/.dev ## all tests (20 minutes); LSGD_REQUIRE=dali,slurm,… makes a missing one fail
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed'
+	$(BIN)/python -m pytest -m distributed
 
 faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)

@@ -111,6 +111,23 @@ def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, equation: int) -> None
     assert not same(other.checkpoint().model, loaded.model)
 
 
+def test_the_epochs_left_are_those_that_have_not_ended() -> None:
+    """Whatever their number: one may have been left in its evaluation, with no step to make."""
+    learner = Learner(
+        recipe("epochs=4", "schedule.milestones=[3]", "schedule.warmup=none"), SingleComm(), CPU
+    )
+    steps = learner.recipe.steps_per_epoch
+    assert [epoch for epoch, _ in learner.epochs_left()] == [0, 1, 2, 3]
+    learner.rates[1], learner.next_step = {}, 2 * steps
+    left = list(learner.epochs_left())
+    assert [epoch for epoch, _ in left] == [1, 2, 3]
+    assert [len(each) for _, each in left] == [0, steps, steps]
+    learner.rates |= {2: {}, 4: {}}
+    learner.next_step += 1
+    ((epoch, rest),) = learner.epochs_left()
+    assert (epoch, rest) == (2, list(range(2 * steps + 1, 3 * steps)))
+
+
 def test_a_resume_may_change_the_layout(tmp_path: Path) -> None:
     """channels_last is execution; a fused update walks memory, so momentum has to follow."""
     plain, other = (

@@ -38,7 +38,7 @@ DIGITS = [
 IMAGES = [
     "+recipe=bs256", "data=tiny_imagenet", f"data.root={OLD / 'images'}", "data.train_examples=24",
     "data.val_examples=8", "data.classes=2", "data.image_size=16", "inputs=torchvision",
-    "inputs.decoders=1", "model=small_resnet", "workers=2", "worker_batch=4", "workers_per_pass=2",
+    "inputs.decoders=0", "model=small_resnet", "workers=2", "worker_batch=4", "workers_per_pass=2",
     "epochs=4", "schedule.milestones=[3]", "schedule.reference_batch=8", "schedule.warmup=none",
     "schedule.reference_lr=0.05", "log_steps=1", "checkpoint_steps=2", "keep_checkpoints=1",
     "precision=float64", "device=cpu",
@@ -131,6 +131,7 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 AS_BEFORE = "+optim.clip_norm=null"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("grown")
 def test_fields_that_come_later_keep_every_fingerprint() -> None:
     assert {name: fingerprint(f"+recipe={name}", AS_BEFORE) for name in published()} == published()
@@ -215,7 +216,12 @@ def test_a_finished_run_has_nothing_left_to_train(
     [
         ("finished", [], 20, "finished/metrics.jsonl"),
         ("killed", [], 12, ""),
-        ("images-killed", [f"data.root={OLD / 'images'}", "inputs=torchvision"], 8, ""),
+        (
+            "images-killed",
+            [f"data.root={OLD / 'images'}", "inputs=torchvision", "inputs.decoders=0"],
+            8,
+            "",
+        ),
     ],
 )
 def test_a_checkpoint_evaluates(name: str, words: list[str], step: int, rows: str) -> None:

@@ -351,6 +351,7 @@ def test_what_makes_no_sense_is_said_in_a_sentence(
     assert not (place.folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_words_that_change_the_run_have_a_report_of_their_own() -> None:
     from lsgd import config, study
     from lsgd.trials import trials

@@ -239,10 +239,9 @@ def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
     assert "stopped 4 processes of an earlier start" in said
 
 
-def test_one_supervisor_per_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "GRACE", 0.1)
+def test_one_supervisor_per_run(tmp_path: Path) -> None:
     said = pytest.raises(Refused, match="has a supervisor already")
-    with supervise.open_log(tmp_path), said, supervise.open_log(tmp_path):
+    with supervise.open_log(tmp_path), said, supervise.open_log(tmp_path, patience=0.1):
         pass
     with supervise.open_log(tmp_path):
         pass

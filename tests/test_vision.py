@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 from lsgd import vision
 import torch, torchvision
@@ -13,6 +15,7 @@ assert vision.datasets.ImageFolder
 """
 
 
+@pytest.mark.slow
 def test_torchvision_can_be_imported_beside_this_torch() -> None:
     """First thing in a process; it would fail or warn if operators were missing or doubled."""
     done = subprocess.run(

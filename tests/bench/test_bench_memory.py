@@ -23,6 +23,7 @@ def recipe(*words: str) -> Recipe:
     return config.load_recipe([*WORDS, *words])
 
 
+@pytest.mark.slow
 def test_the_peak_stays_when_what_made_it_has_gone() -> None:
     before = resident_peak()
     held = b"x" * (before + 50_000_000)

@@ -8,6 +8,7 @@ from lsgd.bench import startup
 from lsgd.bench.__main__ import main
 
 
+@pytest.mark.slow
 def test_whole_processes_are_compared_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

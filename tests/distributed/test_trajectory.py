@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import program
-from helpers.launching import LIBRARIES, launch
+from helpers.launching import launch
 
 from lsgd.comm.single import SingleComm
 
-PROCESSES = (2, 3, 4, 8)
+HOROVOD = [pytest.mark.horovod]
+# Which process hosts what does not depend on the library, only the order of its sums does: so all
+# numbers of processes over one, and few over the others.
+LAUNCHES = [
+    *(("torch", processes) for processes in (2, 3, 4, 8)),
+    *(pytest.param("horovod-gloo", processes, marks=HOROVOD) for processes in (2, 4)),
+    pytest.param("horovod-mpi", 2, marks=[*HOROVOD, pytest.mark.mpi]),
+]
 PROGRAM = program.__file__
 
 
@@ -56,6 +63,7 @@ def same_counts(one: dict, other: dict) -> bool:
     return torch.equal(one["tally counts"], other["tally counts"]) and one["lr"] == other["lr"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers_per_pass", [1, 2])
 def test_alone_workers_per_pass_changes_nothing(alone: dict, workers_per_pass: int) -> None:
     reference, result = alone["float64 8"], alone[f"float64 {workers_per_pass}"]
@@ -63,6 +71,7 @@ def test_alone_workers_per_pass_changes_nothing(alone: dict, workers_per_pass: i
     assert result["ids"] == reference["ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", program.STOPS)
 def test_alone_a_resumed_run_is_bit_equal(alone: dict, step: int) -> None:
     assert distance(alone["float64 2"], alone[f"resumed {step}"]) == 0
@@ -70,10 +79,12 @@ def test_alone_a_resumed_run_is_bit_equal(alone: dict, step: int) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("processes", PROCESSES)
+@pytest.mark.parametrize(("library", "processes"), LAUNCHES)
 class TestTogether:
-    """Every test reads another result of the same launch."""
+    """Every test reads another result of the same launch.
+
+    tests/faults/trajectory.toml has what these bounds have to show.
+    """
 
     @pytest.mark.parametrize("workers_per_pass", [1, 2, 8])
     def test_float64(self, alone, together, library, processes, workers_per_pass) -> None:
@@ -129,20 +140,3 @@ class TestTogether:
         assert {each["message"] for each in found} == {found[0]["message"]}
         assert "step 12 is not finite" in found[0]["message"]
         assert all(each["parameters kept"] and not each["saves"] for each in found)
-
-
-@pytest.fixture(scope="module")
-def broken(folder: Path) -> dict:
-    """What three processes do when one of the rules is broken."""
-    out = folder / "broken"
-    out.mkdir()
-    done = launch("torch", 3, PROGRAM, str(out), "torch", *program.Broken.RULES)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return torch.load(out / "results.pt", weights_only=True)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("rule", program.Broken.RULES)
-def test_a_broken_rule_shows(alone: dict, broken: dict, rule: str) -> None:
-    """The bound of 1e-10 is not so wide that a wrong rule would pass it."""
-    assert distance(alone["float64 8"], broken[rule]) > 1e-6

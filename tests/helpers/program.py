@@ -8,7 +8,6 @@ over SingleComm, give what it has to be equal to.
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 
 from lsgd import checkpoint, config, sampler
-from lsgd.batchnorm import RunningStatistics
 from lsgd.comm import Comm, open_comm
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged
@@ -24,7 +22,6 @@ from lsgd.evaluation import evaluate
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
 from lsgd.train import train_step
 
 CPU = torch.device("cpu")
@@ -153,112 +150,6 @@ def diverged(comm: Comm) -> dict[str, Any]:
     return {"message": message, "parameters kept": kept, "saves": saves}
 
 
-class Broken:
-    """The rules of the contract, each broken the way that others break it."""
-
-    @staticmethod
-    def mean_of_means(patch: Any) -> None:
-        """Average the processes' means, as DistributedDataParallel does."""
-        real, order = Reducer.start, sampler.step_passes
-
-        def start(self: Reducer, examples: int, passes: int, *, leave: bool) -> None:
-            real(self, Broken.own * self.comm.world_size, passes, leave=leave)
-
-        def step_passes(*args: Any, **kwargs: Any) -> list[Pass]:
-            passes = order(*args, **kwargs)
-            Broken.own = max(1, sum(len(each.examples) for each in passes))
-            return passes
-
-        patch(Reducer, "start", start)
-        patch(sampler, "step_passes", step_passes)
-
-    own = 1
-
-    @staticmethod
-    def bn_over_the_pass(patch: Any) -> None:
-        """One BN group per forward pass, whatever workers it carries."""
-        real = RunningStatistics.start_pass
-        patch(RunningStatistics, "start_pass", lambda self, workers: real(self, 1))
-
-    @staticmethod
-    def running_statistics_per_pass(patch: Any) -> None:
-        """Move the running statistics at every forward pass, as nn.BatchNorm2d does."""
-        real = RunningStatistics.start_pass
-
-        def start_pass(self: RunningStatistics, workers: int) -> None:
-            if self.seen.any():
-                self.share.mul_(1 - self.momentum).add_(self.seen, alpha=self.momentum / 8)
-                self.seen.zero_()
-            real(self, workers)
-
-        patch(RunningStatistics, "start_pass", start_pass)
-
-    @staticmethod
-    def running_statistics_averaged_over_ranks(patch: Any) -> None:
-        """Every process averages over its own workers, and the processes are averaged."""
-        begin, end, combine = (
-            getattr(RunningStatistics, name) for name in ("__init__", "end_step", "combine")
-        )
-
-        def init(self: RunningStatistics, model: Any, **kwargs: Any) -> None:
-            begin(self, model, **kwargs)
-            self.mine = kwargs["hosted"]
-            self.share /= self.fraction
-
-        def mean(sum_over: Any, world_size: int, tensor: torch.Tensor) -> None:
-            sum_over(tensor)
-            tensor /= world_size
-
-        patch(RunningStatistics, "__init__", init)
-        patch(RunningStatistics, "end_step", lambda self, active_workers: end(self, self.mine))
-        patch(
-            RunningStatistics,
-            "combine",
-            lambda self, sum_over: combine(self, partial(mean, sum_over, self.world_size)),
-        )
-
-    @staticmethod
-    def lr_per_epoch(patch: Any) -> None:
-        """Set the lr once an epoch."""
-        real = Recipe.epoch
-        patch(Recipe, "epoch", lambda self, step: float(int(real(self, step))))
-
-    RULES = (
-        "mean_of_means",
-        "bn_over_the_pass",
-        "running_statistics_per_pass",
-        "running_statistics_averaged_over_ranks",
-        "lr_per_epoch",
-    )
-
-
-def broken(comm: Comm, rule: str) -> dict[str, Any]:
-    """The state after the steps with this rule broken."""
-    undo = []
-
-    def patch(owner: Any, name: str, value: Any) -> None:
-        undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    getattr(Broken, rule)(patch)
-    try:
-        learner = Learner(recipe("workers_per_pass=2"), comm, CPU)
-        if rule == "mean_of_means":
-            _step_by_step(learner)
-        else:
-            run_steps(learner, FIRST, LAST)
-        return state_of(learner)
-    finally:
-        for owner, name, value in reversed(undo):
-            setattr(owner, name, value)
-
-
-def _step_by_step(learner: Learner) -> None:
-    # So that the last passes asked for are those of the step under way.
-    for step in range(FIRST, LAST):
-        run_steps(learner, step, step + 1)
-
-
 def cases(comm: Comm, out: Path) -> dict[str, Any]:
     """All that one launch shows."""
     most = max(len(sampler.share(8, comm.world_size, rank)) for rank in range(comm.world_size))
@@ -279,11 +170,11 @@ def cases(comm: Comm, out: Path) -> dict[str, Any]:
     return results
 
 
-def main(out: Path, library: str, *rules: str) -> None:
-    """All cases, or only the broken rules that are named."""
+def main(out: Path, library: str) -> None:
+    """All cases over this library."""
     comm = open_comm(library, device=CPU, timeout=60)
     try:
-        results = {r: broken(comm, r) for r in rules} if rules else cases(comm, out)
+        results = cases(comm, out)
         if comm.rank == 0:
             torch.save(
                 results | {"world_size": comm.world_size, "library": comm.library},

@@ -169,6 +169,7 @@ def test_validation_is_the_centre_of_a_short_side_of_256_for_224(
 
 @pytest.mark.data
 @pytest.mark.dali
+@pytest.mark.slow
 def test_validation_agrees_on_real_images(sample: Path) -> None:
     chunks = np.split(np.arange(569), [64, 65, 300])
     pairs = zip(

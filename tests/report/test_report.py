@@ -24,6 +24,8 @@ from lsgd.report import __main__ as command
 from lsgd.report import report
 from lsgd.runs import read_run
 
+pytestmark = pytest.mark.slow  # each report draws its figures
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "results" / "2026-11-20-digits"
 
@@ -162,7 +164,6 @@ def test_no_run_at_all_is_a_report_too(tmp_path: Path) -> None:
     assert "Partial: 0 of 18 runs" in (out / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_a_hundred_runs(tmp_path: Path) -> None:
     names = ("fashion_bs64", "fashion_bs128", "fashion_bs256", "fashion_bs512", "fashion_bs1k")
     for seed in range(20):
