@@ -143,29 +143,26 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
 def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     """The checked recipe that a run of any version was saved with, changed by `key=value` words.
 
-    Fields that the version did not have mean "as before". Raises Refused.
+    Fields that the version did not have mean "as before". Settings of loaders and libraries that
+    this one does not have are left out: they come and go with versions, and no result depends on
+    them. Raises Refused.
     """
     before = OmegaConf.create()
     for key, value in LATER.items():
         OmegaConf.update(before, key, value)
     completed = OmegaConf.merge(before, values)
     assert isinstance(completed, DictConfig)
+    for group, kind in (("inputs", Inputs), ("comm", Comm)):
+        known = {entry.name for entry in fields(kind)}
+        settings = completed.get(group)
+        if isinstance(settings, DictConfig):
+            completed[group] = {key: settings[key] for key in settings if key in known}
     return from_mapping(completed, *words)
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in the config.yaml of a run folder of any version; raises Refused.
-
-    Settings of loaders and libraries that this version does not have are left out: they come and
-    go with versions, and no result depends on them.
-    """
-    values = _read_yaml(path)
-    for group, kind in (("inputs", Inputs), ("comm", Comm)):
-        known = {entry.name for entry in fields(kind)}
-        settings = values.get(group)
-        if isinstance(settings, DictConfig):
-            values[group] = {key: settings[key] for key in settings if key in known}
-    return from_saved(values)
+    """The recipe in the config.yaml of a run folder of any version; raises Refused."""
+    return from_saved(_read_yaml(path))
 
 
 def load_study(name: str) -> Study:

@@ -240,7 +240,7 @@ def _drop_rows_after(path: Path, step: int, epochs: Collection[int]) -> list[Row
     rows = [
         row
         for row in read_rows(path)
-        if row["step"] <= step and (row["kind"] != "epoch" or row["epoch"] in epochs)
+        if row["step"] <= step and (row["kind"] != "epoch" or row.get("epoch") in epochs)
     ]
     with whole(path) as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
