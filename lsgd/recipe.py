@@ -41,11 +41,12 @@ EXECUTION = {
 LATER: dict[str, Any] = {
     "data.skip": [],
 }
-"""Fields that came after runs had been published, each with the value that means "as before".
+"""Trajectory fields that came after runs had been published, and what means "as before" in each.
 
-A run that has this value keeps the fingerprint which it had without the field, and a file from
-before the field is read as if it said so. A group of fields may come later too: then the value is
-that of all its trajectory fields.
+A run with this value keeps the fingerprint that it had without the field, and a file from before
+the field is read as if it said so, whatever the default for new runs. A group may come later too:
+then the value is that of all the trajectory fields which came with it. Execution fields need no
+place here, since their default means "as before".
 """
 
 AUTO = "auto"

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch has been trained and evaluated."""
+        """Whether the last epoch has ended."""
         return self.recipe.epochs in self.epochs and not self.recipe.rehearse
 
     @property

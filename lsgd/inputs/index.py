@@ -28,8 +28,8 @@ relative too, or nothing; offset there and length in bytes; label; width and hei
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
-LATER: dict[str, NDArray[Any]] = {}
-"""Fields that came after the first indexes were made, each with what it is in those, a scalar."""
+LATER: dict[str, np.generic] = {}
+"""Fields that came after the first indexes were made, each with what it is in those."""
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
