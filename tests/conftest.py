@@ -7,7 +7,6 @@ nothing passes by skipping.
 
 import os
 import platform
-import resource
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import undisturbed as undisturbed_run
+from helpers.budget import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401
 
 from lsgd import config
 from lsgd.train import train
@@ -53,40 +53,6 @@ MISSING = {
     ),
     "data": (not TEST_DATA.is_dir(), f"no test data at {TEST_DATA}: set LSGD_TEST_DATA"),
 }
-
-
-CPU_SECONDS = 5.0
-"""What a test may take, with its fixtures and the processes it starts, unless a mark says more."""
-LONGER = ("slow", "distributed", "soak", "gpu")
-
-
-def cpu_seconds() -> float:
-    """What this process has taken so far, and those it has started and waited for."""
-    taken = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in taken)
-
-
-began = pytest.StashKey[float]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that takes long and does not say so fails: it would make the short run a long one."""
-    report = yield
-    if report.when == "teardown" and not any(map(item.get_closest_marker, LONGER)):
-        taken = cpu_seconds() - item.stash[began]
-        if taken >= CPU_SECONDS:
-            report.outcome = "failed"
-            report.longrepr = (
-                f"{item.nodeid} took {taken:.1f} CPU seconds, and a test without a mark may take "
-                f"{CPU_SECONDS:g}: make it shorter, or mark it slow"
-            )
-    return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    item.stash[began] = cpu_seconds()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
