@@ -84,7 +84,7 @@ def run(copy: Path, tests: Sequence[str]) -> dict[str, str]:
     # Bytecode is told from newer source by seconds and size, which a fault may leave as they are.
     environment |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     # Of the installed plugins only the one that tests need, since others take a second to load.
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     plugins = ["-p", "no:cacheprovider", "-p", "hypothesispytest", "--hypothesis-seed=0"]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, f"--junit-xml={report}", *tests]
     with subprocess.Popen(
