@@ -719,6 +719,7 @@ def test_the_command_prints_the_table_and_agrees(capsys: pytest.CaptureFixture[s
     assert any(line.startswith("digits follows the paper in ") for line in lines[-3:])
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_is_not_declared() -> None:
     done = command("+recipe=digits", "optim.nesterov=false")
     assert done.returncode == 2

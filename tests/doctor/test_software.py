@@ -85,6 +85,7 @@ def test_a_dali_that_decodes_wrongly_fails() -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_data_are_read_and_not_only_looked_for(test_data: Path, tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "data_batch_1").write_bytes(b"no pickle")
