@@ -29,10 +29,10 @@ demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
 test: .venv/.run .venv/.dev ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed and not slow' $(ARGS)
 
-# Jobs come after the others, by themselves: they take all cores, and some have seconds to answer.
+# What takes all cores, and has seconds to answer, comes after the others and by itself.
 test-all: .venv/.run .venv/.dev ## all tests (20 minutes); LSGD_REQUIRE=dali,slurm,… makes a missing one fail
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed'
-	$(BIN)/python -m pytest -m distributed
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/distributed
+	$(BIN)/python -m pytest tests/distributed
 
 faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)

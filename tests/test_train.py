@@ -1,10 +1,6 @@
 """Whole runs of one process, as a user starts them."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,10 +36,6 @@ def curves(folder: Path) -> list[dict]:
     ]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "lsgd.train", "+recipe=digits", *SHORT, *words]
-
-
 def test_a_run_learns_and_leaves_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     error = train(recipe(tmp_path / "run", "epochs=12", "schedule.milestones=[9]"))
     assert error < 20
@@ -69,30 +61,6 @@ def test_the_learning_rate_written_is_that_of_the_step_made(tmp_path: Path) -> N
     train(made)
     rows = [row for row in curves(tmp_path / "run") if row["kind"] == "train"]
     assert [row["lr"] for row in rows] == [made.lr(step) for step in range(made.total_steps)]
-
-
-@pytest.mark.slow
-def test_killed_anywhere_it_goes_on_to_the_same_curves(tmp_path: Path) -> None:
-    """kill -9 at three moments; every row is there once and equal to the undisturbed run's."""
-    torch.set_num_threads(1)
-    train(recipe(tmp_path / "undisturbed", "log_steps=1"))
-    words = [f"run_dir={tmp_path / 'killed'}", "log_steps=1", "checkpoint_steps=1"]
-    for steps in (3, 9, 16):
-        process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            rows = read_rows(tmp_path / "killed" / "metrics.jsonl")
-            if sum(row["kind"] == "train" for row in rows) >= steps:
-                break
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-    subprocess.run(command(*words), stdout=subprocess.DEVNULL, timeout=120, check=True)
-    assert curves(tmp_path / "killed") == curves(tmp_path / "undisturbed")
-    killed, undisturbed = points(tmp_path / "killed"), points(tmp_path / "undisturbed")
-    for curve in ("train_by_examples/loss", "train_by_examples/lr", "epoch/val_top1_error"):
-        assert killed[curve] == undisturbed[curve]
-    assert len(killed["train_by_examples/loss"]) == recipe(tmp_path).total_steps
 
 
 def test_the_curves_of_runs_of_any_batch_size_overlay(tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def submit(slurm: Cluster, *arguments: str) -> str:
     return re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)[1]
 
 
-@pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize(
     ("launcher", "library"),
     [
@@ -111,15 +110,14 @@ def submit(slurm: Cluster, *arguments: str) -> str:
     ],
 )
 @pytest.mark.data
-def test_launched_by(
-    tmp_path: Path, fashion: Run, launcher: str, library: str, processes: int
-) -> None:
-    ends_equal(fashion, tmp_path / "run", launcher, library, processes)
+def test_launched_by(tmp_path: Path, fashion: Run, launcher: str, library: str) -> None:
+    ends_equal(fashion, tmp_path / "run", launcher, library, 3)
 
 
-def test_launched_locally(tmp_path: Path, digits: Run) -> None:
+@pytest.mark.data
+def test_launched_locally(tmp_path: Path, fashion: Run) -> None:
     """By horovodrun or torchrun, whichever is there."""
-    ends_equal(digits, tmp_path / "run", "local", "", 3)
+    ends_equal(fashion, tmp_path / "run", "local", "", 2)
 
 
 def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: int) -> None:
@@ -136,12 +134,9 @@ def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: i
 
 @pytest.mark.slurm
 @pytest.mark.data
-@pytest.mark.parametrize("processes", [2, 3])
-def test_submitted_to_two_nodes(
-    tmp_path: Path, fashion: Run, slurm: Cluster, processes: int
-) -> None:
+def test_submitted_to_two_nodes(tmp_path: Path, fashion: Run, slurm: Cluster) -> None:
     """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet."""
-    folder = tmp_path / "run"
+    folder, processes = tmp_path / "run", 3
     words = [*fashion.words, f"run_dir={folder}"]
     job = submit(slurm, *words, "--nodes", "2", "--np", str(processes))
     ended = slurm.wait(job, "COMPLETED", "FAILED")
