@@ -1,6 +1,6 @@
 # The menu: `make` prints it from the ## comments.
-# PYTHON is what .venv is made with; ARGS goes to pytest, or to tests/faults; SEED draws the faults
-# of make soak.
+# PYTHON is what .venv is made with; ARGS chooses some tests for `make test`, or some faults for `make
+# faults`; SEED draws the faults of make soak.
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 BIN := .venv/bin
 SEED ?= 0
@@ -30,9 +30,9 @@ test: .venv/.run .venv/.dev ## the tests that start no job, on 2 cores (3 minute
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed and not slow' $(ARGS)
 
 # What takes all cores, and has seconds to answer, comes after the others and by itself.
-test-all: .venv/.run .venv/.dev ## all tests (20 minutes); LSGD_REQUIRE=dali,slurm,… makes a missing one fail
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/distributed
-	$(BIN)/python -m pytest tests/distributed
+test-all: .venv/.run .venv/.dev ## all tests but the soak (20 minutes); LSGD_REQUIRE=dali,slurm,… makes a missing one fail
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/distributed; others=$$?; \
+	$(BIN)/python -m pytest tests/distributed && exit $$others
 
 faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)

@@ -182,8 +182,10 @@ def load(content: bytes, name: str) -> Checkpoint:
 def _from_format_1(fields: dict[str, Any]) -> None:
     """Bring the fields of a file of lsgd 0.1.0 to where they are now."""
     fields["parts"] = {"batchnorm": {"shares": fields.pop("bn_shares")}}
-    errors = enumerate(fields.pop("errors"), start=1)
-    fields["rates"] = {epoch: {ERROR: error} for epoch, error in errors}
+    # Those of a rehearsal have gaps.
+    epochs = (epoch for epoch, _ in config.from_saved(fields["recipe"]).epochs_from(0))
+    evaluated = zip(epochs, fields.pop("errors"), strict=False)
+    fields["rates"] = {epoch + 1: {ERROR: error} for epoch, error in evaluated}
 
 
 def read(path: Path) -> bytes:

@@ -150,13 +150,16 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     before = OmegaConf.create()
     for key, value in LATER.items():
         OmegaConf.update(before, key, value)
-    completed = OmegaConf.merge(before, values)
-    assert isinstance(completed, DictConfig)
-    for group, kind in (("inputs", Inputs), ("comm", Comm)):
-        known = {entry.name for entry in fields(kind)}
-        settings = completed.get(group)
-        if isinstance(settings, DictConfig):
-            completed[group] = {key: settings[key] for key in settings if key in known}
+    try:
+        completed = OmegaConf.merge(before, values)
+        assert isinstance(completed, DictConfig)
+        for group, kind in (("inputs", Inputs), ("comm", Comm)):
+            known = {entry.name for entry in fields(kind)}
+            settings = completed.get(group)
+            if isinstance(settings, DictConfig):
+                completed[group] = {key: settings[key] for key in settings if key in known}
+    except OmegaConfBaseException as error:
+        raise Refused(f"{_first_line(error)}; give the configuration of a run of lsgd") from None
     return from_mapping(completed, *words)
 
 

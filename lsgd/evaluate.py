@@ -34,7 +34,7 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     content = checkpoint.read(path)
     try:
         saved = checkpoint.load(content, str(path))
-    except Refused as error:
+    except checkpoint.Damaged as error:
         raise Refused(
             f"{str(error).partition(';')[0]}; give another, or, if it is a file of plain weights, "
             "add a recipe that says on which data and in which model, such as +recipe=bs256"

@@ -54,8 +54,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last epoch has ended."""
-        return self.recipe.epochs in self.epochs and not self.recipe.rehearse
+        """Whether every epoch has ended."""
+        every = set(range(1, self.recipe.epochs + 1))
+        return every <= self.epochs.keys() and not self.recipe.rehearse
 
     @property
     def diverged(self) -> str | None:
@@ -73,7 +74,7 @@ class Run:
             return "finished"
         if self.diverged is not None:
             return f"diverged in epoch {self.epoch + 1} of {self.recipe.epochs}"
-        return f"{self.epoch} of {self.recipe.epochs} epochs done"
+        return f"{len(self.epochs)} of {self.recipe.epochs} epochs done"
 
     @property
     def error(self) -> float:

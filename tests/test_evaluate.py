@@ -6,8 +6,11 @@ from helpers.folders import LOADERS
 from PIL import Image
 from torch.nn import functional as F
 
+from lsgd import checkpoint, config
+from lsgd.comm.single import SingleComm
 from lsgd.errors import Refused
 from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
+from lsgd.learner import Learner
 from lsgd.prepare.scan import index_folder
 from lsgd.vision import models, transforms
 
@@ -79,6 +82,19 @@ def test_the_command_says_the_error(
     torch.save(models.resnet50().state_dict(), tmp_path / "resnet50.pth")
     assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 2
     assert "has not the weights of resnet50 for 3 classes" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_a_newer_lsgd_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 99)
+    saved = Learner(config.load_recipe(["+recipe=digits"]), SingleComm(), torch.device("cpu"))
+    checkpoint.write(saved.checkpoint(), tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(
+        Refused, match=r"newer lsgd \(it is of format 99\); go on with that version$"
+    ):
+        evaluate_checkpoint(tmp_path / checkpoint.FILE)
 
 
 def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:

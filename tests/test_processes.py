@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lsgd import processes
@@ -54,7 +55,13 @@ def test_stop_finds_what_has_gone_its_own_way_and_nothing_else(tmp_path: Path) -
     job(one, "sh", "-c", daemon).wait(timeout=20)
     stopped = job(one, "sleep", "100")
     os.kill(stopped.pid, signal.SIGSTOP)
-    stubborn = job(one, "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+    ready = tmp_path / "ready"
+    stubborn = job(one, "sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 1; done")
+    # On busy cores neither is so far at once.
+    deadline = time.monotonic() + 20
+    while not ready.exists() or psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     spared = job(other, "sleep", "100")
     try:
         assert int((tmp_path / "daemon").read_text()) in processes.running(one)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.undisturbed import same_rows
 
 from lsgd import checkpoint, config, recipe
 from lsgd.evaluate import evaluate_checkpoint
@@ -28,7 +29,7 @@ HERE = Path(__file__).parent
 OLD = HERE / "fixtures/0.1"
 RESULTS = HERE.parent / "results"
 
-# The words that the runs of the fixtures were started with; tests/fixtures/0.1/README.md has them.
+# The words of the runs, as tests/fixtures/0.1/README.md has them; but images are decoded here.
 DIGITS = [
     "+recipe=digits", "workers=8", "worker_batch=32", "workers_per_pass=4", "epochs=4",
     "precision=float64", "schedule.reference_lr=0.00625", "schedule.milestones=[3]",
@@ -57,22 +58,14 @@ def fingerprint(*words: str) -> str:
     return config.load_recipe(words).fingerprint
 
 
+def results(run: Path) -> list[dict[str, Any]]:
+    """The rows of its steps and epochs."""
+    path = run if run.suffix else run / "metrics.jsonl"
+    return [row for row in read_rows(path) if row["kind"] in ("train", "epoch")]
+
+
 def copied(name: str, folder: Path) -> Path:
     return Path(shutil.copytree(OLD / name, folder / "run", symlinks=True))
-
-
-def same_rows(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Every step and epoch once, at its lr, with the loss of the run that was not disturbed."""
-    exact = ("kind", "step", "epoch", "lr", "val_top1_error", "train_top1_error", "top1_error")
-    losses = ("loss", "train_loss", "val_loss")
-    ours, theirs = (
-        [row for row in rows if row["kind"] in ("train", "epoch")] for rows in (ours, theirs)
-    )
-    assert theirs
-    for one, other in zip(ours, theirs, strict=True):
-        assert [one.get(key) for key in exact] == [other.get(key) for key in exact]
-        wanted = {key: other[key] for key in losses if key in other}
-        assert {key: one[key] for key in wanted} == pytest.approx(wanted, rel=1e-10)
 
 
 # --- Fingerprints ----------------------------------------------------------------------------
@@ -187,16 +180,26 @@ def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     """Saved by 2 processes, resumed by one; the row of step 13 is made again."""
     run = copied("killed", tmp_path)
     train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
-    same_rows(read_run(run).rows, read_run(OLD / "finished").rows)
+    same_rows(results(run), results(OLD / "finished"))
     assert read_run(run).error == pytest.approx(31.4085, abs=1e-4)
     again = evaluate_checkpoint(run / "checkpoint.pt")
     assert again.top1_error == pytest.approx(17.4648, abs=1e-4)
 
 
+def test_a_rehearsal_resumes(tmp_path: Path) -> None:
+    """Of epochs 1, 3, 6, 10 and 11, the first two are evaluated and not again."""
+    run = copied("rehearsed", tmp_path)
+    saved = checkpoint.load((run / "checkpoint.pt").read_bytes(), "rehearsed")
+    assert list(saved.rates) == [1, 3]
+    words = ["rehearse=true", "precision=float64", "checkpoint_steps=1", "keep_checkpoints=1"]
+    train(config.load_recipe(["+recipe=digits", *words, f"run_dir={run}"]))
+    same_rows(results(run), results(OLD / "rehearsed-finished.jsonl"))
+
+
 def test_a_run_of_images_resumes_by_its_index(tmp_path: Path) -> None:
     run = copied("images-killed", tmp_path)
     train(config.load_recipe([*IMAGES, f"run_dir={run}"]))
-    same_rows(read_run(run).rows, read_rows(OLD / "images-finished.jsonl"))
+    same_rows(results(run), results(OLD / "images-finished.jsonl"))
 
 
 def test_a_finished_run_has_nothing_left_to_train(
@@ -208,7 +211,7 @@ def test_a_finished_run_has_nothing_left_to_train(
     error = train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
     assert "it is complete: nothing is left to train" in capsys.readouterr().out
     assert error == before.error
-    same_rows(read_run(run).rows, before.rows)
+    same_rows(results(run), results(OLD / "finished"))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,15 @@ def test_a_run_need_not_be_evaluated_after_every_epoch(tmp_path: Path) -> None:
     assert (run.state, run.finished, run.error) == ("finished", True, 30.0)
 
 
+def test_a_run_whose_rows_are_lost_is_not_finished(tmp_path: Path) -> None:
+    """Behind a damaged line they are dropped, and its error would be the median of what is left."""
+    folder = write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[9.0] * 9)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([*lines[:5], lines[-1]]))
+    run = read_run(folder)
+    assert (run.epoch, run.finished, run.state) == (9, False, "5 of 9 epochs done")
+
+
 def write(folder: Path, rows: list[dict[str, object]]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
@@ -68,6 +77,8 @@ def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
     [
         ("config.yaml", "- a\n- b\n", "config.yaml is no mapping of keys to values"),
         ("config.yaml", "name: [", "config.yaml cannot be read"),
+        ("config.yaml", "data: [1]\n", "config.yaml is of no run of this lsgd"),
+        ("config.yaml", "inputs: ${x}\n", "config.yaml is of no run of this lsgd"),
         ("config.yaml", "trainer: {max_epochs: 3}\n", "there is no key 'trainer'"),
         ("metrics.jsonl", "[1, 2]\n", "metrics.jsonl has rows that lsgd did not write"),
         ("metrics.jsonl", '{"loss": 1}\n', "metrics.jsonl has rows that lsgd did not write"),

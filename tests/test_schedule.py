@@ -1,6 +1,6 @@
 """The schedule against the paper's rules in exact fractions, at any batch, and peers' defects.
 
-That every step of every shipped recipe has the paper's lr is shown in test_recipes.py.
+That the steps of every shipped recipe have the paper's lr is shown in test_recipes.py.
 """
 
 import math

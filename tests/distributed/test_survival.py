@@ -257,8 +257,9 @@ def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) ->
     ],
 )
 def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, every: int, stops: list[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    processes: int, every: int, stops: list[str],
+) -> None:  # fmt: skip
     """Of four epochs only the third and fourth are evaluated, or all; see helpers/sparse.py."""
     monkeypatch.setattr(sparse, "every", every)
     monkeypatch.setattr("lsgd.train.validated", sparse.sparsely)
@@ -269,6 +270,9 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
     assert [row["epoch"] for row in epochs] == [1, 2, 3, 4]
     evaluated = [row["epoch"] for row in epochs if "val_top1_error" in row]
     assert evaluated == ([3, 4] if every == 3 else [1, 2, 3, 4])
+    said = capsys.readouterr().out
+    assert ("epoch 1: not evaluated (train " in said) == (1 not in evaluated)
+    assert "epoch 4: top-1 error " in said
     # The last row of an epoch and of a step that each of them leaves.
     left = {"leave 8": (5, 10), "save 10": (10, 10), "evaluate 15": (10, 15), "step 18": (15, 18)}
     for stop in stops:

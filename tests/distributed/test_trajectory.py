@@ -12,11 +12,11 @@ from lsgd.comm.single import SingleComm
 
 HOROVOD = [pytest.mark.horovod]
 # Which process hosts what does not depend on the library, only the order of its sums does: so each
-# number of processes over one of them, and two over all.
+# number of processes over one of them.
 LAUNCHES = [
     *(("torch", processes) for processes in (2, 3, 8)),
     *(pytest.param("horovod-gloo", processes, marks=HOROVOD) for processes in (2, 4)),
-    pytest.param("horovod-mpi", 2, marks=[*HOROVOD, pytest.mark.mpi]),
+    pytest.param("horovod-mpi", 3, marks=[*HOROVOD, pytest.mark.mpi]),
 ]
 PROGRAM = program.__file__
 

@@ -39,7 +39,11 @@ ROOT = HERE.parent.parent
 LIMIT = 300
 """Seconds that a test may take."""
 PASSED, FAILED = "passes", "fails"
-OUTCOMES = {"failure": FAILED, "error": "stops at an error before it", "skipped": "is skipped"}
+OUTCOMES = {
+    "failure": FAILED,
+    "error": "stops at an error in its set-up",
+    "skipped": "is skipped",
+}
 """By the tags of pytest's report; a test without any of them has passed."""
 
 

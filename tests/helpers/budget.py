@@ -6,7 +6,8 @@ from collections.abc import Generator
 import pytest
 
 CPU_SECONDS = 5.0
-"""What a test may take, with its fixtures and the processes it starts, unless a mark says more."""
+"""What a test may take, unless a mark says more: with the fixtures that it is the first to ask for,
+and the processes that it has started and waited for."""
 LONGER = ("slow", "distributed", "soak", "gpu")
 
 _began = pytest.StashKey[float]()
