@@ -1,4 +1,4 @@
-"""What the benchmarks of jobs refuse and compute; tests/distributed starts the jobs."""
+"""What the benchmarks of jobs refuse and compute; test_job_launches.py starts the jobs."""
 
 from pathlib import Path
 

@@ -74,12 +74,17 @@ def apart(one: Path, other: Path) -> float:
 def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Whole runs through both loaders, alone and on three processes."""
     folder = tmp_path_factory.mktemp("runs")
-    for loader in ("dali", "torchvision"):
-        done = subprocess.run(
+    alone = [
+        subprocess.Popen(
             [sys.executable, *words(root, folder / f"{loader}1", loader)],
-            capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for loader in ("dali", "torchvision")
+    ]  # fmt: skip
+    for each in alone:
+        _, said = each.communicate(timeout=200)
+        assert each.returncode == 0, said
+    for loader in ("dali", "torchvision"):
         done = launch("torch", 3, *words(root, folder / f"{loader}3", loader))
         assert done.returncode == 0, done.stderr
         assert f"; {'DALI' if loader == 'dali' else 'torchvision'} " in done.stdout

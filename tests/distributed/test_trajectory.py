@@ -15,7 +15,7 @@ HOROVOD = [pytest.mark.horovod]
 # number of processes over one of them.
 LAUNCHES = [
     *(("torch", processes) for processes in (2, 3, 8)),
-    *(pytest.param("horovod-gloo", processes, marks=HOROVOD) for processes in (2, 4)),
+    pytest.param("horovod-gloo", 4, marks=HOROVOD),
     pytest.param("horovod-mpi", 3, marks=[*HOROVOD, pytest.mark.mpi]),
 ]
 PROGRAM = program.__file__
