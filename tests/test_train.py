@@ -63,6 +63,7 @@ def test_the_learning_rate_written_is_that_of_the_step_made(tmp_path: Path) -> N
     assert [row["lr"] for row in rows] == [made.lr(step) for step in range(made.total_steps)]
 
 
+@pytest.mark.slow
 def test_the_curves_of_runs_of_any_batch_size_overlay(tmp_path: Path) -> None:
     """Against steps, one would be four times as long as the other."""
     for workers, batch, steps in ((2, 32, 46), (8, 128, 12)):
@@ -155,6 +156,7 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(tmp_path: Path
         evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["inputs=synthetic"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_resnet50_is_torchvisions(tmp_path: Path) -> None:
     """Its model loads by plain keys, all of them, and answers the same."""
     words = [
