@@ -7,7 +7,7 @@ SEED ?= 0
 # Two processes share the test files, as many as the smallest machine has cores.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 # Bytecode is kept, also where the environment says otherwise: every process of a test would compile
-# lsgd anew, which takes a third of its start.
+# lsgd anew, which takes a quarter of its start.
 export PYTHONDONTWRITEBYTECODE :=
 SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
 
