@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config
-from lsgd.comm import run_command
+from lsgd.job.command import run_command
 from lsgd.train import train
 
 RUNS = {

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from lsgd import checkpoint, config
-from lsgd.comm import agree, open_comm, pick_device, run_command
+from lsgd.comm import agree, open_comm
 from lsgd.errors import Refused
 from lsgd.evaluation import evaluate
 from lsgd.inputs import open_inputs
-from lsgd.launcher import detect
+from lsgd.job.command import run_command
+from lsgd.job.device import pick_device
+from lsgd.job.launcher import detect
 from lsgd.network import DTYPES, make_network
 from lsgd.recipe import Comm, Inputs, Recipe
 from lsgd.tally import Scores

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lsgd import sampler
 from lsgd.comm import Comm, sum_
 from lsgd.inputs import Inputs
-from lsgd.preemption import Rounds
+from lsgd.job.preemption import Rounds
 from lsgd.tally import Scores, Tally, scores
 
 

@@ -21,7 +21,7 @@ from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.launcher import detect
+from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.recipe import AUTO, Recipe
 from lsgd.sampler import Pass

@@ -1,21 +1,10 @@
-"""What a number is of besides its recipe: the processor, and the commit of the code."""
+"""Which code a number is of: the commit of the checkout."""
 
 import os
-import platform
 import subprocess
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
-
-
-def cpu() -> str:
-    """The model of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def commit() -> str | None:

@@ -44,7 +44,7 @@ from typing import NoReturn
 
 from lsgd import config, paths, supervise
 from lsgd.errors import Preempted, Refused
-from lsgd.launcher import cores, detect
+from lsgd.job.launcher import cores, detect
 from lsgd.report import report
 from lsgd.report.figures import check_matplotlib
 from lsgd.studies import Study

@@ -16,8 +16,8 @@ process that dies takes one away, until the command is given anew. With --hosts 
 sum, and `{hosts}` stands for those that answer, where ssh does, when the job is started: a machine
 that is lost is left out, and one that is back takes part.
 
-What an end means is told by the dead processes themselves (`lsgd.processes`), since launchers make
-1 of most exit codes. The first that died counts, as it drags the others along:
+What an end means is told by the dead processes themselves (`lsgd.job.members`), since launchers
+make 1 of most exit codes. The first that died counts, as it drags the others along:
 
     2 refused, 3 diverged       the same words would do the same: the end
     4 an input failed           started again, as a decoding process may have been killed; a second
@@ -49,9 +49,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from lsgd import processes
 from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
-from lsgd.processes import GRACE, TAG, Member, Watch
+from lsgd.job import members
+from lsgd.job.members import GRACE, TAG, Member, Watch
 
 NP, HOSTS = "{np}", "{hosts}"
 SSH = 22
@@ -222,7 +222,7 @@ def run(
     What it prints goes to `output`, by default where the prints of this process go.
     """
     folder = run_folder(command)
-    processes.clear(folder)
+    members.clear(folder)
     memory_kills = _memory_kills()
     with guarded(folder, log):
         try:
@@ -254,12 +254,12 @@ def run(
                     silent, stop_at = True, 0
             watch.wait(0)
             code = launcher.poll()
-        processes.stop(folder)
+        members.stop(folder)
         launcher.wait()
     if silent:
         return Ending(1, f"nothing was written for {silence:g} s")
     # Deaths on other machines are not seen; their last words stand behind.
-    others = [each for each in processes.members(folder) if each.code and each not in watch.dead]
+    others = [each for each in members.members(folder) if each.code and each not in watch.dead]
     ending = how_it_ended([*watch.dead, *others], command[0], code)
     if ending.lost and _memory_kills() > memory_kills:
         cause = f"{ending.cause}; the kernel has killed a process for want of memory meanwhile"
@@ -309,7 +309,7 @@ def _ask_to_leave(watch: Watch, launcher: int) -> None:
 def guarded(folder: Path, log: Log) -> Iterator[None]:
     """Have a helper process that stops the folder's job as soon as this process is gone."""
     helper = subprocess.Popen(
-        [sys.executable, "-m", "lsgd.processes", str(folder)],
+        [sys.executable, "-m", "lsgd.job.members", str(folder)],
         stdin=subprocess.PIPE,
         # It keeps the lock until the job is stopped.
         pass_fds=[log.file.fileno()],
@@ -365,7 +365,7 @@ def open_log(
                 )
             time.sleep(WAKE)
         log = Log(file, screen)
-        if left := processes.stop(folder):
+        if left := members.stop(folder):
             log.say("stopped", f"stopped {len(left)} processes of an earlier start", pids=left)
         yield log
 

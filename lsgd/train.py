@@ -19,11 +19,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn import functional as F
 
-from lsgd import checkpoint, config, metrics, optim, preemption, sampler
-from lsgd.comm import agree, describe, device_name, from_first, open_comm, pick_device, run_command
+from lsgd import checkpoint, config, metrics, optim, sampler
+from lsgd.comm import agree, describe, from_first, open_comm
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch, Inputs, open_inputs
+from lsgd.job import preemption
+from lsgd.job.command import run_command
+from lsgd.job.device import device_name, pick_device
 from lsgd.learner import Learner
 from lsgd.passes import with_fastest_pass
 from lsgd.profile import profiling

@@ -16,7 +16,7 @@ from lsgd import config, optim
 from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch, open_inputs
-from lsgd.launcher import detect
+from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.models import make_model
 from lsgd.recipe import Recipe

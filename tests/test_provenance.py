@@ -2,10 +2,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from lsgd import provenance
-from lsgd.comm import device_name
 
 
 def git(folder: Path, *words: str) -> str:
@@ -36,9 +34,3 @@ def test_the_commit_is_that_of_the_checkout_alone(
     monkeypatch.setattr(provenance, "_PACKAGE", package)
     monkeypatch.setenv("PATH", "")
     assert provenance.commit() is None  # no git
-
-
-def test_a_cpu_is_told_by_its_model_and_cores() -> None:
-    name = device_name(torch.device("cpu"))
-    assert name.startswith(f"{provenance.cpu()}, ")
-    assert f"cores, threads per process: {torch.get_num_threads()}" in name

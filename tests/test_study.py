@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd import processes
+from lsgd.job import members
 from lsgd.rows import read_rows
 from lsgd.trials import Trial
 
@@ -82,7 +82,7 @@ def place(tmp_path: Path, installation: Path) -> Iterator[Place]:
         job.kill()
         job.communicate()
     for folder in (tmp_path / TRIALS).glob("*"):
-        processes.stop(folder)
+        members.stop(folder)
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -139,7 +139,7 @@ def test_told_to_stop(place: Place, number: signal.Signals) -> None:
     assert place.starts() == {"digits-seed0": 1, "digits-seed1": 1}
     for seed in (0, 1):
         folder = place.trial("digits", seed)
-        assert processes.running(folder) == []
+        assert members.running(folder) == []
         [end] = [
             json.loads(row) for row in (folder / "supervise.log").read_text().splitlines()
             if '"end"' in row
@@ -381,7 +381,7 @@ def test_a_real_trial_through_a_launch_script(place: Place) -> None:
     assert re.search(r"1 of 1  digits, seed 0: goes on after epoch \d+, processes: 1\n", said)
     assert re.search(r"1 of 1  digits, seed 0: top-1 error \d\.\d\d %", said)
     assert "top-1 error" in folder.with_name(f"{folder.name}.log").read_text()
-    assert processes.running(folder) == []
+    assert members.running(folder) == []
     assert "report: runs/studies/single" in said
     assert (place.folder / "runs/studies/single/index.html").exists()
 

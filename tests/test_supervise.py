@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lsgd import checkpoint, processes, supervise
+from lsgd import checkpoint, supervise
 from lsgd.errors import Refused
-from lsgd.processes import Member
+from lsgd.job import members
+from lsgd.job.members import Member
 
 JOB = str(Path(__file__).parent / "helpers/small_job.py")
 
@@ -99,7 +100,7 @@ def test_what_follows_an_ending(
     assert got == code, said
     assert starts(tmp_path / "run") == [3] * made
     assert says.format(host=os.uname().nodename) in said
-    assert processes.running(tmp_path / "run") == []
+    assert members.running(tmp_path / "run") == []
 
 
 @pytest.mark.distributed
@@ -173,24 +174,24 @@ def test_a_signal_is_passed_on_and_nothing_starts_again(
 ) -> None:
     folder = tmp_path / "run"
     job = start("--", *words(folder, plan))
-    until(lambda: len(processes.members(folder)) == 3)
+    until(lambda: len(members.members(folder)) == 3)
     time.sleep(0.3)
     job.send_signal(number)
     said, _ = job.communicate(timeout=20)
     assert job.returncode == code, said
     assert starts(folder) == [3]
-    assert processes.running(folder) == []
+    assert members.running(folder) == []
 
 
 @pytest.mark.distributed
 def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path, start) -> None:
     folder = tmp_path / "run"
     job = start("--grace", "0.5", "--", *words(folder, "stubborn"))
-    until(lambda: len(processes.members(folder)) == 3)
+    until(lambda: len(members.members(folder)) == 3)
     job.terminate()
     job.communicate(timeout=20)
     assert job.returncode == 143
-    assert processes.running(folder) == []
+    assert members.running(folder) == []
 
 
 @pytest.mark.distributed
@@ -207,7 +208,7 @@ def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervis
     folder = tmp_path / "run"
     arguments = ["--", *words(folder, "stubborn", "0")]
     job = start(*arguments)
-    until(lambda: len(processes.members(folder)) == 3)
+    until(lambda: len(members.members(folder)) == 3)
     job.kill()
     # The second comes at once: it waits until nothing of the first is left.
     code, said = supervised(*arguments)
@@ -215,7 +216,7 @@ def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervis
     assert code == 0, said
     assert "of an earlier start" not in said
     assert starts(folder) == [3, 3]
-    assert processes.running(folder) == []
+    assert members.running(folder) == []
 
 
 @pytest.mark.distributed
@@ -225,14 +226,14 @@ def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
     folder = tmp_path / "run"
     arguments = ["--", *words(folder, "hangs", "0")]
     job = start(*arguments)
-    until(lambda: len(processes.members(folder)) == 3)
+    until(lambda: len(members.members(folder)) == 3)
     helpers = subprocess.run(
-        ["pgrep", "-f", f"lsgd.processes {folder}"], capture_output=True, text=True, check=True
+        ["pgrep", "-f", f"lsgd.job.members {folder}"], capture_output=True, text=True, check=True
     )
     os.kill(int(helpers.stdout), signal.SIGKILL)
     job.kill()
     time.sleep(0.5)
-    assert len(processes.running(folder)) == 4
+    assert len(members.running(folder)) == 4
     code, said = supervised(*arguments)
     job.communicate(timeout=10)
     assert code == 0

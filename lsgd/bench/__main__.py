@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from lsgd.comm import run_command
 from lsgd.errors import Refused
+from lsgd.job.command import run_command
 
 HELP = """\
 usage: python -m lsgd.bench WHAT +recipe=NAME [key=value ...] [options]

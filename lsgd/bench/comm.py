@@ -14,9 +14,9 @@ from lsgd.bench.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OUR
 from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Estimate, Rounds, Work, check_rounds, cost, estimate, measure
-from lsgd.comm import pick_device
 from lsgd.config import CommandLine
 from lsgd.errors import Refused
+from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
 
 ABOUT = f"""\

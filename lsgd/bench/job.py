@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-from lsgd.children import Child, failure, started
 from lsgd.errors import Refused
-from lsgd.launcher import cores, detect
+from lsgd.job.children import Child, failure, started
+from lsgd.job.launcher import cores, detect
 
 PYTHON = sys.executable
 LAUNCHERS = {

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, RandomSampler
 
 from lsgd import augmentation, paths, sampler
-from lsgd.comm import Comm, open_comm, pick_device
+from lsgd.comm import Comm, open_comm
 from lsgd.errors import Refused
 from lsgd.inputs import IN_MEMORY, Batch, Inputs, open_inputs
 from lsgd.inputs.index import Index, open_indexes
-from lsgd.launcher import cores, detect
+from lsgd.job.device import pick_device
+from lsgd.job.launcher import cores, detect
 from lsgd.recipe import Recipe
 from lsgd.sampler import Pass
 from lsgd.vision import datasets, transforms

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lsgd.launcher import cores, detect
-from lsgd.provenance import cpu
+from lsgd.job.device import cpu
+from lsgd.job.launcher import cores, detect
 
 
 def machine(device: torch.device) -> dict[str, Any]:

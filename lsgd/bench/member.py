@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from lsgd.bench.loaders import finish
-from lsgd.comm import Comm, agree, open_comm, pick_device, run_command, sum_
+from lsgd.comm import Comm, agree, open_comm, sum_
 from lsgd.config import load_recipe
 from lsgd.errors import Refused
+from lsgd.job.command import run_command
+from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
 
 WAIT = 3600.0

@@ -9,8 +9,9 @@ import numpy as np
 
 from lsgd.bench.fresh import in_fresh_process
 from lsgd.bench.loaders import consume, passes_of_step
-from lsgd.comm import open_comm, pick_device
+from lsgd.comm import open_comm
 from lsgd.inputs import open_inputs
+from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
 
 LIMIT = 6 * 3600.0

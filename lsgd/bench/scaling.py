@@ -16,10 +16,11 @@ from lsgd.bench.job import Job, numbers, open_job
 from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Rounds, Work, check_rounds, estimate, measure, ratio
-from lsgd.comm import Comm, pick_device
+from lsgd.comm import Comm
 from lsgd.config import CommandLine
 from lsgd.errors import Refused
 from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, check_world_size
 from lsgd.train import train_step

@@ -16,12 +16,13 @@ from lsgd.bench.scripts import Timm, Torchvision, with_plain_batchnorm
 from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Work, check_rounds, cost, estimate, measure, ratio
-from lsgd.comm import Comm, open_comm, pick_device
+from lsgd.comm import Comm, open_comm
 from lsgd.config import CommandLine
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.launcher import detect
+from lsgd.job.device import pick_device
+from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.sampler import Pass

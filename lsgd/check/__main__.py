@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lsgd import config
 from lsgd.check import Finding, build, findings
-from lsgd.comm import run_command
 from lsgd.errors import Refused
+from lsgd.job.command import run_command
 from lsgd.recipe import Recipe
 
 ABOUT = """\

@@ -1,7 +1,6 @@
 """The processes of one job, and the library they talk over."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
@@ -10,10 +9,8 @@ from typing import Protocol, TypeVar
 from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
-from lsgd.launcher import Launch, cores, detect
-from lsgd.processes import last_words
-from lsgd.provenance import cpu
+from lsgd.errors import PeerLost, Refused
+from lsgd.job.launcher import Launch, cores, detect
 
 T = TypeVar("T")
 
@@ -94,15 +91,6 @@ def describe(comm: Comm, device: Device) -> str:
     return line
 
 
-def device_name(device: Device) -> str:
-    """The hardware of a process: its GPU, or the CPU, the job's cores of it, and its threads."""
-    if device.type == "cuda":
-        return cuda.get_device_name(device)
-    launch = detect()
-    here = cores(launch) * launch.local_size
-    return f"{cpu()}, {here} cores, threads per process: {get_num_threads()}"
-
-
 @contextmanager
 def with_peers(*errors: type[Exception]) -> Iterator[None]:
     """Make these errors of a communication library say what they mean: PeerLost."""
@@ -121,35 +109,6 @@ def with_peers(*errors: type[Exception]) -> Iterator[None]:
 def sum_(comm: Comm, tensor: Tensor) -> None:
     """Replace the tensor, in place, by its sum over the processes, and wait for it."""
     comm.start_sum_(tensor, "sum")()
-
-
-def run_command(command: Callable[[], object]) -> int:
-    """Run a command line's work; returns the exit code, and says why it is not 0.
-
-    What ends the whole job is said once, by process 0; what only one process knows, by that one.
-    """
-    try:
-        rank = detect().rank
-    except Refused as error:
-        print(f"lsgd: {error}", file=sys.stderr)
-        return error.exit_code
-    with last_words(rank) as leave:
-        try:
-            command()
-        except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
-            if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
-                print(f"lsgd: process {rank}: {error}", file=sys.stderr)
-            elif rank == 0:
-                print(f"lsgd: {error}", file=sys.stderr)
-            return leave(error.exit_code, str(error))
-        except KeyboardInterrupt:
-            if rank == 0:
-                print(
-                    "\nlsgd: interrupted; a run with run_dir=… goes on by the same words",
-                    file=sys.stderr,
-                )
-            return leave(130, "interrupted")
-        return leave(0, "")
 
 
 def agree(comm: Comm, action: Callable[[], T]) -> T:
@@ -178,30 +137,6 @@ def from_first(comm: Comm, action: Callable[[], T]) -> T:
     if refusal is not None:
         raise Refused(refusal)
     return result  # type: ignore[return-value]
-
-
-def pick_device(name: str) -> Device:
-    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU."""
-    launch = detect()
-    if name == "cpu" or (name == "auto" and not cuda.is_available()):
-        return Device("cpu")
-    if not cuda.is_available():
-        raise Refused(
-            "device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto",
-            here_only=True,
-        )
-    gpus = cuda.device_count()
-    # Launchers may show each process a GPU of its own, which is number 0 to it.
-    own = gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
-    if launch.local_size > gpus and not own:
-        raise Refused(
-            f"{launch.local_size} processes on a machine with {gpus} GPUs; start at most one per "
-            "GPU (a process hosts as many workers as it takes)",
-            here_only=True,
-        )
-    device = Device("cuda", 0 if own else launch.local_rank)
-    cuda.set_device(device)
-    return device
 
 
 def _open(

@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lsgd.comm import with_peers
 from lsgd.errors import Refused
-from lsgd.launcher import Launch
+from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
 

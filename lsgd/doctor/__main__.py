@@ -19,10 +19,10 @@ from dataclasses import asdict
 from typing import NoReturn
 
 import lsgd
-from lsgd import children
 from lsgd.doctor import datasets, machine, software, sums
 from lsgd.doctor.child import Answer, ask
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.job import children
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 something that every run needs fails

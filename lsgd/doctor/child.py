@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lsgd.children import failure, finished
+from lsgd.job.children import failure, finished
 
 
 @dataclass(frozen=True)

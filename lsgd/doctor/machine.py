@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsgd.children import finished
 from lsgd.doctor.child import Answer
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.job.children import finished
 
 FILES = 1024
 """Open files that a process may want: images, decoding processes and a socket for each peer."""

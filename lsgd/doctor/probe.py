@@ -173,7 +173,8 @@ def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
     """A sum over the processes of a launcher: whether it is right on all, and how fast."""
     import torch
 
-    from lsgd.comm import open_comm, pick_device, sum_
+    from lsgd.comm import open_comm, sum_
+    from lsgd.job.device import pick_device
 
     device = pick_device(device_kind)
     comm = open_comm(library, device=device, timeout=30)

@@ -6,9 +6,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from lsgd.children import finished, telling_line
 from lsgd.doctor.child import Answer
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.job.children import finished, telling_line
 
 OLDEST_PYTHON = (3, 11)
 INSTALL = "run `make setup` in the checkout, or `pip install lsgd` again"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.inputs.index import open_indexes
-from lsgd.launcher import cores, detect
+from lsgd.job.launcher import cores, detect
 from lsgd.recipe import Data, Recipe
 from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lsgd.errors import InputFailed, Refused
 from lsgd.files import whole
-from lsgd.launcher import detect
+from lsgd.job.launcher import detect
 from lsgd.recipe import Data
 
 SPLITS = ("train", "val")

@@ -12,12 +12,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from lsgd import augmentation, preemption
+from lsgd import augmentation
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.decoding import Wanted, load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.inputs.normalise import Normalise
+from lsgd.job import preemption
 from lsgd.recipe import Data
 from lsgd.recipe import Inputs as Settings
 from lsgd.sampler import Pass

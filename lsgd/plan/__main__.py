@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lsgd.comm import run_command
 from lsgd.config import CommandLine
 from lsgd.errors import Refused
 from lsgd.files import whole
+from lsgd.job.command import run_command
 from lsgd.plan import measured, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.folder import new_folder

@@ -8,19 +8,12 @@ import torch
 from helpers.threaded import ThreadComm, on_processes
 
 import lsgd.comm
-from lsgd.comm import (
-    agree,
-    choose_library,
-    describe,
-    from_first,
-    open_comm,
-    pick_device,
-    run_command,
-    sum_,
-)
+from lsgd.comm import agree, choose_library, describe, from_first, open_comm, sum_
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Diverged, Refused
-from lsgd.launcher import Launch
+from lsgd.job.command import run_command
+from lsgd.job.device import pick_device
+from lsgd.job.launcher import Launch
 
 CPU = torch.device("cpu")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

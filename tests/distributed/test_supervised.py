@@ -17,7 +17,7 @@ import pytest
 from helpers.launching import AS_ROOT, LIBRARIES, command
 from helpers.undisturbed import WORDS, assert_equal
 
-from lsgd import processes
+from lsgd.job import members
 from lsgd.rows import read_rows
 
 pytestmark = pytest.mark.distributed
@@ -44,7 +44,7 @@ def started(words: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]
     finally:
         job.kill()
         job.wait()
-        processes.stop(folder)
+        members.stop(folder)
 
 
 def said(folder: Path) -> str:
@@ -74,12 +74,10 @@ def test_four_processes_lose_one_and_three_go_on(tmp_path: Path, undisturbed: Pa
     folder = tmp_path / "run"
     with started(supervised("horovod-gloo", folder, size=4), folder) as job:
         until(lambda: steps(folder) >= 8, 60, folder)
-        victim = processes.members(folder)[2]
+        victim = members.members(folder)[2]
         os.kill(victim.pid, signal.SIGKILL)
         killed = time.monotonic()
-        until(
-            lambda: victim.pid not in [each.pid for each in processes.members(folder)], 60, folder
-        )
+        until(lambda: victim.pid not in [each.pid for each in members.members(folder)], 60, folder)
         assert time.monotonic() - killed < 15
         assert job.wait(timeout=120) == 0, said(folder)
     assert sizes(folder) == [4, 3]
@@ -97,7 +95,7 @@ def test_a_killed_supervisor_leaves_nothing_and_the_same_words_go_on(
     with started(words, folder) as job:
         until(lambda: steps(folder) >= 8, 60, folder)
         job.kill()
-        until(lambda: not processes.running(folder), 15, folder)
+        until(lambda: not members.running(folder), 15, folder)
     assert steps(folder) < 20
     with started(words, folder) as job:
         assert job.wait(timeout=120) == 0, said(folder)
@@ -121,7 +119,7 @@ def test_a_process_that_hangs_is_found_by_its_silence(tmp_path: Path, undisturbe
     words = supervised("torch", folder, size=2, options=["--silence", "15"])
     with started(words, folder) as job:
         until(lambda: steps(folder) >= 8, 60, folder)
-        os.kill(processes.members(folder)[1].pid, signal.SIGSTOP)
+        os.kill(members.members(folder)[1].pid, signal.SIGSTOP)
         assert job.wait(timeout=120) == 0, said(folder)
     assert "nothing was written for 15 s, after step" in said(folder)
     assert sizes(folder) == [2, 2]
@@ -138,9 +136,9 @@ def test_kills_at_random_moments(
     folder, draw = tmp_path / "run", random.Random(seed)
     with started(supervised(library, folder, size=3), folder) as job:
         time.sleep(draw.uniform(0.5, 12))
-        victims = processes.running(folder)
+        victims = members.running(folder)
         if victims:
             os.kill(draw.choice(victims), signal.SIGKILL)
         assert job.wait(timeout=120) == 0, said(folder)
-        assert not processes.running(folder)
+        assert not members.running(folder)
     assert_equal(folder, undisturbed)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from helpers.broken_machine import broken, left_running
 
-from lsgd import children
-from lsgd.children import finished, started, telling_line
 from lsgd.doctor.child import ask
+from lsgd.job import children
+from lsgd.job.children import finished, started, telling_line
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:

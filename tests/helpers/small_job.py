@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from lsgd.processes import last_words
+from lsgd.job.members import last_words
 
 
 def member(rank: int, word: str) -> int:

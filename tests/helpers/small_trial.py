@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from lsgd import config
-from lsgd.processes import last_words
+from lsgd.job.members import last_words
 
 EPOCH = 0.01
 

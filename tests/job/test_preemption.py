@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers.threaded import on_processes
 
-from lsgd import preemption
 from lsgd.comm import Comm
 from lsgd.errors import Preempted
 from lsgd.guard import Guard
-from lsgd.preemption import SIGNALS, Rounds
+from lsgd.job import preemption
+from lsgd.job.preemption import SIGNALS, Rounds
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -6,7 +6,7 @@ the job starts on this machine inherits it, through launchers, daemons and forks
 keeps a file in the run folder's `supervised/`: its rank, host and pid when it starts, and, if it
 lives to say so, how it ended.
 
-`python -m lsgd.processes FOLDER` waits for the end of its standard input, then stops the job of
+`python -m lsgd.job.members FOLDER` waits for the end of its standard input, then stops the job of
 that folder: a supervisor holds the other end, so that a job does not outlive it.
 """
 

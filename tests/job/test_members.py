@@ -11,11 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lsgd import processes
-from lsgd.processes import Member
+from lsgd.job import members
+from lsgd.job.members import Member
 
 SAYS = (
-    "from lsgd.processes import last_words; import ctypes, os, time\nwith last_words(3) as leave: "
+    "from lsgd.job.members import last_words\n"
+    "import ctypes, os, time\n"
+    "with last_words(3) as leave: "
 )
 
 
@@ -37,13 +39,13 @@ def job(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
 def test_last_words(tmp_path: Path, ends: str, code: int | None, why: str) -> None:
     died = job(tmp_path, sys.executable, "-c", SAYS + ends)
     died.wait(timeout=20)
-    assert processes.members(tmp_path) == [Member(3, platform.node(), died.pid, code, why)]
-    processes.clear(tmp_path)
-    assert processes.members(tmp_path) == []
+    assert members.members(tmp_path) == [Member(3, platform.node(), died.pid, code, why)]
+    members.clear(tmp_path)
+    assert members.members(tmp_path) == []
 
 
 def test_without_a_supervisor_nothing_is_written(tmp_path: Path) -> None:
-    with processes.last_words(0) as leave:
+    with members.last_words(0) as leave:
         assert leave(5, "peer lost") == 5
     assert list(tmp_path.iterdir()) == []
 
@@ -64,11 +66,11 @@ def test_stop_finds_what_has_gone_its_own_way_and_nothing_else(tmp_path: Path) -
         time.sleep(0.01)
     spared = job(other, "sleep", "100")
     try:
-        assert int((tmp_path / "daemon").read_text()) in processes.running(one)
-        assert {stopped.pid, stubborn.pid} < set(processes.stop(one))
-        assert processes.running(one) == []
+        assert int((tmp_path / "daemon").read_text()) in members.running(one)
+        assert {stopped.pid, stubborn.pid} < set(members.stop(one))
+        assert members.running(one) == []
         assert stopped.wait(timeout=20) == stubborn.wait(timeout=20) == -signal.SIGKILL
-        assert processes.running(other) == [spared.pid]
+        assert members.running(other) == [spared.pid]
     finally:
         spared.kill()
         spared.wait()
@@ -86,7 +88,7 @@ def test_deaths_are_seen_in_their_order(tmp_path: Path) -> None:
         for rank in range(3)
     ]
     deadline = time.monotonic() + 20
-    with processes.Watch(tmp_path, launcher.pid) as watch:
+    with members.Watch(tmp_path, launcher.pid) as watch:
         while len(watch.alive) < 3:
             assert time.monotonic() < deadline
             watch.wait(0.05)

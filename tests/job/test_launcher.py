@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsgd.errors import Refused
-from lsgd.launcher import DEFAULT_PORT, Launch, cores, detect, hostnames
+from lsgd.job.launcher import DEFAULT_PORT, Launch, cores, detect, hostnames
 
 # Recorded: sbatch of 3 tasks on 2 nodes, Slurm 22.05; the batch script, then its third task.
 SBATCH = {

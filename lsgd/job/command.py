@@ -1,0 +1,60 @@
+"""How a command line is read and ends: with one sentence and an exit code."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
+from lsgd.job.launcher import detect
+from lsgd.job.members import last_words
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses in one sentence what argparse would answer with the usage.
+
+    Its methods raise Refused; so it is to be used within run_command. Words are never guessed from
+    their beginning.
+    """
+
+    def __init__(self, program: str, about: str, **settings: Any) -> None:
+        super().__init__(
+            prog=f"python -m {program}",
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **settings,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Refused."""
+        raise Refused(f"{message}; --help says what there is")
+
+
+def run_command(command: Callable[[], object]) -> int:
+    """Run a command line's work; returns the exit code, and says why it is not 0.
+
+    What ends the whole job is said once, by process 0; what only one process knows, by that one.
+    """
+    try:
+        rank = detect().rank
+    except Refused as error:
+        print(f"lsgd: {error}", file=sys.stderr)
+        return error.exit_code
+    with last_words(rank) as leave:
+        try:
+            command()
+        except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
+            if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
+                print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+            elif rank == 0:
+                print(f"lsgd: {error}", file=sys.stderr)
+            return leave(error.exit_code, str(error))
+        except KeyboardInterrupt:
+            if rank == 0:
+                print(
+                    "\nlsgd: interrupted; a run with run_dir=… goes on by the same words",
+                    file=sys.stderr,
+                )
+            return leave(130, "interrupted")
+        return leave(0, "")

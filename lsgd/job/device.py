@@ -1,0 +1,54 @@
+"""The hardware of this process: its GPU, or its share of the processor."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+from torch import get_num_threads
+
+from lsgd.errors import Refused
+from lsgd.job.launcher import cores, detect
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU."""
+    launch = detect()
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Refused(
+            "device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto",
+            here_only=True,
+        )
+    gpus = torch.cuda.device_count()
+    # Launchers may show each process a GPU of its own, which is number 0 to it.
+    own = gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    if launch.local_size > gpus and not own:
+        raise Refused(
+            f"{launch.local_size} processes on a machine with {gpus} GPUs; start at most one per "
+            "GPU (a process hosts as many workers as it takes)",
+            here_only=True,
+        )
+    device = torch.device("cuda", 0 if own else launch.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """The hardware of a process: its GPU, or the CPU, the job's cores of it, and its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    launch = detect()
+    here = cores(launch) * launch.local_size
+    return f"{cpu()}, {here} cores, threads per process: {get_num_threads()}"
+
+
+def cpu() -> str:
+    """The model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
