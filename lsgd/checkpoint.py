@@ -19,7 +19,7 @@ from torch import Tensor
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.rows import ERROR
+from lsgd.rules.metric import ERROR
 
 FILE = "checkpoint.pt"
 """A link to the newest one."""

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lsgd import sampler
 from lsgd.comm import Comm, sum_
 from lsgd.inputs import Inputs
 from lsgd.job.preemption import Rounds
+from lsgd.rules import sampler
 from lsgd.tally import Scores, Tally, scores
 
 

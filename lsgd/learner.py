@@ -9,8 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lsgd import optim, sampler
-from lsgd.batchnorm import RunningStatistics
 from lsgd.checkpoint import Checkpoint, order_hash
 from lsgd.comm import Comm, sum_
 from lsgd.comm.reducer import Reducer
@@ -18,8 +16,10 @@ from lsgd.errors import Diverged, Refused
 from lsgd.guard import LOWER_LR, Guard
 from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
-from lsgd.rows import median_of_last
-from lsgd.sampler import Pass
+from lsgd.rules import optim, sampler
+from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.metric import median_of_last
+from lsgd.rules.sampler import Pass
 from lsgd.tally import Tally
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lsgd import sampler
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
@@ -24,7 +23,8 @@ from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.recipe import AUTO, Recipe
-from lsgd.sampler import Pass
+from lsgd.rules import sampler
+from lsgd.rules.sampler import Pass
 
 BUDGET = 10.0
 """Seconds of timed passes after which no larger one is tried; warming up does not count."""

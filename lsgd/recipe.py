@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lsgd import sampler, schedule
 from lsgd.errors import Refused
+from lsgd.rules import sampler, schedule
 
 EXECUTION = {
     "name",
@@ -150,7 +150,7 @@ class Optim:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a function of the epoch; see lsgd.schedule."""
+    """The learning rate as a function of the epoch; see lsgd.rules.schedule."""
 
     reference_lr: float = 0.1
     reference_batch: float = 256.0

@@ -2,17 +2,12 @@
 
 import json
 import math
-import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 """`kind` (start, train, epoch, warning, diverged), `step` (steps of the run made until then), and
 the values of that kind."""
-
-ERROR = "val_top1_error"
-"""What the metric is made of, in percent; an epoch that was not evaluated has none."""
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -42,18 +37,6 @@ def number(row: Row, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
-
-
-def median_of_last(rates: Mapping[int, Mapping[str, Any]]) -> float:
-    """The paper's metric: the median of a run's last 5 top-1 validation errors, in percent, of what
-    its epochs came to (section 5.1). Not every epoch need have been evaluated, but one must.
-
-    >>> errors = [90.0, 9.0, 8.0, 30.0, 7.0, 8.5]
-    >>> median_of_last({epoch: {ERROR: error} for epoch, error in enumerate(errors)})
-    8.5
-    """
-    errors: list[float] = [rates[epoch][ERROR] for epoch in sorted(rates) if ERROR in rates[epoch]]
-    return statistics.median(errors[-5:])
 
 
 def _lines(path: Path) -> list[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsgd.rows import ERROR, Row
+from lsgd.rows import Row
+from lsgd.rules.metric import ERROR
 
 
 class Screen:

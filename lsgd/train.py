@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn import functional as F
 
-from lsgd import checkpoint, config, metrics, optim, sampler
+from lsgd import checkpoint, config, metrics
 from lsgd.comm import agree, describe, from_first, open_comm
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
@@ -31,7 +31,8 @@ from lsgd.learner import Learner
 from lsgd.passes import with_fastest_pass
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe, check_world_size
-from lsgd.sampler import Pass
+from lsgd.rules import optim, sampler
+from lsgd.rules.sampler import Pass
 from lsgd.saver import Saver
 from lsgd.tally import scores
 

@@ -8,11 +8,11 @@ from helpers.threaded import on_processes
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.tally import Scores
 
 EXAMPLES, CLASSES = 53, 7

@@ -16,7 +16,7 @@ from lsgd.learner import Learner
 from lsgd.metrics import read_rows
 from lsgd.passes import choose, speeds, with_fastest_pass
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 from lsgd.train import train, train_step
 
 CPU = torch.device("cpu")

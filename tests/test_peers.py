@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd import config, optim
-from lsgd.batchnorm import WorkerBatchNorm2d
+from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch, open_inputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.models import make_model
 from lsgd.recipe import Recipe
-from lsgd.sampler import share
-from lsgd.schedule import learning_rate, scaled_lr
+from lsgd.rules import optim
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.sampler import share
+from lsgd.rules.schedule import learning_rate, scaled_lr
 from lsgd.train import train_step
 
 CPU = torch.device("cpu")

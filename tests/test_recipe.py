@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from lsgd import sampler
 from lsgd.errors import Refused
 from lsgd.recipe import (
     Comm,
@@ -24,6 +23,7 @@ from lsgd.recipe import (
     check_world_size,
     rehearsal,
 )
+from lsgd.rules import sampler
 
 BASE = Recipe(
     name="base",

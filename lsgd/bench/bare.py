@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
-from lsgd import optim
-from lsgd.batchnorm import RunningStatistics
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
+from lsgd.rules import optim
+from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.sampler import Pass
 
 
 class BareLoop:

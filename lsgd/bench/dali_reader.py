@@ -12,10 +12,10 @@ from nvidia import dali
 from nvidia.dali import fn, types
 from torch.utils.dlpack import from_dlpack
 
-from lsgd import augmentation
 from lsgd.bench.loaders import Alike, Loader
 from lsgd.inputs import Batch
 from lsgd.inputs.dali import normalise, resize
+from lsgd.rules import augmentation
 
 
 def dali_reader(alike: Alike, batches: int) -> Loader:

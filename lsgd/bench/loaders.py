@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, RandomSampler
 
-from lsgd import augmentation, paths, sampler
+from lsgd import paths
 from lsgd.comm import Comm, open_comm
 from lsgd.errors import Refused
 from lsgd.inputs import IN_MEMORY, Batch, Inputs, open_inputs
@@ -18,7 +18,8 @@ from lsgd.inputs.index import Index, open_indexes
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import cores, detect
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation, sampler
+from lsgd.rules.sampler import Pass
 from lsgd.vision import datasets, transforms
 
 DALI, TORCHVISION = "ours, DALI", "ours, torchvision"

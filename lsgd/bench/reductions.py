@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lsgd import optim
-from lsgd.batchnorm import RunningStatistics
 from lsgd.comm import Comm
 from lsgd.comm.reducer import Reducer
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
+from lsgd.rules import optim
+from lsgd.rules.batchnorm import RunningStatistics
 
 OURS, DDP, HOROVOD = "ours", "DistributedDataParallel", "hvd.DistributedOptimizer"
 BARE, ALONE = "without any sum", "the sums alone"

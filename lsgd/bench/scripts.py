@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.network import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.sampler import Pass
 
 
 class Torchvision:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lsgd.batchnorm import RunningStatistics
 from lsgd.bench import results
 from lsgd.bench.bare import BareLoop
 from lsgd.bench.loaders import finish, passes_of_step
@@ -25,7 +24,8 @@ from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
+from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.sampler import Pass
 from lsgd.train import train_step
 
 OURS, BARE = "lsgd's step", "a bare loop"

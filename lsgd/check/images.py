@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lsgd import augmentation
 from lsgd.check.finding import Finding
 from lsgd.inputs import IN_MEMORY
 from lsgd.inputs.index import Index, write_index
 from lsgd.inputs.normalise import Normalise
 from lsgd.inputs.torchvision import FolderInputs
 from lsgd.recipe import Data, Recipe
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation
+from lsgd.rules.sampler import Pass
 
 CPU = torch.device("cpu")
 SIZES = ((340, 260), (260, 390))

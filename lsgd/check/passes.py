@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from lsgd import augmentation, sampler
 from lsgd.check.finding import Finding
 from lsgd.check.step import miniature
 from lsgd.comm.single import SingleComm
@@ -16,8 +15,9 @@ from lsgd.evaluation import evaluate
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rows import ERROR
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation, sampler
+from lsgd.rules.metric import ERROR
+from lsgd.rules.sampler import Pass
 
 ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
 """Of six epochs; last, best, mean and median of all are others than the median of the last five."""

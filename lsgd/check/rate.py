@@ -1,4 +1,4 @@
-"""The lr at every step of the run, against the paper's rules in other words than lsgd.schedule's.
+"""The lr at every step, against the paper's rules in other words than lsgd.rules.schedule's.
 
 A run of small data has a reference of its own, say 0.1 for 64 images. That is one deviation, and
 the other rules are asked relative to it: twice the minibatch has twice the lr, and so on.

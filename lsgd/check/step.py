@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd import optim
 from lsgd.check.finding import Finding
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.sampler import Pass
+from lsgd.rules import optim
+from lsgd.rules.sampler import Pass
 from lsgd.train import train_step
 
 WORKERS, IMAGES, SIDE = 3, 4, 8

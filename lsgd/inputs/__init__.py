@@ -14,7 +14,7 @@ from lsgd.inputs.index import open_indexes
 from lsgd.job.launcher import cores, detect
 from lsgd.recipe import Data, Recipe
 from lsgd.recipe import Inputs as Settings
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 
 if TYPE_CHECKING:
     # Names only: what knows no more than the index, as lsgd.prepare does, starts without torch.

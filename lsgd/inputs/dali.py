@@ -18,14 +18,14 @@ from nvidia import dali
 from nvidia.dali import fn, types
 from torch.utils.dlpack import from_dlpack
 
-from lsgd import augmentation
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.decoding import Wanted, load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.recipe import Data
 from lsgd.recipe import Inputs as Settings
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation
+from lsgd.rules.sampler import Pass
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
 AHEAD = 4

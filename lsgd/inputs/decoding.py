@@ -8,7 +8,7 @@ from PIL import Image, UnidentifiedImageError
 
 from lsgd.errors import InputFailed
 from lsgd.inputs.index import Index, prepare_command
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 
 Wanted = Pass | NDArray[np.int64]
 """What a loader is asked for at once: a pass to train on, or ids to validate with."""

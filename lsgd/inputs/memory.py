@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd import augmentation
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.normalise import Normalise
 from lsgd.recipe import Data
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation
+from lsgd.rules.sampler import Pass
 
 PADDING = 4
 """Pixels of black around an image before it is shifted (He et al. 2016, section 4.2)."""

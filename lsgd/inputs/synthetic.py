@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lsgd.inputs import Batch
 from lsgd.recipe import Data
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 
 BANK = 64
 """Different images; example i is image i mod 64, so any number of examples costs no memory."""

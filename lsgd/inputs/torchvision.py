@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from lsgd import augmentation
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.decoding import Wanted, load_image, needed
@@ -21,7 +20,8 @@ from lsgd.inputs.normalise import Normalise
 from lsgd.job import preemption
 from lsgd.recipe import Data
 from lsgd.recipe import Inputs as Settings
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation
+from lsgd.rules.sampler import Pass
 from lsgd.vision import transforms
 
 

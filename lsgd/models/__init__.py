@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from lsgd.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
 
 
 def make_model(

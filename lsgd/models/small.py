@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from lsgd.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.vision import models
 
 

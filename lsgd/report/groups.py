@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from lsgd import config, schedule
+from lsgd import config
 from lsgd.recipe import Recipe
 from lsgd.report.search import LeftOut
 from lsgd.report.welch import Sample, sample
+from lsgd.rules import schedule
 from lsgd.runs import Run
 from lsgd.studies import Study
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from lsgd import config
-from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.bench import steps
 from lsgd.bench.__main__ import main
 from lsgd.bench.bare import BareLoop
@@ -19,6 +18,7 @@ from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
 from lsgd.network import make_network
 from lsgd.recipe import Recipe
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.train import train_step
 
 CPU = torch.device("cpu")

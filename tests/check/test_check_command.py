@@ -17,27 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lsgd.inputs.torchvision
-from lsgd import (
-    augmentation,
-    batchnorm,
-    check,
-    config,
-    models,
-    network,
-    optim,
-    paths,
-    recipe,
-    sampler,
-    schedule,
-    train,
-    vision,
-)  # fmt: skip
+from lsgd import check, config, models, network, paths, recipe, train, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.comm import reducer
 from lsgd.errors import Refused
 from lsgd.inputs.normalise import Normalise
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
+from lsgd.rules import augmentation, batchnorm, optim, sampler, schedule
 
 # --- Faults ----------------------------------------------------------------------------------
 

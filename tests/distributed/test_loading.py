@@ -16,10 +16,11 @@ import psutil
 import pytest
 from helpers.launching import AS_ROOT, command, launch
 
-from lsgd import checkpoint, sampler
+from lsgd import checkpoint
 from lsgd.inputs.index import Index, index_file
 from lsgd.metrics import read_rows
 from lsgd.prepare.scan import index_folder
+from lsgd.rules import sampler
 
 pytestmark = [
     pytest.mark.distributed, pytest.mark.data, pytest.mark.dali, pytest.mark.slow

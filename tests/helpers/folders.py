@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lsgd import augmentation, config
+from lsgd import config
 from lsgd.inputs import Inputs, open_inputs
 from lsgd.inputs.index import index_file, write_index
 from lsgd.prepare.scan import index_folder
 from lsgd.recipe import Data, Recipe
+from lsgd.rules import augmentation
 
 LOADERS = ["torchvision", pytest.param("dali", marks=pytest.mark.dali)]
 SEED, SIDE = 5, 28

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lsgd import checkpoint, config, sampler
+from lsgd import checkpoint, config
 from lsgd.comm import Comm, open_comm
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged
@@ -22,6 +22,7 @@ from lsgd.evaluation import evaluate
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
+from lsgd.rules import sampler
 from lsgd.train import train_step
 
 CPU = torch.device("cpu")

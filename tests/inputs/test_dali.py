@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from test_loaders import odd_files
 
-from lsgd import augmentation
 from lsgd.errors import InputFailed, Refused
 from lsgd.inputs import open_inputs
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation
+from lsgd.rules.sampler import Pass
 
 pytestmark = pytest.mark.dali
 
@@ -113,7 +113,7 @@ import numpy as np
 from helpers.folders import DATA, opened
 from dataclasses import replace
 from lsgd.errors import InputFailed
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 root = Path(sys.argv[2])
 data = replace(DATA, train_examples=120, val_examples=120, classes=120)
 bad = root / "train" / "n070" / "one.JPEG"

@@ -9,11 +9,12 @@ import pytest
 import torch
 from helpers.folders import DATA, copy, in_shards, make_folder
 
-from lsgd import config, sampler
+from lsgd import config
 from lsgd.errors import Refused
 from lsgd.inputs import open_inputs
 from lsgd.inputs.index import Index, index_file, open_indexes, write_index
 from lsgd.prepare.scan import index_folder
+from lsgd.rules import sampler
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ from helpers.folders import (
 )
 from PIL import Image
 
-from lsgd import sampler
 from lsgd.errors import InputFailed
 from lsgd.prepare.scan import index_folder
 from lsgd.recipe import Data
-from lsgd.sampler import Pass
+from lsgd.rules import sampler
+from lsgd.rules.sampler import Pass
 
 EPOCH = 2
 LEVEL = 1 / 255

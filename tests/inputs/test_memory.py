@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lsgd import augmentation, config
+from lsgd import config
 from lsgd.errors import Refused
 from lsgd.inputs import memory, open_inputs
 from lsgd.inputs.arrays import Arrays
 from lsgd.inputs.memory import MemoryInputs
 from lsgd.recipe import Data
-from lsgd.sampler import Pass
+from lsgd.rules import augmentation
+from lsgd.rules.sampler import Pass
 
 CPU = torch.device("cpu")
 MEAN, STD = [0.5, 0.25, 0.4], [0.2, 0.3, 0.1]

@@ -5,7 +5,7 @@ from lsgd import config
 from lsgd.inputs import open_inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.recipe import Data
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 
 CPU = torch.device("cpu")
 DATA = Data("made-up", 10**9, 100, 7, 3, 16, [0.5] * 3, [0.5] * 3, augmentation="none")

@@ -16,7 +16,7 @@ from helpers.folders import DATA, make_folder, opened, recipe
 import lsgd.inputs
 from lsgd.errors import InputFailed, Refused
 from lsgd.inputs import open_inputs
-from lsgd.sampler import Pass
+from lsgd.rules.sampler import Pass
 
 
 @pytest.fixture(scope="module")

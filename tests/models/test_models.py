@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from lsgd import optim
-from lsgd.batchnorm import WorkerBatchNorm2d
 from lsgd.models import make_model
+from lsgd.rules import optim
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.vision import models
 
 

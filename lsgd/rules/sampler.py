@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd import philox
+from lsgd.rules import philox
 
 ORDER = 0
 """The last word of the counter keeps the draws of this file apart from those of augmentation."""

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsgd import sampler
 from lsgd.checkpoint import order_hash
-from lsgd.sampler import Pass
+from lsgd.rules import sampler
+from lsgd.rules.sampler import Pass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsgd import philox
+from lsgd.rules import philox
 
 WORDS = st.integers(0, 2**32 - 1)
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from lsgd import sampler
-from lsgd.batchnorm import (
+from lsgd.learner import compile_parts
+from lsgd.models import make_model
+from lsgd.rules import sampler
+from lsgd.rules.batchnorm import (
     Normalise,
     RunningStatistics,
     WorkerBatchNorm2d,
@@ -21,8 +23,6 @@ from lsgd.batchnorm import (
     by_expression,
     normalisation,
 )
-from lsgd.learner import compile_parts
-from lsgd.models import make_model
 
 CHANNELS = 3
 IMAGES = 4
@@ -33,7 +33,7 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The expression as it reads; compiling takes seconds, and test_train.py compiles models."""
-    monkeypatch.setattr("lsgd.batchnorm._compiled", lambda: _expression)
+    monkeypatch.setattr("lsgd.rules.batchnorm._compiled", lambda: _expression)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -66,7 +66,7 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
     ours, plain = bn_pair()
     running = RunningStatistics(ours, hosted=8, workers=8, world_size=1)
     running.start_pass(workers)
-    monkeypatch.setattr("lsgd.batchnorm.normalisation", lambda images, workers: normalise)
+    monkeypatch.setattr("lsgd.rules.batchnorm.normalisation", lambda images, workers: normalise)
     images = torch.randn(size * workers, CHANNELS, 5, 4, dtype=torch.float64) * 3 + 1
     images = images.contiguous(memory_format=layout)
     upstream = torch.randn_like(images)

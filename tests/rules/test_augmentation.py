@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsgd import augmentation, philox, sampler
+from lsgd.rules import augmentation, philox, sampler
 
 SIZES = st.lists(st.tuples(st.integers(1, 2500), st.integers(1, 2500)), min_size=1, max_size=8)
 MANY = np.arange(40_000)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd import philox
+from lsgd.rules import philox
 
 WINDOW, FLIP, SHIFT = 1, 2, 3
 """Last words of the counter: each kind of draw has numbers of its own."""

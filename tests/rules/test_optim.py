@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lsgd import optim
+from lsgd.rules import optim
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 RATES = [0.1, 0.1, 0.4, 0.4, 0.04, 0.8, 0.08]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.schedule import learning_rate, scaled_lr
+from lsgd.rules.schedule import learning_rate, scaled_lr
 
 lrs = st.fractions(min_value=Fraction(1, 1000), max_value=2, max_denominator=1000)
 references = st.integers(1, 4096)

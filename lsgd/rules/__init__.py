@@ -1,0 +1,1 @@
+"""The rules of the papers, each as a pure function."""
