@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lsgd import checkpoint, config
+from lsgd import config
 from lsgd.comm import agree, open_comm
 from lsgd.errors import Refused
 from lsgd.evaluation import evaluate
@@ -24,6 +24,7 @@ from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
 from lsgd.network import DTYPES, make_network
 from lsgd.recipe import Comm, Inputs, Recipe
+from lsgd.run import checkpoint
 from lsgd.tally import Scores
 
 

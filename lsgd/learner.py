@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lsgd.checkpoint import Checkpoint, order_hash
 from lsgd.comm import Comm, sum_
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged, Refused
@@ -20,6 +19,7 @@ from lsgd.rules import optim, sampler
 from lsgd.rules.batchnorm import RunningStatistics
 from lsgd.rules.metric import median_of_last
 from lsgd.rules.sampler import Pass
+from lsgd.run.checkpoint import Checkpoint, order_hash
 from lsgd.tally import Tally
 
 

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 from lsgd.errors import FULL
 from lsgd.files import whole
 from lsgd.learner import Learner
-from lsgd.metrics import Log
+from lsgd.run.metrics import Log
 from lsgd.stragglers import BETWEEN, Step, Timing, by_process, slowest, split
 
 WARMUP = 5

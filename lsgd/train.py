@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn import functional as F
 
-from lsgd import checkpoint, config, metrics
+from lsgd import config
 from lsgd.comm import agree, describe, from_first, open_comm
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
@@ -33,7 +33,9 @@ from lsgd.profile import profiling
 from lsgd.recipe import Recipe, check_world_size
 from lsgd.rules import optim, sampler
 from lsgd.rules.sampler import Pass
-from lsgd.saver import Saver
+from lsgd.run import checkpoint, metrics
+from lsgd.run.folder import open_run
+from lsgd.run.saver import Saver
 from lsgd.tally import scores
 
 
@@ -55,7 +57,7 @@ def train(recipe: Recipe) -> float:
     try:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_inputs(recipe, device))
-        run = from_first(comm, lambda: checkpoint.open_run(recipe))
+        run = from_first(comm, lambda: open_run(recipe))
         recipe, timed = with_fastest_pass(recipe, run.workers_per_pass, comm, device, train_step)
         learner = Learner(recipe, comm, device)
         if run.content:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.runs import NotARun, Run, read_run, trial_folder
+from lsgd.run.read import NotARun, Run, read_run, trial_folder
 from lsgd.studies import Study
 
 FIXED = {

@@ -6,12 +6,13 @@ from helpers.folders import LOADERS
 from PIL import Image
 from torch.nn import functional as F
 
-from lsgd import checkpoint, config
+from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Refused
 from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
 from lsgd.learner import Learner
 from lsgd.prepare.scan import index_folder
+from lsgd.run import checkpoint
 from lsgd.vision import models, transforms
 
 IMAGES = ("n02951585_can_opener", "n01871265_tusker", "n02091032_Italian_greyhound")

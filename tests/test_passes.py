@@ -8,15 +8,16 @@ import pytest
 import torch
 from helpers.threaded import on_processes
 
-from lsgd import checkpoint, config, passes
+from lsgd import config, passes
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
-from lsgd.metrics import read_rows
 from lsgd.passes import choose, speeds, with_fastest_pass
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import Pass
+from lsgd.run.folder import open_run
+from lsgd.run.metrics import read_rows
 from lsgd.train import train, train_step
 
 CPU = torch.device("cpu")
@@ -85,7 +86,7 @@ def test_what_cannot_run_is_refused_before_anything_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.setattr(passes, "speeds", untimed)
-    checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
+    open_run(recipe(f"run_dir={tmp_path}"))
     with pytest.raises(Refused, match=message):
         train(recipe(f"run_dir={tmp_path}", "workers_per_pass=auto", *words))
 

@@ -12,9 +12,9 @@ import torch
 from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
-from lsgd.metrics import SilentLog
 from lsgd.profile import Trace, profiling
-from lsgd.rows import read_rows
+from lsgd.run.metrics import SilentLog
+from lsgd.run.rows import read_rows
 from lsgd.train import train
 
 WORDS = [

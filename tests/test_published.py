@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from helpers.undisturbed import same_rows
 
-from lsgd import checkpoint, config, recipe
+from lsgd import config, recipe
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import index
 from lsgd.recipe import Optim, Recipe
-from lsgd.rows import read_rows
-from lsgd.runs import read_run
+from lsgd.run import checkpoint
+from lsgd.run.folder import open_run
+from lsgd.run.read import read_run
+from lsgd.run.rows import read_rows
 from lsgd.train import train
 
 HERE = Path(__file__).parent
@@ -158,7 +160,7 @@ def test_what_lacks_a_field_is_read_as_before_it(tmp_path: Path) -> None:
         assert f"# fingerprint: {run.recipe.fingerprint}\n" in path.read_text()
     assert evaluate_checkpoint(OLD / "finished/checkpoint.pt").examples == 355
     folder = copied("killed", tmp_path)
-    opened = checkpoint.open_run(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
+    opened = open_run(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
     assert opened.path == str(folder / "checkpoint-12.pt")
 
 

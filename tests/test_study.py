@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.job import members
-from lsgd.rows import read_rows
+from lsgd.run.rows import read_rows
 from lsgd.trials import Trial
 
 TRIALS = Path("runs/trials")

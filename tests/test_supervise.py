@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lsgd import checkpoint, supervise
+from lsgd import supervise
 from lsgd.errors import Refused
 from lsgd.job import members
 from lsgd.job.members import Member
+from lsgd.run import checkpoint
 
 JOB = str(Path(__file__).parent / "helpers/small_job.py")
 
@@ -291,5 +292,5 @@ def test_who_is_blamed() -> None:
 
 
 def test_the_run_is_where_the_supervisor_looks_for_it() -> None:
-    """It does not import lsgd.checkpoint, which imports torch."""
+    """It does not import lsgd.run.checkpoint, which imports torch."""
     assert checkpoint.FILE == "checkpoint.pt"

@@ -8,14 +8,15 @@ import pytest
 import torch
 from helpers.event_file import points, texts
 
-from lsgd import checkpoint, config
+from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Refused
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import normalise, open_inputs
 from lsgd.learner import Learner
 from lsgd.models import make_model
-from lsgd.rows import read_rows
+from lsgd.run import checkpoint
+from lsgd.run.rows import read_rows
 from lsgd.train import main, train, train_step
 from lsgd.vision import models
 

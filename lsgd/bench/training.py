@@ -7,7 +7,7 @@ from lsgd.bench.timing import Rounds, estimate, measure, ratio
 from lsgd.inputs import Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
-from lsgd.metrics import Timed
+from lsgd.run.metrics import Timed
 from lsgd.train import train_step
 
 MODEL, TOGETHER = "the model", "together"

@@ -7,7 +7,7 @@ from pathlib import Path
 from lsgd.errors import Refused
 from lsgd.plan.step import Measured
 from lsgd.recipe import Recipe
-from lsgd.runs import NotARun, read_run
+from lsgd.run.read import NotARun, read_run
 
 BACKWARD_SHARE = 2 / 3
 BACKWARD_SOURCE = "assumed: two of the three products of each layer are the backward pass's"

@@ -20,7 +20,7 @@ from lsgd.report.speed import place
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import difference
 from lsgd.report.wording import NONE, count, error_of, interval, short, signed, spread, steps
-from lsgd.rows import Row
+from lsgd.run.rows import Row
 
 
 def compose(

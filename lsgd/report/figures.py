@@ -17,7 +17,7 @@ from lsgd.report.ladder import Ladder
 from lsgd.report.speed import Speed
 from lsgd.report.verdict import target_of
 from lsgd.report.wording import short, spread
-from lsgd.rows import number
+from lsgd.run.rows import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

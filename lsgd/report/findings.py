@@ -9,7 +9,7 @@ from lsgd.report.ladder import Ladder, find_ladders
 from lsgd.report.search import LeftOut
 from lsgd.report.speed import Speed, measure
 from lsgd.report.verdict import Verdict, judge
-from lsgd.runs import Run
+from lsgd.run.read import Run
 from lsgd.studies import Study
 
 

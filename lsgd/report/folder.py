@@ -14,7 +14,7 @@ from lsgd.errors import Refused
 from lsgd.report import content, figures, markdown, page, summary
 from lsgd.report.findings import find
 from lsgd.report.search import REPORT, find_runs
-from lsgd.runs import Run
+from lsgd.run.read import Run
 from lsgd.studies import Study
 
 

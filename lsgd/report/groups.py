@@ -11,7 +11,7 @@ from lsgd.recipe import Recipe
 from lsgd.report.search import LeftOut
 from lsgd.report.welch import Sample, sample
 from lsgd.rules import schedule
-from lsgd.runs import Run
+from lsgd.run.read import Run
 from lsgd.studies import Study
 
 

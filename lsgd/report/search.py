@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.errors import Refused
-from lsgd.runs import NotARun, Run, read_run
+from lsgd.run.read import NotARun, Run, read_run
 
 REPORT = "summary.json"
 """What a report has in its folder; it keeps copies there, which are not runs of their own."""

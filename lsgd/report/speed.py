@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from lsgd.recipe import Recipe
 from lsgd.report.groups import Group
-from lsgd.rows import Row, number
-from lsgd.runs import Run
+from lsgd.run.read import Run
+from lsgd.run.rows import Row, number
 
 
 @dataclass(frozen=True)

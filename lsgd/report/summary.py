@@ -10,7 +10,7 @@ from lsgd.report.groups import Group
 from lsgd.report.speed import place
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import Difference
-from lsgd.runs import Run
+from lsgd.run.read import Run
 
 
 def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import math
 
 from lsgd.report.groups import Group
 from lsgd.report.welch import Difference
-from lsgd.runs import Run
+from lsgd.run.read import Run
 
 NONE = "–"
 """No value."""

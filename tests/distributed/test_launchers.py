@@ -16,7 +16,7 @@ from helpers.slurm import NODES, Cluster, cluster
 from helpers.undisturbed import assert_equal, rows
 
 from lsgd import config
-from lsgd.metrics import read_rows
+from lsgd.run.metrics import read_rows
 from lsgd.train import train
 
 pytestmark = pytest.mark.distributed

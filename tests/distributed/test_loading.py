@@ -16,11 +16,11 @@ import psutil
 import pytest
 from helpers.launching import AS_ROOT, command, launch
 
-from lsgd import checkpoint
 from lsgd.inputs.index import Index, index_file
-from lsgd.metrics import read_rows
 from lsgd.prepare.scan import index_folder
 from lsgd.rules import sampler
+from lsgd.run import checkpoint
+from lsgd.run.metrics import read_rows
 
 pytestmark = [
     pytest.mark.distributed, pytest.mark.data, pytest.mark.dali, pytest.mark.slow

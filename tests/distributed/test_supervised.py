@@ -18,7 +18,7 @@ from helpers.launching import AS_ROOT, LIBRARIES, command
 from helpers.undisturbed import WORDS, assert_equal
 
 from lsgd.job import members
-from lsgd.rows import read_rows
+from lsgd.run.rows import read_rows
 
 pytestmark = pytest.mark.distributed
 

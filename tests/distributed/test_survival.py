@@ -19,7 +19,8 @@ from helpers import sparse
 from helpers.launching import AS_ROOT, command, launch
 from helpers.undisturbed import STEPS, WORDS, assert_equal, rows, saved
 
-from lsgd import checkpoint, config
+from lsgd import config
+from lsgd.run import checkpoint
 from lsgd.train import train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

@@ -14,9 +14,9 @@ from lsgd import config
 from lsgd.comm import open_comm
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
-from lsgd.metrics import SilentLog
+from lsgd.run.metrics import SilentLog
 from lsgd.profile import profiling
-from lsgd.saver import Saver
+from lsgd.run.saver import Saver
 from lsgd.train import train_epochs
 
 SECONDS = 0.1

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lsgd import checkpoint, config
+from lsgd import config
 from lsgd.comm import Comm, open_comm
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged
@@ -23,6 +23,7 @@ from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
+from lsgd.run import checkpoint
 from lsgd.train import train_step
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 from lsgd import train
-from lsgd.checkpoint import Checkpoint
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
-from lsgd.metrics import RunLog
-from lsgd.saver import Saver
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.metrics import RunLog
+from lsgd.run.saver import Saver
 
 validated, save, write = train.validated, Saver.save, RunLog.write
 every, what, at = 1, "never", 0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from lsgd import checkpoint
-from lsgd.rows import read_rows
+from lsgd.run import checkpoint
+from lsgd.run.rows import read_rows
 
 # 4 epochs of 5 steps; each evaluation is of 2000 images, two at a time, which takes a while.
 STEPS = 5

@@ -13,7 +13,7 @@ from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
 from lsgd.report.search import find_runs
 from lsgd.report.verdict import Verdict, judge
-from lsgd.runs import Run
+from lsgd.run.read import Run
 from lsgd.studies import Claim, Entry, Study
 
 

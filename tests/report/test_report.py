@@ -22,7 +22,7 @@ from lsgd import config, files
 from lsgd.errors import Refused
 from lsgd.report import __main__ as command
 from lsgd.report import report
-from lsgd.runs import read_run
+from lsgd.run.read import read_run
 
 pytestmark = pytest.mark.slow  # each report draws its figures
 

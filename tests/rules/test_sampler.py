@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsgd.checkpoint import order_hash
 from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
+from lsgd.run.checkpoint import order_hash
 
 
 @dataclass(frozen=True)

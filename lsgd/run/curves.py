@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from lsgd.files import Appended
-from lsgd.rows import Row
+from lsgd.run.rows import Row
 
 FILES = "events.out.tfevents.*"
 

@@ -10,8 +10,8 @@ from typing import Any
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.rows import Row, damaged_line, number, read_rows
 from lsgd.rules.metric import ERROR, median_of_last
+from lsgd.run.rows import Row, damaged_line, number, read_rows
 
 
 class NotARun(Exception):

@@ -11,11 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lsgd import checkpoint
-from lsgd.checkpoint import Checkpoint
 from lsgd.comm import Comm
 from lsgd.errors import FULL, NotSaved, Preempted
-from lsgd.metrics import Log
+from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.metrics import Log
 
 
 @dataclass(frozen=True)

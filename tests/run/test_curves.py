@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.event_file import points, reader, texts
 
-from lsgd.curves import Curves
+from lsgd.run.curves import Curves
 
 CURVE = "train_by_examples/loss"
 Opens = Callable[..., Curves]

@@ -2,71 +2,24 @@ import os
 import resource
 import subprocess
 import sys
-from dataclasses import asdict, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Soak
+from helpers.saved import CPU, after, content, make_steps, recipe, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lsgd import checkpoint, config
-from lsgd.checkpoint import Checkpoint, Opened
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Diverged, Refused
-from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
-from lsgd.recipe import Recipe
-from lsgd.train import train_step
-
-CPU = torch.device("cpu")
-WORDS = ["+recipe=digits", "workers=2", "worker_batch=8", "schedule.reference_batch=8"]
-
-
-def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*WORDS, *words])
-
-
-def make_steps(learner: Learner, first: int, last: int) -> None:
-    """Make these steps of the run, all of its first epoch."""
-    plan = learner.passes(0, list(range(first, last)))
-    batches = open_inputs(learner.recipe, CPU).train(each for passes in plan for each in passes)
-    for step, passes in zip(range(first, last), plan, strict=True):
-        train_step(learner, step, passes, batches)
-
-
-def after(made: Recipe, first: int, last: int) -> Learner:
-    """A learner of this recipe which has made these steps."""
-    learner = Learner(made, SingleComm(), CPU)
-    make_steps(learner, first, last)
-    return learner
-
-
-def tiny(step: int = 3) -> Checkpoint:
-    """A checkpoint with a little of everything that one may hold."""
-    return Checkpoint(
-        recipe={"name": "a", "milestones": [1, 2.5], "root": None},
-        fingerprint="f" * 8,
-        step=step,
-        epoch=1,
-        order="o",
-        lr=0.1,
-        model={"w": torch.full((5,), float(step)), "n": torch.tensor(3)},
-        optimizer={"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
-        parts={"batchnorm": {"shares": torch.rand(2, 4, dtype=torch.float64)}},
-        tally={"counts": torch.tensor([1, 2, 3]), "loss": torch.tensor(1.0)},
-        rates={1: {"val_top1_error": 10.0}},
-    )
-
-
-def content(saved: Checkpoint, folder: Path) -> bytes:
-    """The bytes of the file that it is saved in."""
-    checkpoint.write(saved, folder)
-    return checkpoint.read(folder / checkpoint.FILE)
+from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.folder import open_run
 
 
 def same(a: Any, b: Any) -> bool:
@@ -86,9 +39,6 @@ def refused_or_harmless(damaged: bytes, original: Checkpoint) -> bool:
         return same(vars(checkpoint.load(damaged, "runs/a/checkpoint.pt")), vars(original))
     except Refused as refusal:
         return "runs/a/checkpoint.pt is damaged" in str(refusal)
-
-
-# --- A checkpoint ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("equation", [9, 10])
@@ -195,13 +145,13 @@ def test_a_newer_lsgd_is_named_and_its_file_stays(
         patch.setattr(checkpoint, "FORMAT", 99)
         checkpoint.write(tiny(1), tmp_path)
     with pytest.raises(Refused, match=r"checkpoint-1\.pt was written by a newer .*of format 99"):
-        checkpoint.open_run(made)
+        open_run(made)
     with monkeypatch.context() as patch:
         fields = vars(tiny(1)) | {"averages": 1, "trace": 2}
         patch.setattr(checkpoint, "vars", lambda _: fields, raising=False)
         checkpoint.write(tiny(1), tmp_path)
     with pytest.raises(Refused, match=r"\(it has averages, trace\); go on with that version"):
-        checkpoint.open_run(made)
+        open_run(made)
     assert not list(tmp_path.glob("*.damaged"))
 
 
@@ -233,7 +183,7 @@ def test_a_damaged_range_is_refused(
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(text)
     with pytest.raises(Refused, match=f"{tmp_path}/checkpoint.pt is damaged or no checkpoint"):
-        checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
+        open_run(recipe(f"run_dir={tmp_path}"))
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -295,7 +245,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     """Full after 1000 bytes, that is, by the limit on the size of a file."""
     old = tiny(step=3)
     checkpoint.write(old, tmp_path)
-    before = listing(tmp_path)
+    before = sorted(tmp_path.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -303,7 +253,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
             checkpoint.write(tiny(step=4), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert listing(tmp_path).keys() == before.keys()
+    assert sorted(tmp_path.iterdir()) == before
     kept = checkpoint.load(checkpoint.read(tmp_path / checkpoint.FILE), "a")
     assert same(vars(kept), vars(old))
 
@@ -350,160 +300,3 @@ def test_a_kill_while_saving_leaves_whole_checkpoints(
     )
     assert done.returncode == 0, done.stderr
     soak.note(f"- kill -9 while saving: {done.stdout.strip()}, none damaged")
-
-
-# --- The run folder --------------------------------------------------------------------------
-
-
-def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with the time it was changed and its content."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in folder.rglob("*")
-        if path.is_file()
-    } | {".": (folder.stat().st_mtime_ns, b"")}
-
-
-def saved_run(folder: Path, *words: str, step: int = 3) -> bytes:
-    """Make a run folder with a checkpoint at this step; returns that."""
-    made = recipe(*words, f"run_dir={folder}")
-    checkpoint.open_run(made)
-    return content(replace(tiny(step), fingerprint=made.fingerprint, recipe=asdict(made)), folder)
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_an_empty_or_new_folder_starts_a_run(tmp_path: Path, exists: bool) -> None:
-    folder = tmp_path / "runs" / "a"
-    if exists:
-        folder.mkdir(parents=True)
-    made = recipe(f"run_dir={folder}")
-    assert checkpoint.open_run(made) == Opened(folder)
-    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
-    text = (folder / "config.yaml").read_text()
-    assert made.fingerprint in text
-    assert "workers: 2\n" in text
-
-
-def test_the_same_trajectory_resumes(tmp_path: Path) -> None:
-    """Execution fields may be others; the configuration that started it stays."""
-    saved = saved_run(tmp_path)
-    before = listing(tmp_path)
-    words = ["workers_per_pass=2", "checkpoint_steps=5", "comm=torch", "val_batch=7"]
-    opened = checkpoint.open_run(recipe(*words, f"run_dir={tmp_path}"))
-    path = f"{tmp_path}/checkpoint-3.pt"
-    assert opened == Opened(tmp_path, saved, path, workers_per_pass=16)
-    assert listing(tmp_path) | {".": before["."]} == before
-
-
-def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    made = recipe(f"run_dir={tmp_path}")
-    checkpoint.open_run(made)
-    (tmp_path / "checkpoint-5.pt.tmp").write_bytes(b"half")
-    (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert checkpoint.open_run(made) == Opened(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
-
-
-def test_a_run_that_died_while_it_wrote_its_configuration_starts_again(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml.tmp").write_text("# finge")
-    made = recipe(f"run_dir={tmp_path}")
-    assert checkpoint.open_run(made) == Opened(tmp_path)
-    assert made.fingerprint in (tmp_path / "config.yaml").read_text()
-
-
-@pytest.mark.parametrize("with_checkpoint", [True, False])
-def test_another_trajectory_is_refused(tmp_path: Path, with_checkpoint: bool) -> None:
-    """With both fingerprints and what to write; nothing in the folder is touched."""
-    saved_run(tmp_path)
-    if not with_checkpoint:
-        (tmp_path / checkpoint.FILE).unlink()
-        (tmp_path / "checkpoint-3.pt").unlink()
-    before = listing(tmp_path)
-    other = recipe("seed=1", f"run_dir={tmp_path}")
-    hashes = [recipe().fingerprint[:12], other.fingerprint[:12]]
-    expected = rf"another run at step {3 * with_checkpoint} .*{hashes[0]}.*{hashes[1]}.*config.yaml"
-    with pytest.raises(Refused, match=expected):
-        checkpoint.open_run(other)
-    assert listing(tmp_path) == before
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 100)
-
-
-def test_damaged_checkpoints_are_refused_and_left_alone(tmp_path: Path) -> None:
-    """Never taken for a folder without one, where the run would start again."""
-    saved_run(tmp_path, step=2)
-    saved_run(tmp_path, step=3)
-    for path in checkpoint.files(tmp_path):
-        cut(path)
-    before = listing(tmp_path)
-    expected = rf"{tmp_path}/checkpoint-3.pt is damaged.*so are the 1 before it.*run_dir=PATH"
-    with pytest.raises(Refused, match=expected):
-        checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
-    assert listing(tmp_path) == before
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_damaged_newest_one_gives_way_to_the_one_before(tmp_path: Path, copied: bool) -> None:
-    """And stays, under another name; so too where a copy has made a file of the link."""
-    older = saved_run(tmp_path, step=2)
-    newer = saved_run(tmp_path, step=3)
-    name = "checkpoint-3.pt"
-    if copied:
-        (tmp_path / name).rename(tmp_path / checkpoint.FILE)
-        name = checkpoint.FILE
-    cut(tmp_path / name)
-    made = recipe(f"run_dir={tmp_path}")
-    opened = checkpoint.open_run(made)
-    assert (opened.content, opened.path) == (older, f"{tmp_path}/checkpoint-2.pt")
-    assert f"{tmp_path}/{name} is damaged or no checkpoint" in opened.warning
-    assert "goes on from checkpoint-2.pt, at step 2, and what is damaged is" in opened.warning
-    assert (tmp_path / f"{name}.damaged").read_bytes() == newer[:-100]
-    assert checkpoint.read(tmp_path / checkpoint.FILE) == older
-    assert checkpoint.open_run(made) == replace(opened, warning="")
-
-
-def test_a_copied_file_resumes(tmp_path: Path) -> None:
-    """checkpoint.pt alone, as scp makes it of the link."""
-    saved = saved_run(tmp_path / "there")
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / checkpoint.FILE).write_bytes(saved)
-    opened = checkpoint.open_run(recipe(f"run_dir={tmp_path / 'here'}"))
-    assert opened.content == saved
-
-
-def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("")
-    before = listing(tmp_path)
-    with pytest.raises(Refused, match=rf"run_dir={tmp_path} holds files of something else"):
-        checkpoint.open_run(recipe(f"run_dir={tmp_path}"))
-    assert listing(tmp_path) == before
-
-
-def test_runs_of_the_same_second_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stopped(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime(2026, 1, 2, 3, 4, 5)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoint, "datetime", Stopped)
-    found = [checkpoint.open_run(recipe("seed=7")) for _ in range(3)]
-    stem = "runs/digits/20260102-030405-seed7"
-    assert found == [Opened(Path(stem + end)) for end in ("", "-2", "-3")]
-    assert all((tmp_path / each.folder / "config.yaml").is_file() for each in found)
-
-
-@pytest.mark.parametrize("run_dir", ["file", "file/below", "null"])
-def test_a_file_in_the_way_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_dir: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    in_the_way = tmp_path / ("runs" if run_dir == "null" else "file")
-    in_the_way.write_text("precious")
-    with pytest.raises(Refused, match=r"cannot be written \(.*write run_dir=PATH"):
-        checkpoint.open_run(recipe(f"run_dir={run_dir}"))
-    assert in_the_way.read_text() == "precious"

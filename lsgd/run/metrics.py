@@ -20,8 +20,8 @@ import lsgd
 from lsgd import provenance
 from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
-from lsgd.rows import Row, damaged_line, read_rows
-from lsgd.screen import Screen
+from lsgd.run.console import Console
+from lsgd.run.rows import Row, damaged_line, read_rows
 from lsgd.tally import difference, scores
 
 State = dict[str, Tensor]
@@ -114,7 +114,7 @@ class RunLog:
         examples: Callable[[int], int],
     ) -> None:
         # Imported here, since only one process of a job and no other tool needs TensorBoard.
-        from lsgd.curves import Curves
+        from lsgd.run.curves import Curves
 
         path = folder / "metrics.jsonl"
         self.damage = _set_damaged_aside(path)
@@ -122,7 +122,7 @@ class RunLog:
         self.folder, self.first_step, self.last_step = folder, first_step, first_step
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, examples)
-        self.screen = Screen(first_step, total_steps)
+        self.console = Console(first_step, total_steps)
 
     def start(self, summary: str, machine: str, **parts: Any) -> None:
         """See Log; the host, the commit and the versions that count are written down too."""
@@ -130,18 +130,18 @@ class RunLog:
         parts |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         self.write("start", self.first_step, machine=machine, **parts)
         lines = [summary, machine, f"run folder {self.folder}"]
-        if self.first_step == self.screen.total_steps:
+        if self.first_step == self.console.total_steps:
             lines.append("it is complete: nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
-        self.screen.say("\n".join(lines))
+        self.console.say("\n".join(lines))
         if self.damage:
             self.warn(self.first_step, self.damage)
 
     def end(self, outcome: str) -> None:
         """See Log."""
         self.curves.say("outcome", outcome)
-        self.screen.say(f"{outcome}, run folder {self.folder}")
+        self.console.say(f"{outcome}, run folder {self.folder}")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """See Log; what is not a finite number is written as null and drawn nowhere."""
@@ -150,7 +150,7 @@ class RunLog:
             key: _writable(value) for key, value in values.items()
         }
         self.rows.write(json.dumps(row).encode() + b"\n")
-        self.screen.show(kind, step, row)
+        self.console.show(kind, step, row)
         self.curves.draw(row)
 
     def warn(self, step: int, text: str) -> None:
@@ -160,7 +160,7 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """See Log."""
-        self.screen.say(text)
+        self.console.say(text)
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +172,7 @@ class RunLog:
             self.curves.say("outcome", str(error[1]))
         self.rows.close()
         self.curves.close()
-        self.screen.close()
+        self.console.close()
 
 
 class Timed:

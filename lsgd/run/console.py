@@ -6,11 +6,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsgd.rows import Row
 from lsgd.rules.metric import ERROR
+from lsgd.run.rows import Row
 
 
-class Screen:
+class Console:
     """A progress bar with the time left on a terminal, plain lines elsewhere."""
 
     def __init__(self, first_step: int, total_steps: int) -> None:

@@ -9,12 +9,12 @@ import torch
 from helpers.threaded import on_processes
 from test_checkpoint import same, tiny
 
-from lsgd import checkpoint
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import NotSaved, Preempted
-from lsgd.metrics import SilentLog
-from lsgd.saver import Saver
+from lsgd.run import checkpoint
+from lsgd.run.metrics import SilentLog
+from lsgd.run.saver import Saver
 
 
 class Said(SilentLog):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.rows import damaged_line, number, read_rows
+from lsgd.run.rows import damaged_line, number, read_rows
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.run_folders import finished, write_run
 
-from lsgd.runs import NotARun, read_run, trial_folder
+from lsgd.run.read import NotARun, read_run, trial_folder
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_folder_of_a_trial_is_that_of_its_recipe_and_seed(tmp_path: Path) ->
 
 
 def test_reading_a_run_imports_no_torch() -> None:
-    program = "import sys, lsgd.runs, lsgd.report; print(json.dumps('torch' in sys.modules))"
+    program = "import sys, lsgd.run.read, lsgd.report; print(json.dumps('torch' in sys.modules))"
     told = subprocess.run(
         [sys.executable, "-c", f"import json; {program}"], capture_output=True, check=True
     )

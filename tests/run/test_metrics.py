@@ -14,9 +14,9 @@ from helpers.event_file import points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsgd import metrics
-from lsgd.metrics import Meter, RunLog, Timed, open_log
-from lsgd.rows import read_rows
+from lsgd.run import metrics
+from lsgd.run.metrics import Meter, RunLog, Timed, open_log
+from lsgd.run.rows import read_rows
 
 TRAIN = {"epoch": 0.5, "lr": 0.1, "images_per_second": 100.0}
 RATES = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.0}
@@ -210,7 +210,7 @@ def test_a_bar_on_a_terminal(
 DIES = """
 import os, sys
 from pathlib import Path
-from lsgd.metrics import RunLog
+from lsgd.run.metrics import RunLog
 log = RunLog(Path(sys.argv[1]), 0, 20, 9, lambda steps: 10 * steps)
 for step in range(1, 9):
     log.write("train", step, loss=1 / step, epoch=step / 10, lr=0.1, images_per_second=1.0)

@@ -1,0 +1,1 @@
+"""What a run leaves in its folder, written and read; reading needs no torch."""

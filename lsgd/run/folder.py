@@ -1,0 +1,141 @@
+"""The run folder: made or found, and where a run in it goes on."""
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe
+from lsgd.run.checkpoint import FILE, Checkpoint, Damaged, files, load, point_to, read
+
+CONFIG_BESIDE = "config.yaml.tmp"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run folder that has been made or found."""
+
+    folder: Path
+    content: bytes | None = None
+    """Of its newest whole checkpoint, if it has one."""
+    path: str = ""
+    """Of that checkpoint."""
+    warning: str = ""
+    """What is wrong with the folder, and does not keep the run from going on."""
+    workers_per_pass: int | None = None
+    """With which the checkpoint was made: what auto was when the run started."""
+
+
+def open_run(recipe: Recipe) -> Opened:
+    """The folder of the run, made if need be, and its newest whole checkpoint if it has one.
+
+    For process 0. An empty or new folder starts a run, one with a checkpoint of the same
+    fingerprint resumes it, and so does one which died before its first checkpoint. Raises Refused,
+    having touched nothing, for any other, and if all checkpoints are damaged. A damaged one that is
+    newer than the whole one is set aside, under the same name and `.damaged`.
+    """
+    if recipe.run_dir is None:
+        return Opened(_new_folder(recipe))
+    folder = Path(recipe.run_dir)
+    try:
+        opened, damaged = _checkpoint_of(recipe, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Also tells whether there is space at all.
+        _write_config(recipe, folder)
+        for path in damaged:
+            os.replace(path, f"{path}.damaged")
+        for left in folder.glob("*.pt.tmp"):
+            left.unlink()
+        if opened.path and not (folder / FILE).exists():
+            point_to(Path(opened.path))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return opened
+
+
+def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
+    """What there is in the folder, and the files that are damaged; touches nothing."""
+    # What a run that died while it wrote its configuration has left, what a launch script has
+    # opened for the logs of all processes, and what a supervisor keeps: all before there is a run.
+    before = {CONFIG_BESIDE, "logs"}
+    if not folder.exists() or all(
+        each.name in before or each.name.startswith("supervise") for each in folder.iterdir()
+    ):
+        return Opened(folder), []
+    opened, step = Opened(folder), 0
+    damaged: list[Path] = []
+    if found := files(folder):
+        opened, damaged, saved = _newest_whole(folder, found)
+        theirs, step = saved.fingerprint, saved.step
+    elif (folder / "config.yaml").exists():
+        theirs = _fingerprint_in(folder / "config.yaml")
+    else:
+        raise Refused(
+            f"run_dir={folder} holds files of something else; write a new or empty folder"
+        )
+    if theirs != recipe.fingerprint:
+        raise Refused(
+            f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}, this "
+            f"recipe has {recipe.fingerprint[:12]}); write another run_dir, or the words that this "
+            f"run was started with: they are in {folder / 'config.yaml'}"
+        )
+    return opened, damaged
+
+
+def _newest_whole(folder: Path, found: list[Path]) -> tuple[Opened, list[Path], Checkpoint]:
+    refusals: list[str] = []
+    for number, path in enumerate(found):
+        try:
+            saved = load(content := read(path), str(path))
+        except Damaged as refusal:
+            refusals.append(str(refusal))
+            continue
+        warning = ""
+        if refusals:
+            names = ", ".join(f"{path}.damaged" for path in found[:number])
+            warning = (
+                f"{refusals[0].partition(';')[0]}; the run goes on from {path.name}, at step "
+                f"{saved.step}, and what is damaged is now {names}"
+            )
+        taken = saved.recipe["workers_per_pass"]
+        return Opened(folder, content, str(path), warning, taken), found[:number], saved
+    others = f" (and so are the {len(found) - 1} before it)" if len(found) > 1 else ""
+    raise Refused(refusals[0].replace("; move", f"{others}; move"))
+
+
+def _write_config(recipe: Recipe, folder: Path) -> None:
+    beside = folder / CONFIG_BESIDE
+    beside.write_text(config.to_yaml(recipe), encoding="utf-8")
+    if (folder / "config.yaml").exists():
+        beside.unlink()  # the configuration that started the run stays
+    else:
+        os.replace(beside, folder / "config.yaml")
+
+
+def _fingerprint_in(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith("# fingerprint:")), "none")
+
+
+def _new_folder(recipe: Recipe) -> Path:
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-seed{recipe.seed}"
+    for number in range(1, 1000):
+        folder = Path("runs", recipe.name, stem if number == 1 else f"{stem}-{number}")
+        try:
+            # Fails if it exists: two jobs of the same second get two folders.
+            folder.mkdir(parents=True)
+            _write_config(recipe, folder)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+    raise Refused(f"runs/{recipe.name} has a thousand runs of this second; write run_dir=PATH")
+
+
+def _unwritable(folder: Path, error: OSError) -> Refused:
+    return Refused(
+        f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you may"
+    )

@@ -1,0 +1,59 @@
+"""Checkpoints to test with: of a few real steps, and one made up of a little of everything."""
+
+from pathlib import Path
+
+import torch
+
+from lsgd import config
+from lsgd.comm.single import SingleComm
+from lsgd.inputs import open_inputs
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.train import train_step
+
+CPU = torch.device("cpu")
+WORDS = ["+recipe=digits", "workers=2", "worker_batch=8", "schedule.reference_batch=8"]
+
+
+def recipe(*words: str) -> Recipe:
+    return config.load_recipe([*WORDS, *words])
+
+
+def make_steps(learner: Learner, first: int, last: int) -> None:
+    """Make these steps of the run, all of its first epoch."""
+    plan = learner.passes(0, list(range(first, last)))
+    batches = open_inputs(learner.recipe, CPU).train(each for passes in plan for each in passes)
+    for step, passes in zip(range(first, last), plan, strict=True):
+        train_step(learner, step, passes, batches)
+
+
+def after(made: Recipe, first: int, last: int) -> Learner:
+    """A learner of this recipe which has made these steps."""
+    learner = Learner(made, SingleComm(), CPU)
+    make_steps(learner, first, last)
+    return learner
+
+
+def tiny(step: int = 3) -> Checkpoint:
+    """A checkpoint with a little of everything that one may hold."""
+    return Checkpoint(
+        recipe={"name": "a", "milestones": [1, 2.5], "root": None},
+        fingerprint="f" * 8,
+        step=step,
+        epoch=1,
+        order="o",
+        lr=0.1,
+        model={"w": torch.full((5,), float(step)), "n": torch.tensor(3)},
+        optimizer={"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
+        parts={"batchnorm": {"shares": torch.rand(2, 4, dtype=torch.float64)}},
+        tally={"counts": torch.tensor([1, 2, 3]), "loss": torch.tensor(1.0)},
+        rates={1: {"val_top1_error": 10.0}},
+    )
+
+
+def content(saved: Checkpoint, folder: Path) -> bytes:
+    """The bytes of the file that it is saved in."""
+    checkpoint.write(saved, folder)
+    return checkpoint.read(folder / checkpoint.FILE)
