@@ -29,7 +29,7 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/golden/calls.json"
 WRITE = "python -m benchmarks.calls --write"

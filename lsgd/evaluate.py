@@ -17,12 +17,12 @@ from torch import Tensor
 from lsgd import config
 from lsgd.comm import agree, open_comm
 from lsgd.errors import Refused
-from lsgd.evaluation import evaluate
+from lsgd.evaluation import Candidate, evaluate
 from lsgd.inputs import open_inputs
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
-from lsgd.network import DTYPES, make_network
+from lsgd.models import make_network
 from lsgd.recipe import Comm, Inputs, Recipe
 from lsgd.run import checkpoint
 from lsgd.tally import Scores
@@ -76,33 +76,20 @@ def evaluate_weights(path: Path, words: Sequence[str]) -> Scores:
 
 def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
     device = pick_device(recipe.device)
-    comm = open_comm(
-        recipe.comm.library,
-        device=device,
-        timeout=recipe.comm.timeout,
-        join_timeout=recipe.comm.join_timeout,
-    )
+    comm = open_comm(recipe.comm, device)
     try:
-        data, dtype = recipe.data, DTYPES[recipe.precision]
         model = make_network(recipe).to(device)
         try:
             model.load_state_dict(weights)
         except (RuntimeError, TypeError) as error:
             lines = [line.strip() for line in str(error).splitlines()]
             raise Refused(
-                f"{name} has not the weights of {recipe.model.name} for {data.classes} classes "
-                f"({lines[-1][:200]}); write model=NAME and data.classes=N as the weights have them"
+                f"{name} has not the weights of {recipe.model.name} for {recipe.data.classes} "
+                f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
+                "have them"
             ) from None
         inputs = agree(comm, lambda: open_inputs(recipe, device))
-        return evaluate(
-            model,
-            inputs,
-            comm,
-            examples=data.val_examples,
-            batch=recipe.val_batch,
-            device=device,
-            dtype=dtype,
-        )
+        return evaluate(Candidate(recipe, model, comm, device), inputs)
     finally:
         comm.close()
 

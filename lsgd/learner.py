@@ -1,6 +1,6 @@
 """What a step changes: model, momentum, BN's running statistics and the counts of the epoch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lsgd.comm import Comm, sum_
+from lsgd.comm.guard import LOWER_LR, Guard
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged, Refused
-from lsgd.guard import LOWER_LR, Guard
-from lsgd.network import DTYPES, layout, make_network
+from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import optim, sampler
 from lsgd.rules.batchnorm import RunningStatistics
@@ -58,8 +58,6 @@ class Learner:
         self.rates: dict[int, dict[str, float]] = {}
         """What each epoch that has ended came to, by its number from 1; see Checkpoint."""
         self.next_step = 0
-        self.phase: Callable[[str], None] = _unheard
-        """Is told of each phase of a step as it begins."""
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def epochs_left(self) -> Iterator[tuple[int, list[int]]]:
@@ -99,6 +97,18 @@ class Learner:
         """The context of a forward pass: bfloat16 where the recipe says so."""
         enabled = self.recipe.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+    def timed(self) -> list[tuple[str, object, str]]:
+        """The phases of a step, in its order: each begins when the object's method is called, and
+        the step ends with the last of them. The wait for data is the loader's, and not in here."""
+        return [
+            ("optimizer", self.reducer, "start"),  # which clears the gradients
+            ("forward", self.running, "start_pass"),
+            ("backward", self.reducer, "backward"),
+            ("communication", self.reducer, "finish"),
+            ("optimizer", self.running, "end_step"),
+            ("optimizer", self.guard, "watch"),
+        ]
 
     def now(self) -> dict[str, float]:
         """Where the last step was; reading the norm of its gradient waits for the device."""
@@ -203,7 +213,3 @@ def compile_parts(model: nn.Module) -> None:
     for part in model.children():
         if any(True for _ in part.parameters()):
             part.compile(dynamic=False)
-
-
-def _unheard(_: str) -> None:
-    """No one measures the phases of a step."""

@@ -243,7 +243,7 @@ class Recipe:
     """Rules of the paper that this recipe does not follow, each with the reason."""
     target: Target | None = None
     workers_per_pass: int | str = 1
-    """Or auto: lsgd.passes finds it when training starts."""
+    """Or auto: lsgd.autotune finds it when training starts."""
     val_batch: int = 250
     channels_last: bool = False
     compile: bool = False

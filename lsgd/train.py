@@ -14,28 +14,26 @@ same. The data of a step flows like this:
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch.nn import functional as F
 
 from lsgd import config
-from lsgd.comm import agree, describe, from_first, open_comm
+from lsgd.autotune import with_fastest_pass
+from lsgd.comm import agree, from_first, open_comm
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
-from lsgd.inputs import Batch, Inputs, open_inputs
+from lsgd.inputs import Inputs, open_inputs
 from lsgd.job import preemption
 from lsgd.job.command import run_command
-from lsgd.job.device import device_name, pick_device
+from lsgd.job.device import pick_device
 from lsgd.learner import Learner
-from lsgd.passes import with_fastest_pass
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe, check_world_size
-from lsgd.rules import optim, sampler
-from lsgd.rules.sampler import Pass
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import Saver
+from lsgd.step import train_step
 from lsgd.tally import scores
 
 
@@ -48,40 +46,21 @@ def train(recipe: Recipe) -> float:
     save and leave.
     """
     device = pick_device(recipe.device)
-    comm = open_comm(
-        recipe.comm.library,
-        device=device,
-        timeout=recipe.comm.timeout,
-        join_timeout=recipe.comm.join_timeout,
-    )
+    comm = open_comm(recipe.comm, device)
     try:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_inputs(recipe, device))
         run = from_first(comm, lambda: open_run(recipe))
-        recipe, timed = with_fastest_pass(recipe, run.workers_per_pass, comm, device, train_step)
+        recipe, choices = with_fastest_pass(recipe, run.workers_per_pass, comm, device)
         learner = Learner(recipe, comm, device)
         if run.content:
             learner.restore(checkpoint.load(run.content, run.path))
-        with metrics.open_log(
-            comm.rank,
-            run.folder,
-            first_step=learner.next_step,
-            total_steps=recipe.total_steps,
-            epochs=learner.rates,
-            examples=recipe.examples,
-        ) as log:
-            machine = "; ".join([describe(comm, device), inputs.name, *timed])
-            log.start(
-                recipe.summary(),
-                machine,
-                device=device_name(device),
-                processes=comm.world_size,
-                inputs=inputs.name,
-            )
+        with metrics.open_log(learner, run.folder) as log:
+            log.start(learner, inputs.name, *choices)
             if run.warning:
                 log.warn(learner.next_step, run.warning)
             saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
-            with preemption.listening(), saver, profiling(learner, run.folder, log):
+            with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
                 train_epochs(learner, inputs, saver, log)
             error = learner.error()
             log.end(recipe.outcome(error))
@@ -132,54 +111,10 @@ def train_epoch(
 
 def validated(learner: Learner, inputs: Inputs) -> dict[str, float]:
     """The rates of the model as it is now over the whole validation set."""
-    recipe = learner.recipe
     learner.combine_statistics()
     # As lsgd.evaluate does it; and compiling would take longer than it saves.
     with torch.compiler.set_stance("force_eager"):
-        found = evaluate(
-            learner.model,
-            inputs,
-            learner.comm,
-            examples=recipe.data.val_examples,
-            batch=recipe.val_batch,
-            device=learner.device,
-            dtype=learner.dtype,
-        )
-    return found.named("val")
-
-
-def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
-    """One step of the run: the passes of this process, whose images come next in `batches`."""
-    recipe, device, phase = learner.recipe, learner.device, learner.phase
-    step_of_epoch = step % recipe.steps_per_epoch
-    examples = sampler.step_size(recipe.data.train_examples, recipe.batch_size, step_of_epoch)
-
-    phase("optimizer")  # which clears the gradients
-    learner.reducer.start(examples, len(passes), leave=preemption.told())
-    for each in passes:
-        phase("data wait")
-        images, labels = next(batches)
-        images = images.to(device, learner.dtype, memory_format=learner.layout, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        phase("forward")
-        learner.running.start_pass(each.workers)
-        with learner.autocast():
-            logits = learner.model(images)
-        # Summed, not averaged: the reducer divides by the examples of all processes (remark 3).
-        loss = F.cross_entropy(logits.to(learner.dtype), labels, reduction="sum")
-        learner.tally.add(loss, logits, labels)
-        phase("backward")
-        learner.reducer.backward(loss)
-    phase("communication")
-    learner.reducer.finish()
-
-    phase("optimizer")
-    learner.running.end_step(active_workers=-(-examples // recipe.worker_batch))
-    optim.set_lr(learner.optimizer, recipe.lr(step))
-    learner.optimizer.step()
-    learner.next_step = step + 1
-    learner.guard.watch(step)
-    phase("between steps")
+        return evaluate(learner, inputs).named("val")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,14 +8,16 @@ from helpers.threaded import on_processes
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.evaluation import evaluate
+from lsgd.evaluation import Candidate, evaluate
 from lsgd.inputs import Batch
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.tally import Scores
 
 EXAMPLES, CLASSES = 53, 7
+DIGITS = config.load_recipe(["+recipe=digits", "precision=float64"])
 
 
 class Images:
@@ -54,16 +56,13 @@ class Model(nn.Module):
 def evaluated(comm: Comm, batch: int) -> tuple[Scores, list[list[int]]]:
     """The scores, and the ids of the chunks that this process asked for."""
     inputs = Images()
-    found = evaluate(
-        Model(),
-        inputs,  # type: ignore[arg-type]
-        comm,
-        examples=EXAMPLES,
-        batch=batch,
-        device=torch.device("cpu"),
-        dtype=torch.float64,
-    )
-    return found, inputs.asked
+    return evaluate(candidate(Model(), comm, EXAMPLES, batch), inputs), inputs.asked
+
+
+def candidate(model: nn.Module, comm: Comm, examples: int, batch: int) -> Candidate:
+    """The model, to be evaluated on so many images in chunks of this size."""
+    recipe = replace(DIGITS, val_batch=batch, data=replace(DIGITS.data, val_examples=examples))
+    return Candidate(recipe, model, comm, torch.device("cpu"))
 
 
 def expected() -> Scores:
@@ -100,15 +99,7 @@ def test_more_processes_than_images() -> None:
 
 def test_the_model_evaluates_in_evaluation_mode_and_goes_on_training() -> None:
     model = Model()
-    evaluate(
-        model,
-        Images(),  # type: ignore[arg-type]
-        SingleComm(),
-        examples=10,
-        batch=5,
-        device=torch.device("cpu"),
-        dtype=torch.float64,
-    )
+    evaluate(candidate(model, SingleComm(), 10, 5), Images())
     assert model.modes == [False, False]
     assert model.training
     assert model.bn.training

@@ -23,7 +23,7 @@ from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.sampler import share
 from lsgd.rules.schedule import learning_rate, scaled_lr
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

@@ -17,7 +17,8 @@ from lsgd.learner import Learner
 from lsgd.models import make_model
 from lsgd.run import checkpoint
 from lsgd.run.rows import read_rows
-from lsgd.train import main, train, train_step
+from lsgd.step import train_step
+from lsgd.train import main, train
 from lsgd.vision import models
 
 SHORT = ["epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log_steps=2"]

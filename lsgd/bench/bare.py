@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
-from lsgd.network import DTYPES, layout, make_network
+from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
@@ -41,7 +41,7 @@ class BareLoop:
         )
 
     def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
-        """See lsgd.train.train_step."""
+        """See lsgd.step.train_step."""
         bfloat16 = self.recipe.precision == "bfloat16"
         self.optimizer.zero_grad()
         for each in passes:

@@ -77,7 +77,7 @@ def alike(recipe: Recipe) -> Alike:
         recipe=recipe,
         device=device,
         # As in training it says how many threads torch has.
-        comm=open_comm("single", device=device, timeout=recipe.comm.timeout),
+        comm=open_comm(replace(recipe.comm, library="single"), device),
         root=root,
         index=index,
         decoders=cores(detect()) if decoders is None else decoders,

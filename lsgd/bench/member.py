@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -44,7 +45,7 @@ def join(address: str, work: str, library: str, words: Sequence[str]) -> None:
     """Meet the others and do what is asked for, until who asks has gone."""
     recipe = load_recipe(words)
     device = pick_device(recipe.device)
-    comm = open_comm(library, device=device, timeout=WAIT, join_timeout=recipe.comm.join_timeout)
+    comm = open_comm(replace(recipe.comm, library=library, timeout=WAIT), device)
     try:
         serve(_works(work, recipe, comm, device), comm, device, address)
     finally:

@@ -18,9 +18,9 @@ from lsgd.config import CommandLine
 from lsgd.errors import Refused
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
-from lsgd.network import DTYPES
+from lsgd.models import DTYPES
 from lsgd.recipe import Recipe
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 ABOUT = """\
 Does the memory of a step grow with its passes? One process makes the passes of a batch one after

@@ -19,7 +19,7 @@ from lsgd.comm import Comm
 from lsgd.comm.reducer import Reducer
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.network import DTYPES, layout, make_network
+from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics

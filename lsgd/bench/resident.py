@@ -41,7 +41,7 @@ def resident(process: int) -> int:
 
 def _load_epochs(recipe: Recipe, epochs: int) -> list[int]:
     device = pick_device(recipe.device)
-    open_comm("single", device=device, timeout=recipe.comm.timeout)  # for the number of threads
+    open_comm(replace(recipe.comm, library="single"), device)  # for the number of threads
     inputs = open_inputs(recipe, device)
     ids = np.arange(recipe.data.val_examples)
     chunks = np.split(ids, range(recipe.val_batch, len(ids), recipe.val_batch))

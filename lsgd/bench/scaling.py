@@ -23,7 +23,7 @@ from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe, check_world_size
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 ABOUT = """\
 What do more processes bring on this machine? Training steps of a recipe, on made-up images that

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
-from lsgd.network import DTYPES, layout, make_network
+from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.sampler import Pass

@@ -4,7 +4,7 @@ The report is Markdown, for a README as for a terminal.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,7 +26,7 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import RunningStatistics
 from lsgd.rules.sampler import Pass
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 OURS, BARE = "lsgd's step", "a bare loop"
 SCRIPTS = {"torchvision's training step": Torchvision, "timm's training step": Timm}
@@ -198,7 +198,7 @@ def alone(recipe: Recipe) -> tuple[Comm, torch.device]:
             "measured; start it without"
         )
     device = pick_device(recipe.device)
-    return open_comm("single", device=device, timeout=recipe.comm.timeout), device
+    return open_comm(replace(recipe.comm, library="single"), device), device
 
 
 class _KeptByLayers(RunningStatistics):

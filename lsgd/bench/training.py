@@ -8,7 +8,7 @@ from lsgd.inputs import Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
 from lsgd.run.metrics import Timed
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 MODEL, TOGETHER = "the model", "together"
 

@@ -11,7 +11,7 @@ from torch import nn
 from lsgd.check.finding import Finding
 from lsgd.check.step import miniature
 from lsgd.comm.single import SingleComm
-from lsgd.evaluation import evaluate
+from lsgd.evaluation import Candidate, evaluate
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -144,15 +144,8 @@ def _evaluation(recipe: Recipe) -> Finding:
         for rank in range(world_size):
             comm = SingleComm()
             comm.rank, comm.world_size = rank, world_size
-            count += evaluate(
-                nn.Identity(),
-                asked,
-                comm,
-                examples=examples,
-                batch=recipe.val_batch,
-                device=torch.device("cpu"),
-                dtype=torch.float32,
-            ).examples
+            candidate = Candidate(recipe, nn.Identity(), comm, torch.device("cpu"))
+            count += evaluate(candidate, asked).examples
         if sorted(asked.ids) != list(range(examples)):
             twice += 1
         counted.append(count)

@@ -19,7 +19,7 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.sampler import Pass
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 WORKERS, IMAGES, SIDE = 3, 4, 8
 RATES = (0.1, 0.4, 0.4, 0.04)

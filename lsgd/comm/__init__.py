@@ -11,6 +11,7 @@ from torch import device as Device
 
 from lsgd.errors import PeerLost, Refused
 from lsgd.job.launcher import Launch, cores, detect
+from lsgd.recipe import Comm as Settings
 
 T = TypeVar("T")
 
@@ -40,16 +41,17 @@ class Comm(Protocol):
         """Leave the job; every process that opened it does so."""
 
 
-def open_comm(library: str, *, device: Device, timeout: float, join_timeout: float = 120.0) -> Comm:
-    """Join the processes that the launcher started, over `library` (auto chooses).
+def open_comm(settings: Settings, device: Device) -> Comm:
+    """Join the processes that the launcher started, over `settings.library` (auto chooses).
 
     Those that have not met after `join_timeout` seconds give up; once they have, one that is silent
     for `timeout` seconds is given up. Raises Refused if the library does not suit the launcher, or
     counts other processes than it.
     """
     launch = detect()
+    library = settings.library
     chosen = choose_library(launch, device) if library == "auto" else library
-    comm = _open(chosen, launch, device, timeout, join_timeout)
+    comm = _open(chosen, launch, device, settings)
     if comm.world_size != launch.world_size:
         comm.close()
         raise Refused(
@@ -139,9 +141,8 @@ def from_first(comm: Comm, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _open(
-    library: str, launch: Launch, device: Device, timeout: float, join_timeout: float
-) -> Comm:
+def _open(library: str, launch: Launch, device: Device, settings: Settings) -> Comm:
+    timeout, join_timeout = settings.timeout, settings.join_timeout
     match library:
         case "single":
             from lsgd.comm.single import SingleComm

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsgd import paths
 from lsgd.errors import Refused
+from lsgd.recipe import Comm as CommSettings
 
 if TYPE_CHECKING:
     from lsgd.recipe import Data
@@ -177,7 +178,7 @@ def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
     from lsgd.job.device import pick_device
 
     device = pick_device(device_kind)
-    comm = open_comm(library, device=device, timeout=30)
+    comm = open_comm(CommSettings(library=library, timeout=30), device)
     pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
     tensor = pattern * (comm.rank + 1)
     sum_(comm, tensor)

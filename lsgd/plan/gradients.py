@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lsgd.comm.reducer import Reducer
 from lsgd.comm.single import SingleComm
-from lsgd.network import make_network
+from lsgd.models import make_network
 from lsgd.recipe import Recipe
 
 UNFUSED = 1e-9

@@ -7,7 +7,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -18,8 +18,11 @@ from torch import Tensor
 
 import lsgd
 from lsgd import provenance
+from lsgd.comm import Comm, describe
 from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
+from lsgd.job.device import device_name
+from lsgd.recipe import Recipe
 from lsgd.run.console import Console
 from lsgd.run.rows import Row, damaged_line, read_rows
 from lsgd.tally import difference, scores
@@ -30,11 +33,21 @@ Reading = tuple[State, float, float]
 """Counts, the time in seconds, and the seconds waited for data until then."""
 
 
-class Log(Protocol):
-    """Where rows of metrics go."""
+class Progress(Protocol):
+    """How far a run has come, and on what: a Learner is."""
 
-    def start(self, summary: str, machine: str, **parts: Any) -> None:
-        """What is about to run, and on what: in words, and in parts for programs."""
+    recipe: Recipe
+    comm: Comm
+    device: torch.device
+    next_step: int
+    rates: dict[int, dict[str, float]]
+
+
+class Log:
+    """Where rows of metrics go: nowhere, on all processes but the first."""
+
+    def start(self, run: Progress, loader: str, *choices: str) -> None:
+        """What is about to run, on what, with which loader, and what `auto` has come to."""
 
     def end(self, outcome: str) -> None:
         """What came out, in a line."""
@@ -49,87 +62,53 @@ class Log(Protocol):
         """Lines to read, and no row."""
 
     def __enter__(self) -> Self:
-        """Itself."""
+        return self
 
     def __exit__(self, *error: object) -> None:
         """Finish what is being written."""
 
 
-def open_log(
-    rank: int,
-    folder: Path,
-    *,
-    first_step: int,
-    total_steps: int,
-    epochs: Collection[int],
-    examples: Callable[[int], int],
-) -> Log:
-    """The log of the process with this rank, for a run that goes on after `first_step` steps, with
-    these epochs, counted from 1, at their end; `examples` says how many some steps have seen."""
-    if rank > 0:
-        return SilentLog()
-    return RunLog(folder, first_step, total_steps, epochs, examples)
+def open_log(run: Progress, folder: Path) -> Log:
+    """The log of this process, for a run that goes on from here in its folder."""
+    return RunLog(run, folder) if run.comm.rank == 0 else Log()
 
 
-class SilentLog:
-    """The log of all processes but the first."""
-
-    def start(self, summary: str, machine: str, **parts: Any) -> None:
-        """See Log."""
-
-    def end(self, outcome: str) -> None:
-        """See Log."""
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """See Log."""
-
-    def warn(self, step: int, text: str) -> None:
-        """See Log."""
-
-    def say(self, text: str) -> None:
-        """See Log."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """See Log."""
-
-
-class RunLog:
+class RunLog(Log):
     """The log of a run folder: metrics.jsonl, TensorBoard's event file, and lines or a bar.
 
-    Rows of steps after `first_step`, and of other epochs than `epochs`, are dropped first: they are
-    of a run that did not live to save them in a checkpoint, and will be made again. Those behind a
-    damaged line are dropped too, once the file has been copied aside. What finds the disk full is
-    written once there is space again.
+    Rows of steps that are still to be made, and of epochs that have not ended, are dropped first:
+    they are of a run that did not live to save them in a checkpoint, and will be made again. Those
+    behind a damaged line are dropped too, once the file has been copied aside. What finds the disk
+    full is written once there is space again.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        first_step: int,
-        total_steps: int,
-        epochs: Collection[int],
-        examples: Callable[[int], int],
-    ) -> None:
+    def __init__(self, run: Progress, folder: Path) -> None:
         # Imported here, since only one process of a job and no other tool needs TensorBoard.
         from lsgd.run.curves import Curves
 
         path = folder / "metrics.jsonl"
         self.damage = _set_damaged_aside(path)
-        rows = _drop_rows_after(path, first_step, epochs)
-        self.folder, self.first_step, self.last_step = folder, first_step, first_step
+        rows = _drop_rows_after(path, run.next_step, run.rates)
+        self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = Appended(path)
-        self.curves = Curves(folder, rows, examples)
-        self.console = Console(first_step, total_steps)
+        self.curves = Curves(folder, rows, run.recipe.examples)
+        self.console = Console(run.next_step, run.recipe.total_steps)
 
-    def start(self, summary: str, machine: str, **parts: Any) -> None:
+    def start(self, run: Progress, loader: str, *choices: str) -> None:
         """See Log; the host, the commit and the versions that count are written down too."""
-        parts |= {"host": platform.node(), "commit": provenance.commit(), "time": _now()}
-        parts |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
-        self.write("start", self.first_step, machine=machine, **parts)
-        lines = [summary, machine, f"run folder {self.folder}"]
+        machine = "; ".join([describe(run.comm, run.device), loader, *choices])
+        parts = {
+            "machine": machine,
+            "device": device_name(run.device),
+            "processes": run.comm.world_size,
+            "inputs": loader,
+            "host": platform.node(),
+            "commit": provenance.commit(),
+            "time": _now(),
+        }
+        versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        self.write("start", self.first_step, **parts, **versions)
+        lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         if self.first_step == self.console.total_steps:
             lines.append("it is complete: nothing is left to train")
         elif self.first_step:
@@ -139,7 +118,6 @@ class RunLog:
             self.warn(self.first_step, self.damage)
 
     def end(self, outcome: str) -> None:
-        """See Log."""
         self.curves.say("outcome", outcome)
         self.console.say(f"{outcome}, run folder {self.folder}")
 
@@ -154,12 +132,10 @@ class RunLog:
         self.curves.draw(row)
 
     def warn(self, step: int, text: str) -> None:
-        """See Log."""
         self.write("warning", step, text=text)
         self.say(f"warning: {text}")
 
     def say(self, text: str) -> None:
-        """See Log."""
         self.console.say(text)
 
     def __enter__(self) -> Self:

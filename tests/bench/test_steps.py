@@ -16,10 +16,10 @@ from lsgd.bench.scripts import with_plain_batchnorm
 from lsgd.comm.single import SingleComm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
-from lsgd.network import make_network
+from lsgd.models import make_network
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 CPU = torch.device("cpu")
 SMALL = ["+recipe=digits", "device=cpu", "data.train_examples=512", "model.last_gamma=1.0"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lsgd.inputs.torchvision
-from lsgd import check, config, models, network, paths, recipe, train, vision
+from lsgd import check, config, models, paths, recipe, train, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.comm import reducer
 from lsgd.errors import Refused
@@ -312,8 +312,8 @@ def one_block_more(patch: Patch) -> None:
 
 @plant("seed")
 def weights_of_one_seed(patch: Patch) -> None:
-    real = network.make_model
-    patch.setattr(network, "make_model", lambda name, **own: real(name, **own | {"seed": 0}))
+    real = models.make_model
+    patch.setattr(models, "make_model", lambda name, **own: real(name, **own | {"seed": 0}))
 
 
 @plant("seed")

@@ -14,6 +14,7 @@ from lsgd.errors import Diverged, Refused
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import Launch
+from lsgd.recipe import Comm as CommSettings
 
 CPU = torch.device("cpu")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -70,7 +71,7 @@ def test_auto_does_without_horovod(monkeypatch: pytest.MonkeyPatch, launcher: st
     monkeypatch.setitem(sys.modules, "lsgd.comm.horovod", None)
     assert choose_library(Launch(launcher, 0, 4), CPU) == "torch"
     with pytest.raises(Refused, match=r"setup/horovod.sh.*comm=torch"):
-        open_comm("horovod", device=CPU, timeout=1)
+        open_comm(CommSettings(library="horovod", timeout=1), CPU)
 
 
 @pytest.mark.horovod
@@ -116,11 +117,11 @@ def test_a_library_that_counts_other_processes_is_refused(monkeypatch: pytest.Mo
     """Or each of the 4 would train alone, and all of them write the same results."""
     torchrun(monkeypatch, rank=2, size=4, local=4)
     with pytest.raises(Refused, match=r"started 4 processes but comm=single sees 1.*comm=auto"):
-        open_comm("single", device=CPU, timeout=1)
+        open_comm(CommSettings(library="single", timeout=1), CPU)
 
 
 def test_one_process_needs_no_library() -> None:
-    comm = open_comm("auto", device=CPU, timeout=1)
+    comm = open_comm(CommSettings(library="auto", timeout=1), CPU)
     assert (comm.rank, comm.world_size, comm.library) == (0, 1, "comm=single")
     tensor = torch.tensor([1.0, 2.0])
     sum_(comm, tensor)
@@ -136,7 +137,7 @@ def test_one_process_over_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
-    comm = open_comm("auto", device=CPU, timeout=20)
+    comm = open_comm(CommSettings(library="auto", timeout=20), CPU)
     try:
         assert (comm.rank, comm.world_size, comm.library) == (0, 1, "torch.distributed (gloo)")
         for dtype in (torch.float16, torch.float32, torch.float64, torch.int64):
@@ -157,7 +158,7 @@ def test_processes_that_do_not_meet_are_refused(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("MASTER_PORT", str(port))
         met = rf"process 1 of 2 .* 127.0.0.1:{port} within 1 s .*MASTER_ADDR"
         with pytest.raises(Refused, match=met):
-            open_comm("torch", device=CPU, timeout=600, join_timeout=1)
+            open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 
 def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +171,7 @@ def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -
     torchrun(monkeypatch, rank=1, size=3, local=3)
     monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(Refused, match=rf"{port} within 1 s \(without word from process 2\)"):
-        open_comm("torch", device=CPU, timeout=600, join_timeout=1)
+        open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 
 @pytest.mark.horovod
@@ -184,7 +185,7 @@ def test_a_wrong_address_of_horovodrun_is_named(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
         monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
         with pytest.raises(Refused, match=rf"process 1 could not reach horovodrun at .*:{port} "):
-            open_comm("horovod", device=CPU, timeout=600, join_timeout=1)
+            open_comm(CommSettings(library="horovod", timeout=600, join_timeout=1), CPU)
 
 
 def test_several_machines_must_know_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_several_machines_must_know_where_they_meet(monkeypatch: pytest.MonkeyPa
     for name, value in {"RANK": 5, "SIZE": 8, "LOCAL_RANK": 1, "LOCAL_SIZE": 4}.items():
         monkeypatch.setenv(f"HOROVOD_{name}", str(value))
     with pytest.raises(Refused, match=r"8 processes, 4 of them on this machine.*MASTER_ADDR"):
-        open_comm("torch", device=CPU, timeout=1)
+        open_comm(CommSettings(library="torch", timeout=1), CPU)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_processes_share_the_cores_unless_told_otherwise(
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     comm = ThreadComm(1, None, [None, None])  # type: ignore[arg-type]
     monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
-    assert open_comm("torch", device=CPU, timeout=1) is comm
+    assert open_comm(CommSettings(library="torch", timeout=1), CPU) is comm
     assert threads == expected
 
 

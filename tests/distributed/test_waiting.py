@@ -10,18 +10,19 @@ PLANTED = """
 import os, sys, time
 from pathlib import Path
 import torch
+from lsgd.recipe import Comm as CommSettings
 from lsgd import config
 from lsgd.comm import open_comm
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
-from lsgd.run.metrics import SilentLog
+from lsgd.run.metrics import Log
 from lsgd.profile import profiling
 from lsgd.run.saver import Saver
 from lsgd.train import train_epochs
 
 SECONDS = 0.1
 out, device = Path(sys.argv[1]), torch.device("cpu")
-comm = open_comm("torch", device=device, timeout=60)
+comm = open_comm(CommSettings(library="torch", timeout=60), device)
 made = config.load_recipe([
     "+recipe=digits", "workers=2", "worker_batch=24", "epochs=1", "profile=true",
     "schedule.milestones=[]", "schedule.warmup_epochs=1",
@@ -36,14 +37,14 @@ class SlowLoader:
             yield batch
 
 for case in ("loader", "forward"):
-    inputs, learner, log = open_inputs(made, device), Learner(made, comm, device), SilentLog()
+    inputs, learner, log = open_inputs(made, device), Learner(made, comm, device), Log()
     if case == "loader" and comm.rank == 1:
         inputs = SlowLoader(inputs)
     if case == "forward" and comm.rank == 0:
         learner.model.register_forward_pre_hook(lambda *_: time.sleep(SECONDS))
     folder = out / case
     folder.mkdir(exist_ok=True)
-    with Saver(folder, comm, log, keep=1) as saver, profiling(learner, folder, log):
+    with Saver(folder, comm, log, keep=1) as saver, profiling(learner, inputs, folder, log):
         train_epochs(learner, inputs, saver, log)
 comm.close()
 """

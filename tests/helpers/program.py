@@ -8,6 +8,7 @@ over SingleComm, give what it has to be equal to.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from lsgd import config
 from lsgd.comm import Comm, open_comm
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged
-from lsgd.evaluation import evaluate
+from lsgd.evaluation import Candidate, evaluate
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
+from lsgd.recipe import Comm as CommSettings
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.run import checkpoint
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 CPU = torch.device("cpu")
 
@@ -107,10 +109,8 @@ def evaluated(comm: Comm) -> tuple[int, float, float]:
     learner = Learner(recipe(), comm, CPU)
     run_steps(learner, FIRST, FIRST + 2)
     learner.combine_statistics()
-    found = evaluate(
-        learner.model, open_inputs(learner.recipe, CPU), comm,
-        examples=53, batch=4, device=CPU, dtype=learner.dtype,
-    )  # fmt: skip
+    few = replace(learner.recipe, val_batch=4, data=replace(learner.recipe.data, val_examples=53))
+    found = evaluate(Candidate(few, learner.model, comm, CPU), open_inputs(learner.recipe, CPU))
     return found.examples, found.top1_error, found.top5_error
 
 
@@ -174,7 +174,7 @@ def cases(comm: Comm, out: Path) -> dict[str, Any]:
 
 def main(out: Path, library: str) -> None:
     """All cases over this library."""
-    comm = open_comm(library, device=CPU, timeout=60)
+    comm = open_comm(CommSettings(library=library, timeout=60), CPU)
     try:
         results = cases(comm, out)
         if comm.rank == 0:

@@ -11,7 +11,7 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.train import train_step
+from lsgd.step import train_step
 
 CPU = torch.device("cpu")
 WORDS = ["+recipe=digits", "workers=2", "worker_batch=8", "schedule.reference_batch=8"]

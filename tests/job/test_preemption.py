@@ -7,8 +7,8 @@ import torch
 from helpers.threaded import on_processes
 
 from lsgd.comm import Comm
+from lsgd.comm.guard import Guard
 from lsgd.errors import Preempted
-from lsgd.guard import Guard
 from lsgd.job import preemption
 from lsgd.job.preemption import SIGNALS, Rounds
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from helpers.event_file import points
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lsgd.comm import describe
+from lsgd.comm.single import SingleComm
+from lsgd.job.device import device_name
 from lsgd.run import metrics
 from lsgd.run.metrics import Meter, RunLog, Timed, open_log
 from lsgd.run.rows import read_rows
@@ -23,10 +27,23 @@ RATES = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.
 EPOCH = TRAIN | RATES | {"epoch": 3}
 
 
+def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleNamespace:
+    """A run with 20 steps of 10 images, of which these steps have been made."""
+    recipe = SimpleNamespace(
+        examples=lambda steps: 10 * steps, total_steps=20, summary=lambda: "a run\nof two lines"
+    )
+    return SimpleNamespace(
+        recipe=recipe,
+        comm=SingleComm(),
+        device=torch.device("cpu"),
+        next_step=first_step,
+        rates={epoch: {} for epoch in epochs},
+    )
+
+
 def log_in(folder: Path, first_step: int = 0, epochs: Collection[int] = range(9)) -> RunLog:
-    """Of a run with 10 images per step."""
     (folder / "config.yaml").write_text("workers: 5\nworker_batch: 2\n")
-    return RunLog(folder, first_step, 20, epochs, lambda steps: 10 * steps)
+    return RunLog(progress(first_step, epochs), folder)
 
 
 def write_steps(log: RunLog, steps: range, loss: float = 1.0) -> None:
@@ -49,13 +66,16 @@ def drawn(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
 
 def test_rows_and_curves_hold_what_was_written(tmp_path: Path) -> None:
     with log_in(tmp_path) as log:
-        log.start("a run", "a machine", device="H200", processes=2)
+        log.start(progress(), "a loader", "workers_per_pass=3")
         write_steps(log, range(1, 4))
         log.write("epoch", 3, **EPOCH)
     start, *rows = read_rows(tmp_path / "metrics.jsonl")
-    assert (start["kind"], start["step"], start["machine"]) == ("start", 0, "a machine")
+    assert (start["kind"], start["step"]) == ("start", 0)
+    assert start["machine"].startswith("1 process, CPU, threads per process: ")
+    assert start["machine"].endswith("; a loader; workers_per_pass=3")
     assert start["torch"] == torch.__version__
-    assert (start["device"], start["processes"]) == ("H200", 2)
+    assert start["device"] == device_name(torch.device("cpu"))
+    assert (start["processes"], start["inputs"]) == (1, "a loader")
     steps = [{"kind": "train", "step": s, "loss": 1 / s} | TRAIN for s in range(1, 4)]
     assert rows == [*steps, {"kind": "epoch", "step": 3} | EPOCH]
     assert points(tmp_path) == drawn(rows)
@@ -132,7 +152,7 @@ def test_rows_behind_a_damaged_line_are_set_aside_and_told_of(
         path.write_text("".join([*lines[:2], "\0\0\n", *lines[3:]]))
         damaged = path.read_bytes()
         with log_in(tmp_path, first_step=6) as log:
-            log.start("a run", "a machine")
+            log.start(progress(6), "a loader")
         aside = tmp_path / ("metrics.jsonl.damaged" + ("" if number == 1 else f"-{number}"))
         assert aside.read_bytes() == damaged
         warning = read_rows(path)[-1]
@@ -151,21 +171,23 @@ def test_a_line_cut_short_by_a_kill_is_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text()[:-9])
     with log_in(tmp_path, first_step=2) as log:
-        log.start("a run", "a machine")
+        log.start(progress(2), "a loader")
     assert [row["kind"] for row in read_rows(path)] == ["train", "train", "start"]
     assert not list(tmp_path.glob("*.damaged*"))
 
 
 def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    run = {"first_step": 0, "total_steps": 20, "epochs": 9, "examples": lambda steps: steps}
-    with open_log(1, tmp_path, **run) as log:
-        log.start("a run", "a machine")
+    run = progress()
+    run.comm.rank = 1
+    with open_log(run, tmp_path) as log:
+        log.start(run, "a loader")
         log.write("train", 1, loss=1.0, **TRAIN)
         log.end("done")
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
     (tmp_path / "config.yaml").touch()
-    with open_log(0, tmp_path, **run):
+    run.comm.rank = 0
+    with open_log(run, tmp_path):
         assert (tmp_path / "metrics.jsonl").exists()
 
 
@@ -173,16 +195,17 @@ def test_plain_lines_where_there_is_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     with log_in(tmp_path, first_step=4) as log:
-        log.start("a run\nof two lines", "a machine")
+        log.start(progress(4), "a loader")
         log.write("train", 5, loss=0.123456, **TRAIN)
         log.write("train", 6, loss=math.nan, **TRAIN)
         log.write("epoch", 6, **EPOCH | {"epoch": 1})
         log.end("done")
     printed = capsys.readouterr()
+    machine = f"{describe(SingleComm(), torch.device('cpu'))}; a loader"
     assert printed.out.splitlines() == [
         "a run",
         "of two lines",
-        "a machine",
+        machine,
         f"run folder {tmp_path}",
         "resumes after step 4",
         "step 5/20  epoch 0.50  lr 0.1  loss 0.123  100 images/s",
@@ -210,8 +233,10 @@ def test_a_bar_on_a_terminal(
 DIES = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from lsgd.run.metrics import RunLog
-log = RunLog(Path(sys.argv[1]), 0, 20, 9, lambda steps: 10 * steps)
+recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20)
+log = RunLog(SimpleNamespace(recipe=recipe, next_step=0, rates={}), Path(sys.argv[1]))
 for step in range(1, 9):
     log.write("train", step, loss=1 / step, epoch=step / 10, lr=0.1, images_per_second=1.0)
 os.kill(os.getpid(), 9)
@@ -223,7 +248,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     done = subprocess.run(
         [sys.executable, "-c", DIES, str(tmp_path)],
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=120,
         capture_output=True,

@@ -13,11 +13,11 @@ from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import NotSaved, Preempted
 from lsgd.run import checkpoint
-from lsgd.run.metrics import SilentLog
+from lsgd.run.metrics import Log
 from lsgd.run.saver import Saver
 
 
-class Said(SilentLog):
+class Said(Log):
     """A log that keeps its warnings."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def test_only_the_first_process_saves(tmp_path: Path) -> None:
     def process(comm: Comm) -> None:
         folder = tmp_path / str(comm.rank)
         folder.mkdir()
-        with Saver(folder, comm, SilentLog(), keep=2) as saver:
+        with Saver(folder, comm, Log(), keep=2) as saver:
             saver.save(tiny(1))
             saver.save(tiny(2), milestone=True)
 
@@ -73,7 +73,7 @@ def test_training_goes_on_while_it_is_written(
 
     monkeypatch.setattr(os, "fsync", slow)
     made = tiny(1)
-    with Saver(tmp_path, SingleComm(), SilentLog(), keep=2) as saver:
+    with Saver(tmp_path, SingleComm(), Log(), keep=2) as saver:
         saver.save(made)
         made.model["w"].fill_(99)
         made.optimizer["state"][0]["momentum_buffer"].fill_(99)
@@ -117,7 +117,7 @@ def test_a_full_disk_at_the_end_is_an_error_on_all_processes(
 
     def process(comm: Comm) -> str:
         try:
-            with Saver(small_disk, comm, SilentLog(), keep=3) as saver:
+            with Saver(small_disk, comm, Log(), keep=3) as saver:
                 for step in (1, 2, 3):
                     saver.save(large(step))
                 if leaving:
@@ -138,7 +138,7 @@ def test_any_other_failure_ends_all_processes_at_the_next_save(tmp_path: Path) -
 
     def process(comm: Comm) -> str:
         try:
-            with Saver(tmp_path / "gone", comm, SilentLog(), keep=3) as saver:
+            with Saver(tmp_path / "gone", comm, Log(), keep=3) as saver:
                 saver.save(tiny(1))
                 saver.save(tiny(2))
                 raise AssertionError("not noticed")

@@ -8,9 +8,8 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,15 @@ import torch
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.inputs import Batch
+from lsgd.inputs import Batch, Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
+from lsgd.profile.phases import listening
 from lsgd.recipe import AUTO, Recipe
 from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
+from lsgd.step import train_step
 
 BUDGET = 10.0
 """Seconds of timed passes after which no larger one is tried; warming up does not count."""
@@ -35,16 +36,12 @@ FULL = 0.85
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """The bytes that a container may take, or `max`."""
 
-TrainStep = Callable[[Learner, int, list[Pass], Iterator[Batch]], None]
-"""lsgd.train.train_step, which knows what is to be fast, and lies on a floor above."""
-
 
 def with_fastest_pass(
     recipe: Recipe,
     started_with: int | None,
     comm: Comm,
     device: torch.device,
-    train_step: TrainStep,
 ) -> tuple[Recipe, list[str]]:
     """The recipe with a number for workers_per_pass=auto, the same on every process, and a line
     about it; any other recipe as it is.
@@ -60,7 +57,7 @@ def with_fastest_pass(
         print("timing passes of 1, 2, 4, … workers", flush=True)
     hosted = len(sampler.share(recipe.workers, comm.world_size, comm.rank))
     # All processes at once, since those of a machine share its caches and memory.
-    mine = speeds(recipe, hosted, device, train_step)
+    mine = speeds(recipe, hosted, device)
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()  # or the loader's part of the GPU finds no memory
@@ -80,9 +77,7 @@ def choose(everyone: list[dict[int, float]]) -> tuple[int, float]:
     return best, slowest[best]
 
 
-def speeds(
-    recipe: Recipe, hosted: int, device: torch.device, train_step: TrainStep
-) -> dict[int, float]:
+def speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float]:
     """Images/s of passes of 1, 2, 4, … workers, as far as it makes sense to try."""
     # With hardly any lr nothing can diverge.
     slow = replace(recipe.schedule, reference_lr=1e-9)
@@ -95,9 +90,7 @@ def speeds(
         passes = [Pass(0, np.arange(images), workers)]
         _forget_memory(device)
         try:
-            times = _times(
-                learner, partial(train_step, learner, 0, passes), partial(inputs.train, passes)
-            )
+            times = _times(learner, passes, inputs)
         except torch.OutOfMemoryError:
             if not found:
                 raise
@@ -112,26 +105,32 @@ def speeds(
     return found
 
 
-def _times(
-    learner: Learner,
-    step: Callable[[Iterator[Batch]], None],
-    batches: Callable[[], Iterator[Batch]],
-) -> list[float]:
-    """Seconds of the pass of such a step, from its images to its gradients, when nothing is in its
-    way. What comes once per step, whatever its passes, would favour large ones."""
-    marks: dict[str, float] = {}
+def _times(learner: Learner, passes: list[Pass], inputs: Inputs) -> list[float]:
+    """Seconds of a pass, from its images to its gradients, when nothing is in its way.
 
-    def mark(phase: str) -> None:
-        if phase in ("data wait", "communication"):
+    What comes once per step, whatever its passes, is left out: it would favour large ones.
+    """
+    begin = end = 0.0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal begin
+        ready = list(inputs.train(passes))
+        _finish(learner.device)
+        begin = time.perf_counter()
+        yield from ready
+
+    def listen(phase: str) -> None:
+        nonlocal end
+        if phase == "communication":
             _finish(learner.device)
-            marks[phase] = time.perf_counter()
+            end = time.perf_counter()
 
-    learner.phase = mark
-    step(batches())  # the first one also compiles and allocates
     times: list[float] = []
-    while len(times) < 3 and sum(times) < 1:
-        step(iter(list(batches())))
-        times.append(marks["communication"] - marks["data wait"])
+    with listening(learner.timed(), listen):
+        train_step(learner, 0, passes, batches())  # the first one also compiles and allocates
+        while len(times) < 3 and sum(times) < 1:
+            train_step(learner, 0, passes, batches())
+            times.append(end - begin)
     return times
 
 

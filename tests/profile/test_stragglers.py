@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from lsgd.stragglers import BETWEEN, Timing, by_process, slowest, split
+from lsgd.profile.stragglers import BETWEEN, Timing, by_process, slowest, split
 
 
 def step(wait: float, forward: float, backward: float, communication: float) -> dict[str, float]:

@@ -8,17 +8,18 @@ import pytest
 import torch
 from helpers.threaded import on_processes
 
-from lsgd import config, passes
+from lsgd import autotune, config
+from lsgd.autotune import choose, speeds, with_fastest_pass
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
-from lsgd.passes import choose, speeds, with_fastest_pass
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import Pass
 from lsgd.run.folder import open_run
 from lsgd.run.metrics import read_rows
-from lsgd.train import train, train_step
+from lsgd.step import train_step
+from lsgd.train import train
 
 CPU = torch.device("cpu")
 
@@ -62,7 +63,7 @@ def untimed(*_: object) -> dict[int, float]:
 
 def test_a_resume_keeps_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without timing anything, and so to the last bit; nor is anything timed for a whole run."""
-    monkeypatch.setattr(passes, "speeds", untimed)
+    monkeypatch.setattr(autotune, "speeds", untimed)
     train(recipe(f"run_dir={tmp_path / 'whole'}", "workers_per_pass=4"))
     made = recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=4")
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +86,7 @@ def test_a_resume_keeps_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_cannot_run_is_refused_before_anything_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(passes, "speeds", untimed)
+    monkeypatch.setattr(autotune, "speeds", untimed)
     open_run(recipe(f"run_dir={tmp_path}"))
     with pytest.raises(Refused, match=message):
         train(recipe(f"run_dir={tmp_path}", "workers_per_pass=auto", *words))
@@ -96,7 +97,7 @@ def test_all_processes_take_one_number() -> None:
     made = recipe(
         "workers=7", "worker_batch=8", "schedule.reference_batch=56", "workers_per_pass=auto"
     )
-    found = on_processes(3, lambda comm: with_fastest_pass(made, None, comm, CPU, train_step))
+    found = on_processes(3, lambda comm: with_fastest_pass(made, None, comm, CPU))
     assert len({chosen.workers_per_pass for chosen, _ in found}) == 1
     assert found[0][0].workers_per_pass in (1, 2)
     assert found[0][0].fingerprint == made.fingerprint
@@ -113,53 +114,54 @@ def test_the_slowest_process_decides() -> None:
 def test_a_number_is_taken_as_it_is() -> None:
     made = recipe("workers_per_pass=3")
     for started_with in (None, 8):
-        assert with_fastest_pass(made, started_with, SingleComm(), CPU, train_step) == (made, [])
+        assert with_fastest_pass(made, started_with, SingleComm(), CPU) == (made, [])
 
 
-def test_passes_that_do_not_fit_are_not_taken() -> None:
+def test_passes_that_do_not_fit_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that went before are; and if not even one worker fits, that is the error."""
 
-    def full_from(workers: int):
+    def full_from(workers: int) -> None:
         def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
             if made[0].workers >= workers:
                 raise torch.OutOfMemoryError("planted")
             train_step(learner, step, made, batches)
 
-        return step
+        monkeypatch.setattr(autotune, "train_step", step)
 
-    assert [*speeds(recipe(), 16, CPU, full_from(4))] == [1, 2]
+    full_from(4)
+    assert [*speeds(recipe(), 16, CPU)] == [1, 2]
+    full_from(1)
     with pytest.raises(torch.OutOfMemoryError, match="planted"):
-        speeds(recipe(), 16, CPU, full_from(1))
+        speeds(recipe(), 16, CPU)
 
 
 def test_no_larger_pass_is_tried_once_they_slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or once the time is over, of which a pass of ResNet-50 may need much."""
     seconds = iter([1.0, 1.0, 4.0, 1.0, 1.0])
-    monkeypatch.setattr(passes, "_times", lambda *_: [next(seconds)])
-    assert [*speeds(recipe(), 16, CPU, train_step)] == [1, 2, 4]
-    monkeypatch.setattr(passes, "BUDGET", 0.0)
-    assert [*speeds(recipe(), 16, CPU, train_step)] == [1]
+    monkeypatch.setattr(autotune, "_times", lambda *_: [next(seconds)])
+    assert [*speeds(recipe(), 16, CPU)] == [1, 2, 4]
+    monkeypatch.setattr(autotune, "BUDGET", 0.0)
+    assert [*speeds(recipe(), 16, CPU)] == [1]
 
 
 def test_only_the_pass_itself_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what the first of each does, such as compiling, nor what there is once per step."""
     clock = SimpleNamespace(now=0.0, started=set())
-    monkeypatch.setattr(passes.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(autotune.time, "perf_counter", lambda: clock.now)
 
     def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
         workers = made[0].workers
-        learner.phase("optimizer")
+        learner.reducer.start(8, 1)
         clock.now += 5
-        learner.phase("data wait")
         next(batches)
         clock.now += workers / 10 + (0 if workers in clock.started else 100)
         clock.started.add(workers)
-        learner.phase("communication")
+        learner.reducer.finish()
         clock.now += 7
-        learner.phase("optimizer")
 
+    monkeypatch.setattr(autotune, "train_step", step)
     made = recipe()
-    found = speeds(made, 16, CPU, step)
+    found = speeds(made, 16, CPU)
     assert [*found] == [1, 2, 4, 8, 16]
     assert [*found.values()] == pytest.approx([10 * made.worker_batch] * 5)
 
@@ -168,20 +170,20 @@ def test_a_container_has_the_memory_it_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(passes, "CGROUP_LIMIT", limit)
+    monkeypatch.setattr(autotune, "CGROUP_LIMIT", limit)
     limit.write_text("max\n")
-    assert len(speeds(recipe(), 2, CPU, train_step)) == 2
+    assert len(speeds(recipe(), 2, CPU)) == 2
     limit.write_text("1000000\n")
-    assert [*speeds(recipe(), 2, CPU, train_step)] == [1]
+    assert [*speeds(recipe(), 2, CPU)] == [1]
 
 
 @pytest.mark.gpu
 def test_a_pass_that_fills_the_gpu_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for one worker, since there is none smaller."""
     device = torch.device("cuda")
-    assert 2 in speeds(recipe(), 2, device, train_step)
-    monkeypatch.setattr(passes, "FULL", 0.0)
-    assert [*speeds(recipe(), 2, device, train_step)] == [1]
+    assert 2 in speeds(recipe(), 2, device)
+    monkeypatch.setattr(autotune, "FULL", 0.0)
+    assert [*speeds(recipe(), 2, device)] == [1]
 
 
 def test_a_model_that_is_compiled_needs_a_number() -> None:

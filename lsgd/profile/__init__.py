@@ -20,9 +20,11 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 
 from lsgd.errors import FULL
 from lsgd.files import whole
+from lsgd.inputs import Inputs
 from lsgd.learner import Learner
+from lsgd.profile.phases import listening, listening_to_data
+from lsgd.profile.stragglers import BETWEEN, Step, Timing, by_process, slowest, split
 from lsgd.run.metrics import Log
-from lsgd.stragglers import BETWEEN, Step, Timing, by_process, slowest, split
 
 WARMUP = 5
 MEASURED = 20
@@ -46,7 +48,7 @@ with, waiting for slower processes included. `{between}`: rows of metrics, check
 
 
 @contextmanager
-def profiling(learner: Learner, run: Path, log: Log) -> Iterator[None]:
+def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator[None]:
     """Time and trace some steps of the learner, if its recipe says so, into the folder of the run.
 
     All processes enter and leave it alike; one that leaves by an exception does not wait for the
@@ -58,16 +60,16 @@ def profiling(learner: Learner, run: Path, log: Log) -> Iterator[None]:
     # Of the clock of process 0: a resumed run gets a folder of its own.
     folder = run / "profile" / learner.comm.broadcast_object(f"{datetime.now():%Y%m%d-%H%M%S}")
     profile = Profile(learner, folder, log)
-    learner.phase = profile
     try:
-        yield
+        with listening(learner.timed(), profile), listening_to_data(inputs, profile):
+            yield
         profile.finish()
     finally:
         profile.trace.close()
 
 
 class Profile:
-    """Hears of each phase of a step as it begins; see Learner.phase."""
+    """Is told of each phase of a step as it begins: the listener of lsgd.profile.phases."""
 
     def __init__(self, learner: Learner, folder: Path, log: Log) -> None:
         self.learner, self.folder, self.log = learner, folder, log

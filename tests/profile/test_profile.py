@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +12,30 @@ import torch
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
+from lsgd.inputs import Inputs, open_inputs
 from lsgd.learner import Learner
-from lsgd.profile import Trace, profiling
-from lsgd.run.metrics import SilentLog
+from lsgd.profile import Trace, profiling, stragglers
+from lsgd.profile.phases import listening, listening_to_data
+from lsgd.profile.stragglers import BETWEEN
+from lsgd.run.metrics import Log
 from lsgd.run.rows import read_rows
+from lsgd.step import train_step
 from lsgd.train import train
 
+CPU = torch.device("cpu")
 WORDS = [
     "+recipe=digits", "workers=4", "epochs=2", "schedule.milestones=[]", "schedule.warmup_epochs=1",
     "log_steps=1",
 ]  # fmt: skip
 PHASES = {"data wait", "forward", "backward", "communication", "optimizer", "between steps"}
+
+
+def make_steps(learner: Learner, inputs: Inputs, count: int) -> None:
+    """The first steps of the first epoch."""
+    plan = learner.passes(0, list(range(count)))
+    batches = inputs.train(each for passes in plan for each in passes)
+    for step, passes in enumerate(plan):
+        train_step(learner, step, passes, batches)
 
 
 def run(folder: Path, *words: str) -> list[dict]:
@@ -82,24 +96,53 @@ def test_a_run_too_short_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) 
 
 def test_a_resumed_run_is_profiled_beside_the_first(tmp_path: Path) -> None:
     made = config.load_recipe([*WORDS, "profile=true"])
-    learner = Learner(made, SingleComm(), torch.device("cpu"))
+    learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
 
     def profile() -> None:
-        with profiling(learner, tmp_path, SilentLog()):
-            for _ in range(7):
-                learner.phase("forward")
-                learner.phase("between steps")
+        with profiling(learner, inputs, tmp_path, Log()):
+            make_steps(learner, inputs, 7)
 
     profile()
     (first,) = tmp_path.glob("profile/*/README.md")
     os.rename(first.parent, first.parent.with_name("20260101-000000"))
     profile()
     assert len(list(tmp_path.glob("profile/*/README.md"))) == 2
-    # Off, the learner tells no one.
-    plain = Learner(replace(made, profile=False), SingleComm(), torch.device("cpu"))
-    with profiling(plain, tmp_path, SilentLog()):
-        assert plain.phase is not learner.phase
-        assert plain.phase("forward") is None
+
+
+def wrapped(learner: Learner, inputs: Inputs) -> set[str]:
+    """The methods that an instance has of its own, and not by its class."""
+    subjects = [inputs, *(subject for _, subject, _ in learner.timed())]
+    own = {name: value for subject in subjects for name, value in vars(subject).items()}
+    methods = {method for _, _, method in learner.timed()} | {"train"}
+    return own.keys() & methods
+
+
+def test_nothing_is_wrapped_unless_it_is_profiled(tmp_path: Path) -> None:
+    """Neither with profile=false, nor after a profile, nor after one that an error has ended."""
+    made = config.load_recipe(WORDS)
+    learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
+    with profiling(learner, inputs, tmp_path, Log()):
+        assert not wrapped(learner, inputs)
+    learner.recipe = replace(made, profile=True)
+    methods = {"train", "start", "start_pass", "backward", "finish", "end_step", "watch"}
+    with suppress(KeyError), profiling(learner, inputs, tmp_path, Log()):
+        assert wrapped(learner, inputs) == methods
+        raise KeyError
+    assert not wrapped(learner, inputs)
+
+
+def test_each_phase_is_told_of_as_it_begins() -> None:
+    """In a step of two passes; the names are those that the table has."""
+    made = config.load_recipe([*WORDS, "workers_per_pass=2"])
+    learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
+    phases: list[str] = []
+    with listening(learner.timed(), phases.append), listening_to_data(inputs, phases.append):
+        make_steps(learner, inputs, 1)
+    one_pass = ["data wait", "forward", "backward"]
+    assert phases == [
+        "optimizer", *one_pass, *one_pass, "communication", "optimizer", "optimizer", BETWEEN,
+    ]  # fmt: skip
+    assert {*phases} == {*stragglers.PHASES, BETWEEN} == PHASES
 
 
 @pytest.mark.gpu
@@ -112,7 +155,7 @@ def test_on_a_gpu_its_own_events_are_the_clock(tmp_path: Path) -> None:
     assert (folder / "trace-0.json.gz").exists()
 
 
-class Said(SilentLog):
+class Said(Log):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 

@@ -1,0 +1,69 @@
+"""The phases of a step, told of as they begin; nothing is wrapped while nobody listens."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from lsgd.inputs import Batch, Inputs
+from lsgd.profile.stragglers import BETWEEN
+from lsgd.rules.sampler import Pass
+
+Listener = Callable[[str], None]
+"""Is told the name of a phase as it begins, and with that the one before ends."""
+
+
+@contextmanager
+def listening(calls: Sequence[tuple[str, object, str]], listener: Listener) -> Iterator[None]:
+    """Tell the listener of the phases of every step made in here; see Learner.timed for `calls`.
+
+    After the last of these calls the step has ended, and BETWEEN begins.
+    """
+    for phase, subject, method in calls:
+        ends = (phase, subject, method) == calls[-1]
+        setattr(subject, method, _told(listener, phase, getattr(subject, method), ends))
+    try:
+        yield
+    finally:
+        for _, subject, method in calls:
+            delattr(subject, method)  # the class's own is there again
+
+
+@contextmanager
+def listening_to_data(inputs: Inputs, listener: Listener) -> Iterator[None]:
+    """Tell the listener of `data wait` whenever a batch is asked for in here."""
+    inputs.train = partial(_batches, inputs.train, listener)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del inputs.train
+
+
+def _told(
+    listener: Listener, phase: str, method: Callable[..., Any], ends: bool
+) -> Callable[..., Any]:
+    def told(*args: Any, **kwargs: Any) -> Any:
+        listener(phase)
+        result = method(*args, **kwargs)
+        if ends:
+            listener(BETWEEN)
+        return result
+
+    return told
+
+
+def _batches(
+    train: Callable[[Iterable[Pass]], Iterator[Batch]], listener: Listener, passes: Iterable[Pass]
+) -> Iterator[Batch]:
+    batches = train(passes)  # at once, as a loader may begin to load here
+
+    def told() -> Iterator[Batch]:
+        while True:
+            listener("data wait")
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    return told()
