@@ -55,8 +55,9 @@ lint: .venv/.dev ## likely mistakes, in Python and in shell
 types: .venv/.dev ## types
 	$(BIN)/mypy
 
-layers: .venv/.dev ## which file may import which
+layers: .venv/.dev ## which file may import which, and one name for one thing
 	$(BIN)/lint-imports
+	$(BIN)/python tests/homonyms.py
 
 wheel: .venv/.dev ## sdist and wheel into dist/
 	$(BIN)/python -m hatchling build

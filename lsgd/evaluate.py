@@ -17,7 +17,7 @@ from torch import Tensor
 from lsgd import config
 from lsgd.comm import agree, open_comm
 from lsgd.errors import Refused
-from lsgd.evaluation import Candidate, evaluate
+from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
@@ -89,7 +89,7 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
                 "have them"
             ) from None
         inputs = agree(comm, lambda: open_inputs(recipe, device))
-        return evaluate(Candidate(recipe, model, comm, device), inputs)
+        return evaluate(TrainedModel(recipe, model, comm, device), inputs)
     finally:
         comm.close()
 

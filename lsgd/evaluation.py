@@ -39,8 +39,8 @@ class Evaluated(Protocol):
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A model that no Learner trains, to be evaluated."""
+class TrainedModel:
+    """A model with weights from elsewhere, which no Learner trains."""
 
     recipe: Recipe
     model: nn.Module

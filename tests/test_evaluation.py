@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.evaluation import Candidate, evaluate
+from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import Batch
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.tally import Scores
@@ -59,10 +59,10 @@ def evaluated(comm: Comm, batch: int) -> tuple[Scores, list[list[int]]]:
     return evaluate(candidate(Model(), comm, EXAMPLES, batch), inputs), inputs.asked
 
 
-def candidate(model: nn.Module, comm: Comm, examples: int, batch: int) -> Candidate:
+def candidate(model: nn.Module, comm: Comm, examples: int, batch: int) -> TrainedModel:
     """The model, to be evaluated on so many images in chunks of this size."""
     recipe = replace(DIGITS, val_batch=batch, data=replace(DIGITS.data, val_examples=examples))
-    return Candidate(recipe, model, comm, torch.device("cpu"))
+    return TrainedModel(recipe, model, comm, torch.device("cpu"))
 
 
 def expected() -> Scores:

@@ -11,7 +11,7 @@ from torch import nn
 from lsgd.check.finding import Finding
 from lsgd.check.step import miniature
 from lsgd.comm.single import SingleComm
-from lsgd.evaluation import Candidate, evaluate
+from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -144,7 +144,7 @@ def _evaluation(recipe: Recipe) -> Finding:
         for rank in range(world_size):
             comm = SingleComm()
             comm.rank, comm.world_size = rank, world_size
-            candidate = Candidate(recipe, nn.Identity(), comm, torch.device("cpu"))
+            candidate = TrainedModel(recipe, nn.Identity(), comm, torch.device("cpu"))
             count += evaluate(candidate, asked).examples
         if sorted(asked.ids) != list(range(examples)):
             twice += 1

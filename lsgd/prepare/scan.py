@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lsgd.inputs.index import SPLITS, Row, class_folders, index_file, write_index
+from lsgd.inputs.index import SPLITS, IndexRow, class_folders, index_file, write_index
 from lsgd.prepare.images import size
 from lsgd.prepare.journal import Findings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel
@@ -55,7 +55,7 @@ def _sizes(root: Path, folder: str, earlier: Findings | None) -> Findings:
     return look_at_folder(root, folder, size, earlier)
 
 
-def _rows(found: list[Findings]) -> Iterator[Row]:
+def _rows(found: list[Findings]) -> Iterator[IndexRow]:
     for label, each in enumerate(found):
         for name, (length, (width, height)) in each.files.items():
             path = os.fsencode(f"{each.folder}/{name}")

@@ -23,7 +23,7 @@ from lsgd.files import whole
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
 from lsgd.profile.phases import listening, listening_to_data
-from lsgd.profile.stragglers import BETWEEN, Step, Timing, by_process, slowest, split
+from lsgd.profile.stragglers import BETWEEN, PhaseTimes, Timing, by_process, slowest, split
 from lsgd.run.metrics import Log
 
 WARMUP = 5
@@ -137,10 +137,10 @@ class Profile:
             ):
                 file.write(text.encode())
 
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[PhaseTimes]:
         if self.learner.device.type == "cuda":
             torch.cuda.synchronize(self.learner.device)
-        steps: list[Step] = []
+        steps: list[PhaseTimes] = []
         for (phase, begin), (_, end) in pairwise(self.begun):
             if phase == BETWEEN:
                 steps.append({})

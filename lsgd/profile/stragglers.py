@@ -8,12 +8,14 @@ the slowest process is the one whose other phases take longest.
 import statistics
 from dataclasses import dataclass
 
+from lsgd.tables import markdown
+
 OWN = ("data wait", "forward", "backward", "optimizer")
 """What a process does by itself."""
 PHASES = (*OWN[:3], "communication", OWN[3])
 BETWEEN = "between steps"
 
-Step = dict[str, float]
+PhaseTimes = dict[str, float]
 """Seconds of each phase in a step, and between it and the one before."""
 
 
@@ -24,8 +26,8 @@ class Timing:
     rank: int
     host: str
     workers: int
-    """Hosted by it."""
-    steps: list[Step]
+    """How many of the run's workers it hosts."""
+    steps: list[PhaseTimes]
 
     def mean(self, phase: str) -> float:
         """Seconds of the phase per step."""
@@ -39,30 +41,31 @@ class Timing:
 
 def split(timings: list[Timing]) -> str:
     """The phases of a step over the processes, each with its mean over the steps, as Markdown."""
-    whole = statistics.median(sum(map(each.mean, PHASES)) for each in timings)
-    lines = [
-        "| ms per step     |      min |   median |      max | of the step |",
-        "|-----------------|----------|----------|----------|-------------|",
-    ]
+    step = statistics.median(sum(map(each.mean, PHASES)) for each in timings)
+    rows = []
     for phase in (*PHASES, BETWEEN):
         means = [each.mean(phase) for each in timings]
         bounds = min(means), statistics.median(means), max(means)
-        share = f"{100 * bounds[1] / whole:.1f} %" if phase != BETWEEN else ""
-        numbers = " | ".join(f"{1000 * each:8.2f}" for each in bounds)
-        lines.append(f"| {phase:15} | {numbers} | {share:>11} |")
-    return "\n".join(lines)
+        share = f"{100 * bounds[1] / step:.1f} %" if phase != BETWEEN else ""
+        rows.append([phase, *(f"{1000 * seconds:.2f}" for seconds in bounds), share])
+    return markdown(["ms per step", "min", "median", "max", "of the step"], rows)
 
 
 def by_process(timings: list[Timing]) -> str:
     """The phases of a step on each process, as Markdown."""
-    lines = [
-        f"| process | host | workers | {' | '.join((*PHASES, BETWEEN))} |",
-        "|---" * (3 + len(PHASES) + 1) + "|",
-    ]
-    for each in timings:
-        numbers = " | ".join(f"{1000 * each.mean(phase):.2f}" for phase in (*PHASES, BETWEEN))
-        lines.append(f"| {each.rank} | {each.host} | {each.workers} | {numbers} |")
-    return "\n".join(lines)
+    phases = (*PHASES, BETWEEN)
+    return markdown(
+        ["process", "host", "workers", *phases],
+        [
+            [
+                str(each.rank),
+                each.host,
+                str(each.workers),
+                *(f"{1000 * each.mean(phase):.2f}" for phase in phases),
+            ]
+            for each in timings
+        ],
+    )
 
 
 def slowest(timings: list[Timing]) -> str:

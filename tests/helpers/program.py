@@ -19,7 +19,7 @@ from lsgd import config
 from lsgd.comm import Comm, open_comm
 from lsgd.comm.reducer import Reducer
 from lsgd.errors import Diverged
-from lsgd.evaluation import Candidate, evaluate
+from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Comm as CommSettings
@@ -110,7 +110,7 @@ def evaluated(comm: Comm) -> tuple[int, float, float]:
     run_steps(learner, FIRST, FIRST + 2)
     learner.combine_statistics()
     few = replace(learner.recipe, val_batch=4, data=replace(learner.recipe.data, val_examples=53))
-    found = evaluate(Candidate(few, learner.model, comm, CPU), open_inputs(learner.recipe, CPU))
+    found = evaluate(TrainedModel(few, learner.model, comm, CPU), open_inputs(learner.recipe, CPU))
     return found.examples, found.top1_error, found.top5_error
 
 
