@@ -140,7 +140,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _forget_memory(device: torch.device) -> None:
-    """Of smaller passes, so that what is reserved after the next one is its own."""
+    """Give back the memory of smaller passes, so that what the next one reserves is its own."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

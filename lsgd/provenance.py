@@ -8,7 +8,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def commit() -> str | None:
-    """Of the checkout that lsgd runs from, with `-dirty` if it was changed; None if it is none."""
+    """The commit of the checkout that lsgd runs from, with `-dirty` if it was changed.
+
+    None if lsgd does not run from a checkout, or git cannot tell.
+    """
     # An installed package may lie within somebody else's checkout.
     if not (_PACKAGE.parent / ".git").exists():
         return None

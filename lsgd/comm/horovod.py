@@ -63,7 +63,7 @@ def _reach_horovodrun(timeout: float) -> None:
 
 
 class HorovodComm:
-    """See Comm."""
+    """The processes of a job over Horovod."""
 
     def __init__(self, *, timeout: float, join_timeout: float) -> None:
         _reach_horovodrun(join_timeout)
@@ -75,7 +75,7 @@ class HorovodComm:
         self.rank, self.world_size = hvd.rank(), hvd.size()
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """See Comm."""
+        """Begin to sum the tensor in place; Horovod matches the sums of all processes by `name`."""
         with with_peers(HorovodInternalError):
             handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
 
@@ -86,17 +86,17 @@ class HorovodComm:
         return wait
 
     def broadcast_object(self, value: T) -> T:
-        """See Comm."""
+        """The value that process 0 has, pickled and sent to every process."""
         with with_peers(HorovodInternalError):
             received: T = hvd.broadcast_object(value, root_rank=0, name="object")
         return received
 
     def gather_objects(self, value: T) -> list[T]:
-        """See Comm."""
+        """The values of all processes, pickled and exchanged."""
         with with_peers(HorovodInternalError):
             values: list[T] = hvd.allgather_object(value, name="objects")
         return values
 
     def close(self) -> None:
-        """See Comm."""
+        """Shut Horovod down, which also ends its thread."""
         hvd.shutdown()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TorchComm:
-    """See Comm."""
+    """The processes of a job over torch.distributed."""
 
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
@@ -52,7 +52,7 @@ class TorchComm:
         self.device = device
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """See Comm; torch.distributed goes by the order of the calls and needs no name."""
+        """Begin to sum the tensor in place; the order of the calls matches the sums, not `name`."""
         with with_peers(RuntimeError):
             work = dist.all_reduce(tensor, async_op=True)
 
@@ -63,21 +63,21 @@ class TorchComm:
         return wait
 
     def broadcast_object(self, value: T) -> T:
-        """See Comm."""
+        """The value that process 0 has, pickled and sent to every process."""
         values = [value]
         with with_peers(RuntimeError):
             dist.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:
-        """See Comm."""
+        """The values of all processes, pickled and exchanged."""
         values: list[T | None] = [None] * self.world_size
         with with_peers(RuntimeError):
             dist.all_gather_object(values, value)
         return cast(list[T], values)
 
     def close(self) -> None:
-        """See Comm; without it gloo's threads end the process with an error now and then."""
+        """Destroy the group: without it gloo's threads end the process with an error now and then."""
         dist.destroy_process_group()
 
 

@@ -36,7 +36,7 @@ _Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
 
 
 class DaliInputs:
-    """See Inputs."""
+    """An image folder behind NVIDIA DALI, which decodes on the CPU's cores or on the GPU."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class DaliInputs:
         self.pipeline.build()
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The images of each pass, cropped and flipped, in the order of the passes."""
         return self._load(passes)
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The images of each chunk of ids, resized and cropped at the centre."""
         return self._load(chunks)
 
     def _graph(self, settings: Settings, decodes_on_gpu: bool) -> tuple[Any, Any]:

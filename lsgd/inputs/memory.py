@@ -22,7 +22,7 @@ PADDING = 4
 
 
 class MemoryInputs:
-    """See Inputs."""
+    """A small dataset that lies in memory as 8-bit pixels, on the device."""
 
     def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
         if data.augmentation == "crop_flip":
@@ -41,7 +41,7 @@ class MemoryInputs:
         self.seed = seed
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The images of each pass, shifted and flipped where the recipe says so."""
         for each in passes:
             ids = torch.from_numpy(each.examples).to(self.train_labels.device)
             images = self.train_images[ids]
@@ -50,7 +50,7 @@ class MemoryInputs:
             yield self.normalise(images), self.train_labels[ids]
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The images of each chunk of ids, as they are."""
         for chunk in chunks:
             ids = torch.from_numpy(chunk).to(self.val_labels.device)
             yield self.normalise(self.val_images[ids]), self.val_labels[ids]

@@ -15,7 +15,7 @@ class Normalise:
         self.scale = 1 / (255 * torch.tensor(data.std, device=device)[:, None, None])
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Of 8-bit images (images, channels, height, width), in their memory format."""
+        """Normalise 8-bit images (images, channels, height, width); their memory format stays."""
         pixels = images.to(self.device, non_blocking=True).float()
         mean, scale, values = self.mean, self.scale, pixels
         if pixels.is_contiguous(memory_format=torch.channels_last):

@@ -15,7 +15,7 @@ BANK = 64
 
 
 class SyntheticInputs:
-    """See Inputs."""
+    """Made-up images of the dataset's shape, the same for each id."""
 
     def __init__(self, data: Data, *, seed: int, device: torch.device) -> None:
         self.name = "made-up images"
@@ -26,11 +26,11 @@ class SyntheticInputs:
         self.classes = data.classes
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The made-up images of each pass; nothing is drawn anew."""
         return self.validation(each.examples for each in passes)
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The made-up images of each chunk of ids."""
         for chunk in chunks:
             ids = torch.from_numpy(chunk).to(self.images.device)
             yield self.images[ids % BANK], ids % self.classes

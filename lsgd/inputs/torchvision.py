@@ -26,7 +26,10 @@ from lsgd.vision import transforms
 
 
 class FolderInputs:
-    """See Inputs. The processes live as long as this, through all epochs and evaluations."""
+    """An image folder whose images torchvision decodes, in processes of their own.
+
+    The processes live as long as this object, through all epochs and evaluations.
+    """
 
     def __init__(
         self,
@@ -60,11 +63,11 @@ class FolderInputs:
         )
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The images of each pass, cropped and flipped, in the order of the passes."""
         return self._load(passes)
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """See Inputs."""
+        """The images of each chunk of ids, resized and cropped at the centre."""
         return self._load(chunks)
 
     def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:

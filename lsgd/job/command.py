@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise Refused."""
+        """Refuse the words: raise Refused with argparse's sentence."""
         raise Refused(f"{message}; --help says what there is")
 
 

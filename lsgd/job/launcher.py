@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lsgd.errors import Refused
 
 DEFAULT_PORT = 29500
-"""Of launchers that number no jobs."""
+"""The port at which the processes meet, if the launcher does not number its jobs."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
-"""Of parameters and gradients; bfloat16 is for the forward pass alone, by autocast."""
+"""The type of parameters and gradients; bfloat16 is for the forward pass alone, by autocast."""
 
 
 def make_network(recipe: Recipe) -> nn.Module:
-    """As a run of the recipe begins, in its precision and layout; the same on every process."""
+    """The network that a run of the recipe starts with; the same on every process.
+
+    It is in the recipe's precision and memory layout, on the CPU.
+    """
     model = make_model(
         recipe.model.name,
         classes=recipe.data.classes,

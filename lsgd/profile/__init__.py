@@ -175,7 +175,7 @@ class Trace:
             self.phase.__enter__()
 
     def step(self) -> None:
-        """A step has ended."""
+        """End the phase and, after the last traced step, the trace."""
         if self.profiler:
             self._end_phase()
             self.profiler.step()

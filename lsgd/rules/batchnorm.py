@@ -57,7 +57,7 @@ def normalisation(images: Tensor, workers: int) -> Normalise:
 def by_call(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See Normalise: PyTorch's own function, for which each worker has channels of its own."""
+    """Normalise by PyTorch's own function, for which each worker has channels of its own."""
     count, channels, *size = images.shape
     # A moving average of momentum 1 that starts at 0 is just the statistics.
     mean, var = seen = weight.new_zeros(2, workers * channels)
@@ -79,7 +79,7 @@ def by_call(
 def by_expression(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """See Normalise: arithmetic that a compiler makes one kernel of."""
+    """Normalise by plain arithmetic, of which a compiler makes one kernel."""
     # Within a model that is compiled as a whole it is compiled already.
     expression = _expression if torch.compiler.is_compiling() else _compiled()
     scale, shift = weight.view(-1, 1, 1), bias.view(-1, 1, 1)

@@ -22,7 +22,7 @@ from lsgd.rules.metric import ERROR
 FILE = "checkpoint.pt"
 """A link to the newest one."""
 FORMAT = 2
-"""Of what write makes. A new field is no new format, if it has a default."""
+"""The format that `write` makes. A new field with a default makes no new format."""
 DIGEST = hashlib.sha256().digest_size
 
 

@@ -19,9 +19,9 @@ class Opened:
 
     folder: Path
     content: bytes | None = None
-    """Of its newest whole checkpoint, if it has one."""
+    """The bytes of its newest whole checkpoint, if it has one."""
     path: str = ""
-    """Of that checkpoint."""
+    """The path of that checkpoint."""
     warning: str = ""
     """What is wrong with the folder, and does not keep the run from going on."""
     workers_per_pass: int | None = None

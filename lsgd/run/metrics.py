@@ -28,7 +28,7 @@ from lsgd.run.rows import Row, damaged_line, read_rows
 from lsgd.tally import difference, scores
 
 State = dict[str, Tensor]
-"""Of a Tally, summed over the processes."""
+"""The counts of a Tally, summed over the processes."""
 Reading = tuple[State, float, float]
 """Counts, the time in seconds, and the seconds waited for data until then."""
 
@@ -95,7 +95,7 @@ class RunLog(Log):
         self.console = Console(run.next_step, run.recipe.total_steps)
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
-        """See Log; the host, the commit and the versions that count are written down too."""
+        """Write down recipe, machine, host, commit and versions, as a row and as lines."""
         machine = "; ".join([describe(run.comm, run.device), loader, *choices])
         parts = {
             "machine": machine,
@@ -118,11 +118,12 @@ class RunLog(Log):
             self.warn(self.first_step, self.damage)
 
     def end(self, outcome: str) -> None:
+        """Write what came out into TensorBoard, and say it."""
         self.curves.say("outcome", outcome)
         self.console.say(f"{outcome}, run folder {self.folder}")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """See Log; what is not a finite number is written as null and drawn nowhere."""
+        """Write a row; what is not a finite number is written as null and drawn nowhere."""
         self.last_step = step
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
@@ -132,17 +133,19 @@ class RunLog(Log):
         self.curves.draw(row)
 
     def warn(self, step: int, text: str) -> None:
+        """Write the sentence as a row, and say it."""
         self.write("warning", step, text=text)
         self.say(f"warning: {text}")
 
     def say(self, text: str) -> None:
+        """Say lines above the progress bar, or as plain lines."""
         self.console.say(text)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """See Log; that a run has diverged is a result, and a row."""
+        """Finish all files; that a run has diverged is a result, and a row."""
         if isinstance(error[1], Diverged):
             self.write("diverged", self.last_step, text=str(error[1]))
             self.curves.say("outcome", str(error[1]))
