@@ -28,9 +28,9 @@ from lsgd.rules.sampler import Pass
 from lsgd.step import train_step
 
 BUDGET = 10.0
-"""Seconds of timed passes after which no larger one is tried; warming up does not count."""
+"""Larger passes are tried until the timed ones have taken these seconds, warming up apart, …"""
 WORSE = 0.7
-"""Nor after one whose speed is less than so much of the best."""
+"""… or until one is slower than this share of the best speed."""
 FULL = 0.85
 """The share of a GPU's memory that a pass may take; the rest is for the loader and fragments."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -83,7 +83,7 @@ def speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float
     slow = replace(recipe.schedule, reference_lr=1e-9)
     learner = Learner(replace(recipe, schedule=slow), SingleComm(), device)
     inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
-    found: dict[int, float] = {}
+    speed_of: dict[int, float] = {}
     spent = 0.0
     for workers in (2**power for power in range(hosted.bit_length())):
         images = workers * recipe.worker_batch
@@ -92,17 +92,17 @@ def speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float
         try:
             times = _times(learner, passes, inputs)
         except torch.OutOfMemoryError:
-            if not found:
+            if not speed_of:
                 raise
             break
-        if found and _too_full(device):
+        if speed_of and _too_full(device):
             break
-        found[workers] = images / min(times)
+        speed_of[workers] = images / min(times)
         spent += sum(times)
-        slower = found[workers] < WORSE * max(found.values())
+        slower = speed_of[workers] < WORSE * max(speed_of.values())
         if spent > BUDGET or slower or _nearly_full(device):
             break
-    return found
+    return speed_of
 
 
 def _times(learner: Learner, passes: list[Pass], inputs: Inputs) -> list[float]:

@@ -43,10 +43,10 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
             "add a recipe that says on which data and in which model, such as +recipe=bs256"
         ) from None
     # Where it was trained says nothing about this machine.
-    here = {"device": "auto", "comm": asdict(Comm())}
+    this_machine = {"device": "auto", "comm": asdict(Comm())}
     if saved.recipe["inputs"]["loader"] != "synthetic":
-        here["inputs"] = asdict(Inputs())
-    recipe = config.from_saved(saved.recipe | here, *words)
+        this_machine["inputs"] = asdict(Inputs())
+    recipe = config.from_saved(saved.recipe | this_machine, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(
             f"{' '.join(words)} would make another run of {path}; a checkpoint is evaluated as it "
@@ -114,12 +114,12 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         plain = any(word.startswith("+recipe=") for word in arguments.words)
-        find = evaluate_weights if plain else evaluate_checkpoint
-        found = find(arguments.checkpoint, arguments.words)
+        evaluation = evaluate_weights if plain else evaluate_checkpoint
+        scores = evaluation(arguments.checkpoint, arguments.words)
         if detect().rank == 0:
             print(
-                f"{found.examples} images: top-1 error {found.top1_error:.2f} %, top-5 error "
-                f"{found.top5_error:.2f} %, loss {found.loss:.4f}"
+                f"{scores.examples} images: top-1 error {scores.top1_error:.2f} %, top-5 error "
+                f"{scores.top5_error:.2f} %, loss {scores.loss:.4f}"
             )
 
     return run_command(command)

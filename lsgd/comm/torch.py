@@ -77,15 +77,15 @@ class TorchComm:
         return cast(list[T], values)
 
     def close(self) -> None:
-        """Destroy the group: without it gloo's threads end the process with an error now and then."""
+        """Destroy the group, or gloo's threads end the process with an error now and then."""
         dist.destroy_process_group()
 
 
 def _join(launch: Launch, address: str, timeout: float) -> Store:
     """The store at this address, which process 0 keeps, once all processes have reached it."""
     limit = timedelta(seconds=timeout)
-    found = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
-    store: Store = next(found)[0]
+    meeting = rendezvous(f"tcp://{address}", launch.rank, launch.world_size, timeout=limit)
+    store: Store = next(meeting)[0]
     store.set(f"joined/{launch.rank}", "")
     others = [f"joined/{rank}" for rank in range(launch.world_size)]
     try:

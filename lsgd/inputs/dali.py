@@ -58,7 +58,7 @@ class DaliInputs:
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
         self.in_shards = any(index.in_shards() for index in indexes)
         self.channels_last = channels_last
-        self.asked: Iterator[tuple[Wanted, _Feed]] = iter(())
+        self.requests: Iterator[tuple[Wanted, _Feed]] = iter(())
         self.under_way: deque[Wanted] = deque()
         self.readers = ThreadPoolExecutor(AHEAD)
         self.pipeline = dali.Pipeline(
@@ -97,13 +97,13 @@ class DaliInputs:
         return images, file.shape(dtype=types.INT64)
 
     def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
-        self.asked = iter(())
+        self.requests = iter(())
         while self.under_way:  # of a round that was given up
             self._run()
-        self.asked = self._ahead(wanted)
+        self.requests = self._ahead(wanted)
         self.pipeline.reset()
-        while (found := self._run()) is not None:
-            yield found
+        while (batch := self._run()) is not None:
+            yield batch
 
     def _run(self) -> "Batch | None":
         """The next batch under way, or None after the last one."""
@@ -128,7 +128,7 @@ class DaliInputs:
 
     def _next(self) -> "_Feed":
         """What DALI is to read and cut next; it asks ahead of what has been handed out."""
-        wanted, feed = next(self.asked)
+        wanted, feed = next(self.requests)
         self.under_way.append(wanted)
         return feed
 

@@ -114,8 +114,8 @@ class Index:
 
     def paths(self, ids: NDArray[np.int64]) -> list[bytes]:
         """Paths of these images relative to the root."""
-        found: list[bytes] = self._of(ids)["path"].tolist()
-        return found
+        paths: list[bytes] = self._of(ids)["path"].tolist()
+        return paths
 
     def classes(self) -> list[str]:
         """Names of the classes in order: the folders that the images are in."""
@@ -180,18 +180,18 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
             f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
             f"the same folders and {_again(data, root)}"
         )
-    for name, found, wanted in (
+    for name, number, expected in (
         ("classes", len(train.classes()), data.classes),
         ("train_examples", len(train), data.train_examples),
         ("val_examples", len(val), data.val_examples),
     ):
-        if found != wanted:
+        if number != expected:
             beside = " beside those left out" if data.skip else ""
-            count = found + (train.skipped if name == "train_examples" else val.skipped)
-            right = count if data.skip and name != "classes" else found
+            count = number + (train.skipped if name == "train_examples" else val.skipped)
+            right = count if data.skip and name != "classes" else number
             raise Refused(
-                f"data.{name}={wanted} but {data.name} at {root} has {found}{beside}; complete it "
-                f"and {_again(data, root)}, or write data.{name}={right} for another trajectory"
+                f"data.{name}={expected} but {data.name} at {root} has {number}{beside}; complete "
+                f"it and {_again(data, root)}, or write data.{name}={right} for another trajectory"
                 + (" (a skip list is taken off by itself)" if data.skip else "")
             )
     return train, val

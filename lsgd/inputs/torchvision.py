@@ -78,10 +78,10 @@ class FolderInputs:
             # for deaf processes that a SIGTERM is to end.
             atexit.unregister(_kill_children)
             atexit.register(_kill_children)
-            for found in batches:
-                if isinstance(found, InputFailed):
-                    raise found
-                pixels, labels = found
+            for batch in batches:
+                if isinstance(batch, InputFailed):
+                    raise batch
+                pixels, labels = batch
                 yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
         except (RuntimeError, EOFError, OSError) as error:
             # The latter two if it was killed while it handed over what it had decoded.

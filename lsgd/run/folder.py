@@ -66,8 +66,8 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
         return Opened(folder), []
     opened, step = Opened(folder), 0
     damaged: list[Path] = []
-    if found := files(folder):
-        opened, damaged, saved = _newest_whole(folder, found)
+    if paths := files(folder):
+        opened, damaged, saved = _newest_whole(folder, paths)
         theirs, step = saved.fingerprint, saved.step
     elif (folder / "config.yaml").exists():
         theirs = _fingerprint_in(folder / "config.yaml")
@@ -84,9 +84,9 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
     return opened, damaged
 
 
-def _newest_whole(folder: Path, found: list[Path]) -> tuple[Opened, list[Path], Checkpoint]:
+def _newest_whole(folder: Path, paths: list[Path]) -> tuple[Opened, list[Path], Checkpoint]:
     refusals: list[str] = []
-    for number, path in enumerate(found):
+    for number, path in enumerate(paths):
         try:
             saved = load(content := read(path), str(path))
         except Damaged as refusal:
@@ -94,14 +94,14 @@ def _newest_whole(folder: Path, found: list[Path]) -> tuple[Opened, list[Path], 
             continue
         warning = ""
         if refusals:
-            names = ", ".join(f"{path}.damaged" for path in found[:number])
+            names = ", ".join(f"{path}.damaged" for path in paths[:number])
             warning = (
                 f"{refusals[0].partition(';')[0]}; the run goes on from {path.name}, at step "
                 f"{saved.step}, and what is damaged is now {names}"
             )
         taken = saved.recipe["workers_per_pass"]
-        return Opened(folder, content, str(path), warning, taken), found[:number], saved
-    others = f" (and so are the {len(found) - 1} before it)" if len(found) > 1 else ""
+        return Opened(folder, content, str(path), warning, taken), paths[:number], saved
+    others = f" (and so are the {len(paths) - 1} before it)" if len(paths) > 1 else ""
     raise Refused(refusals[0].replace("; move", f"{others}; move"))
 
 
