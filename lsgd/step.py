@@ -31,8 +31,9 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
         learner.reducer.backward(loss)
     learner.reducer.finish()
 
+    # Once per step, whatever the passes: all workers but those that a short last step leaves out.
     learner.running.end_step(active_workers=-(-examples // recipe.worker_batch))
     optim.set_lr(learner.optimizer, recipe.lr(step))
-    learner.optimizer.step()
+    learner.optimizer.step()  # which does nothing where found_inf is up
     learner.next_step = step + 1
-    learner.guard.watch(step)
+    learner.guard.watch(step)  # reads the flags a step late, so that the host never waits for them

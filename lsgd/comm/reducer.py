@@ -77,6 +77,7 @@ class Reducer:
         """The backward pass of a loss summed over its examples, which starts the sums if it is the
         last; if the loss is not finite, it raises the flag of this step.
         """
+        # Before the pass, and not the sum after it: so half precision on the wire holds a mean.
         part = loss / self._examples
         self.flag += 0 * part.detach()  # which is NaN, if the loss is infinite or NaN
         part.backward()
@@ -86,6 +87,7 @@ class Reducer:
 
         Also called by a process which had no examples and made no backward pass.
         """
+        # Those that no pass has filled: all of them, if this process had no examples.
         for bucket in self.buckets[self._launched :]:
             self._launch(bucket)
         norms = []
@@ -99,6 +101,7 @@ class Reducer:
             # While the sums of the next ones are still under way.
             norms.append(torch.linalg.vector_norm(bucket.gradients))
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
+        # The norm too, since finite gradients of several processes may have an infinite sum.
         doubt = 0 * (self.flag + self.gradient_norm)  # 0 or NaN
         self.found_inf.logical_or_(doubt.isnan())
         self.flags[1] = self.note

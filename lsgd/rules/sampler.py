@@ -85,16 +85,19 @@ def step_passes(
     its own, and the ones behind it have none. A process without images makes no pass.
     """
     begin = step * workers * worker_batch
+    # Beyond the end of the order, in a kept tail, both edges are its length: no example is left.
     first, last = (
         min(begin + edge * worker_batch, len(order)) for edge in (hosted.start, hosted.stop)
     )
     full, rest = divmod(last - first, worker_batch)
+    # The hosted workers are neighbours, so that their examples are one stretch of the order.
     by_worker = order[first : last - rest].reshape(full, worker_batch)
     passes = [
         Pass(epoch, carried.T.ravel(), len(carried), step)
         for carried in np.split(by_worker, range(workers_per_pass, full, workers_per_pass))
         if len(carried)
     ]
+    # A pass of its own, since the workers of one pass have to have equally many examples.
     if rest:
         passes.append(Pass(epoch, order[last - rest : last], 1, step))
     return passes
