@@ -23,7 +23,7 @@ from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
 from lsgd.network import DTYPES, make_network
-from lsgd.recipe import Comm, Inputs, Recipe
+from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.tally import Scores
 
 
@@ -42,9 +42,9 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
             "add a recipe that says on which data and in which model, such as +recipe=bs256"
         ) from None
     # Where it was trained says nothing about this machine.
-    here = {"device": "auto", "comm": asdict(Comm())}
+    here = {"device": "auto", "comm": asdict(CommSettings())}
     if saved.recipe["inputs"]["loader"] != "synthetic":
-        here["inputs"] = asdict(Inputs())
+        here["inputs"] = asdict(InputsSettings())
     recipe = config.from_saved(saved.recipe | here, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(

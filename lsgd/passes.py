@@ -23,7 +23,8 @@ from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
-from lsgd.recipe import AUTO, Recipe
+from lsgd.recipe import Recipe
+from lsgd.recipe.fields import AUTO
 from lsgd.sampler import Pass
 
 BUDGET = 10.0

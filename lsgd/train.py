@@ -30,7 +30,8 @@ from lsgd.job.device import device_name, pick_device
 from lsgd.learner import Learner
 from lsgd.passes import with_fastest_pass
 from lsgd.profile import profiling
-from lsgd.recipe import Recipe, check_world_size
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_world_size
 from lsgd.sampler import Pass
 from lsgd.saver import Saver
 from lsgd.tally import scores

@@ -8,10 +8,10 @@ from typing import Any
 
 from lsgd import config, schedule
 from lsgd.recipe import Recipe
+from lsgd.recipe.study import Study
 from lsgd.report.search import LeftOut
 from lsgd.report.welch import Sample, sample
 from lsgd.runs import Run
-from lsgd.studies import Study
 
 
 @dataclass(frozen=True)
