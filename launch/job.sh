@@ -159,12 +159,13 @@ check_recipe() {
 import sys
 
 try:
-    from lsgd import config, recipe
+    from lsgd import config
     from lsgd.errors import Refused
+    from lsgd.recipe.checks import check_world_size
 except ImportError as error:
     sys.exit(f"lsgd: {sys.executable} cannot import lsgd ({error}); run 'make setup', or set PYTHON")
 try:
-    recipe.check_world_size(config.load_recipe(sys.argv[2:]), int(sys.argv[1]))
+    check_world_size(config.load_recipe(sys.argv[2:]), int(sys.argv[1]))
 except Refused as error:
     print(f"lsgd: {error}", file=sys.stderr)
     sys.exit(error.exit_code)

@@ -22,7 +22,8 @@ from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.profile.phases import listening
-from lsgd.recipe import AUTO, Recipe
+from lsgd.recipe import Recipe
+from lsgd.recipe.fields import AUTO
 from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
 from lsgd.step import train_step

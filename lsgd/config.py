@@ -5,12 +5,13 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
@@ -21,8 +22,12 @@ from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import LATER, Comm, Data, Inputs, Recipe, check, rehearsal
-from lsgd.studies import Study, check_study
+from lsgd.job.command import Parser
+from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
+from lsgd.recipe.checks import check
+from lsgd.recipe.fields import all_fields, group_of, values_before
+from lsgd.recipe.rehearsal import rehearsal
+from lsgd.recipe.study import Study, check_study
 
 EPILOG = """\
 {recipes}
@@ -55,24 +60,18 @@ class RecipesRoot(SearchPathPlugin):
 Plugins.instance().register(RecipesRoot)
 
 
-class CommandLine(argparse.ArgumentParser):
+class RecipeParser(Parser):
     """A tool's words: those of a recipe, and the options that the tool adds with add_argument."""
 
     def __init__(self, *, program: str, about: str) -> None:
         super().__init__(
-            prog=f"python -m {program}",
-            description=about,
+            program,
+            about,
             usage=f"python -m {program} +recipe=NAME [key=value ...]",
             epilog=EPILOG.format(recipes=_recipe_list(), groups=_group_list()),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         self.add_argument("words", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
         self.add_argument("--cfg", action="store_true", help=argparse.SUPPRESS)
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse in one sentence what argparse would explain with the usage."""
-        raise Refused(f"{message}; --help says what there is")
 
     def read(self, argv: Sequence[str]) -> tuple[Recipe, argparse.Namespace]:
         """The recipe that is asked for, and the options of the tool.
@@ -94,13 +93,21 @@ class CommandLine(argparse.ArgumentParser):
 
 
 def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
-    """The recipe that a command line without options of its own asks for; see CommandLine.read."""
-    recipe, _ = CommandLine(program=program, about=about).read(argv)
+    """The recipe that a command line without options of its own asks for.
+
+    Raises Refused or SystemExit(0), as RecipeParser.read does.
+    """
+    recipe, _ = RecipeParser(program=program, about=about).read(argv)
     return recipe
 
 
 def load_recipe(words: Sequence[str]) -> Recipe:
-    """The checked recipe that these Hydra overrides compose; raises Refused."""
+    """The checked recipe that these words compose, such as ["+recipe=bs8k", "workers=128"].
+
+    This is where a Python program gets a recipe. Its fields are those of the dataclass; `name`,
+    `fingerprint`, `steps_per_epoch`, `total_steps` and `lr(step)` of it stay from version to
+    version. Raises Refused, with one sentence that says what to write instead.
+    """
     recipe = from_mapping(_compose(words))
     return rehearsal(recipe) if recipe.rehearse else recipe
 
@@ -129,9 +136,9 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     except OmegaConfBaseException as error:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
     assert isinstance(recipe, Recipe)
-    for key in ("data.mean", "data.std", "schedule.milestones"):
+    for key, entry in all_fields(Recipe):
         # OmegaConf looks at the numbers of a list of numbers, but not at lists in it.
-        numbers = OmegaConf.select(merged, key)
+        numbers = OmegaConf.select(merged, key) if entry.type == list[float] else []
         if not all(isinstance(number, float) for number in numbers):
             _refuse_type(key, numbers)
     if recipe.data.skip_list:
@@ -148,12 +155,12 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     them. Raises Refused.
     """
     before = OmegaConf.create()
-    for key, value in LATER.items():
+    for key, value in values_before(Recipe).items():
         OmegaConf.update(before, key, value)
     try:
         completed = OmegaConf.merge(before, values)
         assert isinstance(completed, DictConfig)
-        for group, kind in (("inputs", Inputs), ("comm", Comm)):
+        for group, kind in (("inputs", InputsSettings), ("comm", CommSettings)):
             known = {entry.name for entry in fields(kind)}
             settings = completed.get(group)
             if isinstance(settings, DictConfig):
@@ -246,16 +253,33 @@ def recipes() -> list[str]:
 
 
 def _schema() -> DictConfig:
-    schema: DictConfig = OmegaConf.structured(Recipe)
+    """The recipe's types and defaults, into which values can be merged."""
+    schema: DictConfig = OmegaConf.structured(_blank(Recipe))
     # The dataclasses are frozen, which OmegaConf takes for read-only, at every level of its own.
-    for node in (schema, *(schema._get_node(entry.name) for entry in fields(Recipe))):
-        if isinstance(node, DictConfig):
-            OmegaConf.set_readonly(node, None)
+    OmegaConf.set_readonly(schema, None)
+    for entry in fields(Recipe):
+        if group_of(entry.type):
+            OmegaConf.set_readonly(schema[entry.name], None)
+            if entry.default is None:
+                schema[entry.name] = None
     return schema
+
+
+def _blank(kind: Any) -> Any:
+    """The dataclass with all its groups, where what has no default is said to be missing."""
+    values: dict[str, Any] = {}
+    for entry in fields(kind):
+        if group := group_of(entry.type):
+            values[entry.name] = _blank(group)
+        elif entry.default is MISSING and entry.default_factory is MISSING:
+            values[entry.name] = "???"
+    return kind(**values)
 
 
 def _compose(words: Sequence[str]) -> DictConfig:
     _check_words(words)
+    # conf/config.yaml begins with these; their types are checked by from_mapping, which says more.
+    ConfigStore.instance().store("fields", OmegaConf.to_container(_schema()))
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
@@ -365,12 +389,10 @@ _KINDS: dict[Any, tuple[str, str]] = {
 
 def _refuse_type(key: str, value: Any) -> NoReturn:
     field, element, _ = key.partition("[")
-    kind: Any = Recipe
-    for part in field.split("."):
-        kind = {entry.name: entry.type for entry in fields(_group(kind) or kind)}[part]
+    kind: Any = {key: entry.type for key, entry in all_fields(Recipe)}[field]
     if kind == int | None:
         kind = int
-    if group := _group(kind):
+    if group := group_of(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:
         what, example = _KINDS.get(kind, ("a text", "=TEXT"))
@@ -401,6 +423,8 @@ def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
 def _missing(keys: Sequence[str]) -> str:
     if "name" in keys:
         return NO_RECIPE
+    # A group without its name has not been chosen, and lacks more than that.
+    keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
     return f"{', '.join(keys)} has no value; write {keys[0]}=…"
 
 
@@ -414,16 +438,7 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def _keys() -> list[str]:
-    keys = []
-    for entry in fields(Recipe):
-        group = _group(entry.type)
-        keys += [f"{entry.name}.{each.name}" for each in fields(group)] if group else [entry.name]
-    return keys
-
-
-def _group(kind: Any) -> Any:
-    """The dataclass that a field's type is, or may be, or None."""
-    return next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+    return [key for key, entry in all_fields(Recipe) if not group_of(entry.type)]
 
 
 def _groups() -> list[str]:

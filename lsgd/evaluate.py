@@ -23,7 +23,7 @@ from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
 from lsgd.models import make_network
-from lsgd.recipe import Comm, Inputs, Recipe
+from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.run import checkpoint
 from lsgd.tally import Scores
 
@@ -43,9 +43,9 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
             "add a recipe that says on which data and in which model, such as +recipe=bs256"
         ) from None
     # Where it was trained says nothing about this machine.
-    this_machine = {"device": "auto", "comm": asdict(Comm())}
+    this_machine = {"device": "auto", "comm": asdict(CommSettings())}
     if saved.recipe["inputs"]["loader"] != "synthetic":
-        this_machine["inputs"] = asdict(Inputs())
+        this_machine["inputs"] = asdict(InputsSettings())
     recipe = config.from_saved(saved.recipe | this_machine, *words)
     if recipe.fingerprint != saved.fingerprint:
         raise Refused(

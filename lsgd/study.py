@@ -45,9 +45,9 @@ from typing import NoReturn
 from lsgd import config, paths, supervise
 from lsgd.errors import Preempted, Refused
 from lsgd.job.launcher import cores, detect
+from lsgd.recipe.study import Study
 from lsgd.report import report
 from lsgd.report.figures import check_matplotlib
-from lsgd.studies import Study
 from lsgd.supervise import Asked, Taken
 from lsgd.trials import Trial, ended, trials
 

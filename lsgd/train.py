@@ -29,7 +29,8 @@ from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.profile import profiling
-from lsgd.recipe import Recipe, check_world_size
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_world_size
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import Saver

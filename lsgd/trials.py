@@ -9,8 +9,8 @@ from pathlib import Path
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
+from lsgd.recipe.study import Study
 from lsgd.run.read import NotARun, Run, read_run, trial_folder
-from lsgd.studies import Study
 
 FIXED = {
     "recipe": "a study has its recipes; write +study=NAME and words that hold for all of them",

@@ -12,12 +12,14 @@ import yaml
 
 from lsgd import config, paths
 from lsgd.errors import Refused
-from lsgd.recipe import Comm, Data, Inputs, Model, Optim, Recipe, Schedule
+from lsgd.recipe import CommSettings, Data, InputsSettings, Model, Optim, Recipe, Schedule
 
 GROUPS = {
-    "comm": Comm, "data": Data, "inputs": Inputs, "model": Model, "optim": Optim,
+    "comm": CommSettings, "data": Data, "inputs": InputsSettings, "model": Model, "optim": Optim,
     "schedule": Schedule,
 }  # fmt: skip
+NAMED_BY = {"comm": "library", "data": "name", "inputs": "loader", "model": "name"}
+"""The field that an option of the group is named by."""
 OPTIONS = [
     (group, path.stem) for group in GROUPS for path in (paths.conf_dir() / group).glob("*.yaml")
 ]
@@ -38,21 +40,40 @@ def process(words: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]
 # --- What composes ---------------------------------------------------------------------------
 
 
-def test_conf_shows_every_field() -> None:
-    """With the defaults of the schema, so that conf/ is the place to read what there is."""
+def test_a_default_stands_beside_its_field_only() -> None:
+    """And conf/ says the rest: which options there are, and the values that have no default."""
     conf = yaml.safe_load((paths.conf_dir() / "config.yaml").read_text())
-    groups = {name for each in conf.pop("defaults") if each != "_self_" for name in each}
+    groups = {name for each in conf.pop("defaults") if isinstance(each, dict) for name in each}
     assert groups == set(GROUPS) == {path.name for path in paths.conf_dir().glob("*/")}
-    assert groups | set(conf) == {each.name for each in fields(Recipe)} - {"replaced"}
+    required = {each.name for each in fields(Recipe) if each.default is each.default_factory}
+    assert groups | set(conf) | {"name", "workers"} == required
     for group, option in OPTIONS:
         text = (paths.conf_dir() / group / f"{option}.yaml").read_text()
-        shown = yaml.safe_load(text)
+        shown = yaml.safe_load(text) or {}
         shown = shown[group] if text.startswith("# @package _global_") else shown
-        assert set(shown) == {each.name for each in fields(GROUPS[group])}, f"{group}={option}"
+        defaults = {each.name: each.default for each in fields(GROUPS[group])}
+        repeated = {name for name, value in shown.items() if defaults[name] == value}
+        assert repeated <= {NAMED_BY.get(group)}, f"{group}={option}"
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
     recipe = config.load_recipe(["+recipe=bs8k"])
-    plain = Recipe("bs8k", recipe.data, Model("resnet50"), Optim(), Schedule(), Inputs(), Comm(),
-                   256, 32, 90, deviations=recipe.deviations, target=recipe.target)  # fmt: skip
+    plain = Recipe("bs8k", recipe.data, Model("resnet50"), Optim(), Schedule(), InputsSettings(),
+                   CommSettings(), 256, 32, 90, deviations=recipe.deviations,
+                   target=recipe.target)  # fmt: skip
     assert recipe == plain
+    assert plain.optim == Optim(0.9, True, 1e-4, 9, False)
+    assert plain.schedule == Schedule(0.1, 256, "linear", "gradual", 5, [30, 60, 80], 0.1)
+
+
+def test_a_python_program_gets_a_recipe() -> None:
+    """What a program may rely on from version to version, as the docstring has it."""
+    recipe = config.load_recipe(["+recipe=bs8k", "workers=128"])
+    assert isinstance(recipe, Recipe)
+    assert recipe.name == "bs8k"
+    assert len(recipe.fingerprint) == 64
+    assert (recipe.steps_per_epoch, recipe.total_steps) == (312, 90 * 312)
+    assert [recipe.lr(step) for step in (0, 5 * 312, 30 * 312)] == pytest.approx([0.1, 1.6, 0.16])
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
@@ -60,12 +81,9 @@ def test_every_option_composes(group: str, option: str) -> None:
     """Also instead of the one that the recipe chooses itself."""
     words = [f"{group}={option}", *(["model=small_resnet", "workers=4"] if group == "data" else [])]
     chosen = getattr(config.load_recipe(["+recipe=bs8k", *words]), group)
-    said = {
-        "comm": "library", "data": "name", "inputs": "loader", "model": "name",
-    }.get(group)  # fmt: skip
-    if said:
+    if field := NAMED_BY.get(group):
         named = option.replace("_", "-") if group == "data" else option
-        assert getattr(chosen, said) == named
+        assert getattr(chosen, field) == named
 
 
 def test_words_change_the_recipe() -> None:

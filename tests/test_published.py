@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from helpers.undisturbed import same_rows
 
-from lsgd import config, recipe
+from lsgd import config
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import index
 from lsgd.recipe import Optim, Recipe
+from lsgd.recipe.fields import EXECUTION, later
 from lsgd.run import checkpoint
 from lsgd.run.folder import open_run
 from lsgd.run.read import read_run
@@ -91,15 +92,16 @@ class Averaging:
     """A group of fields to come."""
 
     kind: str = "none"
-    decay: float = 0.99
-    log: bool = False
+    log: bool = field(default=False, metadata=EXECUTION)
+    decay: float = field(default=0.99, metadata=later(0.99))
+    """This came later still than the group."""
 
 
 @dataclass(frozen=True)
 class GrownOptim(Optim):
     """Optim with a field to come, whose default for new runs is not what was before it."""
 
-    clip_norm: float | None = 5.0
+    clip_norm: float | None = field(default=5.0, metadata=later(None))
 
 
 @dataclass(frozen=True)
@@ -107,23 +109,17 @@ class Grown(Recipe):
     """The recipe with a field, one in a group, and a group to come."""
 
     optim: GrownOptim
-    label_smoothing: float = 0.0
-    averaging: Averaging = field(default_factory=Averaging)
+    label_smoothing: float = field(default=0.0, metadata=later(0.0))
+    averaging: Averaging = field(default_factory=Averaging, metadata=later({"kind": "none"}))
 
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """lsgd as it will be once it has these fields."""
     monkeypatch.setattr(config, "Recipe", Grown)
-    monkeypatch.setattr(recipe, "EXECUTION", recipe.EXECUTION | {"averaging.log"})
-    before = {"optim.clip_norm": None, "label_smoothing": 0.0, "averaging": {"kind": "none"}}
-    before["averaging.decay"] = 0.99
-    for key, value in before.items():
-        monkeypatch.setitem(recipe.LATER, key, value)
 
 
-# What the schema has and conf/ has not: there conf/optim/sgd.yaml would say it.
-AS_BEFORE = "+optim.clip_norm=null"
+AS_BEFORE = "optim.clip_norm=null"
 
 
 @pytest.mark.slow
@@ -137,16 +133,16 @@ def test_fields_that_come_later_keep_every_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("word", "changes"),
     [
-        ("+label_smoothing=0.1", True),
-        ("+averaging.kind=ema", True),
-        ("+averaging.decay=0.9", True),
-        ("+averaging.log=true", False),
-        ("++optim.clip_norm=1", True),
+        ("label_smoothing=0.1", True),
+        ("averaging.kind=ema", True),
+        ("averaging.decay=0.9", True),
+        ("averaging.log=true", False),
+        ("optim.clip_norm=1", True),
     ],
 )
 def test_another_value_of_such_a_field_is_another_run(word: str, changes: bool) -> None:
     assert (fingerprint("+recipe=bs8k", AS_BEFORE, word) != published()["bs8k"]) == changes
-    every = {fingerprint("+recipe=bs8k", AS_BEFORE, f"+averaging.kind={kind}") for kind in "abc"}
+    every = {fingerprint("+recipe=bs8k", AS_BEFORE, f"averaging.kind={kind}") for kind in "abc"}
     assert len(every) == 3
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from lsgd import config, paths
-from lsgd.recipe import Recipe, check, rehearsal
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check
+from lsgd.recipe.rehearsal import rehearsal
 
 NAMES = config.recipes()
 FILES = paths.recipes_dir() / "recipe"

@@ -14,7 +14,7 @@ from lsgd.bench.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OUR
 from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Estimate, Rounds, Work, check_rounds, cost, estimate, measure
-from lsgd.config import CommandLine
+from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
@@ -52,7 +52,7 @@ GOALS = {DDP: 1.03, HOROVOD: 1.0}
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
-    line = CommandLine(program="lsgd.bench comm", about=ABOUT)
+    line = RecipeParser(program="lsgd.bench comm", about=ABOUT)
     line.usage = (
         f"{line.usage} [--np N,…] [--accumulation N,…] [--over LIBRARY,…] [--rounds N] "
         "[--passes N] [--limit SECONDS] [--out FOLDER]"

@@ -15,7 +15,7 @@ from lsgd.bench.setting import Found, said, setting
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Rounds, check_rounds, estimate, measure, ratio
 from lsgd.bench.training import MODEL, TOGETHER, Training, measure_training
-from lsgd.config import CommandLine
+from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 
@@ -52,7 +52,7 @@ IN_RECIPES = {DALI: "dali", TORCHVISION: "torchvision"}
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
-    line = CommandLine(program="lsgd.bench inputs", about=ABOUT)
+    line = RecipeParser(program="lsgd.bench inputs", about=ABOUT)
     line.usage = f"{line.usage} [--rounds N] [--images N] [--steps N] [--epochs N] [--out FOLDER]"
     line.add_argument(
         "--rounds", type=int, default=7, help="how often each is measured (7); 0: no speeds"

@@ -14,7 +14,7 @@ from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.steps import alone
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Estimate, Rounds, check_rounds, estimate, ratio
-from lsgd.config import CommandLine
+from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
@@ -43,7 +43,7 @@ STEPS = 2
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
-    line = CommandLine(program="lsgd.bench memory", about=ABOUT)
+    line = RecipeParser(program="lsgd.bench memory", about=ABOUT)
     line.usage = f"{line.usage} [--rounds N] [--passes N] [--limit SECONDS] [--out FOLDER]"
     line.add_argument("--rounds", type=int, default=6, help="how often each is measured (6)")
     line.add_argument("--passes", type=int, default=32, help="of the larger batch (32)")

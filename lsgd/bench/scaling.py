@@ -17,12 +17,13 @@ from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Rounds, Work, check_rounds, estimate, measure, ratio
 from lsgd.comm import Comm
-from lsgd.config import CommandLine
+from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
-from lsgd.recipe import Recipe, check_world_size
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_world_size
 from lsgd.step import train_step
 
 ABOUT = """\
@@ -81,7 +82,7 @@ class Steps:
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
-    line = CommandLine(program="lsgd.bench scaling", about=ABOUT)
+    line = RecipeParser(program="lsgd.bench scaling", about=ABOUT)
     line.usage = (
         f"{line.usage} [--np N,…] [--rounds N] [--steps N] [--limit SECONDS] [--out FOLDER]"
     )

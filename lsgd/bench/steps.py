@@ -16,7 +16,7 @@ from lsgd.bench.setting import Found, said_of, setting_of
 from lsgd.bench.table import head, row, shown
 from lsgd.bench.timing import Work, check_rounds, cost, estimate, measure, ratio
 from lsgd.comm import Comm, open_comm
-from lsgd.config import CommandLine
+from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
@@ -113,7 +113,7 @@ already.
 
 def main(comparison: Comparison, argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
-    line = CommandLine(program=f"lsgd.bench {comparison.name}", about=comparison.about)
+    line = RecipeParser(program=f"lsgd.bench {comparison.name}", about=comparison.about)
     line.usage = f"{line.usage} [--rounds N] [--steps N] [--out FOLDER]"
     line.add_argument("--rounds", type=int, default=30, help="how often each is measured (30)")
     line.add_argument("--steps", type=int, default=2, help="of each per round (2)")

@@ -11,7 +11,7 @@ from torch import device as Device
 
 from lsgd.errors import PeerLost, Refused
 from lsgd.job.launcher import Launch, cores, detect
-from lsgd.recipe import Comm as Settings
+from lsgd.recipe import CommSettings
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Comm(Protocol):
         """Leave the job; every process that opened it does so."""
 
 
-def open_comm(settings: Settings, device: Device) -> Comm:
+def open_comm(settings: CommSettings, device: Device) -> Comm:
     """Join the processes that the launcher started, over `settings.library` (auto chooses).
 
     Those that have not met after `join_timeout` seconds give up; once they have, one that is silent
@@ -141,7 +141,7 @@ def from_first(comm: Comm, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def _open(library: str, launch: Launch, device: Device, settings: Settings) -> Comm:
+def _open(library: str, launch: Launch, device: Device, settings: CommSettings) -> Comm:
     timeout, join_timeout = settings.timeout, settings.join_timeout
     match library:
         case "single":

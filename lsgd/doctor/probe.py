@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import Comm as CommSettings
+from lsgd.recipe import CommSettings
 
 if TYPE_CHECKING:
     from lsgd.recipe import Data

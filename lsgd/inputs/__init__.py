@@ -12,8 +12,7 @@ from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.inputs.index import open_indexes
 from lsgd.job.launcher import cores, detect
-from lsgd.recipe import Data, Recipe
-from lsgd.recipe import Inputs as Settings
+from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.rules.sampler import Pass
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _has_dali() -> bool:
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
-def _check_kind(data: Data, settings: Settings, loader: str, device: "torch.device") -> None:
+def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:
     """Refuse a loader that does not suit the dataset or the device, or is not installed."""
     if settings.dtype != "float32" and loader != "dali":
         raise Refused(

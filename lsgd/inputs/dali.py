@@ -22,8 +22,7 @@ from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.decoding import Wanted, load_image, needed
 from lsgd.inputs.index import Index
-from lsgd.recipe import Data
-from lsgd.recipe import Inputs as Settings
+from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
 
@@ -42,7 +41,7 @@ class DaliInputs:
         self,
         data: Data,
         indexes: tuple[Index, Index],
-        settings: Settings,
+        settings: InputsSettings,
         *,
         seed: int,
         device: torch.device,
@@ -79,7 +78,7 @@ class DaliInputs:
         """The images of each chunk of ids, resized and cropped at the centre."""
         return self._load(chunks)
 
-    def _graph(self, settings: Settings, decodes_on_gpu: bool) -> tuple[Any, Any]:
+    def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
         """Normalised images, and the lengths of the files they were read from."""
         file, corner, shape, begin, end, mirror = fn.external_source(
             source=self._next, num_outputs=6, batch=True

@@ -18,8 +18,7 @@ from lsgd.inputs.decoding import Wanted, load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.inputs.normalise import Normalise
 from lsgd.job import preemption
-from lsgd.recipe import Data
-from lsgd.recipe import Inputs as Settings
+from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
 from lsgd.vision import transforms
@@ -35,7 +34,7 @@ class FolderInputs:
         self,
         data: Data,
         indexes: tuple[Index, Index],
-        settings: Settings,
+        settings: InputsSettings,
         *,
         seed: int,
         device: torch.device,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lsgd.config import CommandLine
+from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.files import whole
 from lsgd.job.command import run_command
@@ -20,7 +20,8 @@ from lsgd.plan.gradients import pieces
 from lsgd.plan.hardware import H200, Hardware
 from lsgd.plan.step import Machine, Measured
 from lsgd.plan.table import counts, one_worker_each, report, row
-from lsgd.recipe import Recipe, check_world_size
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_world_size
 
 ABOUT = """\
 What a run would take on so many servers: time per step and epoch, hours, efficiency, what bounds
@@ -108,8 +109,8 @@ def _gpus(sizes: Sizes, recipe: Recipe) -> int:
     return gpus
 
 
-def _command_line() -> CommandLine:
-    line = CommandLine(program="lsgd.plan", about=ABOUT)
+def _command_line() -> RecipeParser:
+    line = RecipeParser(program="lsgd.plan", about=ABOUT)
     line.usage = "python -m lsgd.plan +recipe=NAME nodes=N gpus=G [key=value ...] [options]"
     line.add_argument(
         "--preset", choices=PRESETS, default="paper", help="network and servers (paper)"

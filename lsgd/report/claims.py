@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lsgd.recipe.study import Claim
 from lsgd.report.groups import Group
 from lsgd.report.welch import Difference, difference
-from lsgd.studies import Claim
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not resolved"
 

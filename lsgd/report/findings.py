@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lsgd.recipe.study import Study
 from lsgd.report.claims import Decision, decide
 from lsgd.report.groups import Group, group_runs, group_study
 from lsgd.report.ladder import Ladder, find_ladders
@@ -10,7 +11,6 @@ from lsgd.report.search import LeftOut
 from lsgd.report.speed import Speed, measure
 from lsgd.report.verdict import Verdict, judge
 from lsgd.run.read import Run
-from lsgd.studies import Study
 
 
 @dataclass(frozen=True)

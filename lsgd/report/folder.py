@@ -11,11 +11,11 @@ from pathlib import Path
 import lsgd
 from lsgd import config, files, provenance
 from lsgd.errors import Refused
+from lsgd.recipe.study import Study
 from lsgd.report import content, figures, markdown, page, summary
 from lsgd.report.findings import find
 from lsgd.report.search import REPORT, find_runs
 from lsgd.run.read import Run
-from lsgd.studies import Study
 
 
 def report(

@@ -8,11 +8,11 @@ from typing import Any
 
 from lsgd import config
 from lsgd.recipe import Recipe
+from lsgd.recipe.study import Study
 from lsgd.report.search import LeftOut
 from lsgd.report.welch import Sample, sample
 from lsgd.rules import schedule
 from lsgd.run.read import Run
-from lsgd.studies import Study
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lsgd.recipe.study import Study
 from lsgd.report.claims import FAILS, HOLDS, outcome
 from lsgd.report.groups import Group, trajectory
 from lsgd.report.welch import difference
-from lsgd.studies import Study
 
 WITHIN = 0.5
 """Points of error that count as no worse, where a study does not say how many."""

@@ -14,7 +14,7 @@ from lsgd.errors import Diverged, Refused
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import Launch
-from lsgd.recipe import Comm as CommSettings
+from lsgd.recipe import CommSettings
 
 CPU = torch.device("cpu")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

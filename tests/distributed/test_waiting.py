@@ -10,7 +10,7 @@ PLANTED = """
 import os, sys, time
 from pathlib import Path
 import torch
-from lsgd.recipe import Comm as CommSettings
+from lsgd.recipe import CommSettings
 from lsgd import config
 from lsgd.comm import open_comm
 from lsgd.inputs import open_inputs

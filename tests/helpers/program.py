@@ -22,8 +22,7 @@ from lsgd.errors import Diverged
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
-from lsgd.recipe import Comm as CommSettings
-from lsgd.recipe import Recipe
+from lsgd.recipe import CommSettings, Recipe
 from lsgd.rules import sampler
 from lsgd.run import checkpoint
 from lsgd.step import train_step

@@ -8,13 +8,13 @@ import pytest
 from helpers.run_folders import finished, write_run
 
 from lsgd import config
+from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.findings import Findings, find
 from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
 from lsgd.report.search import find_runs
 from lsgd.report.verdict import Verdict, judge
 from lsgd.run.read import Run
-from lsgd.studies import Claim, Entry, Study
 
 
 def study(*claims: Claim, recipes: tuple[str, ...] = ("fashion_bs64", "fashion_bs2k")) -> Study:

@@ -10,7 +10,7 @@ import pytest
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.studies import Claim, Entry, Study, check_study
+from lsgd.recipe.study import Claim, Entry, Study, check_study
 
 NAMES = config.studies()
 FILES = paths.recipes_dir() / "study"

@@ -1,0 +1,340 @@
+"""The recipe: a typed description of one run, and what follows from it.
+
+Trajectory fields decide what is computed and are hashed into the fingerprint; execution fields
+decide how fast and where, and change nothing else. Everything about a field stands beside it: its
+default, its limits, and which of the two it is (lsgd.recipe.fields has the words). What makes no
+sense is refused by lsgd.recipe.checks.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from lsgd.errors import Refused
+from lsgd.recipe.fields import (
+    EXECUTION,
+    above_0,
+    at_least,
+    at_least_or_auto,
+    at_most,
+    below,
+    later,
+    one_of,
+    trajectory,
+)
+from lsgd.rules import sampler, schedule
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset: what to expect of it, and how training images are drawn from it."""
+
+    name: str
+    train_examples: int = field(metadata=at_least(1))
+    val_examples: int = field(metadata=at_least(1))
+    classes: int = field(metadata=at_least(1))
+    channels: int = field(metadata=at_least(1))
+    image_size: int = field(metadata=at_least(1))
+    """This is the side, in pixels, of what the model is given."""
+    mean: list[float]
+    """There is one mean per channel, of pixels in [0, 1]."""
+    std: list[float]
+    """There is one standard deviation per channel, of pixels in [0, 1]."""
+    augmentation: str = field(metadata=one_of("none", "shift_flip", "crop_flip"))
+    """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
+    by 4, shifts and flips."""
+    root: str | None = field(default=None, metadata=EXECUTION)
+    """The folder of the dataset is by default $LSGD_DATA/<name>, or data/<name>."""
+    index: str | None = field(default=None, metadata=EXECUTION)
+    """The folder with the index of an image folder is by default its root."""
+    skip_list: str | None = field(default=None, metadata=EXECUTION)
+    """This file names images to leave out; config reads it into `skip` and takes them off the
+    numbers of examples."""
+    skip: list[str] = field(default_factory=list, metadata=later([]))
+    """These images are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which network, and how the last BN of every residual block starts."""
+
+    name: str = field(metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet"))
+    last_gamma: float = 0.0
+    """The last BN of every residual block starts with this gamma: 0 as in Goyal et al. 2017,
+    section 5.1; 1 is the other row of table 2b."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """SGD with momentum; defaults are those of Goyal et al. 2017, section 5.1."""
+
+    momentum: float = field(
+        default=0.9,
+        metadata=at_least(0) | below(1, "grows without end; write a number below 1"),
+    )
+    nesterov: bool = True
+    weight_decay: float = field(default=1e-4, metadata=at_least(0))
+    """It is on the weights of convolutions, on the weights and bias of fc, and not on BN."""
+    equation: int = field(default=9, metadata=one_of(9, 10))
+    """The momentum update has two forms in the paper: 9, as in PyTorch, keeps the lr outside the
+    momentum, and 10 has it inside."""
+    momentum_correction: bool = False
+    """Remark 2 of the paper has a meaning for equation 10 only."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a function of the epoch, by the rules of lsgd.rules.schedule.
+
+    Defaults are those of Goyal et al. 2017, section 5.1.
+    """
+
+    reference_lr: float = field(default=0.1, metadata=above_0())
+    reference_batch: float = field(default=256.0, metadata=above_0())
+    scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
+    warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
+    """Only a batch above the reference is warmed up."""
+    warmup_epochs: float = field(default=5.0, metadata=at_least(0))
+    milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
+    """At each of these epochs the lr is multiplied by gamma."""
+    gamma: float = field(default=0.1, metadata=above_0())
+
+
+@dataclass(frozen=True)
+class InputsSettings:
+    """How images get to the device."""
+
+    loader: str = field(
+        default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
+    )
+    decoders: int | None = field(default=None, metadata=at_least(0))
+    """So many images are decoded at once per training process, by DALI's threads or torchvision's
+    processes; by default as many as it has cores of the machine."""
+    prefetch: int = field(default=2, metadata=at_least(1))
+    """So many passes are made ready ahead: by DALI in all, by each of torchvision's processes."""
+    dtype: str = field(default="float32", metadata=one_of("float32", "float16"))
+    """DALI writes pixels of this type: float32, or float16, which is 0.1 8-bit levels coarser."""
+    decode_on: str = field(default="auto", metadata=one_of("auto", "cpu", "gpu"))
+    """DALI decodes on the cpu or the gpu; auto is where the model is."""
+    hardware_share: float = field(
+        default=0.65,
+        metadata=at_least(0) | at_most(1, "is more than all images; write a number from 0 to 1"),
+    )
+    """DALI on a GPU with a JPEG decoder of its own sends this share of the images there."""
+
+
+@dataclass(frozen=True)
+class CommSettings:
+    """How the processes of a job talk to each other."""
+
+    library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
+    bucket_mb: float = field(default=25.0, metadata=above_0())
+    """Gradients are reduced in flat buckets of this many MiB."""
+    timeout: float = field(default=600.0, metadata=above_0())
+    """A process that does not answer for so many seconds is given up."""
+    join_timeout: float = field(default=120.0, metadata=above_0())
+    """Processes that have not met so many seconds after the start give up."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The published number that this recipe should reproduce."""
+
+    top1_error: float
+    """The error is in percent, and so is its standard deviation."""
+    std: float | None = None
+    source: str = ""
+
+    def beside(self, error: float) -> str:
+        """What the error of one run, in percent, is beside the published one, in words."""
+        above = round(error - self.top1_error, 2)
+        place = f"{abs(above):.2f} {'above' if above > 0 else 'below'} the published"
+        source = f" ({self.source})" if self.source else ""
+        if self.std is None:
+            return f"{place} {self.top1_error:.2f} %{source}"
+        deviations = abs(above) / self.std
+        if deviations <= 1:
+            verdict = "within one standard deviation"
+        elif deviations <= 2:
+            verdict = "within two standard deviations"
+        else:
+            verdict = "more than two standard deviations off"
+        return f"{place} {self.top1_error:.2f} ± {self.std:.2f} %{source}, {verdict}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run. `batch_size`, steps and lr are derived, never set."""
+
+    name: str = field(metadata=EXECUTION)
+    data: Data
+    model: Model
+    optim: Optim
+    schedule: Schedule
+    inputs: InputsSettings = field(metadata=EXECUTION)
+    comm: CommSettings = field(metadata=EXECUTION)
+    workers: int = field(metadata=at_least(1))
+    """Each of the k workers has its own images and its own BN statistics."""
+    worker_batch: int = field(metadata=at_least(2))
+    """Each worker has n images per step; its BN statistics are over these."""
+    epochs: int = field(metadata=at_least(1))
+    seed: int = field(
+        default=0,
+        metadata=at_least(0) | below(2**64, "is too large; write a number below 2^64"),
+    )
+    tail: str = field(default="drop", metadata=one_of("drop", "keep"))
+    """The last N mod kn examples of an epoch are dropped, or kept as a smaller step."""
+    precision: str = field(default="float32", metadata=one_of("float32", "bfloat16", "float64"))
+    """bfloat16 is autocast."""
+    gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
+    """With fp16 the gradients are sums of float16, in which less than 6e-8 is lost."""
+    rehearse: bool = False
+    """lsgd.recipe.rehearsal makes the same run in miniature."""
+    deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
+    """These rules of the paper are not followed by this recipe, each with the reason."""
+    target: Target | None = field(default=None, metadata=EXECUTION)
+    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
+    """One forward pass carries so many workers; with auto, lsgd.autotune finds the number when
+    training starts."""
+    val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
+    """One pass of an evaluation has so many images."""
+    channels_last: bool = field(default=False, metadata=EXECUTION)
+    compile: bool = field(default=False, metadata=EXECUTION)
+    """The model goes through torch.compile."""
+    device: str = field(default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda"))
+    run_dir: str | None = field(default=None, metadata=EXECUTION)
+    """The folder of the run is by default runs/<name>/<time>-seed<seed>."""
+    checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
+    """A checkpoint is also saved every so many steps; 0 saves at the end of each epoch only."""
+    keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
+    """The newest so many checkpoints stay; those at a drop of the lr all do."""
+    log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
+    """There are so many steps between two rows of metrics."""
+    profile: bool = field(default=False, metadata=EXECUTION)
+    """lsgd.profile times the phases of some steps, and traces a few."""
+    replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
+    """This is what a rehearsal has replaced, one line each."""
+
+    @property
+    def batch_size(self) -> int:
+        """kn, the examples of one step."""
+        return self.workers * self.worker_batch
+
+    @property
+    def pass_workers(self) -> int:
+        """workers_per_pass as a number; raises Refused while it is auto."""
+        if isinstance(self.workers_per_pass, str):
+            raise Refused(
+                "workers_per_pass=auto is found where training starts; here write a number, such "
+                "as workers_per_pass=8"
+            )
+        return self.workers_per_pass
+
+    @property
+    def keeps_tail(self) -> bool:
+        """Whether the last N mod kn examples of an epoch make a smaller step."""
+        return self.tail == "keep"
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """S, the steps really made in one epoch."""
+        return sampler.steps_per_epoch(
+            self.data.train_examples, self.batch_size, keeps_tail=self.keeps_tail
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.steps_per_epoch
+
+    def examples(self, steps: int) -> int:
+        """How many training examples the first so many steps of the run see."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        whole = self.steps_per_epoch * self.batch_size
+        each = self.data.train_examples if self.keeps_tail else whole
+        return epochs * each + rest * self.batch_size
+
+    def epoch(self, step: int) -> float:
+        """The (fractional) epoch at the start of a step of the run: e + t/S."""
+        steps = self.steps_per_epoch
+        whole, part = divmod(step, steps)
+        return whole + part / steps
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step of the run."""
+        return schedule.learning_rate(
+            self.epoch(step), batch_size=self.batch_size, **vars(self.schedule)
+        )
+
+    def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
+        """The epochs still to train when `step` is the next one, each with its steps of the run.
+
+        A rehearsal makes six steps of the whole run: the first two, one in the middle of the
+        warmup, the one at its end, and one on each side of the first drop.
+        """
+        per_epoch, run = self.steps_per_epoch, range(step, self.total_steps)
+        if self.rehearse:
+            warmup = self.schedule.warmup_epochs
+            drop = self._first_step((self.schedule.milestones or [self.epochs])[0])
+            at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), drop - 1, drop}
+            steps = sorted(s for s in at if s in run)
+            for epoch in sorted({s // per_epoch for s in steps}):
+                yield epoch, [s for s in steps if s // per_epoch == epoch]
+            return
+        for epoch in range(step // per_epoch, self.epochs):
+            yield epoch, list(range(max(step, epoch * per_epoch), (epoch + 1) * per_epoch))
+
+    def drops_in(self, epoch: int) -> bool:
+        """Whether the lr drops within this epoch, counted from 0, or at its end."""
+        return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
+
+    def _first_step(self, epoch: float) -> int:
+        """The first step of the run that is at this (fractional) epoch or after it."""
+        near = round(epoch * self.steps_per_epoch)
+        return near if self.epoch(near) >= epoch else near + 1
+
+    def trajectory(self) -> dict[str, Any]:
+        """The fields that decide what is computed, N among them."""
+        fields = trajectory(self)
+        # The loader is execution, but these images are not the dataset's.
+        fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
+        return fields
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the trajectory fields: two recipes with the same one train the same run."""
+        text = json.dumps(self.trajectory(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def summary(self) -> str:
+        """What this run is, in a few plain lines."""
+        first, last = (
+            self.lr(0),
+            schedule.scaled_lr(
+                self.batch_size,
+                reference_lr=self.schedule.reference_lr,
+                reference_batch=self.schedule.reference_batch,
+                scaling=self.schedule.scaling,
+            ),
+        )
+        ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
+        skipped = len(self.data.skip)
+        lines = [
+            f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
+            f"{self.steps_per_epoch} steps, seed {self.seed}",
+            f"batch_size {self.batch_size} = {self.workers} workers x {self.worker_batch} images, "
+            f"{ramp}",
+            *([f"images left out (data.skip): {skipped}"] if skipped else []),
+            *self.replaced,
+        ]
+        return "\n".join(lines)
+
+    def outcome(self, error: float) -> str:
+        """What came out, beside the published number; the error of a rehearsal means nothing."""
+        if self.rehearse:
+            return "rehearsal done: steps, evaluations and checkpoints all went through"
+        outcome = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+        return f"{outcome}; {self.target.beside(error)}" if self.target else outcome

@@ -1,0 +1,128 @@
+"""What is refused of a recipe: a value beyond its field's limits, and what contradicts the rest."""
+
+import math
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe
+from lsgd.recipe.fields import AUTO, limits
+
+
+def check(recipe: Recipe) -> None:
+    """Raise Refused for a recipe that makes no sense; the message says what to write instead."""
+    _check_limits(recipe)
+    if recipe.optim.nesterov and not recipe.optim.momentum:
+        raise Refused(
+            "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
+            "write optim.nesterov=false"
+        )
+    _check_data(recipe)
+    _check_schedule(recipe)
+    _check_tail(recipe)
+    if recipe.optim.momentum_correction and recipe.optim.equation == 9:
+        raise Refused(
+            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
+            "lr out of the momentum; leave it false or write optim.equation=10"
+        )
+    if recipe.workers_per_pass == AUTO and recipe.compile:
+        raise Refused(
+            "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
+            "with another number; write one, such as workers_per_pass=8"
+        )
+    if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
+        raise Refused(
+            f"name={recipe.name} does not make a folder's name; write letters, digits, -, _ and ."
+        )
+    if recipe.run_dir == "":
+        raise Refused("run_dir= is empty; write run_dir=PATH, or leave it out for a new folder")
+
+
+def _check_limits(group: Any, above: str = "") -> None:
+    for entry in fields(group):
+        key, value = above + entry.name, getattr(group, entry.name)
+        for limit in limits(entry):
+            limit(key, value)
+        if is_dataclass(value):
+            _check_limits(value, f"{key}.")
+
+
+def _check_data(recipe: Recipe) -> None:
+    data, model = recipe.data, recipe.model.name
+    for image in data.skip:
+        if not image.startswith(("train/", "val/")) or data.skip.count(image) > 1:
+            raise Refused(
+                f"data.skip has {image!r}; name each image once, by its path below the root, such "
+                "as train/n01440764/n01440764_10026.JPEG"
+            )
+    if not len(data.mean) == len(data.std) == data.channels:
+        raise Refused(
+            f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
+            f"{len(data.mean)} and {len(data.std)}"
+        )
+    if not all(0 < std < math.inf for std in data.std):
+        raise Refused(f"data.std={_numbers(data.std)} divides the pixels; write numbers above 0")
+    if model in ("resnet50", "resnet101") and data.channels != 3:
+        raise Refused(
+            f"model={model} takes images of 3 channels and {data.name} has {data.channels}; write "
+            "model=small_resnet or model=resnet20"
+        )
+
+
+def _check_schedule(recipe: Recipe) -> None:
+    milestones, epochs = recipe.schedule.milestones, recipe.epochs
+    for milestone in milestones:
+        if not 0 < milestone < epochs:
+            raise Refused(
+                f"schedule.milestones={_numbers(milestones)} has {milestone:g}, which is outside a "
+                f"run of {epochs} epochs; write schedule.milestones=[…] between 0 and {epochs}, or "
+                "write more epochs"
+            )
+    if sorted(set(milestones)) != list(milestones):
+        raise Refused(
+            f"schedule.milestones={_numbers(milestones)} does not rise; write each once, in order"
+        )
+    first = min([*milestones, epochs])
+    warms_up = (
+        recipe.schedule.warmup != "none" and recipe.batch_size > recipe.schedule.reference_batch
+    )
+    if warms_up and not 0 < recipe.schedule.warmup_epochs <= first:
+        raise Refused(
+            f"schedule.warmup_epochs={recipe.schedule.warmup_epochs:g} does not end by epoch "
+            f"{first:g}, where the lr drops or the run ends; write a number above 0 and up to "
+            f"{first:g}, or schedule.warmup=none"
+        )
+
+
+def _check_tail(recipe: Recipe) -> None:
+    examples, batch_size = recipe.data.train_examples, recipe.batch_size
+    if examples < batch_size:
+        fewer = examples // recipe.worker_batch
+        raise Refused(
+            f"batch_size {batch_size} (workers={recipe.workers} x worker_batch="
+            f"{recipe.worker_batch}) is more than the {examples} training examples; write "
+            + (f"workers={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
+        )
+    if recipe.keeps_tail and examples % batch_size % recipe.worker_batch == 1:
+        raise Refused(
+            f"tail=keep leaves one worker of the last step with a single image ({examples} = "
+            f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "
+            "two; write tail=drop or another worker_batch"
+        )
+
+
+def check_world_size(recipe: Recipe, world_size: int) -> None:
+    """Raise Refused for more processes than workers.
+
+    A process without a worker would have nothing to do.
+    """
+    if world_size > recipe.workers:
+        raise Refused(
+            f"{world_size} processes cannot share workers={recipe.workers}; start at most "
+            f"{recipe.workers} processes"
+        )
+
+
+def _numbers(values: list[float]) -> str:
+    return "[" + ",".join(f"{v:g}" for v in values) + "]"

@@ -1,0 +1,146 @@
+"""What stands beside a field of the recipe, as its metadata: its side, its past and its limits.
+
+    val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
+
+A field without EXECUTION is a trajectory field: it is hashed into the fingerprint.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, get_args
+
+from lsgd.errors import Refused
+
+AUTO = "auto"
+
+Words = dict[str, Any]
+"""Metadata of a field; `|` joins that of several words."""
+
+Limit = Callable[[str, Any], None]
+"""Raises Refused, given a field's dotted key and a value that is outside its limit."""
+
+EXECUTION: Words = {"execution": True}
+"""Beside a field, or a group, that changes speed, place or description, and no result."""
+
+
+def later(as_before: Any) -> Words:
+    """Beside a trajectory field that came after runs had been published.
+
+    `as_before` is the value that means "as before": a run with it keeps the fingerprint that it had
+    without the field, and a file from before the field is read as if it said so, whatever the
+    default for new runs. A group may come later too: then `as_before` has the trajectory fields
+    which came with it, by name. Execution fields do not need the word, since their default means
+    "as before".
+    """
+    return {"as_before": as_before}
+
+
+def one_of(*choices: Any) -> Words:
+    """Beside a field that names one of these choices."""
+
+    def limit(key: str, value: Any) -> None:
+        if value not in choices:
+            raise Refused(f"{key}={value} is unknown; write one of {', '.join(map(str, choices))}")
+
+    return {"one_of": limit}
+
+
+def at_least(least: int) -> Words:
+    """Beside a number that is finite and this or more, or None."""
+
+    def limit(key: str, value: Any) -> None:
+        if value is not None and not least <= value < math.inf:
+            raise Refused(f"{key}={value} is not possible; write {least} or more")
+
+    return {"at_least": limit}
+
+
+def at_least_or_auto(least: int) -> Words:
+    """Beside a whole number that is this or more, or AUTO."""
+
+    def limit(key: str, value: Any) -> None:
+        if value != AUTO and (isinstance(value, str) or value < least):
+            raise Refused(f"{key}={value} is not possible; write {least} or more, or {AUTO}")
+
+    return {"at_least_or_auto": limit}
+
+
+def above_0() -> Words:
+    """Beside a number that is finite and above 0."""
+
+    def limit(key: str, value: Any) -> None:
+        if not 0 < value < math.inf:
+            raise Refused(f"{key}={value:g} is not possible; write a number above 0")
+
+    return {"above_0": limit}
+
+
+def below(bound: int, refusal: str) -> Words:
+    """Beside a number that is less than this; the refusal says why, and what to write."""
+
+    def limit(key: str, value: Any) -> None:
+        if value >= bound:
+            raise Refused(f"{key}={_short(value)} {refusal}")
+
+    return {"below": limit}
+
+
+def at_most(most: int, refusal: str) -> Words:
+    """Beside a number that is this or less; the refusal says why, and what to write."""
+
+    def limit(key: str, value: Any) -> None:
+        if value > most:
+            raise Refused(f"{key}={_short(value)} {refusal}")
+
+    return {"at_most": limit}
+
+
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def group_of(kind: Any) -> Any:
+    """The dataclass that a field's type is, or may be, or None."""
+    return next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+
+
+def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
+    """Every field of a dataclass with its dotted key: a group first, then the fields in it."""
+    for entry in fields(kind):
+        key = above + entry.name
+        yield key, entry
+        if group := group_of(entry.type):
+            yield from all_fields(group, f"{key}.")
+
+
+def trajectory(group: Any) -> dict[str, Any]:
+    """The values that decide what is computed, by field, of a recipe or one of its groups.
+
+    A field that came later is left out where it means "as before", and so is a group of which the
+    fields that are left mean that.
+    """
+    values = {}
+    for entry in fields(group):
+        value = getattr(group, entry.name)
+        if is_dataclass(value):
+            value = trajectory(value)
+        came_later = "as_before" in entry.metadata
+        if "execution" in entry.metadata or (came_later and value == entry.metadata["as_before"]):
+            continue
+        values[entry.name] = value
+    return values
+
+
+def values_before(kind: type) -> dict[str, Any]:
+    """What means "as before" in each field of a recipe that came later, by its dotted key."""
+    return {
+        key: entry.metadata["as_before"]
+        for key, entry in all_fields(kind)
+        if "as_before" in entry.metadata
+    }
+
+
+def limits(entry: Field[Any]) -> list[Limit]:
+    """The limits that stand beside a field."""
+    return [word for word in entry.metadata.values() if callable(word)]

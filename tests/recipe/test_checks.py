@@ -1,0 +1,100 @@
+"""A recipe that makes no sense is refused in one sentence, and one at the edge is not."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.base_recipe import BASE, changed
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lsgd.errors import Refused
+from lsgd.recipe.checks import check, check_world_size
+from lsgd.rules import sampler
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"workers": 0}, "workers=0 is not possible; write 1 or more"),
+        ({"worker_batch": 1}, "worker_batch=1 is not possible; write 2 or more"),
+        ({"seed": 2**64}, f"seed={2**64} is too large; write .* below 2.64"),
+        ({"inputs__decoders": -1}, "inputs.decoders=-1 is not possible; write 0 or more"),
+        ({"inputs__hardware_share": 1.5}, "share=1.5 is more than all .* a number from 0 to 1"),
+        ({"tail": "pad"}, "tail=pad is unknown; write one of drop, keep"),
+        ({"optim__equation": 8}, "optim.equation=8 is unknown; write one of 9, 10"),
+        ({"model__name": "resnet18"}, "model.name=resnet18 .* resnet50, resnet101, resnet20"),
+        ({"optim__momentum_correction": True}, "momentum_correction=true .* optim.equation=10"),
+        ({"optim__momentum": 1.0}, "optim.momentum=1 .* below 1"),
+        ({"optim__momentum": 0.0}, "optim.momentum=0 .* write optim.nesterov=false"),
+        ({"schedule__reference_lr": 0.0}, "schedule.reference_lr=0 .* above 0"),
+        ({"schedule__reference_lr": float("nan")}, "schedule.reference_lr=nan .* above 0"),
+        ({"schedule__reference_batch": 0.0}, "schedule.reference_batch=0 .* above 0"),
+        ({"comm__timeout": float("inf")}, "comm.timeout=inf .* above 0"),
+        ({"schedule__milestones": [30.0, 90.0]}, r"=\[30,90\] has 90.* 90 epochs; .* more epochs"),
+        ({"schedule__milestones": [0.0]}, r"=\[0\] has 0.* between 0 and 90"),
+        ({"schedule__milestones": [60.0, 30.0]}, r"=\[60,30\] does not rise; write .* in order"),
+        ({"schedule__milestones": [30.0, 30.0]}, r"=\[30,30\] does not rise; write each once"),
+        ({"schedule__warmup_epochs": 31.0}, "=31 does not end by epoch 30.* up to 30, or .*=none"),
+        ({"schedule__warmup_epochs": 0.0}, "=0 does not end .* schedule.warmup=none"),
+        ({"workers": 40037}, "1281184 .*1281167 training examples; write workers=40036 or fewer"),
+        ({"worker_batch": 2000000}, "write worker_batch=1281167 or less"),
+        ({"data__mean": [0.5]}, "data.mean and data.std need 3 numbers .* have 1 and 3"),
+        ({"data__std": [0.2, 0.2, 0.0]}, r"data.std=\[0.2,0.2,0\] .* above 0"),
+        ({"data__channels": 1, "data__mean": [0.5], "data__std": [0.2]}, "model=small_resnet"),
+        ({"name": "../run"}, "name=../run .* write letters"),
+        ({"run_dir": ""}, "run_dir= is empty; write run_dir=PATH"),
+    ],
+)
+def test_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence) as caught:
+        check(changed(BASE, **values))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"schedule__warmup_epochs": 30.0},
+        {"schedule__milestones": [], "schedule__warmup_epochs": 90.0},
+        {"workers": 8, "schedule__warmup_epochs": 0.0},
+        {"schedule__warmup": "none", "schedule__warmup_epochs": 0.0},
+        {"workers": 40036},
+        {"optim__momentum": 0.0, "optim__nesterov": False},
+        {"optim__momentum_correction": True, "optim__equation": 10},
+        {"seed": 2**64 - 1},
+    ],
+)
+def test_accepted_up_to_the_edge(values: dict[str, Any]) -> None:
+    check(changed(BASE, **values))
+
+
+@given(st.integers(1, 6), st.integers(2, 6), st.integers(2, 200))
+def test_kept_tail_never_leaves_a_worker_one_image(workers: int, n: int, examples: int) -> None:
+    """Refused exactly where the sampler would give a worker a single image, whose BN is 0."""
+    assume(examples >= workers * n)
+    recipe = changed(
+        BASE, workers=workers, worker_batch=n, data__train_examples=examples, tail="keep"
+    )
+    sizes = {
+        each.by_worker.shape[1]
+        for step in range(recipe.steps_per_epoch)
+        for each in sampler.step_passes(
+            np.arange(examples), epoch=0, step=step, workers=workers, worker_batch=n,
+            hosted=range(workers), workers_per_pass=workers,
+        )
+    }  # fmt: skip
+    if 1 in sizes:
+        with pytest.raises(Refused, match=r"tail=keep .* tail=drop"):
+            check(recipe)
+    else:
+        check(recipe)
+    check(replace(recipe, tail="drop"))
+
+
+def test_more_processes_than_workers() -> None:
+    check_world_size(BASE, 256)
+    with pytest.raises(Refused, match=r"257 processes .* workers=256; start at most 256"):
+        check_world_size(BASE, 257)

@@ -1,0 +1,98 @@
+"""What a word beside a field means: a limit, a side of the fingerprint, a past."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lsgd.errors import Refused
+from lsgd.recipe.fields import (
+    EXECUTION,
+    Words,
+    above_0,
+    all_fields,
+    at_least,
+    at_least_or_auto,
+    at_most,
+    below,
+    later,
+    one_of,
+    trajectory,
+    values_before,
+)
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """A group that came later, and a field of it that came later still."""
+
+    kind: str = "none"
+    log: bool = field(default=False, metadata=EXECUTION)
+    decay: float = field(default=0.99, metadata=later(0.9))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recipe with a field of every kind."""
+
+    epochs: int
+    device: str = field(default="cpu", metadata=EXECUTION)
+    clip: float | None = field(default=5.0, metadata=later(None))
+    averaging: Averaging | None = field(default_factory=Averaging, metadata=later({"kind": "none"}))
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "wrong", "sentence"),
+    [
+        (one_of("a", "b"), ["a", "b"], "c", "key=c is unknown; write one of a, b"),
+        (one_of(9, 10), [9, 10], 8, "key=8 is unknown; write one of 9, 10"),
+        (at_least(1), [1, 2.5, None], 0, "key=0 is not possible; write 1 or more"),
+        (at_least(0), [0.0], -1.0, "key=-1.0 is not possible; write 0 or more"),
+        (at_least(0), [], float("nan"), "key=nan is not possible; write 0 or more"),
+        (at_least(0), [], float("inf"), "key=inf is not possible; write 0 or more"),
+        (at_least_or_auto(1), [1, 9, "auto"], 0, "key=0 is not possible; write 1 or more, or auto"),
+        (at_least_or_auto(1), [], "8x", "key=8x is not possible; write 1 or more, or auto"),
+        (above_0(), [1, 1e-9], 0.0, "key=0 is not possible; write a number above 0"),
+        (above_0(), [], float("inf"), "key=inf is not possible; write a number above 0"),
+        (below(1, "grows; write less"), [0.999, -3], 1.0, "key=1 grows; write less"),
+        (below(2**64, "is long"), [2**64 - 1], 2**64, f"key={2**64} is long"),
+        (at_most(1, "is more"), [1.0], 1.5, "key=1.5 is more"),
+    ],
+)
+def test_a_limit(words: Words, values: list[Any], wrong: Any, sentence: str) -> None:
+    (limit,) = words.values()
+    for value in values:
+        limit("key", value)
+    with pytest.raises(Refused) as refused:
+        limit("key", wrong)
+    assert str(refused.value) == sentence
+
+
+def test_words_join() -> None:
+    assert {*(EXECUTION | at_least(0) | below(1, "") | later(None))} == {
+        "execution", "at_least", "below", "as_before",
+    }  # fmt: skip
+
+
+def test_all_fields_by_dotted_key() -> None:
+    """A group that may be None has its fields too."""
+    keys = [key for key, _ in all_fields(Run)]
+    averaging = ["averaging", "averaging.kind", "averaging.log", "averaging.decay"]
+    assert keys == ["epochs", "device", "clip", *averaging]
+
+
+def test_what_decides_the_trajectory() -> None:
+    new = {"epochs": 1, "clip": 5.0, "averaging": {"kind": "none", "decay": 0.99}}
+    assert trajectory(Run(1, device="cuda")) == new
+    before = Run(1, clip=None, averaging=Averaging(log=True, decay=0.9))
+    assert trajectory(before) == {"epochs": 1}
+    assert trajectory(Run(1, clip=None, averaging=Averaging("ema", decay=0.9))) == {
+        "epochs": 1,
+        "averaging": {"kind": "ema"},
+    }
+
+
+def test_what_a_file_from_before_means() -> None:
+    """A group first, whose own value would else replace what is in it."""
+    expected = {"clip": None, "averaging": {"kind": "none"}, "averaging.decay": 0.9}
+    assert list(values_before(Run).items()) == list(expected.items())

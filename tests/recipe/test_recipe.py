@@ -1,0 +1,138 @@
+"""What follows from a recipe's fields, and what is hashed."""
+
+import copy
+import pickle
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from helpers.base_recipe import BASE, changed, leaves
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lsgd.recipe import Target
+from lsgd.rules import sampler
+
+EXECUTION = {
+    "name", "target", "deviations", "replaced", "inputs.loader", "inputs.decoders",
+    "inputs.prefetch", "inputs.dtype", "inputs.decode_on", "inputs.hardware_share", "comm.library",
+    "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
+    "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile", "device",
+    "run_dir", "checkpoint_steps", "keep_checkpoints", "log_steps", "profile",
+}  # fmt: skip
+"""Every field that decides how fast and where; a wrong word beside a field shows here."""
+
+
+def another(value: Any) -> Any:
+    """A value of the same kind, which need not make sense."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case list():
+            return [*value, 0.5]
+        case dict():
+            return {"rule": "reason"}
+    return f"not {value}"
+
+
+# --- The fingerprint -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", leaves(BASE))
+def test_a_field_changes_the_fingerprint_unless_it_is_execution(key: str) -> None:
+    other = changed(BASE, **{key.replace(".", "__"): another(leaves(BASE)[key])})
+    assert other != BASE
+    assert (other.fingerprint == BASE.fingerprint) == (key in EXECUTION)
+
+
+def test_the_fields_of_execution_are_there() -> None:
+    """Another that decides how fast and where has to be given a place in the list above."""
+    assert leaves(BASE).keys() >= EXECUTION
+
+
+def test_synthetic_images_are_another_trajectory() -> None:
+    prints = {
+        changed(BASE, inputs__loader=loader).fingerprint
+        for loader in ("auto", "memory", "torchvision", "synthetic")
+    }
+    assert len(prints) == 2
+
+
+def test_what_follows_from_the_fields_is_no_field() -> None:
+    """The steps of an epoch are counted once, and no copy with other fields has those of this."""
+    fresh, recipe = replace(BASE), replace(BASE)
+    before = asdict(recipe)
+    assert recipe.steps_per_epoch == 156
+    assert recipe == fresh
+    assert asdict(recipe) == before
+    assert recipe.fingerprint == fresh.fingerprint
+    assert replace(recipe, workers=128).steps_per_epoch == 312
+    for twin in (pickle.loads(pickle.dumps(recipe)), copy.deepcopy(recipe)):
+        assert twin == recipe
+        assert twin.steps_per_epoch == 156
+
+
+# --- What follows from the fields ------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 50), st.integers(2, 64), st.integers(1, 20_000),
+    st.sampled_from(["drop", "keep"]), st.integers(1, 20), st.data(),
+)  # fmt: skip
+def test_steps_and_epochs(
+    workers: int, n: int, examples: int, tail: str, epochs: int, data: st.DataObject
+) -> None:
+    assume(examples >= workers * n)
+    recipe = changed(
+        BASE,
+        workers=workers,
+        worker_batch=n,
+        data__train_examples=examples,
+        tail=tail,
+        epochs=epochs,
+    )
+    whole, rest = divmod(examples, workers * n)
+    steps = whole + (tail == "keep" and rest > 0)
+    assert (recipe.steps_per_epoch, recipe.total_steps) == (steps, steps * epochs)
+
+    step = data.draw(st.integers(0, recipe.total_steps))
+    assert recipe.epoch(step) == pytest.approx(float(Fraction(step, steps)), rel=1e-15, abs=0)
+    assert recipe.epoch(step // steps * steps) == step // steps
+
+    left = list(recipe.epochs_from(step))
+    assert [s for _, each in left for s in each] == list(range(step, recipe.total_steps))
+    assert all(s // steps == epoch for epoch, each in left for s in each)
+    assert all(each for _, each in left)
+
+
+@pytest.mark.parametrize("tail", ["drop", "keep"])
+def test_examples_are_those_of_the_steps_so_far(tail: str) -> None:
+    """A tail that is dropped is not seen; one that is kept counts as what it is."""
+    recipe = changed(BASE, data__train_examples=1000, workers=8, tail=tail, epochs=3)
+    seen = 0
+    for step in range(recipe.total_steps):
+        assert recipe.examples(step) == seen
+        seen += sampler.step_size(1000, 256, step % recipe.steps_per_epoch)
+    assert recipe.examples(recipe.total_steps) == seen == 3 * (1000 if tail == "keep" else 768)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (23.83, "0.09 above the published 23.74 ± 0.09 % (table 1), within one standard"),
+        (23.84, "0.10 above the published 23.74 ± 0.09 % (table 1), within two standard"),
+        (23.56, "0.18 below the published 23.74 ± 0.09 % (table 1), within two standard"),
+        (23.55, "0.19 below the published 23.74 ± 0.09 % (table 1), more than two standard"),
+    ],
+)
+def test_the_outcome_is_said_beside_the_published_number(error: float, words: str) -> None:
+    recipe = changed(BASE, target=Target(23.74, 0.09, "table 1"))
+    run = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+    assert recipe.outcome(error).startswith(f"{run}; {words}")
+    side = words.partition(" ±")[0]
+    assert changed(BASE, target=Target(23.74)).outcome(error) == f"{run}; {side} %"
+    assert changed(BASE, target=None).outcome(error) == run
+    assert "published" not in changed(recipe, rehearse=True).outcome(error)
