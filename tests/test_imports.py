@@ -1,11 +1,14 @@
-"""Nothing heavy is imported that a run does not use."""
+"""Nothing heavy is imported that a run does not use, nor torch where nothing is computed."""
 
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
 
 IMPORTED = """
 import sys
@@ -26,6 +29,41 @@ NEVER_UNASKED = {
 A_RUN = {"torchvision", "tensorboard", "PIL", "torch._dynamo", "torch._inductor", "sympy"}
 """A run uses them: networks, curves and, from inside, torch.optim."""
 DIGITS = {"sklearn", "scipy"}
+
+ONE_BY_ONE = """
+import importlib.util, sys
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    if hasattr(module, "__path__") and importlib.util.find_spec(f"{name}.__main__"):
+        importlib.import_module(f"{name}.__main__")
+    if "torch" in sys.modules:
+        raise SystemExit(f"{name} imports torch")
+print(*sys.modules)
+"""
+
+
+def torch_free() -> list[str]:
+    """The modules that need no torch: those of the contract that lint-imports keeps."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (modules,) = (
+        contract["source_modules"]
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract.get("forbidden_modules") == ["torch", "torchvision"]
+    )
+    return modules
+
+
+def test_what_computes_nothing_imports_no_torch() -> None:
+    """At run time too, where lint-imports sees only what the files say."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, *torch_free()],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"lsgd.run.read", "lsgd.report.__main__", "hydra"} <= set(done.stdout.split())
 
 
 def imported(*words: str) -> set[str]:

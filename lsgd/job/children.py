@@ -4,26 +4,22 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Event
 from typing import BinaryIO
 
-MARK = "LSGD_CHILD"
-"""Environment variable by which all that a child starts is found, whatever group it has moved to:
-mpirun and horovodrun give their processes groups and sessions of their own."""
-RUN = uuid.uuid4().hex
+from lsgd.job.ending import Tag, end
+
+OURS: Tag = ("LSGD_PARENT", uuid.uuid4().hex)
+"""The tag of all that this process starts here."""
+CHILD = "LSGD_CHILD"
+"""Environment variable whose value tells the children of this process apart."""
 GRACE = 3.0
 """Seconds that a process has between SIGTERM and SIGKILL."""
-DYING = 10.0
-"""Seconds after SIGKILL in which it is gone, unless it is stuck in the kernel: in a read from a
-dead network drive or in a driver."""
 
 _children = count()
 _closed = Event()
@@ -32,8 +28,8 @@ _closed = Event()
 class Child:
     """A process that was started, and all that it has started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, output: BinaryIO) -> None:
-        self.process, self._mark, self._output = process, mark, output
+    def __init__(self, process: subprocess.Popen[bytes], tag: Tag, output: BinaryIO) -> None:
+        self.process, self._tag, self._output = process, tag, output
 
     def wait(self, limit: float) -> int | None:
         """The exit code; None if it is not through in so many seconds."""
@@ -44,7 +40,7 @@ class Child:
 
     def stop(self) -> str:
         """End all of them, if they have not ended; returns what they have printed."""
-        if end(self._mark):
+        if end(self._tag, GRACE):
             self.process.poll()
         else:
             self.process.kill()
@@ -56,17 +52,17 @@ class Child:
 @contextmanager
 def started(command: Sequence[str], *, environment: Mapping[str, str] = {}) -> Iterator[Child]:
     """The command, running; afterwards it and all that it has started have ended."""
-    mark = f"{RUN}-{next(_children)}-"
+    tag = (CHILD, f"{OURS[1]}-{next(_children)}")
     with TemporaryFile() as output:
         process = subprocess.Popen(
             command,
-            env=os.environ | environment | {MARK: mark},
+            env=os.environ | environment | dict([OURS, tag]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that Ctrl-C reaches the caller alone
         )
-        child = Child(process, mark, output)
+        child = Child(process, tag, output)
         try:
             yield child
         finally:
@@ -91,44 +87,7 @@ def finished(
 def close() -> None:
     """End every process that was started; what a thread is just about to start ends at once."""
     _closed.set()
-    end(RUN)
-
-
-def end(mark: str) -> set[int]:
-    """End every process whose mark begins like this: first with SIGTERM, then with SIGKILL.
-
-    Returns those that not even SIGKILL has ended, and names them on stderr.
-    """
-    begin = time.monotonic()
-    asked: set[int] = set()
-    while marked := _marked(mark):
-        seconds = time.monotonic() - begin
-        late = seconds > GRACE
-        if seconds > GRACE + DYING:
-            stuck = ", ".join(map(str, sorted(marked)))
-            print(f"lsgd: left running, as SIGKILL does not end it: pid {stuck}", file=sys.stderr)
-            return marked
-        for pid in marked if late else marked - asked:
-            try:
-                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-            except ProcessLookupError:
-                continue
-        asked |= marked
-        time.sleep(0.05)
-    return set()
-
-
-def _marked(mark: str) -> set[int]:
-    wanted = f"{MARK}={mark}".encode()
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended, or is somebody else's
-        if any(word.startswith(wanted) for word in words):
-            found.add(int(folder.name))
-    return found
+    end(OURS, GRACE)
 
 
 def failure(code: int | None, text: str, limit: float) -> str:

@@ -13,8 +13,8 @@ from lsgd.job.members import last_words
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence what argparse would answer with the usage.
 
-    Its methods raise Refused; so it is to be used within run_command. Words are never guessed from
-    their beginning.
+    Its methods raise Refused; so it is to be used within run_command or run_alone. Words are never
+    guessed from their beginning.
     """
 
     def __init__(self, program: str, about: str, **settings: Any) -> None:
@@ -58,3 +58,19 @@ def run_command(command: Callable[[], object]) -> int:
                 )
             return leave(130, "interrupted")
         return leave(0, "")
+
+
+def run_alone(command: Callable[[], int | None]) -> int:
+    """Run the work of a command that is no process of a job; returns its exit code, None being 0.
+
+    Unlike run_command it neither asks a launcher for a rank, so that it also runs where none is
+    understood, nor keeps last words, which would count a supervisor as one of its own processes.
+    """
+    try:
+        return command() or 0
+    except Refused as error:
+        print(f"lsgd: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nlsgd: interrupted", file=sys.stderr)
+        return 130

@@ -1,10 +1,9 @@
 """The processes of a supervised job: who they are, how each of them ended, how all are stopped.
 
-`lsgd.supervise` gives its job the environment variable LSGD_SUPERVISED, the run folder. Whatever
-the job starts on this machine inherits it, through launchers, daemons and forks, and shows it in
-/proc: so `stop` also finds what a dead launcher has left behind. A process of lsgd that has it
-keeps a file in the run folder's `supervised/`: its rank, host and pid when it starts, and, if it
-lives to say so, how it ended.
+`lsgd.supervise` gives its job the environment variable LSGD_SUPERVISED, the run folder, as a tag
+(`lsgd.job.ending`): so `stop` also finds what a dead launcher has left behind. A process of lsgd
+that has it keeps a file in the run folder's `supervised/`: its rank, host and pid when it starts,
+and, if it lives to say so, how it ended.
 
 `python -m lsgd.job.members FOLDER` waits for the end of its standard input, then stops the job of
 that folder: a supervisor holds the other end, so that a job does not outlive it.
@@ -17,7 +16,6 @@ import platform
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from lsgd.errors import PeerLost
+from lsgd.job.ending import end, tagged
 
 TAG = "LSGD_SUPERVISED"
 FOLDER = "supervised"
@@ -153,43 +152,18 @@ def clear(folder: Path) -> None:
 
 
 def running(folder: Path) -> list[int]:
-    """The pids of all processes on this machine that belong to the folder's job."""
-    tag = f"{TAG}={folder}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        # Those of others cannot be read, and some end while we look.
-        with suppress(OSError):
-            if entry.isdecimal() and tag in Path("/proc", entry, "environ").read_bytes().split(
-                b"\0"
-            ):
-                found.append(int(entry))
-    return found
+    """The pids of all processes on this machine that belong to the folder's job, in order."""
+    return sorted(tagged((TAG, str(folder))))
 
 
 def stop(folder: Path) -> list[int]:
     """End all processes of the folder's job on this machine; return those that were there.
 
-    They are asked first, and killed after GRACE seconds, stopped ones and new ones too.
+    They are asked first, and killed after GRACE seconds.
     """
-    there = running(folder)
-    _send(signal.SIGTERM, there)
-    killing = time.monotonic() + GRACE
-    empty = 0
-    # Twice, since a process in the midst of an exec shows no environment.
-    while empty < 2:
-        left = running(folder)
-        empty = 0 if left else empty + 1
-        if time.monotonic() > killing:
-            _send(signal.SIGKILL, left)
-        if there:
-            time.sleep(0.1)
-    return there
-
-
-def _send(number: signal.Signals, pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+    present = running(folder)
+    end((TAG, str(folder)), GRACE)
+    return present
 
 
 def main(folder: str) -> None:

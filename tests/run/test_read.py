@@ -1,8 +1,6 @@
 """Run folders are read without torch, and whatever is wrong with one is said in a sentence."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,11 +144,3 @@ def test_the_folder_of_a_trial_is_that_of_its_recipe_and_seed(tmp_path: Path) ->
     assert folder.name.startswith("fashion_bs64-seed2-")
     assert trial_folder(replace(recipe, run_dir="elsewhere")) == folder
     assert trial_folder(replace(recipe, epochs=10)) != folder
-
-
-def test_reading_a_run_imports_no_torch() -> None:
-    program = "import sys, lsgd.run.read, lsgd.report; print(json.dumps('torch' in sys.modules))"
-    told = subprocess.run(
-        [sys.executable, "-c", f"import json; {program}"], capture_output=True, check=True
-    )
-    assert json.loads(told.stdout) is False

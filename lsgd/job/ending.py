@@ -1,0 +1,60 @@
+"""Processes that other processes have started: found by a tag in their environment, and ended.
+
+A tag is an environment variable and its value. Whatever a tagged process starts on this machine
+inherits it, through launchers, daemons and forks, and shows it in /proc, whichever process group or
+session it has moved to, as those of mpirun and horovodrun do.
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+Tag = tuple[str, str]
+"""Name and value of an environment variable."""
+DYING = 10.0
+"""Seconds after SIGKILL in which a process is gone, unless it is stuck in the kernel: in a read
+from a dead network drive or in a driver."""
+
+
+def tagged(tag: Tag) -> set[int]:
+    """The pids of all processes on this machine that have this variable with exactly this value."""
+    wanted = "=".join(tag).encode()
+    pids = set()
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        # Those of other users cannot be read, and some end meanwhile.
+        with suppress(OSError):
+            if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                pids.add(int(entry))
+    return pids
+
+
+def end(tag: Tag, grace: float) -> set[int]:
+    """End every process with this tag: SIGTERM first, and SIGKILL after `grace` seconds.
+
+    Processes that are started meanwhile get the same. Returns those that not even SIGKILL has
+    ended, and names them on stderr.
+    """
+    begin = time.monotonic()
+    asked: set[int] = set()
+    empty = 0
+    # Twice, since a process in the midst of an exec shows no environment.
+    while empty < 2:
+        left = tagged(tag)
+        empty = 0 if left else empty + 1
+        seconds = time.monotonic() - begin
+        late = seconds > grace
+        if left and seconds > grace + DYING:
+            stuck = ", ".join(map(str, sorted(left)))
+            print(f"lsgd: left running, as SIGKILL does not end it: pid {stuck}", file=sys.stderr)
+            return left
+        for pid in left if late else left - asked:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        asked |= left
+        # Where nothing was found there is nothing to wait for.
+        if asked and empty < 2:
+            time.sleep(0.05)
+    return set()

@@ -1,0 +1,69 @@
+"""Processes that are started for a while: nothing of them is left, and what they say is told."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from helpers.broken_machine import broken, left_running
+
+from lsgd.job import children, ending
+from lsgd.job.children import finished, started, telling_line
+
+
+@pytest.mark.parametrize("leaves", ["setsid sleep 600 & sleep 600", "setsid sleep 600 & exit 0"])
+def test_what_left_the_process_group_is_ended_too(tmp_path: Path, leaves: str) -> None:
+    """As the processes of mpirun and horovodrun do."""
+    marked = broken(tmp_path)
+    code, _ = finished(["sh", "-c", leaves], limit=1, environment=marked)
+    assert code == (0 if "exit" in leaves else None)
+    assert left_running(marked) == []
+
+
+def test_a_process_that_cannot_die_is_named_and_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that waits in the kernel; here it is there, and no signal reaches it."""
+    monkeypatch.setattr(children, "GRACE", 0.1)
+    monkeypatch.setattr(ending, "DYING", 0.1)
+    with monkeypatch.context() as immortal:
+        immortal.setattr(os, "kill", lambda pid, number: None)
+        with started(["sleep", "600"]) as child:
+            begin = time.monotonic()
+            child.stop()
+            assert time.monotonic() - begin < 5
+            assert f"does not end it: pid {child.process.pid}\n" in capsys.readouterr().err
+            immortal.undo()
+    assert child.process.poll() is not None
+
+
+def test_a_missing_program_is_said() -> None:
+    assert finished(["no-such-program"], limit=1) == (
+        127,
+        "no-such-program: No such file or directory",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "[0]<stderr>:Segmentation fault\nProcess 0 exit with status code 139.\n"
+            "Traceback (most recent call last):\nRuntimeError: Horovod detected that one or more",
+            "Segmentation fault",
+        ),
+        (
+            "[W1120 17:35:57.871567649 socket.cpp:764] [c10d] The IPv6 network addresses of (a, 1) "
+            "cannot be retrieved\n",
+            "[c10d] The IPv6 network addresses of (a, 1) cannot be retrieved",
+        ),
+        ("-----\nmpirun has detected an attempt to run as root.\n-----\n", None),
+        (
+            "a warning\nTraceback:\n  x\nImportError: lib.so\nRuntimeError: job",
+            "ImportError: lib.so",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_line_that_tells(text: str, line: str | None) -> None:
+    assert telling_line(text) == (text.splitlines()[1] if line is None else line)

@@ -1,0 +1,50 @@
+"""How a command that is no process of a job ends."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lsgd.errors import Refused
+from lsgd.job.command import Parser, run_alone, run_command
+
+
+def refused() -> int:
+    raise Refused("--np 0 is no number of processes; write 1 or more")
+
+
+def interrupted() -> int:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: 1, 1, ""),
+        (refused, 2, "lsgd: --np 0 is no number of processes; write 1 or more\n"),
+        (interrupted, 130, "\nlsgd: interrupted\n"),
+    ],
+)
+def test_exit_codes(command, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_alone(command) == code
+    assert capsys.readouterr().err == says
+
+
+def test_it_is_no_process_of_a_supervised_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor does it ask for the launcher, which may be one that nobody knows."""
+    monkeypatch.setattr(os, "environ", {"LSGD_SUPERVISED": str(tmp_path), "PMI_SIZE": "2"})
+    assert run_alone(lambda: None) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parser_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("lsgd.compare", "About.")
+    parser.add_argument("--tolerance", type=float)
+    for run in (run_alone, run_command):
+        assert run(lambda: parser.parse_args(["--tol", "1"])) == 2
+        assert capsys.readouterr().err == (
+            "lsgd: unrecognized arguments: --tol 1; --help says what there is\n"
+        )

@@ -1,0 +1,66 @@
+"""How processes are found by their tag and ended, those too that are started meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lsgd.job.ending import end, tagged
+
+# Asked to leave, it starts another process of its own and goes.
+HEIR = """
+import os, signal, subprocess, sys, time
+
+def leave(*_):
+    subprocess.Popen(["sleep", "100"], start_new_session=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, leave)
+open(sys.argv[1], "w")
+time.sleep(100)
+"""
+
+
+def test_a_tag_is_the_whole_value_of_its_variable() -> None:
+    environment = os.environ | {"LSGD_TEST_TAG": "/runs/a", "LSGD_TEST_OTHER": "/runs/b"}
+    with subprocess.Popen(["sleep", "100"], env=environment) as process:
+        try:
+            assert tagged(("LSGD_TEST_TAG", "/runs/a")) == {process.pid}
+            assert tagged(("LSGD_TEST_TAG", "/runs/")) == set()
+            assert tagged(("LSGD_TEST_TAG", "/runs/b")) == set()
+            assert tagged(("TEST_TAG", "/runs/a")) == set()
+        finally:
+            process.kill()
+
+
+def test_who_leaves_when_asked_is_not_killed_nor_waited_for() -> None:
+    tag = ("LSGD_TEST_TAG", f"asked-{os.getpid()}")
+    with subprocess.Popen(["sleep", "100"], env=os.environ | dict([tag])) as process:
+        begin = time.monotonic()
+        assert end(tag, grace=60) == set()
+        assert time.monotonic() - begin < 30
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_what_is_started_meanwhile_is_asked_too(tmp_path: Path) -> None:
+    tag = ("LSGD_TEST_TAG", f"heir-{os.getpid()}")
+    ready = tmp_path / "ready"
+    command = [sys.executable, "-c", HEIR, str(ready)]
+    with subprocess.Popen(command, env=os.environ | dict([tag])) as process:
+        deadline = time.monotonic() + 20
+        while not ready.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        begin = time.monotonic()
+        assert end(tag, grace=60) == set()
+        assert time.monotonic() - begin < 30
+    assert process.returncode == 0
+    assert tagged(tag) == set()
+
+
+def test_without_a_process_nothing_is_waited_for() -> None:
+    begin = time.process_time()
+    assert end(("LSGD_TEST_TAG", f"none-{os.getpid()}"), grace=60) == set()
+    assert time.process_time() - begin < 10

@@ -1,0 +1,106 @@
+"""`lsgd COMMAND` is `python -m lsgd.COMMAND`, and its list names every command."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lsgd
+from lsgd.__main__ import COMMANDS, main
+
+PACKAGE = Path(lsgd.__file__).parent
+LISTED = [name for commands in COMMANDS.values() for name in commands]
+
+
+def ran(*command: str, path: Path = PACKAGE.parent) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=path,
+        env={"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_every_command_is_listed_once() -> None:
+    """Those that Python can run, at the top of lsgd: what lies deeper is started by its own."""
+    files = [
+        path for path in PACKAGE.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()
+    ]
+    packages = [path.parent for path in PACKAGE.glob("*/__main__.py")]
+    runnable = {path.stem for path in (*files, *packages)} - {"__main__"}
+    # The package lsgd/launch is listed before it is there.
+    assert set(LISTED) - {"launch"} == runnable - {"launch"}
+    assert len(LISTED) == len(set(LISTED))
+
+
+def test_the_list_imports_no_command() -> None:
+    program = (
+        "import sys; from lsgd.__main__ import main; main();"
+        "print(*(name for name in sys.modules if name.partition('.')[0] in ('lsgd', 'torch')))"
+    )
+    done = ran("-c", program, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    *text, modules = done.stdout.splitlines()
+    assert set(re.findall(r"^  (\w+)  +\S", "\n".join(text), re.MULTILINE)) == set(LISTED)
+    assert all(len(line) <= 80 for line in text)
+    own = {"lsgd", "lsgd.__main__", "lsgd.errors", "lsgd.provenance", "lsgd.job"}
+    assert {name for name in modules.split() if not name.startswith("lsgd.job.")} == own
+
+
+TRAIN = """
+import multiprocessing, sys
+
+def work(number):
+    return number + 1
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        print(__spec__.name, sys.argv, pool.map(work, [1, 2]))
+    raise SystemExit(75)
+"""
+
+
+@pytest.mark.parametrize("start", [["-m", "lsgd", "train"], ["bin/lsgd", "train"]])
+def test_a_command_runs_as_if_python_had_started_it(tmp_path: Path, start: list[str]) -> None:
+    """Its words, its exit code, and processes of its own that look for what it defines."""
+    own = tmp_path / "lsgd"
+    for folder in (own, tmp_path / "bin"):
+        folder.mkdir()
+    (own / "__init__.py").write_text(f"__path__.append({str(PACKAGE)!r})\n")
+    (own / "train.py").write_text(TRAIN)
+    script = tmp_path / "bin/lsgd"
+    script.write_text("import sys\nfrom lsgd.__main__ import main\nsys.exit(main())\n")
+    start = [word.replace("bin/lsgd", str(script)) for word in start]
+    done = ran(*start, "+recipe=a", "--cfg", path=tmp_path)
+    printed = f"lsgd.train ['{own / 'train.py'}', '+recipe=a', '--cfg'] [2, 3]\n"
+    assert (done.stdout, done.stderr, done.returncode) == (printed, "", 75)
+    assert ran("-m", "lsgd.train", "+recipe=a", "--cfg", path=tmp_path).stdout == printed
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("trian", "lsgd: there is no command 'trian'; write train\n"),
+        ("compere", "lsgd: there is no command 'compere'; write compare\n"),
+        ("xyzzy", "lsgd: there is no command 'xyzzy'; lsgd --help lists those there are\n"),
+        ("runs", "lsgd: there is no command 'runs'; lsgd --help lists those there are\n"),
+    ],
+)
+def test_another_word_is_refused_with_the_nearest_names(
+    command: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lsgd", command])
+    assert main() == 2
+    assert capsys.readouterr() == ("", says)
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["lsgd", "--version"])
+    for commit, printed in (("1a2b3c4-dirty", ", commit 1a2b3c4-dirty"), (None, "")):
+        monkeypatch.setattr("lsgd.provenance.commit", lambda commit=commit: commit)
+        assert main() == 0
+        assert capsys.readouterr().out == f"lsgd {lsgd.__version__}{printed}\n"
