@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lsgd.errors import Refused
 from lsgd.report.findings import Findings
 from lsgd.report.groups import Group, chance
 from lsgd.report.ladder import Ladder
@@ -55,17 +54,6 @@ class Figure:
         svg = re.sub(r"url\(#", f"url(#{self.name}-", svg)
         svg = re.sub(r'xlink:href="#', f'href="#{self.name}-', svg)
         return svg.replace(INK, "currentColor").replace(f"fill: {GROUND}", "fill: none")
-
-
-def check_matplotlib() -> None:
-    """Refuse to begin what could not be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise Refused(
-            "figures are drawn with matplotlib, which is not installed; type pip install "
-            "'lsgd[report]'"
-        ) from None
 
 
 def draw(findings: Findings) -> list[Figure]:

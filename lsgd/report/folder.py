@@ -13,6 +13,7 @@ from lsgd import config, files, provenance
 from lsgd.errors import Refused
 from lsgd.report import content, figures, markdown, page, summary
 from lsgd.report.findings import find
+from lsgd.report.libraries import check_libraries
 from lsgd.report.search import REPORT, find_runs
 from lsgd.runs import Run
 from lsgd.studies import Study
@@ -37,7 +38,7 @@ def report(
     """
     out = out or (Path("runs/studies") / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
-    figures.check_matplotlib()
+    check_libraries()
     findings = find(*find_runs(runs), study, changed)
     drawn = figures.draw(findings)
     words = ["python", "-m", "lsgd.report", *map(str, runs)]
