@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lsgd.recipe import TARGET_DATA
 from lsgd.report.findings import Findings
 from lsgd.report.groups import Group, chance
 from lsgd.report.ladder import Ladder
@@ -125,7 +126,7 @@ def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
         published = [
             (group.recipe.batch_size, target.top1_error, target.std or 0)
             for group in groups
-            if group.recipe.data.name == "imagenet" and (target := target_of(group))
+            if group.recipe.data.name == TARGET_DATA and (target := target_of(group))
         ]
         if published:
             x, y, std = zip(*published, strict=True)
