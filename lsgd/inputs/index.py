@@ -21,7 +21,7 @@ from lsgd.recipe import Data
 
 SPLITS = ("train", "val")
 
-Row = tuple[bytes, bytes, int, int, int, int, int]
+IndexRow = tuple[bytes, bytes, int, int, int, int, int]
 """A row: path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
 relative too, or nothing; offset there and length in bytes; label; width and height as stored, both
 0 if it is no image, or no whole one."""
@@ -50,7 +50,7 @@ def index_file(folder: Path, split: str) -> Path:
     return folder / f"{split}.index.npy"
 
 
-def write_index(folder: Path, split: str, rows: Iterable[Row]) -> Path:
+def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
     """Write the index of a split in one move, its rows sorted by label and path."""
     listed = sorted(rows, key=lambda row: (row[4], row[0]))
     longest_path = max((len(row[0]) for row in listed), default=1)

@@ -28,29 +28,29 @@ class Hardware:
     """
 
     network_bandwidth: Constant
-    """Of a server, Gbit/s."""
+    """Bandwidth of a server's network, Gbit/s."""
     network_latency: Constant
-    """Of a message between servers, µs."""
+    """Latency of a message between servers, µs."""
     local_bandwidth: Constant
-    """Between the GPUs of a server, GB/s."""
+    """Bandwidth between the GPUs of a server, GB/s."""
     local_latency: Constant
-    """Of a message between the GPUs of a server, µs."""
+    """Latency of a message between the GPUs of a server, µs."""
     host_bandwidth: Constant
-    """Between GPUs and the memory of their server, GB/s."""
+    """Bandwidth between GPUs and the memory of their server, GB/s."""
     host_latency: Constant
-    """Of such a copy, µs."""
+    """Latency of a copy between a GPU and that memory, µs."""
     nccl_from: Constant
     """Buffers from here on are reduced between GPUs, smaller ones on the host; kB."""
     spread: Constant
     """Standard deviation of a GPU's time per step, as a share of it."""
     allreduce: str
-    """Which of allreduce.ALGORITHMS."""
+    """The name of the algorithm, one of allreduce.ALGORITHMS."""
     fused: bool
     """Whether gradients travel in lsgd's buckets, or every tensor by itself."""
 
     @property
     def cluster(self) -> Cluster:
-        """In seconds and bytes."""
+        """The links in seconds and bytes per second, as the formulas want them."""
         return Cluster(
             network=Link(self.network_latency.value * 1e-6, self.network_bandwidth.value * 1e9 / 8),
             local=Link(self.local_latency.value * 1e-6, self.local_bandwidth.value * 1e9),
@@ -59,12 +59,12 @@ class Hardware:
         )
 
     def constants(self) -> dict[str, Constant]:
-        """All of them by name."""
+        """All constants by name."""
         named = {entry.name.replace("_", " "): getattr(self, entry.name) for entry in fields(self)}
         return {name: each for name, each in named.items() if isinstance(each, Constant)}
 
     def with_value(self, name: str, value: float, source: str) -> "Hardware":
-        """Another value of one constant, and where that comes from."""
+        """The hardware with another value of one constant, and where that comes from."""
         constant: Constant = getattr(self, name)
         changed: dict[str, Any] = {name: replace(constant, value=value, source=source)}
         return replace(self, **changed)

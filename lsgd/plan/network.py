@@ -24,9 +24,9 @@ def least_needed(size: float, servers: int, backward: float) -> float:
 
 
 def bisect(rises: Callable[[float], float], target: float, *, high: float) -> float:
-    """Where, from 0 to `high`, a function that rises or stays takes the value `target`.
+    """The number from 0 to `high` at which a function that rises or stays has the value `target`.
 
-    Raises ValueError if it does not there.
+    Raises ValueError if it has that value nowhere there.
     """
     low = 0.0
     if not rises(low) <= target <= rises(high):

@@ -7,13 +7,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsgd.plan.table import Row
+from lsgd.plan.table import PlannedRun
 
 FORMATS = ("png", "svg")
 
 
 def draw(
-    name: str, fixed: Sequence[Row], growing: Sequence[Row], *, workers: int
+    name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], *, workers: int
 ) -> dict[str, bytes]:
     """The files of the plot by name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")

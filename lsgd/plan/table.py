@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from lsgd.plan import paper
 from lsgd.plan.hardware import Constant
 from lsgd.plan.network import EXPOSED, least_needed, needed
-from lsgd.plan.step import Machine, Step, last_pass
+from lsgd.plan.step import Machine, StepTime, last_pass
 from lsgd.recipe import Recipe
 from lsgd.tables import markdown
 
@@ -16,30 +16,30 @@ FIGURE_7 = 352
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedRun:
     """A recipe on so many GPUs."""
 
-    step: Step
+    step: StepTime
     efficiency: float
     epoch: float | None
     """Seconds of an epoch's steps; None if the whole dataset is less than one step."""
     hours: float | None
-    """Of the steps of all epochs."""
+    """Hours of the steps of all epochs; None as for `epoch`."""
 
     @property
     def bound(self) -> str:
-        """See Step.bound; the dataset, if it is less than one step."""
+        """What takes most of the step, or the dataset if it is less than one step."""
         return self.step.bound if self.epoch is not None else "dataset"
 
 
-def row(machine: Machine, recipe: Recipe, gpus: int) -> Row:
+def row(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
     """The recipe on so many GPUs."""
     step = machine.step(recipe, gpus)
     epoch = recipe.steps_per_epoch * step.seconds or None
-    return Row(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
+    return PlannedRun(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
 
 
-def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> Row:
+def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
     """A minibatch that grows with the GPUs, as in figures 7 and 8 of the paper."""
     return row(machine, replace(recipe, workers=gpus), gpus)
 
@@ -55,8 +55,8 @@ def report(
     machine: Machine,
     recipe: Recipe,
     nodes: int,
-    fixed: Sequence[Row],
-    growing: Sequence[Row],
+    fixed: Sequence[PlannedRun],
+    growing: Sequence[PlannedRun],
     *,
     is_paper: bool,
 ) -> str:
@@ -84,7 +84,7 @@ def report(
     return "\n\n".join(sections)
 
 
-def _answer(there: Row, recipe: Recipe) -> str:
+def _answer(there: PlannedRun, recipe: Recipe) -> str:
     step = there.step
     shares = {part: seconds / step.seconds for part, seconds in step.parts.items()}
     rest = sorted(
@@ -125,7 +125,7 @@ def _network(machine: Machine, recipe: Recipe, gpus: int) -> str:
     )
 
 
-def _rows(rows: Sequence[Row]) -> str:
+def _rows(rows: Sequence[PlannedRun]) -> str:
     cells = []
     for each in rows:
         step, (cause, share) = each.step, each.step.lost_to

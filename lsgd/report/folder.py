@@ -69,7 +69,7 @@ def report(
 
 
 def version() -> str:
-    """Of lsgd, with the commit if this is a checkout."""
+    """The version of lsgd, with the commit if this is a checkout."""
     commit = provenance.commit()
     return f"lsgd {lsgd.__version__}" + (f", commit {commit}" if commit else "")
 
@@ -109,7 +109,7 @@ def _written_to(out: Path) -> list[str] | None:
 
 
 def _kept(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Of every run its configuration, without the paths of the machine, and its metrics."""
+    """The files kept of every run: its configuration, without paths, and its metrics."""
     kept: dict[str, bytes] = {}
     for run in runs:
         name, number = run.path.name, 1

@@ -16,7 +16,7 @@ class Sample:
     n: int
     mean: float
     std: float
-    """With n - 1 below the sum; nan for a single run."""
+    """The sample standard deviation, with n - 1 below the sum; nan for a single run."""
 
 
 def sample(values: list[float]) -> Sample:
