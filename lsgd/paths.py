@@ -7,7 +7,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped(folder: str) -> Path:
-    """The folder `conf`, `recipes` or `launch` of this installation.
+    """The folder `conf`, `recipes`, `launch` or `data/digits` of this installation.
 
     Raises FileNotFoundError if it is in neither place, which means a broken installation.
     """
@@ -30,6 +30,11 @@ def recipes_dir() -> Path:
 def launch_dir() -> Path:
     """The folder with the launch scripts."""
     return shipped("launch")
+
+
+def digits_dir() -> Path:
+    """The folder with the one dataset that is shipped, and its source and licence."""
+    return shipped("data/digits")
 
 
 def data_root(dataset: str) -> Path:

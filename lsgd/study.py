@@ -47,7 +47,7 @@ from lsgd.errors import Preempted, Refused
 from lsgd.job.launcher import cores, detect
 from lsgd.recipe.study import Study
 from lsgd.report import report
-from lsgd.report.figures import check_matplotlib
+from lsgd.report.libraries import check_libraries
 from lsgd.supervise import Asked, Taken
 from lsgd.trials import Trial, ended, trials
 
@@ -468,7 +468,7 @@ def main(argv: Sequence[str]) -> int:
                 "claim; write --print for the commands, and run lsgd.report on the runs"
             )
         # Better now than when all is trained.
-        check_matplotlib()
+        check_libraries()
         if options.jobs > 1:
             share_cores(launch, options.jobs)
         return run(study, seeds, words, launch, options.jobs)

@@ -69,15 +69,15 @@ def test_wheel_finds_its_folders(installed: Path, tmp_path: Path) -> None:
     program = """
 import json, lsgd
 from lsgd import paths
-folders = paths.conf_dir(), paths.recipes_dir(), paths.launch_dir()
+folders = paths.conf_dir(), paths.recipes_dir(), paths.launch_dir(), paths.digits_dir().parent
 print(json.dumps([lsgd.__file__, *map(str, folders)]))
 """
     found = json.loads(output([installed, "-c", program], cwd=tmp_path))
     package = Path(found[0]).parent
     assert package.is_relative_to(installed.parent.parent)
-    assert [Path(each).parent for each in found[1:]] == [package] * 3
+    assert [Path(each).parent for each in found[1:]] == [package] * 4
     assert (package / "py.typed").is_file()
-    for folder in ("conf", "recipes", "launch"):
+    for folder in ("conf", "recipes", "launch", "data/digits"):
         shipped = {p.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("*") if p.is_file()}
         assert shipped == {
             p.relative_to(package / folder) for p in (package / folder).rglob("*") if p.is_file()
@@ -87,6 +87,8 @@ print(json.dumps([lsgd.__file__, *map(str, folders)]))
 @pytest.mark.slow
 def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
     assert "+recipe" in output([installed, "-m", "lsgd.train", "--help"], cwd=tmp_path)
+    words = ["+recipe=digits", "epochs=1", "schedule.warmup_epochs=0.5", "schedule.milestones=[]"]
+    assert "top-1 error" in output([installed, "-m", "lsgd.train", *words], cwd=tmp_path)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ def test_shipped_folders_are_found_in_a_checkout_and_in_a_wheel(
 ) -> None:
     package = tmp_path / "lsgd"
     home = package if where == "inside it" else tmp_path
-    for folder in ("conf", "recipes", "launch"):
+    for folder in ("conf", "recipes", "launch", "data/digits"):
         (home / folder).mkdir(parents=True)
     # In site-packages, somebody else's folder may lie beside the package.
     (tmp_path / "conf").mkdir(exist_ok=True)
@@ -19,6 +19,7 @@ def test_shipped_folders_are_found_in_a_checkout_and_in_a_wheel(
     assert paths.conf_dir() == home / "conf"
     assert paths.recipes_dir() == home / "recipes"
     assert paths.launch_dir() == home / "launch"
+    assert paths.digits_dir() == home / "data/digits"
 
 
 def test_a_broken_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_this_installation_is_whole() -> None:
     assert (paths.conf_dir() / "config.yaml").is_file()
     assert (paths.recipes_dir() / "recipe" / "bs8k.yaml").is_file()
     assert any(paths.launch_dir().glob("*.sh"))
+    assert (paths.digits_dir() / "digits.npz").is_file()
 
 
 def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ sampler and loader. Nothing is trained and no data is needed. Where the run diff
 to say so, in `deviations: {rule: reason}`; the exit code is 0 if it does and 2 if not.
 """
 WIDTHS = 20, 10, 56
-"""Of the columns rule, section and what the run does; the verdict ends at 99."""
+"""The widths of the columns rule, section and what the run does; the verdict ends at 99."""
 
 
 def table(found: Sequence[Finding], declared: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ class Finding:
     rule: str
     """Its name, as in a recipe's `deviations`."""
     section: str
-    """Where the paper has it."""
+    """The section of the paper that has it."""
     paper: str
     """What the paper does."""
     found: str

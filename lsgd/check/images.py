@@ -29,7 +29,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 def findings(recipe: Recipe) -> list[Finding]:
-    """Of section 5.1 and of fb.resnet.torch, which it refers to ("as in [12]")."""
+    """The rules of section 5.1 and of fb.resnet.torch, which it refers to ("as in [12]")."""
     if recipe.inputs.loader == "synthetic":
         return [_data(recipe)]  # nothing becomes of made-up images
     found = [_data(recipe), _normalisation(recipe.data)]

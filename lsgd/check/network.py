@@ -15,7 +15,7 @@ BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """Of section 5.1: the network and its initialisation."""
+    """The rules of section 5.1: the network and its initialisation."""
     model = learner.model
     return [
         _model(learner),
@@ -45,12 +45,12 @@ def _resnet50() -> dict[str, torch.Size]:
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Without those of the head: how many classes there are is for the data to say."""
+    """The parameters' shapes without the head's: the number of classes is for the data to say."""
     return {n: weight.shape for n, weight in model.named_parameters() if not n.startswith("fc.")}
 
 
 def _stride(model: nn.Module) -> Finding:
-    """Of the convolutions within blocks; shortcuts are 1 x 1 in any network."""
+    """The stride of the convolutions within blocks; shortcuts are 1 x 1 in any network."""
     striding = {
         conv.kernel_size
         for block in _blocks(model)

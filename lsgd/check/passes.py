@@ -20,11 +20,11 @@ from lsgd.rules.metric import ERROR
 from lsgd.rules.sampler import Pass
 
 ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
-"""Of six epochs; last, best, mean and median of all are others than the median of the last five."""
+"""Errors of six epochs whose last, best, mean and median of all are not the last five's median."""
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """Of sections 2.3, 3 and 5.1: n, the order, seeds, evaluation and metric."""
+    """The rules of sections 2.3, 3 and 5.1: n, the order, seeds, evaluation and metric."""
     recipe = learner.recipe
     steps = learner.passes(0, list(range(recipe.steps_per_epoch)))
     return [
@@ -38,7 +38,7 @@ def findings(learner: Learner) -> list[Finding]:
 
 
 def _worker_batch(steps: list[list[Pass]]) -> Finding:
-    """Of the first step, since the last may be short."""
+    """The images of a worker in the first step, since the last may be short."""
     sizes = {each.by_worker.shape[1] for each in steps[0]}
     n = " or ".join(map(str, sorted(sizes)))
     return Finding(

@@ -22,7 +22,7 @@ MANY, SAMPLE = 200_000, 100
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """Of sections 2.1, 2.2 and 5.1: reference, scaling, warmup, drops and epochs."""
+    """The rules of sections 2.1, 2.2 and 5.1: reference, scaling, warmup, drops and epochs."""
     recipe = learner.recipe
     curve = _curve(recipe)
     return [

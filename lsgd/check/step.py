@@ -27,7 +27,7 @@ RATES = (0.1, 0.4, 0.4, 0.04)
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """Of sections 2.3, 3 and 5.1: BN, gradient, momentum, weight decay and number formats."""
+    """The rules of sections 2.3, 3 and 5.1: BN, gradient, momentum, decay and number formats."""
     recipe = learner.recipe
     return [
         *_decay(learner),

@@ -43,7 +43,7 @@ def _dataset(
         what, _, remedy = problem.partition("; ")
         return Item(label, FAIL, what, remedy or prepare)
     if bundled:
-        return Item(label, PASS, f"{examples:,} images, bundled with scikit-learn")
+        return Item(label, PASS, f"{examples:,} images, shipped with lsgd")
     if not there:
         return Item(label, ABSENT, f"not at {root}", f"`{prepare}` makes it ready")
     return Item(label, PASS, f"{examples:,} images at {root}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.inputs.index import prepare_command
 from lsgd.recipe import Data
@@ -28,8 +29,11 @@ class Arrays:
 def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
     """Training and validation set of a dataset that fits in memory.
 
-    Raises Refused where it is not, or has other numbers of images than the recipe says.
+    The digits come with lsgd, so `root` is not looked at for them. Raises Refused where the dataset
+    is missing, or has other numbers of images than the recipe says.
     """
+    if data.name == "digits":
+        root = paths.digits_dir()
     readers = {"digits": _digits, "fashion-mnist": _fashion_mnist, "cifar10": _cifar10}
     try:
         train, validation = readers[data.name](root)
@@ -65,12 +69,10 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
 
 
 def _digits(root: Path) -> tuple[Arrays, Arrays]:
-    # Bundled with scikit-learn, so `root` is not asked. Pixels are 0 … 16 there.
-    from sklearn.datasets import load_digits
-
-    bundled = load_digits()
-    images = np.rint(bundled.images * (255 / 16)).astype(np.uint8)[:, None]
-    labels = bundled.target.astype(np.int64)
+    with (root / "digits.npz").open("rb") as file, np.load(file) as shipped:
+        # Pixels are 0 … 16 there, as UCI has them.
+        images = np.rint(shipped["images"] * (255 / 16)).astype(np.uint8)[:, None]
+        labels = shipped["labels"].astype(np.int64)
     # Every fifth of each class validates: the file has runs of one writer, so this mixes writers.
     nth = np.empty_like(labels)
     for label in range(10):

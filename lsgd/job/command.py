@@ -17,24 +17,29 @@ class Parser(argparse.ArgumentParser):
     guessed from their beginning.
     """
 
-    def __init__(self, program: str, about: str, **settings: Any) -> None:
-        super().__init__(
-            prog=f"python -m {program}",
-            description=about,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            **settings,
-        )
+    def __init__(
+        self, program: str | None = None, about: str | None = None, **settings: Any
+    ) -> None:
+        # Those of subcommands are made by argparse, which names all that it gives.
+        if program is not None:
+            settings |= {"prog": f"python -m {program}", "description": about}
+            settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the words: raise Refused with argparse's sentence."""
         raise Refused(f"{message}; --help says what there is")
 
 
-def run_command(command: Callable[[], object]) -> int:
+def run_command(
+    command: Callable[[], object],
+    *,
+    interrupted: str = "a run with run_dir=… goes on by the same words",
+) -> int:
     """Run a command line's work; returns the exit code, and says why it is not 0.
 
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
+    `interrupted` says how to go on after a Ctrl-C.
     """
     try:
         rank = detect().rank
@@ -52,10 +57,7 @@ def run_command(command: Callable[[], object]) -> int:
             return leave(error.exit_code, str(error))
         except KeyboardInterrupt:
             if rank == 0:
-                print(
-                    "\nlsgd: interrupted; a run with run_dir=… goes on by the same words",
-                    file=sys.stderr,
-                )
+                print(f"\nlsgd: interrupted; {interrupted}", file=sys.stderr)
             return leave(130, "interrupted")
         return leave(0, "")
 

@@ -1,6 +1,6 @@
 """What a bigger machine would give: hours, efficiency and what bounds, before any of it is rented.
 
 From the bottom: `allreduce` the cost of one sum, `gradients` what is summed and when it is ready,
-`overlap` how much of it the backward pass hides, `step` the whole step; `hardware` and `measured`
-have the constants, `calibrate` and `paper` set two of them and say what the rest predicts.
+`overlap` how much of it the backward pass hides, `step` the whole step; `hardware` has the
+constants, `measured` and `paper` the step to start from.
 """

@@ -17,7 +17,7 @@ from lsgd.plan import measured, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.folder import new_folder
 from lsgd.plan.gradients import pieces
-from lsgd.plan.hardware import H200, Hardware
+from lsgd.plan.hardware import H200, PAPER, Hardware
 from lsgd.plan.step import Machine, Measured
 from lsgd.plan.table import counts, one_worker_each, report, row
 from lsgd.recipe import Recipe
@@ -41,9 +41,9 @@ constants of the paper's machine are calibrated on what it reports, the latency 
 spread of the GPUs' times.
 """
 
-PRESETS: dict[str, Callable[[], Hardware]] = {
-    "paper": paper.hardware,
-    "h200": lambda: H200,
+PRESETS = {
+    "paper": PAPER,
+    "h200": H200,
 }
 
 Sizes = dict[str, int]
@@ -72,7 +72,7 @@ def plan(argv: Sequence[str]) -> None:
         text = report(machine, recipe, sizes["nodes"], fixed, growing, is_paper=is_paper)
         print(text)
         if folder and draw:
-            plots = draw(recipe.name, fixed, growing, workers=recipe.workers, is_paper=is_paper)
+            plots = draw(recipe.name, fixed, growing, workers=recipe.workers)
             command = shlex.join(["python", "-m", "lsgd.plan", *argv])
             _keep(folder, {"plan.md": f"    {command}\n\n{text}\n".encode(), **plots})
     if folder:
@@ -149,7 +149,7 @@ def _command_line() -> RecipeParser:
 
 
 def _hardware(options: argparse.Namespace) -> Hardware:
-    hardware = PRESETS[options.preset]()
+    hardware = PRESETS[options.preset]
     if options.network_gbits:
         hardware = hardware.with_value(
             "network_bandwidth", options.network_gbits, "--network-gbits"

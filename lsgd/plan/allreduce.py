@@ -14,9 +14,9 @@ class Link:
     """What a message goes over."""
 
     latency: float
-    """a, in seconds."""
+    """Seconds of a message without its bytes, a."""
     bandwidth: float
-    """B, in bytes per second and direction."""
+    """Bytes per second and direction, B."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Cost:
     latency: float = 0.0
     """The latencies of its messages, one after the other; the wire is idle meanwhile."""
     transfer: float = 0.0
-    """Its bytes on the wire."""
+    """Seconds of its bytes on the wire."""
 
     @property
     def seconds(self) -> float:
-        """Of the sum, where nothing else is on the wire."""
+        """Seconds of the sum, where nothing else is on the wire."""
         return self.latency + self.transfer
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -42,11 +42,11 @@ class Cluster:
     """Servers of several GPUs each, and what connects them."""
 
     network: Link
-    """Between servers; the bandwidth is that of a whole server."""
+    """The link between servers; the bandwidth is that of a whole server."""
     local: Link
-    """Between the GPUs of a server."""
+    """The link between the GPUs of a server."""
     host: Link
-    """Between the GPUs of a server and its memory."""
+    """The link between the GPUs of a server and its memory."""
     nccl_from: float
     """Bytes; smaller buffers are summed on the host (Goyal et al. 2017, section 4)."""
 
@@ -94,7 +94,7 @@ def halving_bytes(p: int) -> float:
 
 
 def reduce_(size: float, p: int, link: Link) -> Cost:
-    """To one of p, along a chain and in small parts, as NCCL does: (p - 1) a + b / B.
+    """A reduction to one of p, along a chain in small parts, as in NCCL: (p - 1) a + b / B.
 
     A broadcast costs the same, the other way round.
     """
@@ -102,7 +102,7 @@ def reduce_(size: float, p: int, link: Link) -> Cost:
 
 
 def host_reduce(size: float, p: int, link: Link) -> Cost:
-    """To the memory of the server, which p GPUs copy to over one bus: a + p b / B.
+    """A reduction in the server's memory, to which p GPUs copy over one bus: a + p b / B.
 
     A broadcast costs the same, the other way round.
     """

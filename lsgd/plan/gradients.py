@@ -49,7 +49,7 @@ def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
 
 
 def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.Module, int]:
-    """Of each convolution and fully connected layer, for one image forward."""
+    """The multiply-adds of each convolution and fully connected layer, for one image forward."""
     counts: dict[nn.Module, int] = {}
 
     def count(layer: nn.Module, _: object, output: Tensor) -> None:

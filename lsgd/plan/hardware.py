@@ -28,29 +28,29 @@ class Hardware:
     """
 
     network_bandwidth: Constant
-    """Of a server, Gbit/s."""
+    """Bandwidth of a server's network, Gbit/s."""
     network_latency: Constant
-    """Of a message between servers, µs."""
+    """Latency of a message between servers, µs."""
     local_bandwidth: Constant
-    """Between the GPUs of a server, GB/s."""
+    """Bandwidth between the GPUs of a server, GB/s."""
     local_latency: Constant
-    """Of a message between the GPUs of a server, µs."""
+    """Latency of a message between the GPUs of a server, µs."""
     host_bandwidth: Constant
-    """Between GPUs and the memory of their server, GB/s."""
+    """Bandwidth between GPUs and the memory of their server, GB/s."""
     host_latency: Constant
-    """Of such a copy, µs."""
+    """Latency of a copy between a GPU and that memory, µs."""
     nccl_from: Constant
     """Buffers from here on are reduced between GPUs, smaller ones on the host; kB."""
     spread: Constant
     """Standard deviation of a GPU's time per step, as a share of it."""
     allreduce: str
-    """Which of allreduce.ALGORITHMS."""
+    """The name of the algorithm, one of allreduce.ALGORITHMS."""
     fused: bool
     """Whether gradients travel in lsgd's buckets, or every tensor by itself."""
 
     @property
     def cluster(self) -> Cluster:
-        """In seconds and bytes."""
+        """The links in seconds and bytes per second, as the formulas want them."""
         return Cluster(
             network=Link(self.network_latency.value * 1e-6, self.network_bandwidth.value * 1e9 / 8),
             local=Link(self.local_latency.value * 1e-6, self.local_bandwidth.value * 1e9),
@@ -59,12 +59,12 @@ class Hardware:
         )
 
     def constants(self) -> dict[str, Constant]:
-        """All of them by name."""
+        """All constants by name."""
         named = {entry.name.replace("_", " "): getattr(self, entry.name) for entry in fields(self)}
         return {name: each for name, each in named.items() if isinstance(each, Constant)}
 
     def with_value(self, name: str, value: float, source: str) -> "Hardware":
-        """Another value of one constant, and where that comes from."""
+        """The hardware with another value of one constant, and where that comes from."""
         constant: Constant = getattr(self, name)
         changed: dict[str, Any] = {name: replace(constant, value=value, source=source)}
         return replace(self, **changed)
@@ -72,7 +72,12 @@ class Hardware:
 
 PAPER = Hardware(
     network_bandwidth=Constant(50, "Gbit/s", f"{GOYAL}, section 4: ConnectX-4"),
-    network_latency=Constant(5, "µs", "assumed, for a message of Gloo's over RDMA"),
+    network_latency=Constant(
+        12.3023,
+        "µs",
+        "calibrated: the ring takes 3 times as long as halving-doubling on 32 servers "
+        f"({GOYAL}, section 4)",
+    ),
     local_bandwidth=Constant(
         20,
         "GB/s",
@@ -82,11 +87,20 @@ PAPER = Hardware(
     host_bandwidth=Constant(12, "GB/s", "assumed: 3/4 of the 15.75 of PCIe 3.0 x16"),
     host_latency=Constant(10, "µs", "assumed"),
     nccl_from=Constant(262.144, "kB", f"{GOYAL}, section 4: NCCL from 256 KB on"),
-    spread=Constant(0, "", "assumed: all GPUs take equally long"),
+    spread=Constant(
+        0.0910743,
+        "",
+        "calibrated: 12% from 8 to 352 P100, over which a step grows by so much "
+        f"({GOYAL}, figure 7)",
+    ),
     allreduce="hierarchical",
     fused=False,
 )
-"""32 to 44 Big Basin servers of 8 P100; every tensor by itself (161 of ResNet-50)."""
+"""32 to 44 Big Basin servers of 8 P100; every tensor by itself (161 of ResNet-50).
+
+The latency between servers and the spread are fitted to what the paper reports, by
+results/2026-11-22-plan-calibration/calibrate.py; nothing else is.
+"""
 
 H200 = Hardware(
     network_bandwidth=Constant(

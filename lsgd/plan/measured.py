@@ -14,7 +14,7 @@ BACKWARD_SOURCE = "assumed: two of the three products of each layer are the back
 
 
 def from_speed(images_per_second: float, recipe: Recipe) -> Measured:
-    """A GPU that trains at this speed."""
+    """The step of a GPU that trains at this speed."""
     return _on_one(images_per_second, recipe, 0.0, "--images-per-second")
 
 

@@ -1,9 +1,9 @@
 """How much network a run needs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from lsgd.plan.allreduce import least_transfer
-from lsgd.plan.calibrate import bisect
 from lsgd.plan.step import Machine
 from lsgd.recipe import Recipe
 
@@ -21,6 +21,19 @@ def least_needed(size: float, servers: int, backward: float) -> float:
     12.8
     """
     return least_transfer(size, servers, 1.0) * 8 / 1e9 / backward
+
+
+def bisect(rises: Callable[[float], float], target: float, *, high: float) -> float:
+    """The number from 0 to `high` at which a function that rises or stays has the value `target`.
+
+    Raises ValueError if it has that value nowhere there.
+    """
+    low = 0.0
+    if not rises(low) <= target <= rises(high):
+        raise ValueError(f"{target} is not between {rises(low)} and {rises(high)}")
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if rises(middle) < target else (low, middle)
+    return high
 
 
 def needed(machine: Machine, recipe: Recipe, gpus: int) -> float | None:

@@ -7,16 +7,15 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsgd.plan import paper
-from lsgd.plan.table import FIGURE_7, Row
+from lsgd.plan.table import PlannedRun
 
 FORMATS = ("png", "svg")
 
 
 def draw(
-    name: str, fixed: Sequence[Row], growing: Sequence[Row], *, workers: int, is_paper: bool
+    name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], *, workers: int
 ) -> dict[str, bytes]:
-    """The files of the plot by name; with the paper's points if the plan is of its machine."""
+    """The files of the plot by name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     labels = {"one worker on each GPU": growing, f"{name}, {workers} workers": fixed}
@@ -35,13 +34,6 @@ def draw(
             marker=marker,
             markersize=4,
             label=label,
-        )
-    if is_paper:
-        star, hour = "k*", paper.MINUTES_ON_256 / 60
-        left.plot(8, paper.HOURS_ON_8, star, mfc="none", ms=11, label="the paper's, given")
-        left.plot(256, hour, star, ms=11, label="the paper's, predicted here")
-        right.plot(
-            (8, FIGURE_7), (1, 1 / paper.GROWTH), star, mfc="none", ms=11, label="figure 7, given"
         )
     _axes(left, "hours of the training steps")
     left.set_yscale("log")

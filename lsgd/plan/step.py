@@ -18,10 +18,10 @@ class Measured:
 
     seconds: float
     images: int
-    """Per GPU and step, in one pass."""
+    """Images per GPU and step, in one pass."""
     gpus: int
     backward_share: float
-    """Of the step."""
+    """The share of the step that its backward pass takes."""
     data_wait: float
     """The share of the step spent waiting for data; 0 where it is not known."""
     source: str
@@ -29,34 +29,34 @@ class Measured:
 
     @property
     def images_per_second(self) -> float:
-        """Of one GPU."""
+        """Images per second that one GPU trains."""
         return self.images / self.seconds
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Seconds of one step by what they are spent on, of the GPU that all others wait for."""
 
     gpus: int
     workers: int
     images: int
-    """Of all workers, kn."""
+    """The images of all workers, kn."""
     compute: float
-    """Forward, backward and update of an average GPU's images, alone and undisturbed."""
+    """Seconds of forward, backward and update of an average GPU's images, undisturbed."""
     data: float
-    """Waiting for data."""
+    """Seconds of waiting for data."""
     uneven: float
-    """The GPU with the most workers has more than the average."""
+    """Seconds that the GPU with the most workers takes longer than the average."""
     stragglers: float
-    """The slowest GPU takes longer than the average."""
+    """Seconds that the slowest GPU takes longer than the average."""
     latency: float
-    """Of sums that the backward pass does not hide."""
+    """Seconds of the latencies of sums that the backward pass does not hide."""
     bandwidth: float
-    """Bytes of sums that the backward pass does not hide."""
+    """Seconds of the bytes of sums that the backward pass does not hide."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """All of them, in words."""
+        """The seconds of each part, by its name."""
         return {
             "compute": self.compute,
             "data": self.data,
@@ -68,12 +68,12 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return sum(self.parts.values())
 
     @property
     def images_per_second(self) -> float:
-        """Of all GPUs."""
+        """Images per second that all GPUs train."""
         return self.images / self.seconds
 
     @property
@@ -127,7 +127,7 @@ class Machine:
         """How much longer than the average the slowest of so many GPUs takes, as a share."""
         return self.hardware.spread.value * expected_maximum(gpus)
 
-    def step(self, recipe: Recipe, gpus: int) -> Step:
+    def step(self, recipe: Recipe, gpus: int) -> StepTime:
         """A step of this recipe on so many GPUs; those without a worker only cost money.
 
         Speed per image is taken not to depend on the size of a pass, and the spread of the times
@@ -139,7 +139,7 @@ class Machine:
         average = self._alone() * recipe.batch_size / used
         uneven = average * (hosted * used - recipe.workers) / recipe.workers
         waiting = self.measured.data_wait
-        return Step(
+        return StepTime(
             gpus,
             recipe.workers,
             recipe.batch_size,
@@ -151,7 +151,7 @@ class Machine:
             bandwidth=sums.transfer,
         )
 
-    def efficiency(self, step: Step) -> float:
+    def efficiency(self, step: StepTime) -> float:
         """Images per second and GPU, as a share of those of the GPUs that were measured."""
         return step.images_per_second / step.gpus / self.measured.images_per_second
 
@@ -169,7 +169,9 @@ def last_pass(recipe: Recipe, gpus: int) -> int:
 
 
 def expected_maximum(n: int) -> float:
-    """Of n standard normal numbers: about Φ⁻¹((n - 3/8) / (n + 1/4)) (Blom 1958).
+    """The expected largest of n standard normal numbers: about Φ⁻¹((n - 3/8) / (n + 1/4)).
+
+    Source: Blom 1958.
 
     >>> [round(expected_maximum(n), 2) for n in (1, 8, 256)]  # exactly: 0, 1.42, 2.83
     [0.0, 1.43, 2.81]

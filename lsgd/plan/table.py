@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from lsgd.plan import paper
 from lsgd.plan.hardware import Constant
 from lsgd.plan.network import EXPOSED, least_needed, needed
-from lsgd.plan.step import Machine, Step, last_pass
+from lsgd.plan.step import Machine, StepTime, last_pass
 from lsgd.recipe import Recipe
+from lsgd.tables import markdown
 
 MOST = 65536
 FIGURE_7 = 352
@@ -15,30 +16,30 @@ FIGURE_7 = 352
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedRun:
     """A recipe on so many GPUs."""
 
-    step: Step
+    step: StepTime
     efficiency: float
     epoch: float | None
     """Seconds of an epoch's steps; None if the whole dataset is less than one step."""
     hours: float | None
-    """Of the steps of all epochs."""
+    """Hours of the steps of all epochs; None as for `epoch`."""
 
     @property
     def bound(self) -> str:
-        """See Step.bound; the dataset, if it is less than one step."""
+        """What takes most of the step, or the dataset if it is less than one step."""
         return self.step.bound if self.epoch is not None else "dataset"
 
 
-def row(machine: Machine, recipe: Recipe, gpus: int) -> Row:
+def row(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
     """The recipe on so many GPUs."""
     step = machine.step(recipe, gpus)
     epoch = recipe.steps_per_epoch * step.seconds or None
-    return Row(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
+    return PlannedRun(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
 
 
-def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> Row:
+def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
     """A minibatch that grows with the GPUs, as in figures 7 and 8 of the paper."""
     return row(machine, replace(recipe, workers=gpus), gpus)
 
@@ -54,8 +55,8 @@ def report(
     machine: Machine,
     recipe: Recipe,
     nodes: int,
-    fixed: Sequence[Row],
-    growing: Sequence[Row],
+    fixed: Sequence[PlannedRun],
+    growing: Sequence[PlannedRun],
     *,
     is_paper: bool,
 ) -> str:
@@ -79,11 +80,11 @@ def report(
         _constants(machine),
     ]
     if is_paper:
-        sections += [_against_the_paper()]
+        sections += [paper.HOW_FAR_OFF]
     return "\n\n".join(sections)
 
 
-def _answer(there: Row, recipe: Recipe) -> str:
+def _answer(there: PlannedRun, recipe: Recipe) -> str:
     step = there.step
     shares = {part: seconds / step.seconds for part, seconds in step.parts.items()}
     rest = sorted(
@@ -124,11 +125,11 @@ def _network(machine: Machine, recipe: Recipe, gpus: int) -> str:
     )
 
 
-def _rows(rows: Sequence[Row]) -> str:
-    table = [["GPUs", "minibatch", "step", "bounds", "efficiency", "epoch", "run", "most lost to"]]
+def _rows(rows: Sequence[PlannedRun]) -> str:
+    cells = []
     for each in rows:
         step, (cause, share) = each.step, each.step.lost_to
-        table += [
+        cells += [
             [
                 f"{step.gpus}",
                 f"{step.images}",
@@ -140,7 +141,8 @@ def _rows(rows: Sequence[Row]) -> str:
                 f"{cause} {share:.1%}",
             ]
         ]
-    return _markdown(table)
+    head = ["GPUs", "minibatch", "step", "bounds", "efficiency", "epoch", "run", "most lost to"]
+    return markdown(head, cells)
 
 
 def _constants(machine: Machine) -> str:
@@ -157,60 +159,13 @@ def _constants(machine: Machine) -> str:
         **machine.hardware.constants(),
         "sums under way at once": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
     }
-    table = [["constant", "value", "source"]]
-    table += [[name, str(each), each.source] for name, each in constants.items()]
+    rows = [[name, str(each), each.source] for name, each in constants.items()]
+    table = markdown(["constant", "value", "source"], rows)
     algorithm = (
         f"Sums: {machine.hardware.allreduce}, {len(machine.pieces)} of them, as they are ready in "
         "a backward pass whose time is shared among the layers by their multiply-adds (assumed)."
     )
-    return f"{_markdown(table)}\n\n{algorithm}"
-
-
-def _against_the_paper() -> str:
-    heads = "calibrated|latency, µs|spread|ring / h.-d.|8 to 352|step on 256, s|error"
-    table = [f"{heads}|90 epochs, min|error|efficiency".split("|")]
-    steps = paper.steps_on_256()
-    reported = paper.MINUTES_ON_256 * 60 / steps
-    table += [
-        [
-            *("the paper", "", "", f"{paper.RING_RATIO:.2f}", f"{paper.GROWTH - 1:+.1%}"),
-            *(f"{reported:.4f}", "", f"{paper.MINUTES_ON_256:.1f}", "", "about 90%"),
-        ]
-    ]
-    for each in paper.predictions():
-        table += [
-            [
-                each.name,
-                f"{each.latency * 1e6:.1f}",
-                f"{each.spread:.4f}",
-                f"{each.ring_ratio:.2f}",
-                f"{each.growth - 1:+.1%}",
-                f"{each.step:.4f}",
-                f"{each.step / reported - 1:+.1%}",
-                f"{each.minutes:.1f}",
-                f"{each.minutes / paper.MINUTES_ON_256 - 1:+.1%}",
-                f"{each.efficiency:.1%}",
-            ]
-        ]
-    return (
-        "Against the paper. Two constants are calibrated: the latency on the ratio of ring to "
-        "halving-doubling on 32 servers, the spread of the GPUs' times on the growth of a step "
-        "from 8 to 352 GPUs. The rest is predicted:\n\n"
-        f"{_markdown(table)}\n\n"
-        f"The paper's step on 256 GPUs is its hour divided by {steps} steps: one fact, not two."
-    )
-
-
-def _markdown(table: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    lines = [
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in table
-    ]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return f"{table}\n\n{algorithm}"
 
 
 def _time(seconds: float) -> str:

@@ -10,7 +10,7 @@ from lsgd.errors import Refused
 from lsgd.files import whole
 from lsgd.inputs.index import SPLITS, class_folders
 from lsgd.prepare.images import FATAL, ODD, look
-from lsgd.prepare.journal import Findings, Journal, look_at_folder
+from lsgd.prepare.journal import FolderFindings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel
 
 SKIP_LIST_HEADER = """\
@@ -19,7 +19,7 @@ SKIP_LIST_HEADER = """\
 """
 
 
-class Finding(NamedTuple):
+class Oddity(NamedTuple):
     """What is odd about an image, or makes it useless."""
 
     path: str
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def check_folder(root: Path, folder: Path, *, processes: int) -> list[Finding]:
+def check_folder(root: Path, folder: Path, *, processes: int) -> list[Oddity]:
     """Decode all images of root/train and root/val; returns what is not as it should be.
 
     A journal in `folder` lets a run that was killed go on where it was.
@@ -38,7 +38,7 @@ def check_folder(root: Path, folder: Path, *, processes: int) -> list[Finding]:
     for findings in in_parallel(_look, tasks, processes=processes, what="checking"):
         journal.add(findings)
     found = [
-        Finding(f"{name}/{image}", kind, detail)
+        Oddity(f"{name}/{image}", kind, detail)
         for name in names
         for image, (_, kinds) in journal.found[name].files.items()
         for kind, detail in kinds
@@ -51,7 +51,7 @@ def check_folder(root: Path, folder: Path, *, processes: int) -> list[Finding]:
     return found
 
 
-def write_skip_list(found: Sequence[Finding], file: Path) -> tuple[int, int]:
+def write_skip_list(found: Sequence[Oddity], file: Path) -> tuple[int, int]:
     """Add the fatal ones to a skip list; the lines that it has stay.
 
     Returns how many images it names, and how many of those were not found to be fatal.
@@ -77,7 +77,7 @@ def write_skip_list(found: Sequence[Finding], file: Path) -> tuple[int, int]:
     return len(listed | fatal), len(listed - fatal)
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(found: Sequence[Oddity]) -> str:
     """How many of each kind, and up to 5 examples."""
     counts = Counter(each.kind for each in found)
     lines = []
@@ -90,5 +90,5 @@ def table(found: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _look(root: Path, folder: str, earlier: Findings | None) -> Findings:
+def _look(root: Path, folder: str, earlier: FolderFindings | None) -> FolderFindings:
     return look_at_folder(root, folder, look, earlier)

@@ -28,7 +28,7 @@ class File:
 
     name: str
     size: int
-    """In bytes."""
+    """The length of the file in bytes."""
     digest: str
     """Its sum, such as `sha256:3aede38d…` or `md5:8d4fb7e6…`."""
 

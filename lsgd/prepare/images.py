@@ -27,7 +27,7 @@ ODD = {
 END_OF_JPEG = b"\xff\xd9"
 
 MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
-"""Of a JPEG's segment; within the coded pixels 0xff is followed by 0 or a restart marker."""
+"""The marker of a JPEG's segment; in the coded pixels 0xff is followed by 0 or a restart marker."""
 
 
 def size(path: Path) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from lsgd.inputs.index import image_files
 
 
 @dataclass(frozen=True)
-class Findings:
+class FolderFindings:
     """What was found in one folder: per file its length in bytes and whatever was looked for."""
 
     folder: str
@@ -23,8 +23,8 @@ class Findings:
 
 
 def look_at_folder(
-    root: Path, folder: str, look: Callable[[Path], Any], earlier: Findings | None
-) -> Findings:
+    root: Path, folder: str, look: Callable[[Path], Any], earlier: FolderFindings | None
+) -> FolderFindings:
     """What `look` returns for each image of a folder; what has not changed is not looked at again.
 
     Values are such as JSON can hold.
@@ -41,7 +41,7 @@ def look_at_folder(
             files[name] = (status.st_size, known[1])
         else:
             files[name] = (status.st_size, look(path))
-    return Findings(folder, begun, files)
+    return FolderFindings(folder, begun, files)
 
 
 class Journal:
@@ -52,24 +52,24 @@ class Journal:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.found: dict[str, Findings] = {}
+        self.found: dict[str, FolderFindings] = {}
         if file.exists():
             whole = 0
             with file.open("rb") as lines:
                 for line in lines:
                     if not line.endswith(b"\n"):
                         break
-                    read = Findings(**json.loads(line))
+                    read = FolderFindings(**json.loads(line))
                     self.found[read.folder] = read
                     whole += len(line)
             os.truncate(file, whole)
 
-    def add(self, findings: Findings) -> None:
+    def add(self, findings: FolderFindings) -> None:
         """Keep the findings of a folder."""
         with self.file.open("ab") as lines:
             lines.write(json.dumps(asdict(findings)).encode() + b"\n")
         self.found[findings.folder] = findings
 
     def remove(self) -> None:
-        """Forget all: what it was for is done."""
+        """Remove the file: what it was for is done."""
         self.file.unlink(missing_ok=True)

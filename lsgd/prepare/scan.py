@@ -9,7 +9,7 @@ import numpy as np
 
 from lsgd.inputs.index import SPLITS, IndexRow, class_folders, index_file, write_index
 from lsgd.prepare.images import size
-from lsgd.prepare.journal import Findings, Journal, look_at_folder
+from lsgd.prepare.journal import FolderFindings, Journal, look_at_folder
 from lsgd.prepare.workers import in_parallel
 
 
@@ -51,27 +51,27 @@ def _index_split(root: Path, folder: Path, split: str, processes: int) -> list[s
     ]
 
 
-def _sizes(root: Path, folder: str, earlier: Findings | None) -> Findings:
+def _sizes(root: Path, folder: str, earlier: FolderFindings | None) -> FolderFindings:
     return look_at_folder(root, folder, size, earlier)
 
 
-def _rows(found: list[Findings]) -> Iterator[IndexRow]:
+def _rows(found: list[FolderFindings]) -> Iterator[IndexRow]:
     for label, each in enumerate(found):
         for name, (length, (width, height)) in each.files.items():
             path = os.fsencode(f"{each.folder}/{name}")
             yield path, b"", 0, length, label, width, height
 
 
-def _known(file: Path) -> dict[str, Findings]:
+def _known(file: Path) -> dict[str, FolderFindings]:
     """What an older index says, as the findings of its folders."""
     try:
         rows, made = np.load(file), file.stat().st_mtime
         columns = rows[["path", "bytes", "width", "height"]].tolist()
     except (OSError, ValueError, IndexError, EOFError):
         return {}
-    known: dict[str, Findings] = {}
+    known: dict[str, FolderFindings] = {}
     for path, length, width, height in columns:
         folder, _, name = os.fsdecode(path).rpartition("/")
-        findings = known.setdefault(folder, Findings(folder, made, {}))
+        findings = known.setdefault(folder, FolderFindings(folder, made, {}))
         findings.files[name] = length, (width, height)
     return known

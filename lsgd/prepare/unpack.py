@@ -15,7 +15,7 @@ from lsgd.prepare.workers import in_parallel
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file in an archive: its name, and where its bytes are."""
 
     name: str
@@ -38,7 +38,10 @@ def unpack_train(archive: Path, folder: Path, *, processes: int) -> tuple[int, i
 def unpack_val(
     archive: Path, folder: Path, class_of: Callable[[str], str], *, processes: int
 ) -> tuple[int, int]:
-    """Unpack the flat archive of validation images to folder/<class>/…; see unpack_train."""
+    """Unpack the flat archive of validation images to folder/<class>/….
+
+    What is there, what is returned and what is refused are as in unpack_train.
+    """
     images = [(each, folder / class_of(each.name)) for each in members(archive, IMAGE_SUFFIXES)]
     for each in {to for _, to in images}:
         each.mkdir(parents=True, exist_ok=True)
@@ -52,7 +55,9 @@ def check_val(archive: Path, class_of: Callable[[str], str]) -> None:
         class_of(each.name)
 
 
-def members(archive: Path, suffixes: tuple[str, ...], part: Member | None = None) -> list[Member]:
+def members(
+    archive: Path, suffixes: tuple[str, ...], part: ArchiveMember | None = None
+) -> list[ArchiveMember]:
     """The files in an archive, or in the archive that is a member of it, unpacked nowhere."""
     where = f"{archive}:{part.name}" if part else str(archive)
     found = []
@@ -68,7 +73,7 @@ def members(archive: Path, suffixes: tuple[str, ...], part: Member | None = None
                     if each.offset_data + each.size > end:
                         raise tarfile.ReadError("unexpected end")
                     _check_plain(where, each, suffixes)
-                    found.append(Member(each.name, each.offset_data, each.size))
+                    found.append(ArchiveMember(each.name, each.offset_data, each.size))
     except OSError as error:
         raise Refused(f"{where} cannot be read ({error.strerror}); give the whole file") from None
     except tarfile.TarError as error:
@@ -91,13 +96,13 @@ def _check_plain(where: str, member: tarfile.TarInfo, suffixes: tuple[str, ...])
         )
 
 
-def _unpack_class(archive: Path, part: Member, folder: Path) -> tuple[int, int]:
+def _unpack_class(archive: Path, part: ArchiveMember, folder: Path) -> tuple[int, int]:
     images = members(archive, IMAGE_SUFFIXES, part)
     folder.mkdir(exist_ok=True)
     return _extract(archive, [(each, folder) for each in images])
 
 
-def _extract(archive: Path, images: list[tuple[Member, Path]]) -> tuple[int, int]:
+def _extract(archive: Path, images: list[tuple[ArchiveMember, Path]]) -> tuple[int, int]:
     written = 0
     with archive.open("rb", buffering=0) as file:
         for (name, offset, size), folder in images:

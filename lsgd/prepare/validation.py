@@ -85,6 +85,15 @@ def check_sorted(folder: Path, class_of: ValClasses) -> None:
 
 def _devkit(file: Path) -> dict[str, str]:
     """Line i of the ground truth is the ILSVRC2012_ID, 1 to 1000, of validation image i."""
+    # Here, since only this file format needs it.
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise Refused(
+            f"--val-classes {file} has a MATLAB file in it, which scipy reads, and scipy is not "
+            "installed; type pip install 'lsgd[imagenet]', or give lines such as "
+            "`ILSVRC2012_val_00000001.JPEG n01751748`"
+        ) from None
     try:
         with tarfile.open(file) as tar:
             meta, truth = (
@@ -98,9 +107,6 @@ def _devkit(file: Path) -> dict[str, str]:
             f"--val-classes {file} is a tar without data/meta.mat and "
             f"data/ILSVRC2012_validation_ground_truth.txt; give {WHERE_FROM}"
         )
-    # Here, since only this file format needs it: it comes with scikit-learn.
-    from scipy.io import loadmat
-
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     wnids = {
         int(each["ILSVRC2012_ID"]): str(each["WNID"])

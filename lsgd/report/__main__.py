@@ -8,46 +8,40 @@ A RUN is a run folder, or a folder that has run folders somewhere in it. Of runs
 recipe and seed the first one counts. What does not count is named in the report, with the reason.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config
 from lsgd.errors import Refused
+from lsgd.job.command import Parser, run_command
 from lsgd.report.folder import report
 from lsgd.report.results import write_table
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = _parser()
-    try:
-        options = parser.parse_args(argv)
-        if options.table:
-            write_table(options.table)
-            print(options.table)
-        elif not options.runs:
-            raise Refused("no run is given; write run folders, or folders that have them")
-        else:
-            study = config.load_study(options.study) if options.study else None
-            out = report(options.runs, study, options.out)
-            print((out / "README.md").read_text(encoding="utf-8"))
-            print(f"{out / 'index.html'}")
-        return 0
-    except Refused as error:
-        print(f"lsgd: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_command(lambda: write(argv), interrupted="the same words make the report anew")
 
 
-def _parser() -> argparse.ArgumentParser:
+def write(argv: Sequence[str]) -> None:
+    """Write the report or the table that the words ask for, and print it or where it is."""
+    options = _parser().parse_args(argv)
+    if options.table:
+        write_table(options.table)
+        print(options.table)
+        return
+    if not options.runs:
+        raise Refused("no run is given; write run folders, or folders that have them")
+    study = config.load_study(options.study) if options.study else None
+    out = report(options.runs, study, options.out)
+    print((out / "README.md").read_text(encoding="utf-8"))
+    print(f"{out / 'index.html'}")
+
+
+def _parser() -> Parser:
     about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m lsgd.report",
-        description=about,
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("lsgd.report", about, epilog=rest)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
     parser.add_argument("--study", metavar="NAME", help="the study that these runs belong to")
     parser.add_argument(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lsgd.errors import Refused
+from lsgd.recipe import TARGET_DATA
 from lsgd.report.findings import Findings
 from lsgd.report.groups import Group, chance
 from lsgd.report.ladder import Ladder
@@ -55,17 +55,6 @@ class Figure:
         svg = re.sub(r"url\(#", f"url(#{self.name}-", svg)
         svg = re.sub(r'xlink:href="#', f'href="#{self.name}-', svg)
         return svg.replace(INK, "currentColor").replace(f"fill: {GROUND}", "fill: none")
-
-
-def check_matplotlib() -> None:
-    """Refuse to begin what could not be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise Refused(
-            "figures are drawn with matplotlib, which is not installed; type pip install "
-            "'lsgd[report]'"
-        ) from None
 
 
 def draw(findings: Findings) -> list[Figure]:
@@ -137,7 +126,7 @@ def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
         published = [
             (group.recipe.batch_size, target.top1_error, target.std or 0)
             for group in groups
-            if group.recipe.data.name == "imagenet" and (target := target_of(group))
+            if group.recipe.data.name == TARGET_DATA and (target := target_of(group))
         ]
         if published:
             x, y, std = zip(*published, strict=True)

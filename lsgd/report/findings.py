@@ -20,11 +20,11 @@ class Findings:
     study: Study | None
     groups: list[Group]
     verdicts: list[Verdict]
-    """One for each group."""
+    """The verdict on each group, in their order."""
     baseline: Group | None
     """What the others are compared with."""
     decisions: list[Decision]
-    """One for each claim of the study."""
+    """What the errors say about each claim of the study."""
     ladders: list[Ladder]
     speeds: list[Speed]
     left_out: list[LeftOut]

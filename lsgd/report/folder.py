@@ -14,6 +14,7 @@ from lsgd.errors import Refused
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, markdown, page, summary
 from lsgd.report.findings import find
+from lsgd.report.libraries import check_libraries
 from lsgd.report.search import REPORT, find_runs
 from lsgd.run.read import Run
 
@@ -37,7 +38,7 @@ def report(
     """
     out = out or (Path("runs/studies") / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
-    figures.check_matplotlib()
+    check_libraries()
     findings = find(*find_runs(runs), study, changed)
     drawn = figures.draw(findings)
     words = ["python", "-m", "lsgd.report", *map(str, runs)]
@@ -68,7 +69,7 @@ def report(
 
 
 def version() -> str:
-    """Of lsgd, with the commit if this is a checkout."""
+    """The version of lsgd, with the commit if this is a checkout."""
     commit = provenance.commit()
     return f"lsgd {lsgd.__version__}" + (f", commit {commit}" if commit else "")
 
@@ -108,7 +109,7 @@ def _written_to(out: Path) -> list[str] | None:
 
 
 def _kept(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Of every run its configuration, without the paths of the machine, and its metrics."""
+    """The files kept of every run: its configuration, without paths, and its metrics."""
     kept: dict[str, bytes] = {}
     for run in runs:
         name, number = run.path.name, 1

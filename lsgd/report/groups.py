@@ -21,13 +21,13 @@ class Group:
 
     label: str
     recipe: Recipe
-    """Of any seed."""
+    """What its runs have trained; the seed in it is that of any of them."""
     seeds: list[int] | None
-    """Asked for by the study."""
+    """The seeds that the study asks for; None without a study."""
     published: Recipe | None
     """The shipped recipe whose target this one is held against, if there is one."""
     runs: list[Run] = field(default_factory=list)
-    """One for each seed, finished or diverged, by seed."""
+    """The run that counts for each seed, finished or diverged, by seed."""
     repeats: list[Run] = field(default_factory=list)
     """More runs of the same seeds; they do not count, as they are not independent."""
 
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def lr(self) -> float:
-        """After the warmup, before the first drop."""
+        """The learning rate after the warmup and before the first drop."""
         by = self.recipe.schedule
         return schedule.scaled_lr(
             self.recipe.batch_size,

@@ -50,7 +50,7 @@ class Ladder:
 
 
 def find_ladders(groups: Sequence[Group], study: Study | None) -> list[Ladder]:
-    """Of all recipes that are there with runs at three minibatches or more."""
+    """The ladder of every recipe that has runs at three minibatches or more."""
     families: dict[str, list[Group]] = {}
     for group in groups:
         if group.runs:

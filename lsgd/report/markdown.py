@@ -1,7 +1,7 @@
 """A report as Markdown: the README.md of its folder, which shows the PNGs beside it."""
 
 from lsgd.report.blocks import Block, Content, Figures, Listing, Outcomes, Table, printable
-from lsgd.report.wording import NONE
+from lsgd.tables import markdown
 
 
 def render(content: Content) -> str:
@@ -16,7 +16,8 @@ def render(content: Content) -> str:
 def _block(block: Block) -> str:
     match block:
         case Table():
-            return table(block)
+            rows = [list(map(printable, row)) for row in block.rows]
+            return markdown(block.head, rows)
         case Outcomes():
             return "\n".join(
                 f"- **{outcome}**: {says} ({detail})" for says, outcome, detail in block.items
@@ -27,21 +28,3 @@ def _block(block: Block) -> str:
             return "\n\n".join(f"![{figure.alt}]({figure.name}.png)" for figure in block.figures)
         case str():
             return printable(block)
-
-
-def table(table: Table) -> str:
-    """A Markdown table; the first column to the left, as text."""
-    rule = ["---", *["---:" if _is_number(column) else "---" for column in _columns(table)[1:]]]
-    return "\n".join(
-        "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in row) + " |"
-        for row in (table.head, rule, *table.rows)
-    )
-
-
-def _columns(table: Table) -> list[list[str]]:
-    return [[row[index] for row in table.rows] for index in range(len(table.head))]
-
-
-def _is_number(cells: list[str]) -> bool:
-    numbers = [cell for cell in cells if cell not in (NONE, "")]
-    return bool(numbers) and all(cell[0].isdigit() or cell[0] in "+−" for cell in numbers)

@@ -6,10 +6,10 @@ from typing import Any
 
 from lsgd import files
 from lsgd.errors import Refused
-from lsgd.report.blocks import Table
+from lsgd.report.blocks import printable
 from lsgd.report.claims import FAILS, HOLDS, OPEN
-from lsgd.report.markdown import table
 from lsgd.report.wording import NONE, count
+from lsgd.tables import markdown
 
 BEGIN, END = "<!-- results, by make results -->", "<!-- end of results -->"
 
@@ -21,9 +21,8 @@ def results_table(results: Path) -> str:
         for path in sorted(results.glob("*/summary.json"))
         for row in _rows(path.parent, json.loads(path.read_text(encoding="utf-8")))
     ]
-    return table(
-        Table(["study", "run", "top-1 error, %", "seeds", "published, %", "verdict"], rows)
-    )
+    head = ["study", "run", "top-1 error, %", "seeds", "published, %", "verdict"]
+    return markdown(head, [list(map(printable, row)) for row in rows])
 
 
 def with_table(text: str, results: Path) -> str:

@@ -18,13 +18,14 @@ class Speed:
     group: Group
     processes: int
     hardware: str
-    """And what else decides how fast it is."""
+    """The device, and what else decides how fast it is."""
     images_per_second: float
     """Median over the epochs of all runs."""
     slowest: float
     fastest: float
     efficiency: float | None
-    """Per process, against the fewest processes of this recipe on this hardware; None for them."""
+    """Images/s per process, as a share of those of the fewest processes of this recipe on this
+    hardware; None for these."""
 
 
 def measure(groups: Sequence[Group]) -> list[Speed]:

@@ -12,7 +12,7 @@ PAPER_RUNS = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one recipe against its published number."""
+    """How the errors of one recipe stand to its published number."""
 
     word: str
     """inside, outside, not comparable, or none published."""

@@ -45,7 +45,7 @@ def count(number: int, noun: str) -> str:
 
 
 def steps(group: Group) -> str:
-    """Of an epoch."""
+    """How many steps an epoch of this group has, in words."""
     return f"{count(group.recipe.steps_per_epoch, 'step')} per epoch"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Normalise = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+NormaliseWorkers = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
 """Takes images (images, channels, height, width) of so many workers in turns (see Pass), gamma,
 beta, the number of workers and epsilon.
 
@@ -42,7 +42,7 @@ class WorkerBatchNorm2d(nn.BatchNorm2d):
         return output
 
 
-def normalisation(images: Tensor, workers: int) -> Normalise:
+def normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     """What normalises so many workers fastest where and as these images are.
 
     One call of the library costs what plain BN does where the workers lie side by side. In
@@ -57,7 +57,7 @@ def normalisation(images: Tensor, workers: int) -> Normalise:
 def by_call(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalise by PyTorch's own function, for which each worker has channels of its own."""
+    """Normalise with PyTorch's own function, for which each worker has channels of its own."""
     count, channels, *size = images.shape
     # A moving average of momentum 1 that starts at 0 is just the statistics.
     mean, var = seen = weight.new_zeros(2, workers * channels)
@@ -79,7 +79,7 @@ def by_call(
 def by_expression(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalise by plain arithmetic, of which a compiler makes one kernel."""
+    """Normalise with arithmetic that a compiler makes one kernel of."""
     # Within a model that is compiled as a whole it is compiled already.
     expression = _expression if torch.compiler.is_compiling() else _compiled()
     scale, shift = weight.view(-1, 1, 1), bias.view(-1, 1, 1)

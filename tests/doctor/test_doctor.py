@@ -64,7 +64,7 @@ def test_faults_that_a_run_can_do_without_are_named_with_their_fix(tmp_path: Pat
     imagenet = items["data: imagenet"]
     assert (imagenet.status, imagenet.found) == (ABSENT, f"not at {tmp_path}/data/imagenet")
     assert f"python -m lsgd.prepare imagenet {tmp_path}/data/imagenet" in imagenet.fix
-    assert items["data: digits"].found == "1,797 images, bundled with scikit-learn"
+    assert items["data: digits"].found == "1,797 images, shipped with lsgd"
     dali = items["DALI, CPU"]
     assert dali.status == (PASS if find_spec("nvidia") else ABSENT), dali
     summed = items["all-reduce torch gloo"]

@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import io
 import os
 import pickle
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.inputs.arrays import load_arrays
 from lsgd.recipe import Data
@@ -101,19 +102,36 @@ def make_npz(path: Path, images: list[Image.Image], labels: list[int]) -> None:
 # --- What is read ----------------------------------------------------------------------------
 
 
+def test_the_shipped_digits_are_scikit_learns() -> None:
+    """Value by value, in the same order."""
+    sklearn = pytest.importorskip("sklearn.datasets")
+    bundled = sklearn.load_digits()
+    with np.load(paths.digits_dir() / "digits.npz") as ours:
+        assert np.array_equal(ours["images"], bundled.images)
+        assert np.array_equal(ours["labels"], bundled.target)
+
+
 def test_digits_are_split_without_losing_or_sharing_any() -> None:
     train, val = load_arrays(data("digits", 1442, 355), Path("nowhere"))
     assert (train.images.shape, val.images.shape) == ((1442, 1, 8, 8), (355, 1, 8, 8))
-    bundled = load_digits()
+    with np.load(paths.digits_dir() / "digits.npz") as shipped:
+        theirs = np.column_stack([shipped["labels"], shipped["images"].reshape(-1, 64)])
     together = np.concatenate([train.images, val.images])[:, 0] * (16 / 255)
     labels = np.concatenate([train.labels, val.labels])
     ours = np.column_stack([labels, np.rint(together).reshape(-1, 64)])
-    theirs = np.column_stack([bundled.target, bundled.images.reshape(-1, 64)])
     assert np.array_equal(ours[np.lexsort(ours.T)], theirs[np.lexsort(theirs.T)])
     assert (train.images.min(), train.images.max()) == (0, 255)
-    assert train.images.dtype == np.uint8
     # Every fifth of each class, so all of them validate alike.
     assert set(np.bincount(val.labels)) <= {34, 35, 36}
+
+
+def test_digits_are_those_of_every_run_so_far() -> None:
+    """Bytes, types and order, as they were when scikit-learn handed them out."""
+    found = hashlib.sha256()
+    for part in load_arrays(data("digits", 1442, 355), Path("nowhere")):
+        assert (part.images.dtype, part.labels.dtype) == (np.uint8, np.int64)
+        found.update(part.images.tobytes() + part.labels.tobytes())
+    assert found.hexdigest() == "3baeb8053ef4be8b3373d48b5836a8071b23b35e392d6068b06c37e50f02811d"
 
 
 def test_fashion_mnist_files(tmp_path: Path) -> None:

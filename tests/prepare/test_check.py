@@ -8,9 +8,9 @@ from PIL import Image
 
 from lsgd.errors import Refused
 from lsgd.prepare import check
-from lsgd.prepare.check import Finding, check_folder, write_skip_list
+from lsgd.prepare.check import Oddity, check_folder, write_skip_list
 from lsgd.prepare.images import FATAL, look, size
-from lsgd.prepare.journal import Findings, Journal
+from lsgd.prepare.journal import FolderFindings, Journal
 
 
 def save(
@@ -134,7 +134,7 @@ def test_the_journal_of_a_killed_check_is_gone_on_with(
 def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "j.jsonl"
     for name in ("a", "b"):
-        Journal(file).add(Findings(name, 1.5, {"x.JPEG": (7, None)}))
+        Journal(file).add(FolderFindings(name, 1.5, {"x.JPEG": (7, None)}))
     text = file.read_bytes()
     first = text.index(b"\n") + 1
     for length in range(len(text) + 1):
@@ -142,14 +142,14 @@ def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
         whole = 2 if length == len(text) else 1 if length >= first else 0
         journal = Journal(file)
         assert list(journal.found) == ["a", "b"][:whole]
-        journal.add(Findings("c", 2.5, {}))
+        journal.add(FolderFindings("c", 2.5, {}))
         assert list(Journal(file).found) == [*["a", "b"][:whole], "c"]
 
 
 BAD = [
-    Finding("train/a/x.JPEG", "truncated", "812 bytes"),
-    Finding("train/a/y.JPEG", "gray", "L"),
-    Finding("val/b/z.JPEG", "empty", "0 bytes"),
+    Oddity("train/a/x.JPEG", "truncated", "812 bytes"),
+    Oddity("train/a/y.JPEG", "gray", "L"),
+    Oddity("val/b/z.JPEG", "empty", "0 bytes"),
 ]
 
 
@@ -171,4 +171,4 @@ def test_skip_list_names_the_fatal_ones_and_keeps_lines(tmp_path: Path) -> None:
 
 def test_a_name_that_a_skip_list_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"'train/a/#1.JPEG' cannot be named in a skip list"):
-        write_skip_list([Finding("train/a/#1.JPEG", "empty", "0 bytes")], tmp_path / "skip.txt")
+        write_skip_list([Oddity("train/a/#1.JPEG", "empty", "0 bytes")], tmp_path / "skip.txt")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.hidden import run_without
 from helpers.ilsvrc import WNIDS, devkit, write_tar
 
 from lsgd.errors import Refused
@@ -112,3 +113,23 @@ def test_other_tars(tmp_path: Path) -> None:
     (tmp_path / "kit").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(Refused, match=r"is cut short .*fetch it again"):
         ValClasses(tmp_path / "kit")
+
+
+def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+    """Lists in plain text need no library."""
+    root = tmp_path / "root"
+    (root / "train").mkdir(parents=True)
+    (root / "val").mkdir()
+    (root / "val" / f"{NAMES[0]}.JPEG").touch()
+    kit = written(tmp_path, "devkit")
+    hidden = ["scipy", "sklearn"]
+    words = ["imagenet", str(root), "--val-classes", str(kit)]
+    told = run_without(hidden, "lsgd.prepare", *words)
+    assert told.returncode == 2
+    assert told.stderr.count("\n") == 1
+    assert "scipy is not installed; type pip install 'lsgd[imagenet]'" in told.stderr
+    assert [path.name for path in (root / "val").iterdir()] == [f"{NAMES[0]}.JPEG"]
+    written(tmp_path, "wnids")
+    told = run_without(hidden, "lsgd.prepare", *words)
+    assert "has no class folders" in told.stderr  # which comes after the sorting
+    assert (root / "val" / LABELS[0] / f"{NAMES[0]}.JPEG").is_file()

@@ -15,7 +15,7 @@ from lsgd.learner import compile_parts
 from lsgd.models import make_model
 from lsgd.rules import sampler
 from lsgd.rules.batchnorm import (
-    Normalise,
+    NormaliseWorkers,
     RunningStatistics,
     WorkerBatchNorm2d,
     _expression,
@@ -55,7 +55,7 @@ def bn_pair() -> tuple[WorkerBatchNorm2d, nn.BatchNorm2d]:
 @pytest.mark.parametrize(("workers", "size"), [(1, 4), (2, 4), (5, 3)])
 @pytest.mark.parametrize("normalise", [by_call, by_expression])
 def test_a_pass_of_several_workers_normalises_each_by_itself(
-    normalise: Normalise,
+    normalise: NormaliseWorkers,
     workers: int,
     size: int,
     layout: torch.memory_format,
@@ -94,7 +94,7 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("normalise", [by_call, by_expression])
-def test_bfloat16_images_keep_float32_statistics(normalise: Normalise) -> None:
+def test_bfloat16_images_keep_float32_statistics(normalise: NormaliseWorkers) -> None:
     """As under autocast: what is seen is that of the rounded images, not rounded once more."""
     images = (torch.randn(8, CHANNELS, 16, 16, generator=seeded(0)) + 5).bfloat16()
     weight, bias = torch.ones(CHANNELS), torch.zeros(CHANNELS)
