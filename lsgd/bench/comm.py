@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
         "measured": [],
         "missing": {},
     }
-    with results.recording("comm", argv, options.out) as record:
+    with results.recording("comm", line.prog, argv, options.out) as record:
         for library, number in product(libraries, processes):
             _bench_job(found, library, number, accumulations, options)
             record.keep(found)

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
     results.add_out(line, "inputs")
     recipe, options = line.read(argv)
     _check(options.rounds, options.images, options.steps, options.epochs)
-    with results.recording("inputs", argv, options.out) as record:
+    with results.recording("inputs", line.prog, argv, options.out) as record:
         found = bench(
             recipe,
             rounds=options.rounds,

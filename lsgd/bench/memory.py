@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         raise Refused(f"--passes {options.passes} leaves nothing to compare; write 2 or more")
     if options.limit <= 0:
         raise Refused(f"--limit {options.limit:g} is not possible; write a number above 0")
-    with results.recording("memory", argv, options.out) as record:
+    with results.recording("memory", line.prog, argv, options.out) as record:
         found = bench(recipe, options.rounds, options.passes, options.limit)
         record.end(found, report(found))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsgd.files import make_out, whole
+from lsgd.files import new_folder, whole
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,14 @@ def add_out(line: ArgumentParser, name: str) -> None:
 
 
 @contextmanager
-def recording(name: str, argv: Sequence[str], out: Path | None) -> Iterator[Record]:
-    """The record of a benchmark with these words; its folder is gone again if nothing came of it.
+def recording(name: str, program: str, argv: Sequence[str], out: Path | None) -> Iterator[Record]:
+    """The record of the benchmark of this name, which a program was asked for by these words.
 
+    A folder `out` is made at once; what is kept in it stays if a later part of the benchmark fails.
     Raises Refused, before anything is measured, if the folder is there already.
     """
-    record = Record(name, shlex.join(["python", "-m", "lsgd.bench", name, *argv]), out)
-    if out is None:
-        yield record
-        return
-    make_out(out)
-    try:
-        yield record
-    finally:
-        if not any(out.iterdir()):
-            out.rmdir()
+    with new_folder(out, parts_stay=True) as folder:
+        yield Record(name, f"{program} {shlex.join(argv)}", folder)
 
 
 def _write(file: Path, text: str) -> None:

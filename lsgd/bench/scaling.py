@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
         "rounds": options.rounds,
         "steps_per_round": options.steps,
     }
-    with results.recording("scaling", argv, options.out) as record:
+    with results.recording("scaling", line.prog, argv, options.out) as record:
         bench(found, sorted({1, *processes}), options, record)
         if not found["speeds"]:
             raise Refused("; ".join(found["missing"].values()))

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     results.add_out(line, "startup")
     options = line.parse_args(argv)
     check_rounds(options.rounds)
-    with results.recording("startup", argv, options.out) as record:
+    with results.recording("startup", line.prog, argv, options.out) as record:
         found = bench(options.rounds)
         record.end(found, report(found))
 

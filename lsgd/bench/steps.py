@@ -122,7 +122,7 @@ def main(comparison: Comparison, argv: Sequence[str]) -> None:
     check_rounds(options.rounds)
     if options.steps < 1:
         raise Refused(f"--steps {options.steps} is not possible; write 1 or more")
-    with results.recording(comparison.name, argv, options.out) as record:
+    with results.recording(comparison.name, line.prog, argv, options.out) as record:
         found = bench(comparison, recipe, rounds=options.rounds, steps=options.steps)
         record.end(found, report(comparison, found))
 
