@@ -1,1 +1,1 @@
-"""What a step costs, counted; kept beside the library, and not in its wheel."""
+"""What proves lsgd's own speed; kept beside the library, and not in its wheel."""

@@ -1,6 +1,7 @@
-"""Files that are there whole or not at all, and files that outlast a full disk."""
+"""Files and folders that are there whole or not at all, and files that outlast a full disk."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,17 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     os.replace(beside, path)
 
 
-def make_out(folder: Path) -> None:
-    """Make the folder of an option --out, so that nobody else takes it.
+@contextmanager
+def new_folder(folder: Path | None, *, parts_stay: bool = False) -> Iterator[Path | None]:
+    """The folder of an option --out, made at once so that nobody else takes it; None for None.
 
-    Raises Refused if it is there already or cannot be made.
+    It is gone again if what fills it fails or writes nothing. With `parts_stay` what was written
+    before a failure stays, since it took hours and is worth something by itself. Raises Refused if
+    the folder is there already or cannot be made.
     """
+    if folder is None:
+        yield None
+        return
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -31,6 +38,13 @@ def make_out(folder: Path) -> None:
         ) from None
     except OSError as error:
         raise Refused(f"--out {folder} cannot be made ({error.strerror}); write another") from None
+    complete = False
+    try:
+        yield folder
+        complete = True
+    finally:
+        if not (complete or parts_stay) or not any(folder.iterdir()):
+            shutil.rmtree(folder)
 
 
 class Appended:

@@ -1,10 +1,11 @@
-"""A file is there whole, or as it was."""
+"""A file is there whole, or as it was; a folder is there with what was to be in it, or not."""
 
 from pathlib import Path
 
 import pytest
 
-from lsgd.files import whole
+from lsgd.errors import Refused
+from lsgd.files import new_folder, whole
 
 
 def stop_half_way(path: Path) -> None:
@@ -26,3 +27,46 @@ def test_what_stops_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         file.write(b"after")
     assert [each.name for each in tmp_path.iterdir()] == ["a.JPEG"]
     assert path.read_bytes() == b"after"
+
+
+def fill(folder: Path, names: list[str], error: BaseException | None, *, parts_stay: bool) -> None:
+    with new_folder(folder, parts_stay=parts_stay) as made:
+        assert made == folder
+        assert made.is_dir()  # at once
+        for name in names:
+            (made / name).write_text(name)
+        if error:
+            raise error
+
+
+@pytest.mark.parametrize("parts_stay", [False, True])
+def test_a_folder_is_gone_again_if_nothing_comes_of_it(tmp_path: Path, parts_stay: bool) -> None:
+    out = tmp_path / "new" / "out"
+    fill(out, [], None, parts_stay=parts_stay)
+    assert not out.exists()
+    for error in (KeyboardInterrupt(), Refused("this")):
+        with pytest.raises(type(error)):
+            fill(out, [], error, parts_stay=parts_stay)
+        assert not out.exists()
+        with pytest.raises(type(error)):
+            fill(out, ["part"], error, parts_stay=parts_stay)
+        assert out.exists() == parts_stay
+        if parts_stay:
+            assert (out / "part").read_text() == "part"
+            (out / "part").unlink()
+            out.rmdir()
+    fill(out, ["a", "b"], None, parts_stay=parts_stay)
+    assert sorted(path.name for path in out.iterdir()) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_new_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out, why in (
+        (tmp_path, "is there already, and results are never overwritten; write another"),
+        (tmp_path / "file" / "out", r"cannot be made \(Not a directory\); write another"),
+    ):
+        with pytest.raises(Refused, match=f"^--out {out} {why}$"):
+            fill(out, ["b"], None, parts_stay=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with new_folder(None) as folder:
+        assert folder is None

@@ -1,5 +1,6 @@
 """The command line of the benchmarks: `python -m lsgd.bench inputs +recipe=bs256`."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -8,19 +9,16 @@ from lsgd.job.command import run_command
 
 HELP = """\
 usage: python -m lsgd.bench WHAT +recipe=NAME [key=value ...] [options]
-       python -m lsgd.bench startup [options]
 
 How fast the parts of a run are on this machine. Candidates are measured in turn, round after
 round, and compared within each round; `python -m lsgd.bench WHAT --help` says how.
 
 WHAT:
   inputs    images/s of each loader, of the model and of both; which bounds; a loader's memory
-  comm      our reducer against DistributedDataParallel and hvd.DistributedOptimizer
   scaling   images/s on 1, 2, 4 processes: weak and strong scaling, efficiency against one
-  step      a training step against a loop written by hand, torchvision's script and timm's
-  batchnorm a training step with per-worker BN against one with plain BN
-  memory    peak memory of a step of one pass against one of many
-  startup   how long --help takes, against importing torch and Hydra
+
+What proves lsgd's own speed is beside it, in a checkout: python -m benchmarks.step, and the others
+that benchmarks/README.md lists.
 """
 
 
@@ -35,30 +33,15 @@ def main(argv: Sequence[str]) -> int:
                 from lsgd.bench import inputs
 
                 inputs.main(words)
-            case ["comm", *words]:
-                from lsgd.bench import comm
-
-                comm.main(words)
             case ["scaling", *words]:
                 from lsgd.bench import scaling
 
                 scaling.main(words)
-            case ["step", *words]:
-                from lsgd.bench import steps
-
-                steps.main(steps.STEP, words)
-            case ["batchnorm", *words]:
-                from lsgd.bench import steps
-
-                steps.main(steps.BATCHNORM, words)
-            case ["memory", *words]:
-                from lsgd.bench import memory
-
-                memory.main(words)
-            case ["startup", *words]:
-                from lsgd.bench import startup
-
-                startup.main(words)
+            case ["step" | "batchnorm" | "comm" | "memory" | "startup" as name, *words]:
+                raise Refused(
+                    f"{name} is no longer a part of lsgd; write in a checkout of its repository: "
+                    f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
+                )
             case [what, *_]:
                 raise Refused(f"there is no benchmark {what!r}; --help names those that there are")
             case _:

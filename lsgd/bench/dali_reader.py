@@ -12,25 +12,25 @@ from nvidia import dali
 from nvidia.dali import fn, types
 from torch.utils.dlpack import from_dlpack
 
-from lsgd.bench.loaders import Alike, Loader
+from lsgd.bench.loaders import Loader, LoaderSetting
 from lsgd.inputs import Batch
 from lsgd.inputs.dali import normalise, resize
 from lsgd.rules import augmentation
 
 
-def dali_reader(alike: Alike, batches: int) -> Loader:
+def dali_reader(common: LoaderSetting, batches: int) -> Loader:
     """Training images in DALI's order, so many batches a round."""
-    settings, device = alike.recipe.inputs, alike.device
+    settings, device = common.recipe.inputs, common.device
     on_gpu = device.type == "cuda" and settings.decode_on != "cpu"
     pipeline = dali.Pipeline(
-        batch_size=alike.batch,
-        num_threads=max(1, alike.decoders),
+        batch_size=common.batch,
+        num_threads=max(1, common.decoders),
         device_id=(device.index or 0) if on_gpu else None,
         prefetch_queue_depth=settings.prefetch,
-        seed=alike.recipe.seed,
+        seed=common.recipe.seed,
     )
     with pipeline:
-        pipeline.set_outputs(*_graph(alike, on_gpu))
+        pipeline.set_outputs(*_graph(common, on_gpu))
     left = 0
 
     def before_batch() -> None:
@@ -60,9 +60,9 @@ def dali_reader(alike: Alike, batches: int) -> Loader:
     return batches_of_round
 
 
-def _graph(alike: Alike, on_gpu: bool) -> tuple[Any, Any]:
+def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
     """Normalised images and their labels."""
-    data, settings, index = alike.recipe.data, alike.recipe.inputs, alike.index
+    data, settings, index = common.recipe.data, common.recipe.inputs, common.index
     files, labels = fn.readers.file(
         files=[index.path(example) for example in range(len(index))],
         labels=index.labels(np.arange(len(index))).tolist(),

@@ -9,15 +9,24 @@ from dataclasses import asdict
 import numpy as np
 
 from lsgd.bench import results
-from lsgd.bench.loaders import DALI, PLAIN, READER, TORCHVISION, Alike, alike, open_loaders, work
+from lsgd.bench.loaders import (
+    DALI,
+    PLAIN,
+    READER,
+    TORCHVISION,
+    LoaderSetting,
+    loader_setting,
+    open_loaders,
+    timed_work,
+)
 from lsgd.bench.resident import resident_after_epochs
-from lsgd.bench.setting import Found, said, setting
-from lsgd.bench.table import head, row, shown
-from lsgd.bench.timing import Rounds, check_rounds, estimate, measure, ratio
-from lsgd.bench.training import MODEL, TOGETHER, Training, measure_training
+from lsgd.bench.setting import Result, machine_lines, setting
+from lsgd.bench.timing import Samples, check_rounds, estimate, measure, ratio
+from lsgd.bench.training import MODEL, TOGETHER, FedTraining, measure_training
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
+from lsgd.tables import markdown
 
 ABOUT = """\
 Is training fed fast enough? On the files and the device of a recipe, the images/s of
@@ -67,32 +76,45 @@ def main(argv: Sequence[str]) -> None:
     results.add_out(line, "inputs")
     recipe, options = line.read(argv)
     _check(options.rounds, options.images, options.steps, options.epochs)
-    with results.recording("inputs", argv, options.out) as record:
-        found = bench(
+    with results.recording("inputs", line.prog, argv, options.out) as record:
+        result = bench(
             recipe,
+            options.words,
             rounds=options.rounds,
             images=options.images,
             steps=options.steps,
             epochs=options.epochs,
         )
-        record.end(found, report(found))
+        record.end(result, report(result))
 
 
-def bench(recipe: Recipe, *, rounds: int, images: int, steps: int | None, epochs: int) -> Found:
-    """All that is measured, as JSON can hold it."""
-    common = alike(recipe)
-    found = _setting(common) | {"rounds": rounds, "missing": {}}
+def bench(
+    recipe: Recipe,
+    words: Sequence[str],
+    *,
+    rounds: int,
+    images: int,
+    steps: int | None,
+    epochs: int,
+) -> Result:
+    """All that is measured of a recipe, which these words compose.
+
+    The result has the setting; with rounds `loaders`, with steps too `training`, with epochs
+    `memory_bytes`; and in `missing` why a loader is not measured.
+    """
+    common = loader_setting(recipe)
+    result = _setting(common) | {"rounds": rounds, "missing": {}}
     if rounds:
         batches = -(-images // common.batch)
         loaders = open_loaders(common, rounds=rounds + 1, batches=batches)
-        found |= {"missing": loaders.missing, "images_per_round": batches * common.batch}
+        result |= {"missing": loaders.missing, "images_per_round": batches * common.batch}
         print(
             f"{rounds} rounds of {batches * common.batch} images with {len(loaders.alone)} loaders",
             flush=True,
         )
-        works = {name: work(loader, common.device) for name, loader in loaders.alone.items()}
+        works = {name: timed_work(loader, common.device) for name, loader in loaders.alone.items()}
         speeds = measure(works, rounds, what="loaders")
-        found["loaders"] = speeds
+        result["loaders"] = speeds
         steps = max(1, round(images / recipe.batch_size)) if steps is None else steps
         if steps:
             best = max(loaders.ours, key=lambda name: estimate(speeds[name]).median)
@@ -100,77 +122,83 @@ def bench(recipe: Recipe, *, rounds: int, images: int, steps: int | None, epochs
             training = measure_training(
                 common, best, loaders.ours[best], rounds=rounds, steps=steps
             )
-            found |= {"steps_per_round": steps, "training": asdict(training)}
+            result |= {"steps_per_round": steps, "training": asdict(training)}
     if epochs:
-        found["memory_bytes"] = {}
+        result["memory_bytes"] = {}
         for name, loader in IN_RECIPES.items():
             print(f"{epochs} epochs with {name} alone", flush=True)
             try:
-                found["memory_bytes"][name] = resident_after_epochs(recipe, loader, epochs)
+                result["memory_bytes"][name] = resident_after_epochs(words, loader, epochs)
             except Refused as refusal:
-                found["missing"][name] = str(refusal)
-    return found
+                result["missing"][name] = str(refusal)
+    return result
 
 
-def report(found: Found) -> str:
-    """What was found, in Markdown."""
-    files = found["files"]
+def report(result: Result) -> str:
+    """What was measured, in Markdown."""
+    files = result["files"]
     lines = [
-        f"{found['recipe']}: batches of {found['batch']} images, {found['decoders']} decoders, "
-        f"device {found['device']}; {files['number']} files of {files['mean_bytes'] / 1000:.0f} kB "
-        f"and {files['mean_megapixels']:.2f} megapixels on average",
-        *said(found),
+        f"{result['recipe']}: batches of {result['batch']} images, {result['decoders']} decoders, "
+        f"device {result['device']}; {files['number']} files of {files['mean_bytes'] / 1000:.0f} "
+        f"kB and {files['mean_megapixels']:.2f} megapixels on average",
+        *machine_lines(result),
         "",
     ]
-    if found["rounds"]:
-        lines += _loaders(found)
-    if "training" in found:
-        lines += _training(Training(**found["training"]), found["steps_per_round"])
-    if "memory_bytes" in found:
-        lines += _memory(found["memory_bytes"])
-    lines += [f"- {name} is not measured: {why}" for name, why in found["missing"].items()]
+    if result["rounds"]:
+        lines += _loaders(result)
+    if "training" in result:
+        lines += _training(FedTraining(**result["training"]), result["steps_per_round"])
+    if "memory_bytes" in result:
+        lines += _memory(result["memory_bytes"])
+    lines += [f"- {name} is not measured: {why}" for name, why in result["missing"].items()]
     return "\n".join(lines).rstrip()
 
 
-def _loaders(found: Found) -> list[str]:
-    speeds: Rounds = found["loaders"]
+def _loaders(result: Result) -> list[str]:
+    speeds: Samples = result["loaders"]
     against = [name for name in (PLAIN, READER) if name in speeds]
-    lines = [
-        f"{found['rounds']} rounds of {found['images_per_round']} images; medians (and intervals "
-        "of 95 %)",
-        "",
-        *head("alone", "images/s", *(f"times {name}" for name in against)),
+    rows = [
+        [
+            name,
+            estimate(values).shown(".0f"),
+            *(
+                "1" if name == other else ratio(speeds, name, other).shown(".3f")
+                for other in against
+            ),
+        ]
+        for name, values in speeds.items()
     ]
-    for name, values in speeds.items():
-        ratios = (
-            "1" if name == other else shown(ratio(speeds, name, other), ".3f") for other in against
-        )
-        lines.append(row(name, shown(estimate(values), ".0f"), *ratios))
-    lines.append("")
+    verdicts = []
     for name, other, goal in GOALS:
         if name in speeds and other in speeds:
             times = ratio(speeds, name, other)
-            lines.append(
+            verdicts.append(
                 f"- {name}, at least {goal:g} times {other}: {times.against(goal)}, "
-                f"{shown(times, '.3f')}"
+                f"{times.shown('.3f')}"
             )
-    return [*lines, ""]
-
-
-def _training(training: Training, steps: int) -> list[str]:
-    names = (training.loader, MODEL, TOGETHER)
     return [
-        *head(f"training, steps a round: {steps}", "images/s", f"times {training.loader}"),
-        *(
-            row(
-                name,
-                shown(estimate(training.speeds[name]), ".0f"),
-                "1"
-                if name == training.loader
-                else shown(ratio(training.speeds, name, training.loader), ".3f"),
-            )
-            for name in names
-        ),
+        f"{result['rounds']} rounds of {result['images_per_round']} images; medians (and "
+        "intervals of 95 %)",
+        "",
+        markdown(["alone", "images/s", *(f"times {name}" for name in against)], rows),
+        "",
+        *verdicts,
+        "",
+    ]
+
+
+def _training(training: FedTraining, steps: int) -> list[str]:
+    speeds, loader = training.speeds, training.loader
+    rows = [
+        [
+            name,
+            estimate(speeds[name]).shown(".0f"),
+            "1" if name == loader else ratio(speeds, name, loader).shown(".3f"),
+        ]
+        for name in (loader, MODEL, TOGETHER)
+    ]
+    return [
+        markdown([f"training, steps a round: {steps}", "images/s", f"times {loader}"], rows),
         "",
         f"- {training.verdict()}",
         "",
@@ -181,23 +209,17 @@ def _memory(memory: dict[str, list[int]]) -> list[str]:
     if not memory:
         return []
     epochs = max(len(sizes) for sizes in memory.values())
-    lines = head(
-        "MiB in memory after epoch", *(str(epoch + 1) for epoch in range(epochs)), "growth"
-    )
+    rows = []
     for name, sizes in memory.items():
         growth = 100 * (sizes[-1] / sizes[0] - 1)
         met = "yes" if growth < GROWTH else "no"
-        lines.append(
-            row(
-                name,
-                *(f"{size / 2**20:.0f}" for size in sizes),
-                f"{growth:+.1f} % (under {GROWTH:g} %: {met})",
-            )
-        )
-    return [*lines, ""]
+        mebibytes = [f"{size / 2**20:.0f}" for size in sizes]
+        rows.append([name, *mebibytes, f"{growth:+.1f} % (under {GROWTH:g} %: {met})"])
+    head = ["MiB in memory after epoch", *(str(epoch + 1) for epoch in range(epochs)), "growth"]
+    return [markdown(head, rows), ""]
 
 
-def _setting(common: Alike) -> Found:
+def _setting(common: LoaderSetting) -> Result:
     """What the figures depend on."""
     recipe, ids = common.recipe, np.arange(len(common.index))
     return setting(common.device) | {

@@ -1,8 +1,9 @@
 """Jobs of several processes that wait until they are told to work, so that they can take turns.
 
-Each process runs `python -m lsgd.bench.member`. What is measured is driven from here: a request, a
-line of JSON, goes to process 0, which tells the others, and its answer comes when all are through.
-A job that waits takes no time of the CPU, over torch.distributed.
+Each process runs a module that ends in lsgd.bench.member's main. What is measured is driven from
+here: a request, a line of JSON, goes to process 0, which tells the others, and its answer comes
+when all are through. A job that waits takes no time of the CPU, over torch.distributed. A job of
+one process without a launcher is what has its memory to itself.
 """
 
 import json
@@ -21,12 +22,6 @@ from lsgd.errors import Refused
 from lsgd.job.children import Child, failure, started
 from lsgd.job.launcher import cores, detect
 
-PYTHON = sys.executable
-LAUNCHERS = {
-    "torch": (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
-    "horovod": (PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np"),
-}
-"""What starts the processes of each library; their number comes next."""
 FUSION = str(128 * 2**20)
 """Horovod's own HOROVOD_FUSION_THRESHOLD, in bytes, which lsgd.comm.horovod would set to 0."""
 
@@ -42,11 +37,21 @@ class Job:
         connection.settimeout(limit)
         self._requests, self._answers = connection.makefile("w"), connection.makefile("r")
 
-    def ask(self, *request: Any) -> Any:
-        """What process 0 answers to a request, once all processes are through with it.
+    def prepare(self, setting: Any) -> Any:
+        """Prepare a setting on all processes; returns what process 0 says about it.
 
         Raises Refused, with one sentence, if they refuse, die or take longer than the limit.
         """
+        return self._ask("prepare", setting)
+
+    def run(self, candidate: str, argument: int) -> Any:
+        """Run a candidate on all processes, to its end on all; returns what process 0 returns.
+
+        Raises Refused as prepare does.
+        """
+        return self._ask("run", candidate, argument)
+
+    def _ask(self, *request: Any) -> Any:
         try:
             print(json.dumps(request), file=self._requests, flush=True)
             line = self._answers.readline()
@@ -65,23 +70,24 @@ class Job:
 
 @contextmanager
 def open_job(
-    work: str, library: str, processes: int, words: Sequence[str], *, limit: float
+    module: str, library: str, processes: int, words: Sequence[str], *, limit: float
 ) -> Iterator[Job]:
-    """So many processes for a `work` of lsgd.bench.member, with the recipe of these words.
+    """So many processes of a module, with the recipe of these words, over a library of lsgd.comm.
 
-    Raises Refused if they have not met in `limit` seconds. Afterwards all of them have ended.
+    Raises Refused if they have not met in `limit` seconds, which is also the limit of each request.
+    Afterwards all of them have ended.
     """
     name = f"{processes} {'process' if processes == 1 else 'processes'} over {library}"
+    if library == "single":
+        name = "a process of its own"
     threads = max(1, cores(detect()) // processes)
     environment = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
     with TemporaryDirectory(prefix="lsgd-bench-") as folder:
-        meeting = Path(folder, "socket")
-        python = [PYTHON] * (library == "horovod")
-        member = ["-m", "lsgd.bench.member", str(meeting), work, library, *words]
-        command = [*LAUNCHERS[library], str(processes), *python, *member]
+        address = Path(folder, "socket")
+        command = [*python(library, processes), "-m", module, str(address), library, *words]
         with socket.socket(socket.AF_UNIX) as server:
             try:
-                server.bind(str(meeting))
+                server.bind(str(address))
             except OSError as error:
                 raise Refused(
                     f"{folder} is no place for a socket ({error}); write TMPDIR=/tmp before the "
@@ -96,18 +102,21 @@ def open_job(
                 yield Job(name, child, connection, limit)
 
 
+def python(library: str, processes: int) -> list[str]:
+    """The words that start Python in the processes of a job of this library."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    horovodrun = ["-m", "horovod.runner.launch", "--gloo", "-np", str(processes), sys.executable]
+    launchers = {"single": [], "torch": torchrun, "horovod": horovodrun}
+    return [sys.executable, *launchers[library]]
+
+
 def numbers(option: str, text: str, *, least: int) -> list[int]:
-    """The numbers of an option such as `--np 2,4`; raises Refused."""
+    """The numbers, each once, of an option such as `--np 2,4`; raises Refused."""
     words = text.split(",")
     if not all(word.isdecimal() and int(word) >= least for word in words):
         raise Refused(
             f"{option} {text} is not a list of numbers from {least} on; write for example "
             f"{option} {least},{2 * least}"
-        )
-    if detect().world_size > 1:
-        raise Refused(
-            f"{detect().launcher} started {detect().world_size} processes, and this benchmark "
-            "starts its own; start it without"
         )
     return list(dict.fromkeys(map(int, words)))
 
@@ -117,14 +126,18 @@ def refuse(name: str, child: Child, limit: float) -> NoReturn:
     code = child.process.poll()
     text = child.stop()
     # What lsgd itself says, and which signal a process died of, launchers bury under their own.
-    said = [line.partition("lsgd: ")[2] for line in text.splitlines() if "lsgd: " in line]
+    sentences = [line.partition("lsgd: ")[2] for line in text.splitlines() if "lsgd: " in line]
     crash = re.search(r"\b(SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL))\b", text)
-    if said:
-        why = said[0]
+    if sentences:
+        why = sentences[0]
     elif crash and code is not None:
         why = f"a process crashed with {crash[1]}"
     else:
-        why = failure(code, text, limit) + "; --limit allows more" * (code is None)
+        why = failure(code, text, limit)
+        if code is None:
+            why += "; --limit, where there is one, allows more"
+    if "SIGKILL" in why:
+        why += ", which is mostly for lack of memory"
     raise Refused(f"{name}: {why}")
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, RandomSampler
 
 from lsgd import paths
+from lsgd.bench.setting import check_not_launched
+from lsgd.bench.timing import TimedWork
 from lsgd.comm import Comm, open_comm
 from lsgd.errors import Refused
 from lsgd.inputs import IN_MEMORY, Batch, Inputs, open_inputs
@@ -30,7 +32,7 @@ Loader = Callable[[int], Iterable[Batch]]
 
 
 @dataclass(frozen=True)
-class Alike:
+class LoaderSetting:
     """What all loaders have in common."""
 
     recipe: Recipe
@@ -57,23 +59,19 @@ class Loaders:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def alike(recipe: Recipe) -> Alike:
+def loader_setting(recipe: Recipe) -> LoaderSetting:
     """What the loaders of this recipe have in common; raises Refused if it has no image files."""
     if recipe.rehearse or recipe.data.name in IN_MEMORY:
         what = "a rehearsal" if recipe.rehearse else recipe.data.name
         raise Refused(
             f"{what} has no image files to load; write for example +recipe=bs256 data.root=FOLDER"
         )
-    if (launch := detect()).world_size > 1:
-        raise Refused(
-            f"{launch.launcher} started {launch.world_size} processes, and the loaders of one are "
-            "compared; start it without"
-        )
+    check_not_launched("the loaders of one are compared")
     root = Path(recipe.data.root) if recipe.data.root else paths.data_root(recipe.data.name)
     index, _ = open_indexes(recipe.data, root)
     decoders = recipe.inputs.decoders
     device = pick_device(recipe.device)
-    return Alike(
+    return LoaderSetting(
         recipe=recipe,
         device=device,
         # As in training it says how many threads torch has.
@@ -84,25 +82,25 @@ def alike(recipe: Recipe) -> Alike:
     )
 
 
-def open_loaders(alike: Alike, *, rounds: int, batches: int) -> Loaders:
+def open_loaders(common: LoaderSetting, *, rounds: int, batches: int) -> Loaders:
     """Every loader that is installed, for that many rounds of that many batches."""
     opened: dict[str, Inputs] = {}
     missing: dict[str, str] = {}
     try:
-        opened[DALI] = _open(alike, "dali")
+        opened[DALI] = _open(common, "dali")
     except Refused as refusal:
         missing[DALI] = missing[READER] = str(refusal)
-    opened[TORCHVISION] = _open(alike, "torchvision")
-    plan = plan_batches(alike.recipe, rounds, batches)
+    opened[TORCHVISION] = _open(common, "torchvision")
+    plan = plan_batches(common.recipe, rounds, batches)
     alone = {name: requests(inputs, plan) for name, inputs in opened.items()}
-    if alike.index.in_shards():
-        why = f"it reads image files, and {alike.root} has tar shards"
+    if common.index.in_shards():
+        why = f"it reads image files, and {common.root} has tar shards"
         return Loaders(alone, opened, missing | {PLAIN: why, READER: why})
-    alone[PLAIN] = plain_dataloader(alike, batches)
+    alone[PLAIN] = plain_dataloader(common, batches)
     if READER not in missing:
         from lsgd.bench.dali_reader import dali_reader
 
-        alone[READER] = dali_reader(alike, batches)
+        alone[READER] = dali_reader(common, batches)
     return Loaders(alone, opened, missing)
 
 
@@ -111,11 +109,11 @@ def requests(inputs: Inputs, plan: list[list[Pass]]) -> Loader:
     return lambda number: inputs.train(plan[number])
 
 
-def plain_dataloader(alike: Alike, batches: int) -> Loader:
+def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
     """torchvision's ImageFolder and transforms behind a DataLoader, as tutorials have it."""
-    data, decoders, device = alike.recipe.data, alike.decoders, alike.device
+    data, decoders, device = common.recipe.data, common.decoders, common.device
     dataset = _Folder(
-        alike.root / "train",
+        common.root / "train",
         transforms.Compose(
             [
                 transforms.RandomResizedCrop(
@@ -127,16 +125,16 @@ def plain_dataloader(alike: Alike, batches: int) -> Loader:
             ]
         ),
     )
-    left_out = {str(alike.root / path) for path in data.skip}
+    left_out = {str(common.root / path) for path in data.skip}
     dataset.samples = [sample for sample in dataset.samples if sample[0] not in left_out]
-    generator = torch.Generator().manual_seed(alike.recipe.seed)
+    generator = torch.Generator().manual_seed(common.recipe.seed)
     loader: DataLoader[Batch] = DataLoader(
         dataset,
-        batch_size=alike.batch,
+        batch_size=common.batch,
         # shuffle=True, but a round may be more or less than an epoch.
-        sampler=RandomSampler(dataset, num_samples=alike.batch * batches, generator=generator),
+        sampler=RandomSampler(dataset, num_samples=common.batch * batches, generator=generator),
         num_workers=decoders,
-        prefetch_factor=alike.recipe.inputs.prefetch if decoders else None,
+        prefetch_factor=common.recipe.inputs.prefetch if decoders else None,
         persistent_workers=decoders > 0,
         pin_memory=device.type == "cuda",
         # A fork in the midst of DALI's threads may hang.
@@ -183,7 +181,7 @@ def _order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return sampler.epoch_order(examples, seed=seed, epoch=epoch)
 
 
-def work(loader: Loader, device: torch.device) -> Callable[[int], int]:
+def timed_work(loader: Loader, device: torch.device) -> TimedWork:
     """What is timed of a loader: a round of it, to the end."""
     return lambda number: consume(loader(number), device)
 
@@ -204,6 +202,6 @@ def finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _open(alike: Alike, loader: str) -> Inputs:
-    recipe = alike.recipe
-    return open_inputs(replace(recipe, inputs=replace(recipe.inputs, loader=loader)), alike.device)
+def _open(common: LoaderSetting, loader: str) -> Inputs:
+    recipe = common.recipe
+    return open_inputs(replace(recipe, inputs=replace(recipe.inputs, loader=loader)), common.device)

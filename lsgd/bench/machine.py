@@ -29,19 +29,19 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of Python, of lsgd and of what decides its speed, as far as it is installed; with a GPU that
-    torch can use, of CUDA, cuDNN and NCCL too."""
+def versions(*peers: str) -> dict[str, str]:
+    """The versions of Python, lsgd, what decides its speed and the packages `peers`, as far as they
+    are installed; with a GPU that torch can use, those of CUDA, cuDNN and NCCL too."""
     # DALI's package is named for a release of CUDA.
     dali = {name for name in metadata.packages_distributions().get("nvidia", ()) if "dali" in name}
-    names = ["lsgd", "torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod", "timm"]
-    found = {"python": platform.python_version()}
-    for name in (*names, *sorted(dali)):
+    names = ["lsgd", "torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod"]
+    installed = {"python": platform.python_version()}
+    for name in (*names, *peers, *sorted(dali)):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
     if torch.cuda.is_available():
-        found["CUDA"] = str(torch.version.cuda)
-        found["cuDNN"] = str(torch.backends.cudnn.version())
+        installed["CUDA"] = str(torch.version.cuda)
+        installed["cuDNN"] = str(torch.backends.cudnn.version())
         if torch.distributed.is_nccl_available():
-            found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+            installed["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return installed

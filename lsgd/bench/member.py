@@ -1,11 +1,13 @@
-"""A process of a job of benchmarks: `python -m lsgd.bench.member SOCKET WORK LIBRARY WORD …`.
+"""One process of a benchmark's job; lsgd.bench.job starts it, and asks it to work.
 
-See lsgd.bench.job, which starts it.
+A module that runs as such a process ends in
+
+    if __name__ == "__main__":
+        raise SystemExit(main(ItsAssignment, sys.argv[1:]))
 """
 
 import json
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,45 +27,54 @@ WAIT = 3600.0
 """Seconds that a process waits for the others; who has started the job gives up much sooner."""
 
 
-class Works(Protocol):
-    """What a job can be asked to do: `open`, which comes first, and rounds of work by name."""
+class Assignment(Protocol):
+    """What the processes of a job can be asked to do: prepare a setting, then run its candidates.
 
-    def open(self, setting: Any) -> Any:
-        """Make everything ready for this setting; returns what is to be known about it."""
+    All arguments and answers are such as JSON can hold; those of process 0 are answered.
+    """
 
-    works: Mapping[str, Callable[[int], None]]
-    """Each does its work so many times."""
+    def prepare(self, setting: Any) -> Any:
+        """Make the candidates of this setting; returns what is to be known about them.
+
+        Raises Refused, on any of the processes, if the setting is not possible.
+        """
+
+    candidates: Mapping[str, Callable[[int], Any]]
+    """By name, what does a piece of work, given for example how many steps it makes."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    address, work, library, *words = argv
-    return run_command(lambda: join(address, work, library, words))
+AssignmentOf = Callable[[Recipe, Comm, torch.device], Assignment]
+"""Makes the assignment of a process, with nothing prepared yet."""
 
 
-def join(address: str, work: str, library: str, words: Sequence[str]) -> None:
-    """Meet the others and do what is asked for, until who asks has gone."""
+def main(make: AssignmentOf, argv: Sequence[str]) -> int:
+    """Run as a process of a job whose words are SOCKET LIBRARY WORD …; returns the exit code."""
+    address, library, *words = argv
+    return run_command(lambda: join(make, address, library, words))
+
+
+def join(make: AssignmentOf, address: str, library: str, words: Sequence[str]) -> None:
+    """Meet the other processes over a library of lsgd.comm, and work until the asker has gone."""
     recipe = load_recipe(words)
     device = pick_device(recipe.device)
     comm = open_comm(replace(recipe.comm, library=library, timeout=WAIT), device)
     try:
-        serve(_works(work, recipe, comm, device), comm, device, address)
+        serve(make(recipe, comm, device), comm, device, address)
     finally:
         comm.close()
 
 
-def serve(works: Works, comm: Comm, device: torch.device, address: str) -> None:
-    """Answer requests, which process 0 reads and tells the others."""
+def serve(assignment: Assignment, comm: Comm, device: torch.device, address: str) -> None:
+    """Answer the requests that process 0 reads from the socket and hands to the others."""
     meeting = torch.zeros(1, device=device)
     with _requests(address if comm.rank == 0 else None) as (requests, answer):
         while (request := comm.broadcast_object(next(requests, None))) is not None:
-            name, argument = request
             try:
-                if name == "open":
-                    done = agree(comm, lambda: works.open(argument))  # noqa: B023
-                else:
-                    works.works[name](argument)
-                    done = argument
+                match request:
+                    case ["prepare", setting]:
+                        done = agree(comm, lambda: assignment.prepare(setting))
+                    case ["run", name, argument]:
+                        done = assignment.candidates[name](argument)
             except Refused as refusal:
                 answer({"refused": str(refusal)})
                 continue
@@ -83,20 +94,3 @@ def _requests(address: str | None) -> Iterator[tuple[Iterator[Any], Callable[[An
         connection.connect(address)
         lines, out = connection.makefile("r"), connection.makefile("w")
         yield map(json.loads, lines), lambda answer: print(json.dumps(answer), file=out, flush=True)
-
-
-def _works(work: str, recipe: Recipe, comm: Comm, device: torch.device) -> Works:
-    match work:
-        case "reductions":
-            from lsgd.bench.reductions import Reductions
-
-            return Reductions(recipe, comm, device)
-        case "steps":
-            from lsgd.bench.scaling import Steps
-
-            return Steps(recipe, comm, device)
-    raise ValueError(work)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,31 +1,46 @@
-"""How much memory a loader holds, epoch after epoch: one that leaks ends a run after days."""
+"""How much memory a loader holds, epoch after epoch: one that leaks ends a run after days.
+
+`python -m lsgd.bench.resident` is the process that is looked at; see lsgd.bench.member.
+"""
 
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from lsgd.bench.fresh import in_fresh_process
+from lsgd.bench.job import open_job
 from lsgd.bench.loaders import consume, passes_of_step
-from lsgd.comm import open_comm
+from lsgd.bench.member import main
+from lsgd.comm import Comm
 from lsgd.inputs import open_inputs
-from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
 
 LIMIT = 6 * 3600.0
 """Seconds of an epoch after which a loader is given up; ImageNet needs 2 hours of two cores."""
 
 
-def resident_after_epochs(recipe: Recipe, loader: str, epochs: int) -> list[int]:
+def resident_after_epochs(words: Sequence[str], loader: str, epochs: int) -> list[int]:
     """Bytes that a process with this loader, and its children, hold in RAM after each epoch.
 
-    An epoch is the training and the validation images, all of them. The process is a fresh one, so
-    that nothing else is counted. Raises Refused if it dies or takes too long.
+    An epoch is the training and the validation images, all of them, of the recipe of these words.
+    The process is a fresh one, so that nothing else is counted. Raises Refused if it dies or an
+    epoch takes too long.
     """
-    one = replace(recipe, inputs=replace(recipe.inputs, loader=loader))
-    return in_fresh_process(epochs * LIMIT, _load_epochs, one, epochs)
+    sizes = []
+    with open_job("lsgd.bench.resident", "single", 1, words, limit=LIMIT) as job:
+        job.prepare(loader)
+        for epoch in range(epochs):
+            sizes.append(job.run("epoch", epoch))
+            print(
+                f"{loader}, epoch {epoch + 1} of {epochs}: {sizes[-1] / 2**20:.0f} MiB",
+                file=sys.stderr,
+                flush=True,
+            )
+    return sizes
 
 
 def resident(process: int) -> int:
@@ -39,24 +54,30 @@ def resident(process: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(resident(int(child)) for child in children)
 
 
-def _load_epochs(recipe: Recipe, epochs: int) -> list[int]:
-    device = pick_device(recipe.device)
-    open_comm(replace(recipe.comm, library="single"), device)  # for the number of threads
-    inputs = open_inputs(recipe, device)
-    ids = np.arange(recipe.data.val_examples)
-    chunks = np.split(ids, range(recipe.val_batch, len(ids), recipe.val_batch))
-    steps = recipe.steps_per_epoch
-    found = []
-    for epoch in range(epochs):
+class LoadedEpochs:
+    """An Assignment whose setting is the name of a loader, and whose candidate loads an epoch."""
+
+    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self.candidates: Mapping[str, Callable[[int], int]] = {"epoch": self.load}
+
+    def prepare(self, setting: str) -> None:
+        """Open the loader; raises Refused if it is not installed."""
+        recipe = replace(self.recipe, inputs=replace(self.recipe.inputs, loader=setting))
+        self.inputs = open_inputs(recipe, self.device)
+
+    def load(self, epoch: int) -> int:
+        """Load all images of an epoch; returns the bytes that are in RAM afterwards."""
+        recipe, device = self.recipe, self.device
+        ids = np.arange(recipe.data.val_examples)
+        chunks = np.split(ids, range(recipe.val_batch, len(ids), recipe.val_batch))
+        steps = recipe.steps_per_epoch
         of_epoch = range(epoch * steps, (epoch + 1) * steps)
-        consume(
-            inputs.train(each for step in of_epoch for each in passes_of_step(recipe, step)), device
-        )
-        consume(inputs.validation(chunks), device)
-        found.append(resident(os.getpid()))
-        print(
-            f"{recipe.inputs.loader}, epoch {epoch + 1} of {epochs}: {found[-1] / 2**20:.0f} MiB",
-            file=sys.stderr,
-            flush=True,
-        )
-    return found
+        passes = (each for step in of_epoch for each in passes_of_step(recipe, step))
+        consume(self.inputs.train(passes), device)
+        consume(self.inputs.validation(chunks), device)
+        return resident(os.getpid())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(LoadedEpochs, sys.argv[1:]))

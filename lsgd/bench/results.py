@@ -7,57 +7,51 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lsgd.files import make_out, whole
+from lsgd.bench.setting import Result
+from lsgd.files import new_folder, whole
 
 
 @dataclass(frozen=True)
 class Record:
-    """Of one run of a benchmark."""
+    """What one run of a benchmark leaves behind."""
 
     name: str
     """The benchmark's word on the command line."""
     command: str
     folder: Path | None
 
-    def keep(self, found: dict[str, Any]) -> None:
-        """NAME.json with what was found so far, in place of what was there of it."""
+    def keep(self, result: Result) -> None:
+        """Write NAME.json with what is measured so far, in place of an earlier one."""
         if self.folder:
-            text = json.dumps(found | {"command": self.command}, indent=1)
+            text = json.dumps(result | {"command": self.command}, indent=1)
             _write(self.folder / f"{self.name}.json", text)
 
-    def end(self, found: dict[str, Any], report: str) -> None:
-        """Print the report; keep it as README.md, beside all that was found."""
+    def end(self, result: Result, report: str) -> None:
+        """Print the report; keep it as README.md, beside all that was measured."""
         print(f"\n{report}", flush=True)
         if self.folder:
-            self.keep(found)
+            self.keep(result)
             _write(self.folder / "README.md", report)
             print(f"\nkept in {self.folder}")
 
 
 def add_out(line: ArgumentParser, name: str) -> None:
-    """The option --out."""
-    told = f"a new folder for README.md and {name}.json"
-    line.add_argument("--out", type=Path, metavar="FOLDER", help=told)
+    """Give the command line of the benchmark of this name its option --out."""
+    line.add_argument(
+        "--out", type=Path, metavar="FOLDER", help=f"a new folder for README.md and {name}.json"
+    )
 
 
 @contextmanager
-def recording(name: str, argv: Sequence[str], out: Path | None) -> Iterator[Record]:
-    """The record of a benchmark with these words; its folder is gone again if nothing came of it.
+def recording(name: str, program: str, argv: Sequence[str], out: Path | None) -> Iterator[Record]:
+    """The record of the benchmark of this name, which a program was asked for by these words.
 
+    A folder `out` is made at once; what is kept in it stays if a later part of the benchmark fails.
     Raises Refused, before anything is measured, if the folder is there already.
     """
-    record = Record(name, shlex.join(["python", "-m", "lsgd.bench", name, *argv]), out)
-    if out is None:
-        yield record
-        return
-    make_out(out)
-    try:
-        yield record
-    finally:
-        if not any(out.iterdir()):
-            out.rmdir()
+    with new_folder(out, parts_stay=True) as folder:
+        yield Record(name, f"{program} {shlex.join(argv)}", folder)
 
 
 def _write(file: Path, text: str) -> None:

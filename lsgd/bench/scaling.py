@@ -4,27 +4,19 @@ The report is Markdown, for a README as for a terminal.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
-
-import torch
 
 from lsgd.bench import results
 from lsgd.bench.job import Job, numbers, open_job
-from lsgd.bench.setting import Found, said_of, setting_of
-from lsgd.bench.table import head, row, shown
-from lsgd.bench.timing import Rounds, Work, check_rounds, estimate, measure, ratio
-from lsgd.comm import Comm
+from lsgd.bench.scaled_steps import STRONG, WEAK
+from lsgd.bench.setting import Result, check_not_launched, recipe_lines, setting_of
+from lsgd.bench.timing import Samples, TimedWork, check_rounds, estimate, measure, ratio
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
-from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.device import pick_device
-from lsgd.learner import Learner
-from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_world_size
-from lsgd.step import train_step
+from lsgd.tables import markdown
 
 ABOUT = """\
 What do more processes bring on this machine? Training steps of a recipe, on made-up images that
@@ -41,44 +33,6 @@ the processes of a job, unless OMP_NUM_THREADS says how many threads each has.
   python -m lsgd.bench scaling +recipe=fashion_bs1k --np 1,2,4
 """
 
-STRONG, WEAK = "strong", "weak"
-
-
-class Steps:
-    """See Works. The setting is strong or weak."""
-
-    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
-        self.recipe, self.comm, self.device = recipe, comm, device
-        self.works: Mapping[str, Callable[[int], None]] = {}
-
-    def open(self, setting: str) -> dict[str, Any]:
-        """Make the model; raises Refused if there are more processes than workers."""
-        self.works = {}
-        factor = self.comm.world_size if setting == WEAK else 1
-        recipe = replace(self.recipe, workers=factor * self.recipe.workers)
-        check_world_size(recipe, self.comm.world_size)
-        # An epoch of one step, since what is measured is made up.
-        recipe = replace(
-            recipe, data=replace(recipe.data, train_examples=recipe.batch_size), tail="drop"
-        )
-        learner = Learner(recipe, self.comm, self.device)
-        inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=self.device)
-        [passes] = learner.passes(0, [0])
-        batches = list(inputs.train(passes))
-
-        def steps(number: int) -> None:
-            for _ in range(number):
-                train_step(learner, 0, passes, iter(batches))
-
-        steps(1)  # what is made at the first one is not what is measured
-        self.works = {setting: steps}
-        return {
-            "over": self.comm.library,
-            "threads": torch.get_num_threads(),
-            "images": recipe.batch_size,
-            "workers_per_pass": max(each.workers for each in passes),
-        }
-
 
 def main(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
@@ -94,103 +48,108 @@ def main(argv: Sequence[str]) -> None:
     )
     results.add_out(line, "scaling")
     recipe, options = line.read(argv)
+    check_not_launched("this benchmark starts its own")
     processes = numbers("--np", options.np, least=1)
     check_rounds(options.rounds)
     for option, value in (("--steps", options.steps), ("--limit", options.limit)):
         if value <= 0:
             raise Refused(f"{option} {value:g} is not possible; write a number above 0")
-    found = setting_of(recipe, pick_device(recipe.device)) | {
+    result = setting_of(recipe, pick_device(recipe.device)) | {
         "rounds": options.rounds,
         "steps_per_round": options.steps,
     }
-    with results.recording("scaling", argv, options.out) as record:
-        bench(found, sorted({1, *processes}), options, record)
-        if not found["speeds"]:
-            raise Refused("; ".join(found["missing"].values()))
-        record.end(found, report(found))
+    with results.recording("scaling", line.prog, argv, options.out) as record:
+        bench(result, sorted({1, *processes}), options, record)
+        if not result["speeds"]:
+            raise Refused("; ".join(result["missing"].values()))
+        record.end(result, report(result))
 
 
 def bench(
-    found: Found, processes: Sequence[int], options: Namespace, record: results.Record
+    result: Result, processes: Sequence[int], options: Namespace, record: results.Record
 ) -> None:
-    """Of each kind of scaling, what each job is and its images/s, and why what is not measured."""
-    found |= {"jobs": {}, "speeds": {}, "missing": {}}
+    """Add to the result, for each kind of scaling, what each job is in `jobs` and its images/s in
+    `speeds`; and in `missing` why what is not measured."""
+    result |= {"jobs": {}, "speeds": {}, "missing": {}}
     with ExitStack() as running:
         jobs: dict[int, Job] = {}
         for number in processes:
-            with _noted(found, f"{number} processes"):
+            with _noted(result, f"{number} processes"):
                 # Waiting jobs of torch.distributed leave the cores to the one that works.
-                opening = open_job("steps", "torch", number, options.words, limit=options.limit)
+                opening = open_job(
+                    "lsgd.bench.scaled_steps", "torch", number, options.words, limit=options.limit
+                )
                 jobs[number] = running.enter_context(opening)
         for kind in (STRONG, WEAK):
             facts = {}
             for number, job in jobs.items():
-                with _noted(found, f"{kind} scaling on {number} processes"):
-                    facts[str(number)] = job.ask("open", kind)
+                with _noted(result, f"{kind} scaling on {number} processes"):
+                    facts[str(number)] = job.prepare(kind)
             if "1" not in facts:
                 continue  # which all are compared with
             print(f"{kind} scaling, {options.rounds} rounds", flush=True)
             works = {
-                number: _work(jobs[int(number)], kind, options.steps, each["images"])
-                for number, each in facts.items()
+                number: _steps(jobs[int(number)], kind, options.steps, of_job["images"])
+                for number, of_job in facts.items()
             }
-            with _noted(found, f"{kind} scaling"):
+            with _noted(result, f"{kind} scaling"):
                 speeds = measure(works, options.rounds, what=f"{kind} scaling")
-                found["jobs"][kind], found["speeds"][kind] = facts, speeds
-            record.keep(found)
+                result["jobs"][kind], result["speeds"][kind] = facts, speeds
+            record.keep(result)
 
 
 @contextmanager
-def _noted(found: Found, what: str) -> Iterator[None]:
+def _noted(result: Result, what: str) -> Iterator[None]:
     """What is refused inside is missing, and stops nothing else."""
     try:
         yield
     except Refused as refusal:
-        found["missing"][what] = str(refusal)
+        result["missing"][what] = str(refusal)
 
 
-def report(found: Found) -> str:
-    """What was found, in Markdown."""
+def report(result: Result) -> str:
+    """What was measured, in Markdown."""
     lines = [
-        *said_of(found),
-        f"{found['rounds']} rounds; medians (and intervals of 95 %)",
+        *recipe_lines(result),
+        f"{result['rounds']} rounds; medians (and intervals of 95 %)",
         "",
     ]
-    for kind, speeds in found["speeds"].items():
-        lines += _table(kind, speeds, found["jobs"][kind], found["machine"]["cores"])
-    lines += [f"- {what} is not measured: {why}" for what, why in found["missing"].items()]
+    for kind, speeds in result["speeds"].items():
+        lines += [table(kind, speeds, result["jobs"][kind], result["machine"]["cores"]), ""]
+    lines += [f"- {what} is not measured: {why}" for what, why in result["missing"].items()]
     return "\n".join(lines).rstrip()
 
 
-def _table(kind: str, speeds: Rounds, jobs: dict[str, Any], cores: int) -> list[str]:
-    lines = head(
+def table(kind: str, speeds: Samples, jobs: dict[str, Any], cores: int) -> str:
+    """The images/s and the efficiency of the jobs of one kind of scaling, in Markdown."""
+    head = [
         f"{kind} scaling: processes",
         "cores each",
         "images a step",
         "workers a pass",
         "images/s",
         "efficiency",
-    )
+    ]
+    rows = []
     for number, values in speeds.items():
-        times = ratio(speeds, number, "1")
-        each = int(number)
-        low, middle, high = (100 * x / each for x in (times.low, times.median, times.high))
-        lines.append(
-            row(
-                f"{number}, {jobs[number]['over']}",
-                f"{cores / each:g}, threads: {jobs[number]['threads']}",
-                str(jobs[number]["images"]),
-                str(jobs[number]["workers_per_pass"]),
-                shown(estimate(values), ".0f"),
-                f"{middle:.0f} % ({low:.0f} to {high:.0f})" if each > 1 else "100 %",
-            )
+        job, times, processes = jobs[number], ratio(speeds, number, "1"), int(number)
+        low, middle, high = (100 * x / processes for x in (times.low, times.median, times.high))
+        rows.append(
+            [
+                f"{number}, {job['over']}",
+                f"{cores / processes:g}, threads: {job['threads']}",
+                str(job["images"]),
+                str(job["workers_per_pass"]),
+                estimate(values).shown(".0f"),
+                f"{middle:.0f} % ({low:.0f} to {high:.0f})" if processes > 1 else "100 %",
+            ]
         )
-    return [*lines, ""]
+    return markdown(head, rows)
 
 
-def _work(job: Job, kind: str, steps: int, images: int) -> Work:
+def _steps(job: Job, kind: str, steps: int, images: int) -> TimedWork:
     def work(number: int) -> int:
-        job.ask(kind, steps)
+        job.run(kind, steps)
         return steps * images
 
     return work

@@ -6,25 +6,27 @@ from typing import Any
 import torch
 
 from lsgd.bench.machine import machine, versions
+from lsgd.errors import Refused
+from lsgd.job.launcher import detect
 from lsgd.recipe import Recipe
 
-Found = dict[str, Any]
-"""What a benchmark has found, as JSON can hold it."""
+Result = dict[str, Any]
+"""What a benchmark has measured, and what that depends on, as JSON can hold it."""
 
 
-def setting(device: torch.device) -> Found:
-    """Of any measurement on this machine."""
+def setting(device: torch.device, *peers: str) -> Result:
+    """The date, the machine and the versions, those of the packages `peers` among them."""
     return {
         "date": date.today().isoformat(),
         "device": device.type,
         "machine": machine(device),
-        "versions": versions(),
+        "versions": versions(*peers),
     }
 
 
-def setting_of(recipe: Recipe, device: torch.device) -> Found:
-    """Of a measurement of training steps."""
-    return setting(device) | {
+def setting_of(recipe: Recipe, device: torch.device, *peers: str) -> Result:
+    """What setting() says, and the fields of the recipe that decide how long a step takes."""
+    return setting(device, *peers) | {
         "recipe": recipe.name,
         "model": recipe.model.name,
         "image_size": recipe.data.image_size,
@@ -37,25 +39,33 @@ def setting_of(recipe: Recipe, device: torch.device) -> Found:
     }
 
 
-def said(found: Found) -> list[str]:
-    """The machine and the versions, a line each."""
-    here = found["machine"]
+def machine_lines(result: Result) -> list[str]:
+    """The lines of a report on what setting() has noted: the machine, and the versions."""
+    hardware = result["machine"]
     return [
-        f"{here['gpu'] or 'no GPU'}; {here['cpu']}, {here['cores']} cores, threads: "
-        f"{here['threads_of_torch']}, load average {here['load_average']:.1f} before",
-        ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        + f"; {found['date']}",
+        f"{hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores, threads: "
+        f"{hardware['threads_of_torch']}, load average {hardware['load_average']:.1f} before",
+        ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+        + f"; {result['date']}",
     ]
 
 
-def said_of(found: Found) -> list[str]:
-    """The recipe too."""
-    batch = found["workers"] * found["worker_batch"]
-    layout = "channels_last" if found["channels_last"] else "channels first"
+def recipe_lines(result: Result) -> list[str]:
+    """The lines of a report on what setting_of() has noted: the recipe, and machine_lines."""
+    batch = result["workers"] * result["worker_batch"]
+    layout = "channels_last" if result["channels_last"] else "channels first"
     return [
-        f"{found['recipe']}: {found['model']} on images of {found['image_size']}, batch {batch} = "
-        f"{found['workers']} workers x {found['worker_batch']}, workers_per_pass "
-        f"{found['workers_per_pass']}, {found['precision']}, {layout}"
-        f"{', compiled' if found['compile'] else ''}, device {found['device']}",
-        *said(found),
+        f"{result['recipe']}: {result['model']} on images of {result['image_size']}, batch {batch} "
+        f"= {result['workers']} workers x {result['worker_batch']}, workers_per_pass "
+        f"{result['workers_per_pass']}, {result['precision']}, {layout}"
+        f"{', compiled' if result['compile'] else ''}, device {result['device']}",
+        *machine_lines(result),
     ]
+
+
+def check_not_launched(what: str) -> None:
+    """Raise Refused if a launcher has started several processes; `what` says what is measured."""
+    if (launch := detect()).world_size > 1:
+        raise Refused(
+            f"{launch.launcher} started {launch.world_size} processes, and {what}; start it without"
+        )

@@ -19,10 +19,10 @@ CONFIDENCE = 0.95
 LEAST_ROUNDS = 6
 """With fewer, even the whole range of the rounds holds the median with less than 95 %."""
 
-Work = Callable[[int], int]
+TimedWork = Callable[[int], int]
 """Does the work of a round, given its number, to the end; returns how much that was."""
-Rounds = dict[str, list[float]]
-"""Of each candidate, what it did per second in each round."""
+Samples = dict[str, list[float]]
+"""A number of each candidate in each round: mostly how much it did per second."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,18 @@ class Estimate:
         """Whether this is at most the bar: `yes`, `no`, or `not resolved` if the bar is inside."""
         return {"yes": "no", "no": "yes"}.get(self.against(bar), "not resolved")
 
+    def shown(self, form: str) -> str:
+        """The median and its interval, all in the format `form`, such as `.3f`."""
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
 
-def measure(candidates: Mapping[str, Work], rounds: int, *, what: str) -> Rounds:
+
+def measure(candidates: Mapping[str, TimedWork], rounds: int, *, what: str) -> Samples:
     """The speed of every candidate in every round, after a first one that does not count.
 
     Neighbours are in each other's way most, so every round goes through them in another order.
     """
     check_rounds(rounds)
-    speeds: Rounds = {name: [] for name in candidates}
+    speeds: Samples = {name: [] for name in candidates}
     names = list(candidates)
     total = (rounds + 1) * len(names)
     with tqdm(total=total, desc=what, unit="", disable=None, leave=False) as bar:
@@ -80,13 +84,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
-def ratio(speeds: Rounds, name: str, baseline: str) -> Estimate:
+def ratio(speeds: Samples, name: str, baseline: str) -> Estimate:
     """How many times as fast as the baseline a candidate is, compared within each round."""
     pairs = zip(speeds[name], speeds[baseline], strict=True)
     return estimate([ours / theirs for ours, theirs in pairs])
 
 
-def cost(speeds: Rounds, name: str, baseline: str) -> Estimate:
+def cost(speeds: Samples, name: str, baseline: str) -> Estimate:
     """How many times the baseline's time a candidate takes, compared within each round."""
     return ratio(speeds, baseline, name)
 

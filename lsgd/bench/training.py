@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from lsgd.bench.loaders import Alike, consume, finish, passes_of_step, requests
-from lsgd.bench.timing import Rounds, estimate, measure, ratio
+from lsgd.bench.loaders import LoaderSetting, consume, finish, passes_of_step, requests
+from lsgd.bench.timing import Samples, estimate, measure, ratio
 from lsgd.inputs import Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
@@ -14,11 +14,11 @@ MODEL, TOGETHER = "the model", "together"
 
 
 @dataclass(frozen=True)
-class Training:
+class FedTraining:
     """What was measured, with the loader that fed the training."""
 
     loader: str
-    speeds: Rounds
+    speeds: Samples
     waiting: list[float]
     """The share of each round of both together in which the model waited for images."""
 
@@ -41,18 +41,18 @@ class Training:
 
 
 def measure_training(
-    alike: Alike, name: str, inputs: Inputs, *, rounds: int, steps: int
-) -> Training:
+    common: LoaderSetting, name: str, inputs: Inputs, *, rounds: int, steps: int
+) -> FedTraining:
     """Rounds of that many steps, fed by this loader, by images that are on the device already, and
     the loader alone."""
-    recipe, device = alike.recipe, alike.device
+    recipe, device = common.recipe, common.device
     plan = [
         [passes_of_step(recipe, number * steps + step) for step in range(steps)]
         for number in range(rounds + 1)
     ]
     passes = [[each for of_step in of_round for each in of_step] for of_round in plan]
     images = [sum(len(each.examples) for each in of_round) for of_round in passes]
-    learner = Learner(recipe, alike.comm, device)
+    learner = Learner(recipe, common.comm, device)
     on_device = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     waited = [0.0] * (rounds + 1)
 
@@ -83,4 +83,4 @@ def measure_training(
         what="training",
     )
     counted = zip(waited[1:], images[1:], speeds[TOGETHER], strict=True)
-    return Training(name, speeds, [seconds * speed / count for seconds, count, speed in counted])
+    return FedTraining(name, speeds, [seconds * speed / count for seconds, count, speed in counted])

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
-from lsgd.files import whole
+from lsgd.files import new_folder, whole
 from lsgd.job.command import run_command
 from lsgd.plan import measured, paper
 from lsgd.plan.allreduce import ALGORITHMS
-from lsgd.plan.folder import new_folder
 from lsgd.plan.gradients import pieces
 from lsgd.plan.hardware import H200, PAPER, Hardware
 from lsgd.plan.step import Machine, Measured

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lsgd.bench.timing import Estimate, Rounds, cost, estimate, measure, ratio
+from lsgd.bench.timing import Estimate, Samples, cost, estimate, measure, ratio
 from lsgd.errors import Refused
 
 
@@ -36,7 +36,7 @@ def test_a_known_ratio_is_resolved_on_a_machine_that_slows_down() -> None:
 
 def test_equals_are_not_resolved() -> None:
     """Each is the faster one in some rounds, by as much as 10 %."""
-    speeds: Rounds = {"one": [100.0] * 7, "other": [104.0, 90.0, 101.0, 98.0, 110.0, 99.0, 97.0]}
+    speeds: Samples = {"one": [100.0] * 7, "other": [104.0, 90.0, 101.0, 98.0, 110.0, 99.0, 97.0]}
     assert ratio(speeds, "one", "other").against(1) == "not resolved"
     assert ratio(speeds, "other", "one").against(1) == "not resolved"
 
@@ -50,7 +50,7 @@ def test_a_bar_at_the_edge_of_the_interval_is_inside() -> None:
 
 def test_a_cost_is_a_ratio_of_times() -> None:
     """Half the speed is twice the time, and that is what must lie below the bar."""
-    speeds: Rounds = {"slow": [1.0, 2.0, 3.0] * 3, "fast": [2.0, 4.0, 6.0] * 3}
+    speeds: Samples = {"slow": [1.0, 2.0, 3.0] * 3, "fast": [2.0, 4.0, 6.0] * 3}
     assert cost(speeds, "slow", "fast") == Estimate(2, 2, 2)
     assert cost(speeds, "slow", "fast").within(1.9) == "no"
     assert cost(speeds, "slow", "fast").within(2.1) == "yes"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lsgd.plan.__main__ import main, take_sizes
-from lsgd.plan.folder import new_folder
 
 PLAN = ["+recipe=bs8k", "nodes=32", "gpus=8"]
 RUN = ["+recipe=fashion_bs1k", "nodes=2", "gpus=4", "--preset", "h200", "--run"]
@@ -162,15 +161,13 @@ def test_without_matplotlib(
     assert not (tmp_path / "plan").exists()
 
 
-def test_a_plan_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    def half_of_it() -> None:
-        with new_folder(tmp_path / "plan") as folder:
-            assert folder is not None
-            (folder / "plan.md").write_text("the table")
-            (folder / "nowhere/plan.png").write_bytes(b"")
-
+def test_a_plan_that_fails_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a part of it either: the table is written, and the plot finds no place."""
+    monkeypatch.setattr("lsgd.plan.__main__._plotter", lambda: lambda *_, **__: {"no/p.png": b""})
     with pytest.raises(FileNotFoundError):
-        half_of_it()
+        main([*PLAN, "--out", str(tmp_path / "plan")])
     assert list(tmp_path.iterdir()) == []
 
 

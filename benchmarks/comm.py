@@ -1,23 +1,33 @@
-"""What it costs to sum the gradients over processes: `python -m lsgd.bench comm`.
+"""What it costs to sum the gradients over processes: `python -m benchmarks.comm`.
 
 The report is Markdown, for a README as for a terminal.
 """
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from itertools import product
 
+from benchmarks.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OURS
 from lsgd.bench import results
 from lsgd.bench.job import FUSION, Job, numbers, open_job
-from lsgd.bench.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OURS
-from lsgd.bench.setting import Found, said_of, setting_of
-from lsgd.bench.table import head, row, shown
-from lsgd.bench.timing import Estimate, Rounds, Work, check_rounds, cost, estimate, measure
+from lsgd.bench.setting import Result, check_not_launched, recipe_lines, setting_of
+from lsgd.bench.timing import (
+    Estimate,
+    Samples,
+    TimedWork,
+    check_rounds,
+    cost,
+    estimate,
+    measure,
+)
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
+from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
+from lsgd.tables import markdown
 
 ABOUT = f"""\
 What does it cost to sum the gradients over processes? Training steps of a recipe's model, with
@@ -40,7 +50,7 @@ Over Horovod ours shares a job with hvd.DistributedOptimizer, so that they can t
 it Horovod's own fusion of 128 MiB, which a training run of lsgd switches off; several buckets may
 go as one here. HOROVOD_FUSION_THRESHOLD=0 before the command switches it off for both.
 
-  python -m lsgd.bench comm +recipe=bs256 inputs=synthetic data.image_size=64 worker_batch=8
+  python -m benchmarks.comm +recipe=bs256 inputs=synthetic data.image_size=64 worker_batch=8
   … --np 2 --passes 4 --rounds 60      fewer comparisons; many short rounds, with narrower intervals
 """
 
@@ -50,9 +60,14 @@ GOALS = {DDP: 1.03, HOROVOD: 1.0}
 """At most how many times the other's time a step of ours may take."""
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    return run_command(lambda: comm(argv))
+
+
+def comm(argv: Sequence[str]) -> None:
     """Measure what the command line asks for, print the report and keep it in --out."""
-    line = RecipeParser(program="lsgd.bench comm", about=ABOUT)
+    line = RecipeParser(program="benchmarks.comm", about=ABOUT)
     line.usage = (
         f"{line.usage} [--np N,…] [--accumulation N,…] [--over LIBRARY,…] [--rounds N] "
         "[--passes N] [--limit SECONDS] [--out FOLDER]"
@@ -69,110 +84,114 @@ def main(argv: Sequence[str]) -> None:
     recipe, options = line.read(argv)
     _check_comparable(recipe)
     libraries = options.over.split(",")
-    if unknown := [each for each in libraries if each not in OTHERS]:
+    if unknown := [library for library in libraries if library not in OTHERS]:
         raise Refused(f"--over {unknown[0]} is no library; write torch, horovod or torch,horovod")
+    check_not_launched("this benchmark starts its own")
     processes = numbers("--np", options.np, least=2)
     accumulations = numbers("--accumulation", options.accumulation, least=1)
     check_rounds(options.rounds)
     for option, value in (("--passes", options.passes), ("--limit", options.limit)):
         if value <= 0:
             raise Refused(f"{option} {value:g} is not possible; write a number above 0")
-    found = setting_of(recipe, pick_device(recipe.device)) | {
+    result = setting_of(recipe, pick_device(recipe.device)) | {
         "bucket_mb": recipe.comm.bucket_mb,
         "fusion": os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION),
         "rounds": options.rounds,
         "measured": [],
         "missing": {},
     }
-    with results.recording("comm", argv, options.out) as record:
+    with results.recording("comm", line.prog, argv, options.out) as record:
         for library, number in product(libraries, processes):
-            _bench_job(found, library, number, accumulations, options)
-            record.keep(found)
-        if not found["measured"]:
-            raise Refused("; ".join(found["missing"].values()))
-        record.end(found, report(found))
+            bench_job(result, library, number, accumulations, options)
+            record.keep(result)
+        if not result["measured"]:
+            raise Refused("; ".join(result["missing"].values()))
+        record.end(result, report(result))
 
 
-def report(found: Found) -> str:
-    """What was found, in Markdown."""
+def report(result: Result) -> str:
+    """What was measured, in Markdown."""
     lines = [
-        *said_of(found),
-        f"{found['rounds']} rounds; buckets of {found['bucket_mb']:g} MiB; medians (and intervals "
-        "of 95 %)",
+        *recipe_lines(result),
+        f"{result['rounds']} rounds; buckets of {result['bucket_mb']:g} MiB; medians (and "
+        "intervals of 95 %)",
         "",
     ]
     verdicts = []
-    for one in found["measured"]:
-        rounds, other = one["per_second"], OTHERS[one["library"]]
-        where = f"{one['processes']} processes, {one['over']}, accumulation {one['accumulation']}"
-        lines += _table(f"{where}, threads per process: {one['threads']}", rounds, other)
+    for job in result["measured"]:
+        rounds, other = job["per_second"], OTHERS[job["library"]]
+        where = f"{job['processes']} processes, {job['over']}, accumulation {job['accumulation']}"
+        lines += [_table(f"{where}, threads per process: {job['threads']}", rounds, other), ""]
         if other in rounds:
             times, goal = cost(rounds, OURS, other), GOALS[other]
             verdicts.append(
                 f"- {where}: a step of ours takes at most {goal:g} times that of {other}: "
                 f"{times.within(goal)}, "
-                f"{shown(times, '.3f')}; after {COMPARED_AFTER} steps their parameters were "
-                f"{one['apart'][other]:.1g} apart"
+                f"{times.shown('.3f')}; after {COMPARED_AFTER} steps their parameters were "
+                f"{job['apart'][other]:.1g} apart"
             )
-    if any(one["library"] == "horovod" for one in found["measured"]):
+    if any(job["library"] == "horovod" for job in result["measured"]):
         verdicts.append(
-            f"- over Horovod all ran with HOROVOD_FUSION_THRESHOLD={found['fusion']}; a training "
+            f"- over Horovod all ran with HOROVOD_FUSION_THRESHOLD={result['fusion']}; a training "
             "run of lsgd has 0"
         )
-    verdicts += [f"- {what} is not measured: {why}" for what, why in found["missing"].items()]
+    verdicts += [f"- {what} is not measured: {why}" for what, why in result["missing"].items()]
     return "\n".join([*lines, *verdicts])
 
 
-def exposed(rounds: Rounds, name: str) -> Estimate:
+def exposed(rounds: Samples, name: str) -> Estimate:
     """The milliseconds by which the sums make a step longer."""
     pairs = zip(rounds[name], rounds[BARE], strict=True)
     return estimate([1000 * (1 / step - 1 / bare) for step, bare in pairs])
 
 
-def hidden(rounds: Rounds, name: str) -> Estimate:
+def hidden(rounds: Samples, name: str) -> Estimate:
     """The share of the sums that a candidate hides behind the backward pass, in percent."""
     each = zip(rounds[name], rounds[BARE], rounds[ALONE], strict=True)
     return estimate([100 * (1 - (1 / step - 1 / bare) * alone) for step, bare, alone in each])
 
 
-def _table(title: str, rounds: Rounds, other: str) -> list[str]:
-    lines = head(title, "ms a step", f"times {BARE}", "ms exposed", "% hidden")
+def _table(title: str, rounds: Samples, other: str) -> str:
+    rows = []
     for name in (OURS, other, BARE, ALONE):
         if name in rounds:
             takes_part = name in (OURS, other)
-            lines.append(
-                row(
+            rows.append(
+                [
                     name,
-                    shown(estimate([1000 / each for each in rounds[name]]), ".1f"),
-                    shown(cost(rounds, name, BARE), ".3f") if name != BARE else "1",
-                    shown(exposed(rounds, name), ".1f") if takes_part else "",
-                    shown(hidden(rounds, name), ".0f") if takes_part else "",
-                )
+                    estimate([1000 / speed for speed in rounds[name]]).shown(".1f"),
+                    cost(rounds, name, BARE).shown(".3f") if name != BARE else "1",
+                    exposed(rounds, name).shown(".1f") if takes_part else "",
+                    hidden(rounds, name).shown(".0f") if takes_part else "",
+                ]
             )
-    return [*lines, ""]
+    return markdown([title, "ms a step", f"times {BARE}", "ms exposed", "% hidden"], rows)
 
 
-def _bench_job(
-    found: Found, library: str, processes: int, accumulations: Sequence[int], options: Namespace
+def bench_job(
+    result: Result, library: str, processes: int, accumulations: Sequence[int], options: Namespace
 ) -> None:
-    """Measure one job, and note why what could not be."""
-    at = f"{processes} processes over {library}"
-    print(f"{at}, {options.rounds} rounds", flush=True)
+    """Measure one job: each number of accumulated passes becomes an entry of `measured`, or
+    `missing` says why it has none."""
+    where = f"{processes} processes over {library}"
+    print(f"{where}, {options.rounds} rounds", flush=True)
     left = list(accumulations)
     try:
-        with open_job("reductions", library, processes, options.words, limit=options.limit) as job:
+        with open_job(
+            "benchmarks.reductions", library, processes, options.words, limit=options.limit
+        ) as job:
             for accumulation in accumulations:
-                facts = job.ask("open", accumulation)
+                facts = job.prepare(accumulation)
                 steps = max(1, round(options.passes / accumulation))
                 names = [name for name in (OURS, OTHERS[library], BARE) if name in facts["names"]]
                 per_second = measure(
-                    {name: _work(job, name, steps) for name in (*names, ALONE)},
+                    {name: _steps(job, name, steps) for name in (*names, ALONE)},
                     options.rounds,
-                    what=f"{at}, accumulation {accumulation}",
+                    what=f"{where}, accumulation {accumulation}",
                 )
                 for name, why in facts.pop("missing").items():
-                    found["missing"][f"{name}, {at}, accumulation {accumulation}"] = why
-                found["measured"].append(
+                    result["missing"][f"{name}, {where}, accumulation {accumulation}"] = why
+                result["measured"].append(
                     {
                         "library": library,
                         "processes": processes,
@@ -185,12 +204,12 @@ def _bench_job(
                 left.remove(accumulation)
     except Refused as refusal:
         for accumulation in left:
-            found["missing"][f"{at}, accumulation {accumulation}"] = str(refusal)
+            result["missing"][f"{where}, accumulation {accumulation}"] = str(refusal)
 
 
-def _work(job: Job, name: str, steps: int) -> Work:
+def _steps(job: Job, candidate: str, steps: int) -> TimedWork:
     def work(number: int) -> int:
-        job.ask(name, steps)
+        job.run(candidate, steps)
         return steps
 
     return work
@@ -208,3 +227,7 @@ def _check_comparable(recipe: Recipe) -> None:
             "compile=true is not for this benchmark, whose models are not compiled; write "
             "compile=false"
         )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -18,8 +18,11 @@ from lsgd.rules.sampler import Pass
 
 
 class Torchvision:
-    """As in references/classification/train.py: the accuracies and the loss of every batch are
-    read, and so waited for. bfloat16 is by autocast, for which it would take float16."""
+    """The step of references/classification/train.py.
+
+    The accuracies and the loss of every batch are read, and so waited for. bfloat16 is by autocast,
+    for which the script would take float16.
+    """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.device, self.dtype = device, DTYPES[recipe.precision]
@@ -31,7 +34,7 @@ class Torchvision:
         self.optimizer = self.make_optimizer(recipe)
 
     def make_optimizer(self, recipe: Recipe) -> torch.optim.Optimizer:
-        """SGD with weight decay for all parameters."""
+        """Returns SGD with weight decay for all parameters."""
         return torch.optim.SGD(
             self.model.parameters(),
             lr=recipe.lr(0),
@@ -41,7 +44,7 @@ class Torchvision:
         )
 
     def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
-        """The images of a step of the recipe, in as many updates as there are passes."""
+        """Train on the images of a step of the recipe, in as many updates as there are passes."""
         with torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True):
             for _ in passes:
                 images, labels = next(batches)
@@ -51,7 +54,7 @@ class Torchvision:
                 self.update(images, labels.to(self.device, non_blocking=True))
 
     def update(self, images: Tensor, labels: Tensor) -> None:
-        """One batch of the script."""
+        """Train on one batch, as the script does."""
         logits, loss = self.loss(images, labels)
         self.optimizer.zero_grad()
         loss.backward()
@@ -70,10 +73,10 @@ class Torchvision:
 
 
 class Timm(Torchvision):
-    """As in train.py of timm, with timm's own optimizer; the loss is read too seldom to count."""
+    """The step of timm's train.py, with timm's optimizer; the loss is read too seldom to count."""
 
     def make_optimizer(self, recipe: Recipe) -> torch.optim.Optimizer:
-        """SGD as timm makes it; raises Refused if timm is not installed."""
+        """Returns SGD as timm makes it; raises Refused if timm is not installed."""
         import lsgd.vision  # noqa: F401  timm needs torchvision, which this makes importable
 
         try:
@@ -90,7 +93,7 @@ class Timm(Torchvision):
         return optimizer
 
     def update(self, images: Tensor, labels: Tensor) -> None:
-        """One batch of the script."""
+        """Train on one batch, as the script does."""
         _, loss = self.loss(images, labels)
         loss.backward()
         self.optimizer.step()

@@ -1,9 +1,11 @@
 """Training steps that differ in one thing: who sums the gradients over the processes, and when.
 
 All have the same model, images, passes, per-worker BN, loss and optimizer, and so come to the same
-parameters; but for the one that sums nothing.
+parameters; but for the one that sums nothing. `python -m benchmarks.reductions` is a process of a
+job that makes such steps; see lsgd.bench.member.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from lsgd.bench.member import main
 from lsgd.comm import Comm
 from lsgd.comm.reducer import Reducer
 from lsgd.inputs import Batch
@@ -33,15 +36,15 @@ COMPARED_AFTER = 3
 
 
 class Reductions:
-    """See Works. The setting is how many passes a process accumulates in a step."""
+    """An Assignment whose setting is how many passes a process accumulates in a step."""
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
         self.recipe, self.comm, self.device = recipe, comm, device
-        self.works: Mapping[str, Callable[[int], None]] = {}
+        self.candidates: Mapping[str, Callable[[int], None]] = {}
 
-    def open(self, setting: int) -> dict[str, Any]:
+    def prepare(self, setting: int) -> dict[str, Any]:
         """Make the candidates that the library of this job allows."""
-        self.works = {}  # the former ones leave the memory first
+        self.candidates = {}  # the former ones leave the memory first
         workers = self.comm.world_size * setting * self.recipe.pass_workers
         recipe = replace(self.recipe, workers=workers)
         batches = _batches(recipe, setting, self.comm.rank, self.device)
@@ -54,8 +57,8 @@ class Reductions:
         ours = candidates[OURS]
         assert isinstance(ours, Ours)
         flats = [torch.zeros_like(bucket.flat) for bucket in ours.reducer.buckets]
-        self.works = {name: each.steps for name, each in candidates.items()}
-        self.works |= {ALONE: lambda number: _sums(flats, self.comm, number)}
+        self.candidates = {name: each.steps for name, each in candidates.items()}
+        self.candidates |= {ALONE: lambda number: _sums(flats, self.comm, number)}
         return {
             "over": self.comm.library,
             "threads": torch.get_num_threads(),
@@ -119,22 +122,22 @@ class Candidate:
             self.optimizer.step()
 
     def prepare(self, recipe: Recipe) -> None:
-        """Put in place who sums the gradients."""
+        """Put in place what sums the gradients: here nothing."""
 
     def start(self) -> None:
-        """Before the passes of a step."""
+        """Called before the passes of a step."""
         self.optimizer.zero_grad()
 
     def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around each pass."""
+        """Return the context in which a pass is made."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Of the loss summed over the examples of a pass: the others average over processes."""
+        """Add the gradients of the loss summed over a pass; the others average over processes."""
         (loss * (self.comm.world_size / self.examples)).backward()
 
     def finish(self) -> None:
-        """After the passes, and before the update."""
+        """Called after the passes, and before the update."""
 
 
 class Bare(Candidate):
@@ -142,10 +145,10 @@ class Bare(Candidate):
 
 
 class Ours(Candidate):
-    """Through lsgd's Reducer, as lsgd.train does, with its flags and its norm."""
+    """Gradients are summed by lsgd's Reducer, as lsgd.train does, with its flags and its norm."""
 
     def prepare(self, recipe: Recipe) -> None:
-        """See Candidate."""
+        """Make the Reducer, whose flags stop the optimizer."""
         self.reducer = Reducer(
             self.model.parameters(),
             self.comm,
@@ -155,15 +158,15 @@ class Ours(Candidate):
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
 
     def start(self) -> None:
-        """See Candidate."""
+        """Begin a step of the Reducer, instead of clearing the gradients."""
         self.reducer.start(self.examples, len(self.batches))
 
     def backward(self, loss: Tensor) -> None:
-        """See Candidate."""
+        """Add the gradients of a pass, and start the sums that are complete."""
         self.reducer.backward(loss)
 
     def finish(self) -> None:
-        """See Candidate."""
+        """Wait for the sums."""
         self.reducer.finish()
 
 
@@ -174,7 +177,7 @@ class TorchDDP(Candidate):
     """
 
     def prepare(self, recipe: Recipe) -> None:
-        """See Candidate."""
+        """Wrap the model."""
         # If it is named, DDP has no small first bucket, which otherwise starts the sums early.
         size = recipe.comm.bucket_mb
         self.forward = self.wrapper = DistributedDataParallel(
@@ -185,7 +188,7 @@ class TorchDDP(Candidate):
         )
 
     def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
-        """See Candidate."""
+        """Return the context in which all passes but the last sum nothing."""
         return nullcontext() if last else self.wrapper.no_sync()
 
 
@@ -193,8 +196,8 @@ class HorovodOptimizer(Candidate):
     """Horovod's wrapper of the optimizer, which sums the passes and averages over the processes."""
 
     def prepare(self, recipe: Recipe) -> None:
-        """See Candidate."""
-        from lsgd.bench.horovod_optimizer import distributed_optimizer
+        """Wrap the optimizer."""
+        from benchmarks.horovod_optimizer import distributed_optimizer
 
         self.optimizer = distributed_optimizer(self.optimizer, self.model, len(self.batches))
 
@@ -222,3 +225,7 @@ def _apart(one: nn.Module, other: nn.Module) -> float:
     """The largest difference of any two parameters."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max((a.detach() - b.detach()).abs().max().item() for a, b in pairs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Reductions, sys.argv[1:]))

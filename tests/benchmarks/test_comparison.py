@@ -1,20 +1,22 @@
-"""What `bench step` and `bench batchnorm` compare is the same step, but for what they measure."""
+"""The steps that benchmarks.step and batchnorm compare differ in nothing but what they measure."""
 
 import json
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks import batchnorm, comparison, step
+from benchmarks.bare_loop import BareLoop
+from benchmarks.scripts import with_plain_batchnorm
 from lsgd import config
-from lsgd.bench import steps
-from lsgd.bench.__main__ import main
-from lsgd.bench.bare import BareLoop
 from lsgd.bench.loaders import passes_of_step
-from lsgd.bench.scripts import with_plain_batchnorm
 from lsgd.comm.single import SingleComm
 from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.job.launcher import Launch
 from lsgd.learner import Learner
 from lsgd.models import make_network
 from lsgd.recipe import Recipe
@@ -29,7 +31,7 @@ def recipe(*words: str) -> Recipe:
     return config.load_recipe([*SMALL, *words])
 
 
-def make_steps(made: Recipe, step: steps.Step, count: int) -> None:
+def make_steps(made: Recipe, step: comparison.StepFunction, count: int) -> None:
     """The first steps of the run, on other images each."""
     inputs = SyntheticInputs(made.data, seed=1, device=CPU)
     for number in range(count):
@@ -67,14 +69,15 @@ def kinds(learner: Learner) -> dict[str, type]:
     return {name: type(module) for name, module in learner.model.named_modules()}
 
 
-def test_the_batchnorms_differ_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def either_learner(made: Recipe) -> tuple[Learner, Learner]:
+    """With per-worker BN, and with plain BN."""
+    learners = batchnorm.learners(made, SingleComm(), CPU)
+    return learners[batchnorm.PER_WORKER], learners[batchnorm.PLAIN]
+
+
+def test_the_batchnorms_differ_in_nothing_else() -> None:
     """With a worker in the pass they are the same step, bit by bit; with four they are not."""
-    learners: list[Learner] = []
-    monkeypatch.setattr(steps, "_ours", lambda learner: learners.append(learner))
-    steps.with_either_batchnorm(recipe("workers_per_pass=2"), SingleComm(), CPU)
-    plain, per_worker = sorted(
-        learners, key=lambda learner: nn.BatchNorm2d not in kinds(learner).values()
-    )
+    per_worker, plain = either_learner(recipe("workers_per_pass=2"))
     for name, kind in kinds(per_worker).items():
         swapped = kind is WorkerBatchNorm2d
         assert kinds(plain)[name] is (nn.BatchNorm2d if swapped else kind)
@@ -82,8 +85,7 @@ def test_the_batchnorms_differ_in_nothing_else(monkeypatch: pytest.MonkeyPatch) 
 
     def after(workers: int) -> list[list[Tensor]]:
         made = recipe(f"workers={workers}", "workers_per_pass=4", "schedule.warmup=none")
-        learners.clear()
-        steps.with_either_batchnorm(made, SingleComm(), CPU)
+        learners = either_learner(made)
         for learner in learners:
             make_steps(made, lambda *args, learner=learner: train_step(learner, *args), 2)
         return [[p.detach() for p in learner.model.parameters()] for learner in learners]
@@ -92,13 +94,10 @@ def test_the_batchnorms_differ_in_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     assert not any(map(torch.equal, *after(4)))
 
 
-def test_running_statistics_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_statistics_are_kept_once() -> None:
     """Plain BN pays for its own alone: the layers' move, and lsgd's stay."""
-    learners: list[Learner] = []
-    monkeypatch.setattr(steps, "_ours", lambda learner: learners.append(learner))
     made = recipe("workers_per_pass=2")
-    steps.with_either_batchnorm(made, SingleComm(), CPU)
-    plain = next(each for each in learners if nn.BatchNorm2d in kinds(each).values())
+    _, plain = either_learner(made)
     layers = [layer for layer in plain.model.modules() if isinstance(layer, nn.BatchNorm2d)]
     make_steps(made, lambda *args: train_step(plain, *args), 1)
     assert all(layer.running_mean.any() for layer in layers)
@@ -112,7 +111,7 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
     """With one update for each pass, as SGD on the mean loss of its images with plain BN."""
     words = ["workers_per_pass=4", "optim.weight_decay=0", "precision=float64"]
     made = recipe(*words, "channels_last=true")
-    script = steps.SCRIPTS[f"{library}'s training step"](made, CPU)
+    script = step.SCRIPTS[f"{library}'s training step"](made, CPU)
     layer = next(each for each in script.model.modules() if isinstance(each, nn.BatchNorm2d))
     assert type(layer) is nn.BatchNorm2d
     passes = passes_of_step(made, 0)
@@ -136,22 +135,32 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
         assert not torch.allclose(theirs, before, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["step", "batchnorm"])
-def test_the_whole_command(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("main", "compared"), [(step.main, step.STEP), (batchnorm.main, batchnorm.BATCHNORM)]
+)
+def test_the_whole_command(
+    main: Callable[[list[str]], int],
+    compared: comparison.Comparison,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Both are timed in each round, and the ratio is judged against the goal."""
     out = tmp_path / "out"
     words = [*SMALL, "workers=4", "workers_per_pass=2", "schedule.warmup=none"]
-    assert main([name, *words, "--rounds", "6", "--steps", "1", "--out", str(out)]) == 0
-    found = json.loads((out / f"{name}.json").read_text())
-    comparison = {"step": steps.STEP, "batchnorm": steps.BATCHNORM}[name]
+    assert main([*words, "--rounds", "6", "--steps", "1", "--out", str(out)]) == 0
+    found = json.loads((out / f"{compared.name}.json").read_text())
+    assert found["command"].startswith(f"python -m benchmarks.{compared.name} +recipe=digits ")
+    assert ("timm" in found["versions"]) == (
+        compared is step.STEP and find_spec("timm") is not None
+    )
     measured = [*found["images_per_second"], *found["missing"]]
-    assert measured == [comparison.one, comparison.other, *comparison.scripts]
+    assert measured == [compared.one, compared.other, *compared.scripts]
     assert all(
         len(speeds) == 6 and min(speeds) > 0 for speeds in found["images_per_second"].values()
     )
     said = (out / "README.md").read_text()
     assert said in capsys.readouterr().out
-    assert f"- {comparison.one}, at most {comparison.goal:g} times the time of" in said
+    assert f"- {compared.one}, at most {compared.goal:g} times the time of" in said
     assert "batch 64 = 4 workers x 16" in said
 
 
@@ -166,24 +175,35 @@ def test_a_step_that_costs_more_is_called_so() -> None:
         "machine": {"gpu": None, "cpu": "c", "cores": 1, "threads_of_torch": 1, "load_average": 0},
     }  # fmt: skip
     for ours, verdict in ((90.0, "no, 1.111"), (110.0, "yes, 0.909"), (98.1, "yes, 1.019")):
-        speeds = {steps.OURS: [ours] * 6, steps.BARE: [100.0] * 6}
-        assert verdict in steps.report(
-            steps.STEP, found | {"images_per_second": speeds, "missing": {}}
+        speeds = {step.OURS: [ours] * 6, step.BARE: [100.0] * 6}
+        assert verdict in comparison.report(
+            step.STEP, found | {"images_per_second": speeds, "missing": {}}
         )
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("main", "words", "message"),
     [
-        (["step", "+recipe=digits", "--rounds", "5"], "--rounds 5 is too few"),
-        (["batchnorm", "+recipe=digits", "--steps", "0"], "--steps 0 is not possible"),
-        (["batchnorm", *SMALL, "workers_per_pass=1"], "workers_per_pass=1 leaves one worker"),
-        (["step", "+recipe=digits", "optim.equation=10"], "optim.equation=10 is not PyTorch's SGD"),
-        (["memory", "+recipe=digits", "--passes", "1"], "--passes 1 leaves nothing to compare"),
+        (step.main, ["+recipe=digits", "--rounds", "5"], "--rounds 5 is too few"),
+        (batchnorm.main, ["+recipe=digits", "--steps", "0"], "--steps 0 is not possible"),
+        (batchnorm.main, [*SMALL, "workers_per_pass=1"], "workers_per_pass=1 leaves one worker"),
+        (step.main, ["+recipe=digits", "optim.equation=10"], "optim.equation=10 is not PyTorch's"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[[list[str]], int],
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(argv) == 2
+    assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_steps_of_one_process_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lsgd.bench.setting.detect", lambda: Launch("torchrun", world_size=2))
+    assert step.main(SMALL) == 2
+    said = capsys.readouterr().err
+    assert "torchrun started 2 processes, and the steps of one are measured; start it" in said

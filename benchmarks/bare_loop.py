@@ -15,8 +15,10 @@ from lsgd.rules.sampler import Pass
 
 
 class BareLoop:
-    """The recipe's model, batch, passes, precision, per-worker BN and fused SGD, and nothing else:
-    no reducer, no tally and no guard."""
+    """A loop with the recipe's model, batch, passes, precision, per-worker BN and fused SGD.
+
+    It has nothing else: no reducer, no tally and no guard.
+    """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         if recipe.optim.equation != 9:
@@ -41,7 +43,7 @@ class BareLoop:
         )
 
     def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
-        """See lsgd.step.train_step."""
+        """Make a step of the run from the images and labels of each pass, as train_step does."""
         bfloat16 = self.recipe.precision == "bfloat16"
         self.optimizer.zero_grad()
         for each in passes:

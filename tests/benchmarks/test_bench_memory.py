@@ -1,26 +1,15 @@
-"""`bench memory` measures a process of its own, and sees what a step holds on to."""
+"""benchmarks.memory measures a process of its own, and sees what a step holds on to."""
 
-import os
-import signal
-import time
-from collections.abc import Callable
-from multiprocessing import active_children
+import json
+from pathlib import Path
 
 import pytest
 
-from lsgd import config
-from lsgd.bench import memory
-from lsgd.bench.fresh import in_fresh_process
-from lsgd.bench.memory import peak, resident_peak
-from lsgd.bench.timing import check_rounds
-from lsgd.errors import Refused
-from lsgd.recipe import Recipe
+from benchmarks import memory
+from benchmarks.memory import main, peak
+from benchmarks.step_memory import resident_peak
 
 WORDS = ["+recipe=digits", "device=cpu", "worker_batch=64", "data.image_size=24"]
-
-
-def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*WORDS, *words])
 
 
 @pytest.mark.slow
@@ -33,13 +22,14 @@ def test_the_peak_stays_when_what_made_it_has_gone() -> None:
     assert resident_peak() - before > grown - 5_000_000
 
 
+@pytest.mark.distributed
 @pytest.mark.slow
 def test_a_pass_is_seen_and_more_of_them_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass four times as large needs more; four passes do not, and this process counts not."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1048576")  # no holes between freed tensors
     held = b"x" * 400_000_000  # a fork would begin at the peak that this makes
     one, four, larger = (
-        peak(recipe(f"workers_per_pass={size}"), passes, limit=120)
+        peak([*WORDS, f"workers_per_pass={size}"], passes, limit=120)
         for size, passes in ((4, 1), (4, 4), (16, 1))
     )
     assert 100_000_000 < one < resident_peak() - len(held) / 4
@@ -53,23 +43,40 @@ def test_what_a_pass_adds() -> None:
     assert memory.added(peaks, "1", "32").median == 0.5
 
 
+def test_the_whole_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With made-up peaks, of the words and the passes that a process is to have."""
+    words = ["+recipe=digits", "device=cpu", "worker_batch=2"]
+
+    def made_up(given: list[str], passes: int, limit: float) -> int:
+        assert (given, limit) == (words, 9)
+        return 2**20 * (100 + passes)
+
+    monkeypatch.setattr(memory, "peak", made_up)
+    options = ["--rounds", "6", "--passes", "3", "--limit", "9", "--out", str(tmp_path / "out")]
+    assert main([*words, *options]) == 0
+    found = json.loads((tmp_path / "out" / "memory.json").read_text())
+    assert found["peak_bytes"] == {"1": [101 * 2**20] * 6, "3": [103 * 2**20] * 6}
+    assert found["image_bytes"] == 8 * 8 * 4
+    said = capsys.readouterr().out
+    assert "- 3 passes, at most 1.02 times a single one: yes, 1.0198 (" in said
+    assert "each more than the first adds 1.00 (1.00 to 1.00) MiB, and its images are of" in said
+
+
 @pytest.mark.parametrize(
-    ("function", "argument", "why"),
+    ("words", "message"),
     [
-        (os._exit, 7, r"died \(exit code 7, .*\); mend that first"),
-        (signal.raise_signal, signal.SIGKILL, r"died \(exit code -9, "),
-        (time.sleep, 600, "did not end in 5 s; mend that first"),
-        (check_rounds, 2, "--rounds 2 is too few"),
+        (["--passes", "1"], "--passes 1 leaves nothing to compare"),
+        (["--limit", "0"], "--limit 0 is not possible"),
+        (["--rounds", "5"], "--rounds 5 is too few"),
     ],
 )
-def test_a_process_that_fails_is_said_in_a_sentence(
-    function: Callable[..., object], argument: object, why: str
+def test_what_makes_no_sense_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begin = time.monotonic()
-    with pytest.raises(Refused, match=why):
-        in_fresh_process(5, function, argument)
-    assert time.monotonic() - begin < 60
-    assert active_children() == []
+    assert main(["+recipe=digits", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_growth_is_judged() -> None:

@@ -1,0 +1,51 @@
+"""What does lsgd's training step cost? `python -m benchmarks.step`."""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.bare_loop import BareLoop
+from benchmarks.comparison import Comparison, StepFunction, compare, step_of
+from benchmarks.scripts import Timm, Torchvision
+from lsgd.comm import Comm
+from lsgd.job.command import run_command
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+
+OURS, BARE = "lsgd's step", "a bare loop"
+SCRIPTS = {"torchvision's training step": Torchvision, "timm's training step": Timm}
+
+
+def step_and_bare(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
+    """lsgd's step with its reducer, tally and guard, and the loop without."""
+    return {OURS: step_of(Learner(recipe, comm, device)), BARE: BareLoop(recipe, device).step}
+
+
+STEP = Comparison(
+    name="step",
+    about="""\
+What does lsgd's training step cost? Against a loop written by hand in PyTorch: zero_grad, forward,
+cross entropy and backward of each pass, fused SGD, with the same model, batch, passes, precision,
+per-worker BN and deterministic kernels, and the same result; but without reducer, counts and guard
+against what is not finite. Images are made up, and on the device already.
+
+  python -m benchmarks.step +recipe=fashion_bs1k
+  python -m benchmarks.step +recipe=bs256 workers_per_pass=8 precision=bfloat16 channels_last=true
+""",
+    one=OURS,
+    other=BARE,
+    goal=1.02,
+    steps=step_and_bare,
+    scripts=SCRIPTS,
+    peers=("timm",),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    return run_command(lambda: compare(STEP, argv))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""The jobs of benchmarks.comm; that jobs end well is seen in bench/test_job_launches.py."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reductions import ALONE, BARE, DDP, HOROVOD, OURS
+from lsgd.bench.job import open_job
+
+pytestmark = pytest.mark.distributed
+TINY = ["+recipe=digits", "workers_per_pass=2", "worker_batch=3", "comm.bucket_mb=0.03"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "other"),
+    [("torch", DDP), pytest.param("horovod", HOROVOD, marks=pytest.mark.horovod)],
+)
+def test_the_candidates_train_the_same_model(library: str, other: str) -> None:
+    """In float64, after 3 steps of 3 processes with 4 passes of 2 workers of 3 images each."""
+    words = [*TINY, "precision=float64", "model.last_gamma=1"]
+    with open_job("benchmarks.reductions", library, 3, words, limit=150) as job:
+        for accumulation in (4, 1):
+            facts = job.prepare(accumulation)
+            assert facts["images"] == 3 * accumulation * 6
+            assert len(facts["buckets"]) > 2
+            assert facts["names"] == [OURS, BARE, other]
+            assert facts["apart"][other] < 1e-12
+            assert [*facts["apart"]] == [other]
+            for name in (*facts["names"], ALONE):
+                job.run(name, 2)
+
+
+@pytest.mark.slow
+def test_the_whole_command(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--np", "2", "--accumulation", "1,2", "--over", "torch", "--rounds", "6"]
+    command = [sys.executable, "-m", "benchmarks.comm", *TINY, *options, "--passes", "2"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((out / "comm.json").read_text())
+    assert [each["accumulation"] for each in found["measured"]] == [1, 2]
+    assert [each["steps_per_round"] for each in found["measured"]] == [2, 1]
+    for each in found["measured"]:
+        assert {*each["per_second"]} == {OURS, DDP, BARE, ALONE}
+        assert all(len(speeds) == 6 for speeds in each["per_second"].values())
+    assert found["missing"] == {}
+    readme = (out / "README.md").read_text()
+    assert readme.strip() in done.stdout
+    verdict = (
+        r"- 2 processes, torch.distributed \(gloo\), accumulation 2: a step of ours takes at most"
+    )
+    assert re.search(rf"{verdict} 1.03 times that of {DDP}: (yes|no|not resolved), ", readme)
