@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -120,7 +121,7 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     chosen = {"inputs": "inputs.loader", "comm": "comm.library"}
     words = tuple(f"{chosen.get(key, key)}={value}" for key, value in map(_split, words))
     try:
-        merged = OmegaConf.merge(_schema(), values, OmegaConf.from_dotlist(list(words)))
+        merged = OmegaConf.merge(_schema(Recipe), values, OmegaConf.from_dotlist(list(words)))
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
             raise Refused(_missing(missing))
@@ -252,12 +253,13 @@ def recipes() -> list[str]:
     return sorted(names, key=with_size)
 
 
-def _schema() -> DictConfig:
-    """The recipe's types and defaults, into which values can be merged."""
-    schema: DictConfig = OmegaConf.structured(_blank(Recipe))
+@cache
+def _schema(kind: type[Recipe]) -> DictConfig:
+    """The types and defaults of a recipe's fields, to be merged with values and not changed."""
+    schema: DictConfig = OmegaConf.structured(_blank(kind))
     # The dataclasses are frozen, which OmegaConf takes for read-only, at every level of its own.
     OmegaConf.set_readonly(schema, None)
-    for entry in fields(Recipe):
+    for entry in fields(kind):
         if group_of(entry.type):
             OmegaConf.set_readonly(schema[entry.name], None)
             if entry.default is None:
@@ -279,7 +281,7 @@ def _blank(kind: Any) -> Any:
 def _compose(words: Sequence[str]) -> DictConfig:
     _check_words(words)
     # conf/config.yaml begins with these; their types are checked by from_mapping, which says more.
-    ConfigStore.instance().store("fields", OmegaConf.to_container(_schema()))
+    ConfigStore.instance().store("fields", OmegaConf.to_container(_schema(Recipe)))
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
