@@ -5,9 +5,10 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -120,7 +121,7 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     chosen = {"inputs": "inputs.loader", "comm": "comm.library"}
     words = tuple(f"{chosen.get(key, key)}={value}" for key, value in map(_split, words))
     try:
-        merged = OmegaConf.merge(_schema(), values, OmegaConf.from_dotlist(list(words)))
+        merged = OmegaConf.merge(_schema(Recipe), values, OmegaConf.from_dotlist(list(words)))
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
             raise Refused(_missing(missing))
@@ -137,10 +138,11 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
     assert isinstance(recipe, Recipe)
     for key, entry in all_fields(Recipe):
-        # OmegaConf looks at the numbers of a list of numbers, but not at lists in it.
-        numbers = OmegaConf.select(merged, key) if entry.type == list[float] else []
-        if not all(isinstance(number, float) for number in numbers):
-            _refuse_type(key, numbers)
+        # OmegaConf looks at the elements of a list, but not at lists in it.
+        if entry.type in (list[float], list[str]):
+            elements = OmegaConf.select(merged, key)
+            if not all(isinstance(element, get_args(entry.type)) for element in elements):
+                _refuse_type(key, elements)
     if recipe.data.skip_list:
         recipe = replace(recipe, data=_without_skipped(recipe.data))
     check(recipe)
@@ -252,16 +254,17 @@ def recipes() -> list[str]:
     return sorted(names, key=with_size)
 
 
-def _schema() -> DictConfig:
-    """The recipe's types and defaults, into which values can be merged."""
-    schema: DictConfig = OmegaConf.structured(_blank(Recipe))
+@cache
+def _schema(kind: type[Recipe]) -> DictConfig:
+    """The types and defaults of a recipe's fields, to be merged with values and not changed."""
+    schema: DictConfig = OmegaConf.structured(_blank(kind))
     # The dataclasses are frozen, which OmegaConf takes for read-only, at every level of its own.
     OmegaConf.set_readonly(schema, None)
-    for entry in fields(Recipe):
+    for entry in fields(kind):
         if group_of(entry.type):
             OmegaConf.set_readonly(schema[entry.name], None)
-            if entry.default is None:
-                schema[entry.name] = None
+            if entry.default_factory is MISSING:
+                schema[entry.name] = "???" if entry.default is MISSING else entry.default
     return schema
 
 
@@ -276,10 +279,17 @@ def _blank(kind: Any) -> Any:
     return kind(**values)
 
 
+def _defaults() -> dict[str, Any]:
+    """The values that conf/config.yaml begins with; from_mapping checks types, and says more."""
+    none = {entry.name: None for entry in fields(Recipe) if entry.default is None}
+    values = asdict(_blank(Recipe)) | none
+    del values["replaced"]  # which a rehearsal says, and no word
+    return values
+
+
 def _compose(words: Sequence[str]) -> DictConfig:
     _check_words(words)
-    # conf/config.yaml begins with these; their types are checked by from_mapping, which says more.
-    ConfigStore.instance().store("fields", OmegaConf.to_container(_schema()))
+    ConfigStore.instance().store("fields", _defaults())
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):

@@ -14,9 +14,9 @@ class Entry:
 
     recipe: str
     label: str
-    """What it says in the table, such as "gradual warmup"."""
+    """The table names the row so, such as "gradual warmup"."""
     like: str | None = None
-    """The recipe of the paper that this one stands for at a smaller scale."""
+    """At a smaller scale, the recipe stands for this one of the paper."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Claim:
     says: str
     recipe: str
     relation: str
-    """no_worse_than: at most `within` above the other's error; worse_than: above it."""
+    """no_worse_than is at most `within` above the other's error; worse_than is more than that."""
     other: str
     within: float = 0.0
-    """Points of top-1 error."""
+    """The margin is in points of top-1 error."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Study:
     title: str
     question: str
     source: str
-    """The table or figure of the paper, such as "Goyal et al. 2017, table 1"."""
+    """This names the table or figure of the paper, such as "Goyal et al. 2017, table 1"."""
     baseline: str
-    """The recipe that the others are compared with."""
+    """The others are compared with this recipe."""
     seeds: list[int]
     entries: list[Entry]
     claims: list[Claim] = field(default_factory=list)
 
 
 def check_study(study: Study, recipes: list[str]) -> None:
-    """Refuse a study that names what is not there, given the names of all recipes."""
-    here = [entry.recipe for entry in study.entries]
-    named = [entry.like for entry in study.entries if entry.like]
-    for name in (*here, *named):
+    """Raise Refused for a study that names what is not there, given the names of all recipes."""
+    trained = [entry.recipe for entry in study.entries]
+    stood_for = [entry.like for entry in study.entries if entry.like]
+    for name in (*trained, *stood_for):
         if name not in recipes:
             raise Refused(
                 f"study {study.name} has the recipe {name}, which does not exist; write one that "
@@ -60,12 +60,12 @@ def check_study(study: Study, recipes: list[str]) -> None:
             )
     compared = [name for claim in study.claims for name in (claim.recipe, claim.other)]
     for name in (study.baseline, *compared):
-        if name not in here:
+        if name not in trained:
             raise Refused(
                 f"study {study.name} compares {name}, which is not among its entries; write one of "
-                f"{', '.join(here)}"
+                f"{', '.join(trained)}"
             )
-    if len(set(here)) < len(here):
+    if len(set(trained)) < len(trained):
         raise Refused(f"study {study.name} has a recipe twice; write each entry once")
     if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
         raise Refused(
