@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
@@ -31,17 +32,19 @@ class Parser(argparse.ArgumentParser):
         raise Refused(f"{message}; --help says what there is")
 
 
-def run_command(command: Callable[[], object]) -> int:
+def run_command(command: Callable[[], object], *, member: bool = True) -> int:
     """Run a command line's work; returns the exit code, and says why it is not 0.
 
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
+    With member=False the command is none of a job's processes, such as one that starts jobs: it
+    has no number, and a supervisor neither counts it nor asks it to save.
     """
     try:
-        rank = detect().rank
+        rank = detect().rank if member else 0
     except Refused as error:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
-    with last_words(rank) as leave:
+    with last_words(rank) if member else nullcontext(_say_nothing) as leave:
         try:
             command()
         except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
@@ -58,3 +61,7 @@ def run_command(command: Callable[[], object]) -> int:
                 )
             return leave(130, "interrupted")
         return leave(0, "")
+
+
+def _say_nothing(code: int, why: str) -> int:
+    return code
