@@ -8,7 +8,7 @@ In a checkout launch/LAUNCHER.sh is the same, and installed `lsgd-launch LAUNCHE
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lsgd.errors import Refused
 from lsgd.job.command import run_command
@@ -18,22 +18,15 @@ from lsgd.launch.options import LAUNCHERS, LauncherParser, Request
 from lsgd.launch.slurm import slurm
 from lsgd.launch.start import Start
 
-
-def start(launcher: str, request: Request) -> Start:
-    """What this launcher starts or submits; raises Refused for options that do not fit together."""
-    match launcher:
-        case "local":
-            return local(request)
-        case "torchrun":
-            return torchrun(request)
-        case "horovodrun":
-            return horovodrun(request)
-        case "mpirun":
-            return mpirun(request)
-        case "slurm":
-            return slurm(request)
-        case _:
-            return k8s(request)
+STARTS: dict[str, Callable[[Request], Start]] = {
+    "local": local,
+    "torchrun": torchrun,
+    "horovodrun": horovodrun,
+    "mpirun": mpirun,
+    "slurm": slurm,
+    "k8s": k8s,
+}
+"""What each launcher starts or submits; all raise Refused for options that do not fit together."""
 
 
 def overview() -> str:
@@ -57,10 +50,10 @@ def launch(argv: Sequence[str]) -> None:
         names = ", ".join(sorted(LAUNCHERS))
         raise Refused(f"there is no launcher {launcher}; write one of {names}")
     request = LauncherParser(launcher).request(words)
-    job = start(launcher, request)
+    start = STARTS[launcher](request)
     if not request.prints:
-        job.go()
-    print(job.shown())
+        start.go()
+    print(start.shown())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lsgd.launch.__main__ import main
+from lsgd.launch.__main__ import STARTS, main
 from lsgd.launch.options import LAUNCHERS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
@@ -113,6 +113,7 @@ def test_it_refuses_in_one_sentence(
 
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_every_launcher_has_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert STARTS.keys() == LAUNCHERS.keys()
     assert main(words) == 0
     usage, *lines, more = capsys.readouterr().out.splitlines()
     assert "horovodrun|k8s|local|mpirun|slurm|torchrun RECIPE [key=value …]" in usage

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.launch import __main__ as command
+from lsgd.launch.__main__ import main
 from lsgd.launch.options import LauncherParser
-from lsgd.launch.start import Start
+from lsgd.launch.slurm import slurm
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -74,7 +74,7 @@ def test_what_is_not_installed(
 ) -> None:
     monkeypatch.setenv("PYTHON", sys.executable)
     monkeypatch.setenv("PATH", "")
-    assert command.main(words.split()) == 2
+    assert main(words.split()) == 2
     assert capsys.readouterr().err.startswith(f"lsgd: {sentence}")
 
 
@@ -85,8 +85,6 @@ def test_an_image_may_have_recipes_of_its_own(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "sbatch", "true")
     request = LauncherParser("slurm").request(["unknown", "--container", "image"])
-    start = command.start("slurm", request)
-    assert isinstance(start, Start)
     with pytest.raises(SystemExit) as end:
-        start.go()
+        slurm(request).go()
     assert end.value.code == 0
