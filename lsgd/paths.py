@@ -7,7 +7,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped(folder: str) -> Path:
-    """The folder `conf`, `recipes`, `launch` or `data/digits` of this installation.
+    """The folder `conf`, `recipes` or `data/digits` of this installation.
 
     Raises FileNotFoundError if it is in neither place, which means a broken installation.
     """
@@ -25,11 +25,6 @@ def conf_dir() -> Path:
 def recipes_dir() -> Path:
     """The folder with the recipes, a Hydra search-path root of its own."""
     return shipped("recipes")
-
-
-def launch_dir() -> Path:
-    """The folder with the launch scripts."""
-    return shipped("launch")
 
 
 def digits_dir() -> Path:

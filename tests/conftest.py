@@ -116,9 +116,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of lsgd with small studies, and with a launch script of trials that train nothing."""
+    """A copy of lsgd with small studies, and in bin/ an mpirun whose trials train nothing."""
     folder = tmp_path_factory.mktemp("installation")
-    for name in ("lsgd", "conf", "recipes", "launch"):
+    for name in ("lsgd", "conf", "recipes"):
         shutil.copytree(REPOSITORY / name, folder / name)
     for name, recipes, seeds in (
         ("small", ["digits", "digits_unscaled"], [0, 1]),
@@ -130,7 +130,10 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"baseline: digits\nseeds: {seeds}\nentries:\n{entries}"
         )
     trial = Path(__file__).parent / "helpers/small_trial.py"
-    (folder / "launch/quick.sh").write_text(f'exec "$PYTHON" "{trial}" "$@"\n')
+    mpirun = folder / "bin/mpirun"
+    mpirun.parent.mkdir()
+    mpirun.write_text(f'#!/bin/sh\nexec "$PYTHON" "{trial}" "$@"\n')
+    mpirun.chmod(0o755)
     return folder
 
 

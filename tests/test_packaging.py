@@ -69,15 +69,15 @@ def test_wheel_finds_its_folders(installed: Path, tmp_path: Path) -> None:
     program = """
 import json, lsgd
 from lsgd import paths
-folders = paths.conf_dir(), paths.recipes_dir(), paths.launch_dir(), paths.digits_dir().parent
+folders = paths.conf_dir(), paths.recipes_dir(), paths.digits_dir().parent
 print(json.dumps([lsgd.__file__, *map(str, folders)]))
 """
     found = json.loads(output([installed, "-c", program], cwd=tmp_path))
     package = Path(found[0]).parent
     assert package.is_relative_to(installed.parent.parent)
-    assert [Path(each).parent for each in found[1:]] == [package] * 4
+    assert [Path(each).parent for each in found[1:]] == [package] * 3
     assert (package / "py.typed").is_file()
-    for folder in ("conf", "recipes", "launch", "data/digits"):
+    for folder in ("conf", "recipes", "data/digits"):
         shipped = {p.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("*") if p.is_file()}
         assert shipped == {
             p.relative_to(package / folder) for p in (package / folder).rglob("*") if p.is_file()
@@ -93,16 +93,15 @@ def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wheel_launches(installed: Path, tmp_path: Path) -> None:
-    """As a checkout does, also where unpacking the wheel has lost the permission to execute."""
-    program = "from lsgd import paths; print(paths.launch_dir())"
-    scripts = Path(output([installed, "-c", program], cwd=tmp_path).strip())
-    for script in scripts.glob("*.sh"):
-        script.chmod(0o644)
+    """As a checkout does, with the templates that it needs."""
     launch = installed.parent / "lsgd-launch"
     for words in (["slurm", "bs8k"], ["mpirun", "digits", "--np", "2"]):
         printed = output([launch, *words, "--print"], cwd=tmp_path)
         assert f"{installed} -m lsgd.train +recipe={words[1]}" in printed
     assert "-m lsgd.train +recipe=digits" in output([launch, "local", "digits", "--print"])
+    for kind in ("mpijob", "pytorchjob"):
+        words = ["k8s", "digits", "--kind", kind, "--image", "i", "--claim", "c", "--print"]
+        assert "claimName: c" in output([launch, *words], cwd=tmp_path)
     usage = output([launch], cwd=tmp_path)
     assert "horovodrun|k8s|local|mpirun|slurm|torchrun RECIPE" in usage
     done = finished([launch, "sbatch", "bs8k"], cwd=tmp_path)

@@ -11,14 +11,13 @@ def test_shipped_folders_are_found_in_a_checkout_and_in_a_wheel(
 ) -> None:
     package = tmp_path / "lsgd"
     home = package if where == "inside it" else tmp_path
-    for folder in ("conf", "recipes", "launch", "data/digits"):
+    for folder in ("conf", "recipes", "data/digits"):
         (home / folder).mkdir(parents=True)
     # In site-packages, somebody else's folder may lie beside the package.
     (tmp_path / "conf").mkdir(exist_ok=True)
     monkeypatch.setattr(paths, "_PACKAGE", package)
     assert paths.conf_dir() == home / "conf"
     assert paths.recipes_dir() == home / "recipes"
-    assert paths.launch_dir() == home / "launch"
     assert paths.digits_dir() == home / "data/digits"
 
 
@@ -32,7 +31,6 @@ def test_a_broken_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_this_installation_is_whole() -> None:
     assert (paths.conf_dir() / "config.yaml").is_file()
     assert (paths.recipes_dir() / "recipe" / "bs8k.yaml").is_file()
-    assert any(paths.launch_dir().glob("*.sh"))
     assert (paths.digits_dir() / "digits.npz").is_file()
 
 

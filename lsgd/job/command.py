@@ -9,6 +9,8 @@ from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Re
 from lsgd.job.launcher import detect
 from lsgd.job.members import last_words
 
+RESUME = "a run with run_dir=… goes on by the same words"
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence what argparse would answer with the usage.
@@ -31,15 +33,10 @@ class Parser(argparse.ArgumentParser):
         raise Refused(f"{message}; --help says what there is")
 
 
-def run_command(
-    command: Callable[[], object],
-    *,
-    interrupted: str = "a run with run_dir=… goes on by the same words",
-) -> int:
+def run_command(command: Callable[[], object]) -> int:
     """Run a command line's work; returns the exit code, and says why it is not 0.
 
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
-    `interrupted` says how to go on after a Ctrl-C.
     """
     try:
         rank = detect().rank
@@ -57,16 +54,17 @@ def run_command(
             return leave(error.exit_code, str(error))
         except KeyboardInterrupt:
             if rank == 0:
-                print(f"\nlsgd: interrupted; {interrupted}", file=sys.stderr)
+                print(f"\nlsgd: interrupted; {RESUME}", file=sys.stderr)
             return leave(130, "interrupted")
         return leave(0, "")
 
 
-def run_alone(command: Callable[[], int | None]) -> int:
+def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
     """Run the work of a command that is no process of a job; returns its exit code, None being 0.
 
     Unlike run_command it neither asks a launcher for a rank, so that it also runs where none is
     understood, nor keeps last words, which would count a supervisor as one of its own processes.
+    `go_on` says what becomes of the work after a Ctrl-C.
     """
     try:
         return command() or 0
@@ -74,5 +72,5 @@ def run_alone(command: Callable[[], int | None]) -> int:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\nlsgd: interrupted", file=sys.stderr)
+        print(f"\nlsgd: interrupted{'; ' if go_on else ''}{go_on}", file=sys.stderr)
         return 130

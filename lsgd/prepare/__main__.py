@@ -4,13 +4,13 @@ import sys
 from collections.abc import Sequence
 
 from lsgd.errors import Refused
-from lsgd.job.command import Parser, run_command
+from lsgd.job.command import Parser, run_alone
 from lsgd.prepare import cifar10, fashion_mnist, imagenet, tiny_imagenet
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    return run_command(lambda: prepare(argv), interrupted="the same command goes on")
+    return run_alone(lambda: prepare(argv), go_on="the same command goes on")
 
 
 def prepare(argv: Sequence[str]) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from lsgd import config
 from lsgd.errors import Refused
-from lsgd.job.command import Parser, run_command
+from lsgd.job.command import Parser, run_alone
 from lsgd.report.folder import report
 from lsgd.report.results import write_table
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    return run_command(lambda: write(argv), interrupted="the same words make the report anew")
+    return run_alone(lambda: write(argv), go_on="the same words make the report anew")
 
 
 def write(argv: Sequence[str]) -> None:

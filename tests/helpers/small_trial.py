@@ -1,4 +1,4 @@
-"""A trial without torch, which starts in an instant: python small_trial.py RECIPE [key=value …]
+"""A trial without torch, which starts in an instant: small_trial.py … +recipe=NAME [key=value …]
 
 It keeps a run folder as lsgd.train does, resumes it, and saves when it is told to leave. What
 SMALL_TRIALS, a JSON object, says for NAME-seedS happens instead of the second epoch. A file in the
@@ -61,10 +61,10 @@ def alone(words: list[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    if "--help" in sys.argv:
-        raise SystemExit(0)
+    # What comes before is the launcher's.
+    [first] = [place for place, word in enumerate(sys.argv) if word.startswith("+recipe=")]
     with last_words(0) as leave:
-        code, why = alone([f"+recipe={sys.argv[1]}", *sys.argv[2:]])
+        code, why = alone(sys.argv[first:])
         if why:
             print(f"small: {why}")
         raise SystemExit(leave(code, why))

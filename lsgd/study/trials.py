@@ -37,7 +37,7 @@ class Trial:
 
     recipe: Recipe
     words: list[str]
-    """What a launch script is given after the recipe, but for the run folder."""
+    """What a launcher is given after the recipe, but for the run folder."""
 
     def __str__(self) -> str:
         return f"{self.recipe.name}, seed {self.recipe.seed}"
@@ -79,22 +79,22 @@ class Trial:
 
         Raises Refused if that cannot be found out, since the trial might be trained twice.
         """
-        said = self.job.read_text(encoding="utf-8") if self.job.exists() else ""
+        answer = self.job.read_text(encoding="utf-8") if self.job.exists() else ""
         for pattern, (question, gone) in SUBMITTED.items():
-            if taken := re.search(pattern, said):
-                job = taken.group(1)
+            if submitted := re.search(pattern, answer):
+                job = submitted.group(1)
                 try:
-                    asked = subprocess.run([*question, job], capture_output=True, text=True)
+                    queue = subprocess.run([*question, job], capture_output=True, text=True)
                 except FileNotFoundError:
-                    answer = f"{question[0]} is not installed here"
+                    problem = f"{question[0]} is not installed here"
                 else:
-                    if asked.returncode == 0:
-                        return f"job {job}" if asked.stdout.strip() else None
-                    if gone in asked.stderr:
+                    if queue.returncode == 0:
+                        return f"job {job}" if queue.stdout.strip() else None
+                    if gone in queue.stderr:
                         return None
-                    answer = f"{question[0]} says: {asked.stderr.strip()}"
+                    problem = f"{question[0]} says: {queue.stderr.strip()}"
                 raise Refused(
-                    f"whether job {job} still trains {self} is not known ({answer}); ask where "
+                    f"whether job {job} still trains {self} is not known ({problem}); ask where "
                     f"that works, or remove {self.job} if the job has gone"
                 )
         return None
@@ -111,7 +111,7 @@ def trials(study: Study, words: Sequence[str]) -> list[Trial]:
         key = word.lstrip("+~").partition("=")[0]
         if key in FIXED:
             raise Refused(f"'{word}' cannot be said to a study: {FIXED[key]}")
-    recipes = [config.load_recipe([f"+recipe={each.recipe}", *words]) for each in study.entries]
+    recipes = [config.load_recipe([f"+recipe={entry.recipe}", *words]) for entry in study.entries]
     same: dict[str, str] = {}
     for recipe in recipes:
         other = same.setdefault(recipe.fingerprint, recipe.name)

@@ -1,0 +1,12 @@
+# shellcheck shell=bash
+# Sourced by the launch scripts: PYTHON is what the user has set, else the checkout's, else python3.
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if [[ -z ${PYTHON:-} && -x $checkout/.venv/bin/python ]]; then PYTHON=$checkout/.venv/bin/python; fi
+export PYTHON=${PYTHON:-python3}
+if ! command -v "$PYTHON" >/dev/null; then
+    echo "lsgd: there is no Python at $PYTHON; run 'make setup', or set PYTHON" >&2
+    exit 2
+elif ! "$PYTHON" -c 'import lsgd.launch' 2>/dev/null; then
+    echo "lsgd: $PYTHON cannot import lsgd; run 'make setup', or set PYTHON" >&2
+    exit 1
+fi

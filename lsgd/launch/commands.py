@@ -1,0 +1,138 @@
+"""The launchers that become the job: torchrun, horovodrun, mpirun, and whichever is there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+from lsgd.errors import Refused
+from lsgd.job.launcher import DEFAULT_PORT
+from lsgd.job.members import TAG
+from lsgd.launch.options import Request
+from lsgd.launch.processes import count_processes, find_python, threads
+from lsgd.launch.start import Start
+
+WITHOUT_HOROVOD = """
+import horovod.torch as hvd
+import torch
+
+if torch.cuda.is_available() and not hvd.nccl_built():
+    print("Horovod is built without NCCL, so not for these GPUs")
+"""
+"""Fails without Horovod, and prints why one that is there is of no use on this machine."""
+
+
+def local(request: Request) -> Start:
+    """One job on this machine, over Horovod if it is there."""
+    processes = count_processes("local", request.options)
+    request = replace(request, options={"--np": str(processes)})
+    horovod = subprocess.run([find_python(), "-c", WITHOUT_HOROVOD], capture_output=True, text=True)
+    lacks = horovod.stdout.strip()
+    if horovod.returncode:
+        lacks = "Horovod is not installed; setup/horovod.sh builds it"
+    if lacks:
+        print(f"lsgd: {processes} processes under torchrun ({lacks})", file=sys.stderr)
+        return torchrun(request)
+    print(f"lsgd: {processes} processes under horovodrun", file=sys.stderr)
+    return horovodrun(request)
+
+
+def torchrun(request: Request) -> Start:
+    """One job under torchrun: on this machine, or with --nodes on several.
+
+    It is started on each of them, with MASTER_ADDR naming the first.
+    """
+    options = request.options
+    meeting = ["--standalone"]
+    if int(options.get("--nodes", 1)) > 1:
+        if "--gpus" not in options:
+            raise Refused("--nodes needs --gpus, the processes on each")
+        master = os.environ.get("MASTER_ADDR")
+        if not master:
+            raise Refused(
+                "on several machines, set MASTER_ADDR to the first one's name, and give this "
+                "command on each"
+            )
+        port = os.environ.get("MASTER_PORT") or DEFAULT_PORT
+        meeting = ["--nnodes", options["--nodes"], "--rdzv-backend", "c10d"]
+        meeting += ["--rdzv-endpoint", f"{master}:{port}"]
+    find_python()
+    processes = count_processes("torchrun", options)
+    program = _beside_python("torchrun")
+    logs = _log_folder(request)
+    command = [
+        *["env", threads(request, processes), program, *meeting],
+        *["--nproc-per-node", options.get("--gpus", str(processes))],
+        *(["--log-dir", logs, "--tee", "3"] if logs else []),
+        *request.train,
+    ]
+    return Start(request, processes, command, program, "it comes with torch: 'make setup'")
+
+
+def horovodrun(request: Request) -> Start:
+    """One job under horovodrun, on this machine or on --hosts, which it reaches over ssh."""
+    python = find_python()
+    processes = count_processes("horovodrun", request.options)
+    program = _beside_python("horovodrun")
+    hosts = request.options.get("--hosts")
+    # Horovod 0.28.1 cannot name the files of a single process; what that prints is seen anyway.
+    logs = _log_folder(request) if processes > 1 else ""
+    command = [
+        # Without --gloo it hands over to mpirun where it can, which is a launcher of its own here.
+        *["env", threads(request, processes), program, "--gloo", "-np", str(processes)],
+        *(["-H", hosts] if hosts else []),
+        *(["--output-filename", logs] if logs else []),
+        *[python, *request.train],
+    ]
+    return Start(request, processes, command, program, "setup/horovod.sh builds it")
+
+
+def mpirun(request: Request) -> Start:
+    """One job under Open MPI's mpirun, on --hosts or on the machines that it knows of.
+
+    Those are the machines of its hostfile or of the Slurm job it runs in, else this one.
+    """
+    options = request.options
+    if "--nodes" in options and "--gpus" not in options:
+        raise Refused("--nodes needs --gpus, the processes on each")
+    python = find_python()
+    processes = count_processes("mpirun", options)
+    if os.geteuid() == 0 and not os.environ.get("OMPI_ALLOW_RUN_AS_ROOT"):
+        print(
+            "lsgd: you are root, which Open MPI refuses; where that is meant, as in a container, "
+            "set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.",
+            file=sys.stderr,
+        )
+    gpus, hosts, logs = options.get("--gpus"), options.get("--hosts"), _log_folder(request)
+    command = [
+        # Open MPI binds each of two processes to one core, and all its threads with it.
+        *["mpirun", "--bind-to", "none", "-np", str(processes)],
+        *(["--map-by", f"ppr:{gpus}:node"] if gpus else []),
+        *(["-H", hosts] if hosts else []),
+        *(["--output-filename", logs] if logs else []),
+        # It does not carry the environment to other hosts; so `env` stands inside.
+        *(["-x", TAG] if os.environ.get(TAG) else []),
+        *["env", threads(request, processes), python, *request.train],
+    ]
+    remedy = "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then setup/horovod.sh"
+    return Start(request, processes, command, "mpirun", remedy)
+
+
+def _beside_python(program: str) -> str:
+    """A program that is installed beside the Python, whether or not that folder is in PATH."""
+    path = os.path.join(os.path.dirname(shutil.which(find_python()) or ""), program)
+    return path if os.access(path, os.X_OK) else program
+
+
+def _log_folder(request: Request) -> str:
+    """Where the output of each process is kept: a new folder for every start.
+
+    It is an empty text if the run names its folder itself.
+    """
+    if not request.run_dir:
+        return ""
+    start = 1
+    while os.path.exists(f"{request.run_dir}/logs/start{start}"):
+        start += 1
+    return f"{request.run_dir}/logs/start{start}"

@@ -1,0 +1,102 @@
+"""One Slurm job, as the batch script that sbatch is handed.
+
+A requeued job goes on in its run folder and appends to its logs.
+"""
+
+import os
+from pathlib import Path
+
+from lsgd.launch.options import Request
+from lsgd.launch.processes import count_processes, machines, python
+from lsgd.launch.quoting import shell_line
+from lsgd.launch.start import Start
+
+BATCH = """\
+#!/usr/bin/env bash
+{options}
+
+run_dir={run_dir}
+echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
+mkdir -p "$run_dir/logs"
+{srun} "--output=$run_dir/logs/rank%t.log" \\
+    {train}
+code=$?
+# Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
+if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code"""
+
+
+def slurm(request: Request) -> Start:
+    """The job, of whole machines or of some cores of machines."""
+    options = request.options
+    # A requeue keeps the job's number, %j.
+    folder = request.run_dir or f"runs/{request.recipe}/slurm-%j"
+    train = shell_line([python(options), *request.train])
+    text = BATCH.format(
+        options="\n".join(f"#SBATCH {option}" for option in _sbatch_options(request, folder)),
+        run_dir=shell_line([folder]).replace("slurm-%j", "slurm-$SLURM_JOB_ID"),
+        srun=shell_line(_srun(request)),
+        train=train if request.run_dir else f'{train} "run_dir=$run_dir"',
+    )
+    return Start(
+        request,
+        count_processes("slurm", options),
+        ["sbatch"],
+        "sbatch",
+        "on a machine without Slurm, take local.sh, mpirun.sh or torchrun.sh",
+        text,
+        Path(folder).parent,
+    )
+
+
+def _sbatch_options(request: Request, folder: str) -> list[str]:
+    options = request.options
+    if by_machine := machines("slurm", options):
+        _, gpus = by_machine
+        tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
+    else:
+        tasks = [f"--ntasks={options['--np']}"]
+    cpus = options.get("--cpus")
+    return [
+        f"--job-name={request.recipe}",
+        f"--nodes={options.get('--nodes', 1)}",
+        *tasks,
+        f"--cpus-per-task={cpus}" if cpus else "--exclusive",
+        *([f"--time={options['--time']}"] if "--time" in options else []),
+        f"--output={folder}.log",
+        "--open-mode=append",
+        "--requeue",
+        "--signal=USR2@120",
+    ]
+
+
+def _srun(request: Request) -> list[str]:
+    options = request.options
+    # Bound to one core each, processes would have one thread; so they may use all cores that the
+    # job has on their machine, and lsgd divides its threads among them.
+    srun = ["srun", "--cpu-bind=none"]
+    if "--cpus" in options:
+        srun += [f"--cpus-per-task={options['--cpus']}"]
+    # When one has died, the others have 15 s to say why and to leave.
+    srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
+    if "--container" in options:
+        folder = _working_folder()
+        mounts = [folder, *_data_folders(request)]
+        srun += [
+            f"--container-image={options['--container']}",
+            "--container-mounts=" + ",".join(f"{path}:{path}" for path in mounts),
+            f"--container-workdir={folder}",
+        ]
+    return srun
+
+
+def _data_folders(request: Request) -> list[str]:
+    """The folders outside of this one that the run reads its data from."""
+    roots = [word.partition("=")[2] for word in request.words if word.startswith("data.root=")]
+    return [root for root in [*roots, os.environ.get("LSGD_DATA", "")] if root.startswith("/")]
+
+
+def _working_folder() -> str:
+    """The folder as the shell names it: words may name it too, with the links on the way to it."""
+    named = os.environ.get("PWD", "")
+    return named if os.path.exists(named) and os.path.samefile(named, ".") else os.getcwd()

@@ -1,0 +1,83 @@
+"""What a launcher starts or submits: shown, or done."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from lsgd.errors import Refused
+from lsgd.launch.options import Request
+from lsgd.launch.processes import IMAGES, find_python
+from lsgd.launch.quoting import shell_line
+
+
+@dataclass(frozen=True)
+class Start:
+    """A command, and what has to be there for it."""
+
+    request: Request
+    processes: int
+    command: list[str]
+    program: str
+    """What the command needs installed."""
+    remedy: str
+    """How to get that, or what does without it."""
+    text: str | None = None
+    """What the command is handed to submit; None if it is the job itself."""
+    log_folder: Path | None = None
+    """Where a submitted job keeps its own log, which has to be there before."""
+
+    def shown(self) -> str:
+        """The text to submit, else the command as a line for a shell."""
+        return shell_line(self.command) if self.text is None else self.text
+
+    def go(self) -> NoReturn:
+        """Become the job, or submit it and end with the exit code of that.
+
+        Raises Refused if the program is not there, or for a mistake in the recipe: launchers bury
+        that under tracebacks of their own and lose the exit code.
+        """
+        if shutil.which(self.program) is None:
+            raise Refused(f"{self.program} is not installed; {self.remedy}")
+        # An image may have what this machine lacks.
+        if not any(option in self.request.options for option in IMAGES):
+            find_python()
+            check_recipe(self.request, self.processes)
+        if self.text is None:
+            _become(self.command)
+        if self.log_folder:
+            _make(self.log_folder)
+        done = subprocess.run(self.command, input=f"{self.text}\n", text=True)
+        raise SystemExit(done.returncode)
+
+
+def check_recipe(request: Request, processes: int) -> None:
+    """Raise Refused if the words make no recipe, or one with fewer workers than processes."""
+    # Hydra takes a while to import, which nothing that is only shown needs.
+    from lsgd import config
+    from lsgd.recipe.checks import check_world_size
+
+    check_world_size(config.load_recipe([f"+recipe={request.recipe}", *request.words]), processes)
+
+
+def _become(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python ignores them, and what it becomes would go on ignoring them.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvp(command[0], command)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(
+            f"{folder} cannot be made for the job's log ({error.strerror}); write run_dir=PATH "
+            "where you may"
+        ) from None

@@ -1,0 +1,70 @@
+"""The launcher of the trials, with options that fit each of them."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsgd.job.launcher import cores, detect
+from lsgd.launch.options import LAUNCHERS
+from lsgd.launch.processes import count_processes, machines
+from lsgd.study.trials import Trial
+
+
+@dataclass(frozen=True)
+class TrialLauncher:
+    """The launcher that starts the trials, and the options it is given."""
+
+    name: str
+    options: dict[str, str]
+
+    @property
+    def submits(self) -> bool:
+        """Whether it returns before the run has begun."""
+        return LAUNCHERS[self.name].submits
+
+    def command(self, trial: Trial) -> list[str]:
+        """What starts the trial, or goes on with it."""
+        folder, (_, options) = trial.folder, self.fitted(trial.recipe.workers)
+        if self.name == "k8s":
+            # Where the claim is mounted; and a name for each, as Kubernetes takes one only once.
+            folder = Path("/lsgd") / folder
+            options = options | {"--name": re.sub("[^a-z0-9]+", "-", trial.folder.name.lower())}
+        return [
+            *[sys.executable, "-m", "lsgd.launch", self.name, trial.recipe.name, *trial.words],
+            f"run_dir={folder}",
+            *(word for option in options.items() for word in option),
+        ]
+
+    def fitted(self, workers: int) -> tuple[int, dict[str, str]]:
+        """The processes of a run with so many workers, and the options that ask for these.
+
+        A process without a worker would have nothing to do, and fewer make the same run.
+        """
+        requested = count_processes(self.name, self.options)
+        if by_machine := machines(self.name, self.options):
+            nodes, gpus = by_machine
+            gpus = min(gpus, workers)
+            nodes = min(nodes, workers // gpus)
+            processes = nodes * gpus
+            fewer = {"--nodes": nodes, "--gpus": gpus}
+        else:
+            processes = min(requested, workers)
+            fewer = {"--np": processes}
+            if "--nodes" in self.options:
+                fewer["--nodes"] = min(int(self.options["--nodes"]), processes)
+        if processes == requested:
+            return processes, self.options
+        return processes, self.options | {option: str(number) for option, number in fewer.items()}
+
+
+def share_cores(launcher: TrialLauncher, jobs: int) -> None:
+    """Give each of so many trials at a time its part of the threads.
+
+    Each would take as many as this machine has cores otherwise. What the caller has set stays.
+    """
+    if not launcher.options.keys() & {"--hosts", "--nodes"}:
+        processes = count_processes(launcher.name, launcher.options)
+        threads = max(1, cores(detect()) // (jobs * processes))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))

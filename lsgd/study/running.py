@@ -1,0 +1,132 @@
+"""The trials that are trained by this process: one after another, or several at a time."""
+
+import shlex
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from lsgd import supervise
+from lsgd.errors import Refused
+from lsgd.study.launch import TrialLauncher
+from lsgd.study.trials import Trial, ended
+from lsgd.supervise import Asked, Taken
+
+
+@dataclass
+class Work:
+    """The trials that are to be trained here, and what has become of them so far."""
+
+    launcher: TrialLauncher
+    todo: list[Trial]
+    asked: Asked
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(enumerate(self.todo, 1))
+        self.lock = threading.Lock()
+        self.began, self.images = time.monotonic(), self.images_left()
+
+    def train(self, jobs: int) -> None:
+        """Train them, so many at a time, until all have ended or somebody asks to stop."""
+        with ThreadPoolExecutor(jobs) as pool:
+            for future in [pool.submit(self.take) for _ in range(jobs)]:
+                future.result()
+
+    def take(self) -> None:
+        """Train one after another, until none is left."""
+        announced: set[int] = set()
+        while not self.asked.times:
+            try:
+                number, trial = self.waiting.popleft()
+            except IndexError:
+                return
+            try:
+                self.attempt(number, trial)
+            except Taken:
+                if number not in announced:
+                    announced.add(number)
+                    self.say(number, trial, "is being trained by another process; comes later")
+                self.waiting.append((number, trial))
+                time.sleep(1)
+            except (Refused, OSError) as error:
+                self.fail(number, trial, str(error))
+
+    def attempt(self, number: int, trial: Trial) -> None:
+        """Train what is left of the trial; raises Taken, Refused and OSError."""
+        trial.log.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            trial.log.open("a", encoding="utf-8") as output,
+            supervise.open_log(trial.folder, screen=output, patience=0) as log,
+        ):
+            run = trial.run
+            if run and ended(run):
+                self.say(number, trial, f"another process has trained it: {run.state}")
+                return
+            if job := trial.queued:
+                raise Refused(f"{job} is to train it; wait for that or cancel it")
+            command = self.launcher.command(trial)
+            begins = f"goes on after epoch {run.epoch}" if run and run.epoch else "starts"
+            processes, _ = self.launcher.fitted(trial.recipe.workers)
+            self.say(number, trial, f"{begins}, processes: {processes}")
+            log.say("start", shlex.join(command), command=command)
+            began = time.monotonic()
+            ending = supervise.run(command, log, self.asked, output=output)
+            log.say("end", ending.cause, code=ending.code)
+        taken = duration(time.monotonic() - began)
+        run = trial.run
+        if run and run.finished:
+            error = f"top-1 error {run.error:.2f} %"
+            self.say(number, trial, f"{error}, {taken}{self.estimate()}")
+        elif self.asked.times:
+            self.say(number, trial, f"stopped, {run.state if run else 'before it was saved'}")
+        else:
+            ends = last_line(trial.log)
+            self.fail(number, trial, f"exit code {ending.code}, {ending.cause}; {ends}")
+
+    def fail(self, number: int, trial: Trial, why: str) -> None:
+        """Keep why this one has failed; the others go on."""
+        self.failed[str(trial)] = why
+        self.say(number, trial, f"failed: {why}")
+
+    def say(self, number: int, trial: Trial, what: str) -> None:
+        """One line on the screen."""
+        with self.lock:
+            now = datetime.now()
+            print(f"{now:%H:%M:%S}  {number} of {len(self.todo)}  {trial}: {what}", flush=True)
+
+    def images_left(self) -> int:
+        """Training images that the trials, but for the failed, still have to see."""
+        return sum(trial.images_left for trial in self.todo if str(trial) not in self.failed)
+
+    def estimate(self) -> str:
+        """How long the rest will take if it goes on as fast as until now."""
+        left = self.images_left()
+        lost = sum(trial.images_left for trial in self.todo if str(trial) in self.failed)
+        seen = self.images - left - lost
+        if left == 0 or seen <= 0:
+            return ""
+        return f"; about {duration((time.monotonic() - self.began) * left / seen)} left"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(42.4), duration(200), duration(10_000)
+    ('42 s', '3 min', '2 h 47 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def last_line(log: Path) -> str:
+    """The last thing that was said, and where."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # The supervisor's own line says what is known already.
+    lines = [line for line in lines if line.strip() and " supervise: " not in line]
+    return f"{log} ends: {lines[-1].strip()}" if lines else f"nothing is in {log}"

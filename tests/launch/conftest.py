@@ -1,0 +1,35 @@
+"""An environment that says nothing to launchers, in which no test becomes a job."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from lsgd.launch.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "PYTHON", "OMP_NUM_THREADS", "LSGD_DATA", "LSGD_SUPERVISED", "MASTER_ADDR", "MASTER_PORT",
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+
+    def refuse(program: str, words: list[str]) -> None:
+        raise AssertionError(f"the tests would become {words}")
+
+    monkeypatch.setattr(os, "execvp", refuse)
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `python -m lsgd.launch … --print` prints."""
+
+    def words_printed(*words: str) -> str:
+        code = main([*words, "--print"])
+        output = capsys.readouterr()
+        assert (code, output.err) == (0, "")
+        return output.out
+
+    return words_printed

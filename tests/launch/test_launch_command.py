@@ -1,0 +1,147 @@
+"""What each launcher would start or submit, to the letter; the runs are in distributed/."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsgd.launch.__main__ import STARTS, main
+from lsgd.launch.options import LAUNCHERS
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
+IMAGE = ["--image", "registry.example/lsgd:1", "--claim", "imagenet", "--nodes", "32"]
+
+PRINTED = {
+    "torchrun": ["torchrun", "digits", "seed=3", "schedule.milestones=[1,2]", "--np", "4"],
+    "torchrun-nodes": ["torchrun", "bs8k", "--nodes", "4", "--gpus", "8", "run_dir=runs/a"],
+    "horovodrun": ["horovodrun", "digits", "--np", "4", "run_dir=runs/a"],
+    "horovodrun-hosts": ["horovodrun", "bs8k", "--hosts", "a:8,b:8"],
+    "mpirun": ["mpirun", "digits", "--np=4", "run_dir=runs/a"],
+    "mpirun-nodes": ["mpirun", "bs8k", "--nodes", "32", "--gpus", "8"],
+    "slurm": ["slurm", "bs8k", "seed=1", "--nodes", "32", "--time", "2:00:00"],
+    "slurm-cpu": ["slurm", "digits", "--nodes", "2", "--np", "3", "--cpus", "4", "run_dir=runs/a"],
+    "slurm-container": [
+        "slurm", "bs8k", "data.root=/data/imagenet", "--container", "registry.example/lsgd:1",
+    ],
+    "mpijob": ["k8s", "bs8k", "--kind", "mpijob", *IMAGE],
+    "pytorchjob": ["k8s", "bs8k_b0", "deviations.a=\"it's $(A)\"", "--kind", "pytorchjob", *IMAGE],
+}  # fmt: skip
+
+Printed = Callable[..., str]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_it_prints_to_the_letter(
+    name: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`LSGD_WRITE_GOLDEN=1 pytest -k letter` writes what is printed now."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    text = printed(*PRINTED[name])
+    # Programs lie beside the Python where they are installed there.
+    text = text.replace(f"{Path(sys.executable).parent}/", "").replace(str(tmp_path), "/here")
+    golden = GOLDEN / f"{name}.txt"
+    if os.environ.get("LSGD_WRITE_GOLDEN"):
+        golden.write_text(text)
+        pytest.skip(f"{golden} is written anew")
+    assert text == golden.read_text()
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_golden_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(PRINTED)
+
+
+@pytest.mark.slow
+def test_local_says_what_it_launches_with(
+    printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["local", "digits", "--print"]) == 0
+    line, reason = capsys.readouterr()
+    launcher = re.search(r"processes under (torchrun|horovodrun)", reason)
+    assert launcher, reason
+    assert line == printed(launcher[1], "digits")
+    processes = torch.cuda.device_count() or 2
+    assert re.search(rf"(-np|--nproc-per-node) {processes} ", line)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("sbatch digits", "no launcher sbatch; write one of horovodrun, k8s, local, mpirun"),
+        ("torchrun", "which recipe"),
+        ("torchrun digits bs8k", "bs8k"),
+        ("torchrun digits --np two", "two"),
+        ("torchrun digits --np", "--np"),
+        ("torchrun digits --np=", "--np"),
+        ("torchrun digits --dry-run", "--dry-run"),
+        ("torchrun digits -1", "option -1 is not known"),
+        ("torchrun digits wokers=2", "wokers"),
+        ("torchrun nothing", "nothing"),
+        ("torchrun digits --np 999", "999"),
+        ("torchrun digits --np 4 --gpus 4", "write one of them"),
+        ("torchrun digits --nodes 2", "--nodes needs --gpus"),
+        ("torchrun digits --nodes 2 --gpus 4", "MASTER_ADDR"),
+        ("torchrun digits --time 1:00", "--time is not known"),
+        ("local digits --nodes 2", "--nodes is not known"),
+        ("horovodrun digits --hosts a,b", "host1:8,host2:8"),
+        ("mpirun digits --nodes 2", "--nodes needs --gpus"),
+        ("slurm digits --hosts a:8", "--hosts is not known"),
+        ("slurm digits --gpus 0", "--gpus is 0"),
+        ("k8s digits --kind pod --image i --claim c", "--kind is pod"),
+        ("k8s digits --kind mpijob --claim c", "--image is missing"),
+        ("k8s digits --kind mpijob --image i", "--claim is missing"),
+        ("k8s digits --kind mpijob --image i --claim c --name A_b", "A_b"),
+    ],
+)
+def test_it_refuses_in_one_sentence(
+    words: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(words.split())
+    output = capsys.readouterr()
+    assert (code, output.out) == (2, "")
+    assert output.err.startswith("lsgd: ")
+    assert named in output.err
+    assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_every_launcher_has_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert STARTS.keys() == LAUNCHERS.keys()
+    assert main(words) == 0
+    usage, *lines, more = capsys.readouterr().out.splitlines()
+    assert "horovodrun|k8s|local|mpirun|slurm|torchrun RECIPE [key=value …]" in usage
+    assert [line.split()[0] for line in lines] == sorted(LAUNCHERS)
+    assert "slurm --help" in more
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_help_names_every_option(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([launcher, "--help"])
+    assert end.value.code == 0
+    usage, *lines = capsys.readouterr().out.splitlines()
+    options = re.findall(r"\[(--\w+)", usage)
+    assert [line.split()[0] for line in lines] == options
+    assert options[-1] == "--print"
+    assert all(len(line.split(maxsplit=2)) == 3 for line in lines)
+
+
+def test_showing_needs_neither_torch_nor_hydra() -> None:
+    """A login node answers at once, as does one without torch."""
+    program = (
+        "import sys; from lsgd.launch.__main__ import main; main(sys.argv[1:]); "
+        "print(*{'torch', 'hydra', 'numpy'} & set(sys.modules))"
+    )
+    words = ["mpirun", "digits", "--np", "2", "--print"]
+    line, modules = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert line.endswith("-m lsgd.train +recipe=digits")
+    assert modules == ""

@@ -1,0 +1,90 @@
+"""What is started or submitted in earnest, with programs that only say how they were called."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsgd.launch.__main__ import main
+from lsgd.launch.options import LauncherParser
+from lsgd.launch.slurm import slurm
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def launched(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, "-m", "lsgd.launch", *words],
+        cwd=folder, env=os.environ | {"PATH": path} | env, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_it_becomes_the_launcher(tmp_path: Path) -> None:
+    """Under the words as they were, with an exit code of its own, and deaf to no signal."""
+    program(tmp_path, "mpirun", "printf '<%s>' \"$@\"; grep SigIgn /proc/$$/status; exit 9")
+    folder = tmp_path / "of the job"
+    done = launched(
+        tmp_path, "mpirun", "digits", "data.root=a b", "--np", "2", LSGD_SUPERVISED=str(folder)
+    )
+    words, _, ignored = done.stdout.partition("SigIgn:")
+    assert (done.returncode, done.stderr) == (9, "")
+    assert words.startswith("<--bind-to><none><-np><2><-x><LSGD_SUPERVISED><env><OMP_NUM_THREADS=")
+    assert words.endswith("<-m><lsgd.train><+recipe=digits><data.root=a b>")
+    assert int(ignored, 16) & (1 << 12) == 0  # SIGPIPE
+    # A supervisor would take it for a process of the job, and ask it to save.
+    assert not folder.exists()
+
+
+def test_it_hands_the_text_to_the_queue(tmp_path: Path) -> None:
+    """After making the folder of the job's own log, and ends as the queue has answered."""
+    program(tmp_path, "sbatch", "ls -d runs/a; cat; exit 3")
+    done = launched(tmp_path, "slurm", "digits", "run_dir=runs/a/b", "--np", "1")
+    shown = launched(tmp_path, "slurm", "digits", "run_dir=runs/a/b", "--np", "1", "--print")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == "runs/a\n" + shown.stdout
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    program(tmp_path, "sbatch", "echo never")
+    (tmp_path / "file").touch()
+    done = launched(tmp_path, "slurm", "digits", "run_dir=file/a/b", "--np", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lsgd: file/a cannot be made for the job's log (Not a directory)")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("mpirun digits --np 2", "mpirun is not installed; Debian has it"),
+        ("slurm digits --np 2", "sbatch is not installed; on a machine without Slurm"),
+        (
+            "k8s digits --kind mpijob --image i --claim c",
+            "kubectl is not installed; or save what --print shows",
+        ),
+    ],
+)
+def test_what_is_not_installed(
+    words: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("PATH", "")
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"lsgd: {sentence}")
+
+
+def test_an_image_may_have_recipes_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "sbatch", "true")
+    request = LauncherParser("slurm").request(["unknown", "--container", "image"])
+    with pytest.raises(SystemExit) as end:
+        slurm(request).go()
+    assert end.value.code == 0
