@@ -42,13 +42,15 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from lsgd import config, paths, supervise
+from lsgd import config, paths
 from lsgd.errors import Preempted, Refused
 from lsgd.job.launcher import cores, detect
 from lsgd.report import report
 from lsgd.report.figures import check_matplotlib
 from lsgd.studies import Study
-from lsgd.supervise import Asked, Taken
+from lsgd.supervise.logbook import Taken, open_logbook
+from lsgd.supervise.signals import StopSignals
+from lsgd.supervise.start import run_job
 from lsgd.trials import Trial, ended, trials
 
 CLUSTERS = ("slurm", "k8s")
@@ -147,7 +149,7 @@ class Work:
 
     launch: Launch
     todo: list[Trial]
-    asked: Asked
+    signals: StopSignals
     failed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,7 +166,7 @@ class Work:
     def take(self) -> None:
         """Train one after another, until none is left."""
         told: set[int] = set()
-        while not self.asked.times:
+        while not self.signals.count:
             try:
                 number, trial = self.waiting.popleft()
             except IndexError:
@@ -185,7 +187,7 @@ class Work:
         trial.log.parent.mkdir(parents=True, exist_ok=True)
         with (
             trial.log.open("a", encoding="utf-8") as output,
-            supervise.open_log(trial.folder, screen=output, patience=0) as log,
+            open_logbook(trial.folder, screen=output, patience=0) as logbook,
         ):
             run = trial.run
             if run and ended(run):
@@ -197,16 +199,16 @@ class Work:
             begins = f"goes on after epoch {run.epoch}" if run and run.epoch else "starts"
             processes, _ = self.launch.fitted(trial.recipe.workers)
             self.say(number, trial, f"{begins}, processes: {processes}")
-            log.say("start", shlex.join(command), command=command)
+            logbook.say("start", shlex.join(command), command=command)
             began = time.monotonic()
-            ending = supervise.run(command, log, self.asked, output=output)
-            log.say("end", ending.cause, code=ending.code)
+            ending = run_job(command, logbook, self.signals, output=output)
+            logbook.say("end", ending.cause, code=ending.code)
         taken = duration(time.monotonic() - began)
         run = trial.run
         if run and run.finished:
             error = f"top-1 error {run.error:.2f} %"
             self.say(number, trial, f"{error}, {taken}{self.estimate()}")
-        elif self.asked.times:
+        elif self.signals.count:
             self.say(number, trial, f"stopped, {run.state if run else 'before it was saved'}")
         else:
             said = last_line(trial.log)
@@ -257,11 +259,11 @@ def last_line(log: Path) -> str:
     return f"{log} ends: {lines[-1].strip()}" if lines else f"nothing is in {log}"
 
 
-def submit(launch: Launch, todo: Sequence[Trial], asked: Asked) -> dict[str, str]:
+def submit(launch: Launch, todo: Sequence[Trial], signals: StopSignals) -> dict[str, str]:
     """Put those that are not queued yet into the queue; return what was refused, and why."""
     failed = {}
     for number, trial in enumerate(todo, 1):
-        if asked.times:
+        if signals.count:
             break
         try:
             what = submit_one(launch, trial)
@@ -318,18 +320,18 @@ def run(study: Study, seeds: Sequence[int], words: Sequence[str], launch: Launch
         str(each): run.state for each, run in found if run and ended(run) and not run.finished
     }
     print(f"{study.name}: {len(found)} trials, {len(todo)} to train", flush=True)
-    asked = Asked()
+    signals = StopSignals()
     if launch.name in CLUSTERS:
-        failed |= submit(launch, todo, asked)
+        failed |= submit(launch, todo, signals)
         why = f"{launch.name}.sh has submitted the rest; the same command, later, ends the study"
     else:
-        work = Work(launch, todo, asked)
+        work = Work(launch, todo, signals)
         work.train(jobs)
         failed |= work.failed
         why = "stopped; the same command goes on"
     for trial, reason in failed.items():
         print(f"failed: {trial}: {reason}")
-    if not asked.times:
+    if not signals.count:
         write_report(study, words, everything)
     if any(str(each) not in failed and not ended(each.run) for each in todo):
         print(why)
