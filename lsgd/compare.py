@@ -39,7 +39,7 @@ Steps = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Field:
+class DifferingField:
     """A field in which two recipes differ, by its dotted key; None where one lacks it."""
 
     key: str
@@ -59,7 +59,7 @@ class Parting:
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Comparison:
     """What the rows that two runs have in common say."""
 
     rows: int
@@ -72,7 +72,7 @@ class Metrics:
     """What stands in the row behind them, unless all are equal."""
 
 
-def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[Field]:
+def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
     """The fields in which two recipes differ, those of the trajectory first, in the recipe's order.
 
     The run folder is left out, as any two runs have two.
@@ -85,7 +85,7 @@ def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[Field]:
     )
     decisive = trajectories[0].keys() | trajectories[1].keys()
     fields = [
-        Field(key, (first.get(key), second.get(key)), key in decisive)
+        DifferingField(key, (first.get(key), second.get(key)), key in decisive)
         for key in first | second
         if key != PLACE and first.get(key) != second.get(key)
     ]
@@ -115,7 +115,7 @@ def relative_difference(first: Any, second: Any) -> float:
     return abs(first - second) / max(abs(first), abs(second))
 
 
-def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Metrics:
+def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     """Compare the rows of two runs up to the first value that differs by more than the tolerance.
 
     Raises Refused if they have no row in common.
@@ -134,7 +134,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Metrics:
             # Worded so that no tolerance holds for a difference that is not a number.
             if not difference <= tolerance:
                 values = row[key], other[key]
-                return Metrics(rows, last_step, largest, Parting(kind, step, key, values))
+                return Comparison(rows, last_step, largest, Parting(kind, step, key, values))
         rows, last_step = rows + 1, step
         largest = max([largest, *differences.values()])
     parting = _divergence(runs)
@@ -143,7 +143,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Metrics:
             f"{runs[0].path} and {runs[1].path} have no row of the same kind and step in "
             "metrics.jsonl; give runs that were trained for longer, or with the same log_steps"
         )
-    return Metrics(rows, last_step, largest, parting)
+    return Comparison(rows, last_step, largest, parting)
 
 
 def _rows(run: Run) -> dict[Key, tuple[Row, Steps | None]]:
@@ -200,7 +200,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def metrics_report(runs: tuple[Run, Run], metrics: Metrics) -> str:
+def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
     """What the rows of the two runs have to do with each other, in sentences."""
     equal = "to the bit"
     if metrics.difference:

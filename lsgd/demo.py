@@ -5,7 +5,6 @@ steps to learn; with the lr 16 times as large too (Goyal et al. 2017, section 2.
 back to the reference. What warmup adds does not show on a problem this small.
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config
-from lsgd.job.command import run_command
+from lsgd.job.command import Parser, run_command
 from lsgd.train import train
 
 RUNS = {
@@ -53,15 +52,18 @@ def demo(folder: Path) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m lsgd.demo", description=__doc__)
+    parser = Parser("lsgd.demo", __doc__ or "")
     parser.add_argument(
         "folder", nargs="?", type=Path, default=Path("runs/demo"), help="where the runs go"
     )
-    folder = parser.parse_args(argv).folder
-    print(
-        f"{len(RUNS) * SEEDS} runs in {folder}, each with a log; what is there is not made again\n"
-    )
-    return run_command(lambda: print("\n" + demo(folder)))
+
+    def command() -> None:
+        folder = parser.parse_args(argv).folder
+        count = len(RUNS) * SEEDS
+        print(f"{count} runs in {folder}, each with a log; what is there is not made again\n")
+        print("\n" + demo(folder))
+
+    return run_command(command)
 
 
 if __name__ == "__main__":

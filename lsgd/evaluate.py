@@ -1,9 +1,8 @@
 """A checkpoint's error: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher.
 
-Also that of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
+The error of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
-import argparse
 import io
 import pickle
 import sys
@@ -19,7 +18,7 @@ from lsgd.comm import agree, open_comm
 from lsgd.errors import Refused
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
-from lsgd.job.command import run_command
+from lsgd.job.command import Parser, run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
 from lsgd.models import make_network
@@ -96,10 +95,10 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lsgd.evaluate",
+    parser = Parser(
+        "lsgd.evaluate",
+        "The error of a checkpoint: every validation image counts exactly once.",
         usage="python -m lsgd.evaluate CHECKPOINT [+recipe=NAME] [key=value ...]",
-        description="The error of a checkpoint: every validation image counts exactly once.",
     )
     parser.add_argument(
         "checkpoint",
@@ -110,9 +109,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet"
     )
-    arguments = parser.parse_args(argv)
 
     def command() -> None:
+        arguments = parser.parse_args(argv)
         plain = any(word.startswith("+recipe=") for word in arguments.words)
         evaluation = evaluate_weights if plain else evaluate_checkpoint
         scores = evaluation(arguments.checkpoint, arguments.words)

@@ -86,7 +86,8 @@ print(json.dumps([lsgd.__file__, *map(str, folders)]))
 
 @pytest.mark.slow
 def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
-    assert "+recipe" in output([installed, "-m", "lsgd.train", "--help"], cwd=tmp_path)
+    for command in ([installed, "-m", "lsgd.train"], [installed.parent / "lsgd", "train"]):
+        assert "+recipe" in output([*command, "--help"], cwd=tmp_path)
     words = ["+recipe=digits", "epochs=1", "schedule.warmup_epochs=0.5", "schedule.milestones=[]"]
     assert "top-1 error" in output([installed, "-m", "lsgd.train", *words], cwd=tmp_path)
 

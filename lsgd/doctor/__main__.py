@@ -23,6 +23,7 @@ from lsgd.doctor import datasets, machine, software, sums
 from lsgd.doctor.child import Answer, ask
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 from lsgd.job import children
+from lsgd.job.command import Parser, run_alone
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 something that every run needs fails
@@ -48,39 +49,39 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     def later(probe: str, *arguments: str) -> Future[Answer]:
         return pool.submit(ask, probe, *arguments, limit=limit)
 
-    asked = {
+    answers = {
         probe: later(probe)
         for probe in (
             "torch", "torchvision", "recipes", "tensorboard", "setuptools", "horovod", "network",
             "data",
         )
     }  # fmt: skip
-    decoded = later("dali", "cpu")
+    jpeg = later("dali", "cpu")
 
     yield software.python()
-    torch = asked["torch"].result()
+    torch = answers["torch"].result()
     yield software.torch(torch)
-    yield software.torchvision(asked["torchvision"].result())
-    yield software.recipes(asked["recipes"].result())
-    yield software.tensorboard(asked["tensorboard"].result())
+    yield software.torchvision(answers["torchvision"].result())
+    yield software.recipes(answers["recipes"].result())
+    yield software.tensorboard(answers["tensorboard"].result())
     yield from _safely("run folder", machine.run_folder)
     yield from _safely("cores", lambda: [machine.cores(machine.cpu_quota())])
     yield from machine.gpus(torch, machine.nvidia(limit))
-    horovod = asked["horovod"].result()
+    horovod = answers["horovod"].result()
     yield software.horovod(horovod)
-    yield software.setuptools(asked["setuptools"].result(), horovod=horovod)
+    yield software.setuptools(answers["setuptools"].result(), horovod=horovod)
     mpi = software.mpi(horovod, limit=limit)
     yield mpi
     yield software.slurm(limit=limit)
-    host = asked["network"].result()
+    host = answers["network"].result()
     [network] = _safely("network", lambda: [machine.network(host, machine.interfaces())])
     yield network
     yield from _safely("open files", lambda: [machine.open_files()])
     yield from _safely("shared memory", lambda: [machine.shared_memory()])
-    yield software.dali(decoded.result(), where="CPU")
+    yield software.dali(jpeg.result(), where="CPU")
     if torch.facts.get("gpus") and "problem" not in torch.facts:
         yield software.dali(later("dali", "cuda").result(), where="GPU")
-    yield from datasets.datasets(asked["data"].result())
+    yield from datasets.datasets(answers["data"].result())
     yield from sums.all_reduces(torch, horovod, mpi, network, limit=limit)
 
 
@@ -94,12 +95,12 @@ def _safely(name: str, look: Callable[[], list[Item]]) -> list[Item]:
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lsgd.doctor",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    # Not run_command: where no launcher is understood the doctor has to answer too.
+    return run_alone(lambda: diagnose(_parser().parse_args(argv)))
+
+
+def _parser() -> Parser:
+    parser = Parser("lsgd.doctor", __doc__ or "", epilog=EPILOG)
     parser.add_argument("--json", action="store_true", help="print what is found for programs")
     parser.add_argument(
         "--limit",
@@ -108,25 +109,26 @@ def main(argv: Sequence[str]) -> int:
         metavar="SECONDS",
         help="after which what has not ended has failed (60)",
     )
-    given = parser.parse_args(argv)
+    return parser
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Print every item as it is found, and the verdict; returns 0 if a run is possible, else 1."""
     signal.signal(signal.SIGTERM, _terminated)
     pool = ThreadPoolExecutor(max(2, min(4, len(os.sched_getaffinity(0)))))
     items = []
     try:
-        if not given.json:
+        if not options.json:
             print(f"lsgd {lsgd.__version__} on {socket.gethostname()}: is this machine fit?\n")
-        for item in examine(given.limit, pool):
+        for item in examine(options.limit, pool):
             items.append(item)
-            if not given.json:
+            if not options.json:
                 print(line(item), flush=True)
-    except KeyboardInterrupt:
-        print("\nlsgd: interrupted", file=sys.stderr)
-        return 130
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         children.close()
     fit = not any(item.status == FAIL and item.required for item in items)
-    if given.json:
+    if options.json:
         report = {"lsgd": lsgd.__version__, "host": socket.gethostname(), "fit": fit}
         print(json.dumps(report | {"items": [asdict(item) for item in items]}, indent=1))
     else:

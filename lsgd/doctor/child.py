@@ -29,10 +29,10 @@ def ask(
 ) -> Answer:
     """Run a function of lsgd.doctor.probe in a process of its own, or in those of a launcher."""
     with TemporaryDirectory(prefix="lsgd-doctor-") as folder:
-        told = Path(folder, "answer.json")
-        program = ["-m", "lsgd.doctor.probe", str(told), str(limit), probe, *arguments]
+        answer = Path(folder, "answer.json")
+        program = ["-m", "lsgd.doctor.probe", str(answer), str(limit), probe, *arguments]
         code, text = finished([*launcher, *program], limit=limit, environment=environment)
-        facts = json.loads(told.read_text()) if told.exists() else {}
+        facts = json.loads(answer.read_text()) if answer.exists() else {}
     if why := facts.pop("error", ""):
         return Answer(facts, why)
     return Answer(facts, failure(code, text, limit) if code != 0 or not facts else "")

@@ -156,19 +156,21 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """All of this machine."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for name in found:
+    """All network interfaces of this machine, with their IPv4 addresses."""
+    addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for name in addresses:
             try:
-                reply = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                reply = fcntl.ioctl(
+                    any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                )
             except OSError:
                 continue  # it has none of IPv4
-            found[name].append(socket.inet_ntoa(reply[20:24]))
+            addresses[name].append(socket.inet_ntoa(reply[20:24]))
     if (table := Path("/proc/net/if_inet6")).exists():
         for words in map(str.split, table.read_text().splitlines()):
-            found.get(words[-1], []).append(str(ipaddress.ip_address(bytes.fromhex(words[0]))))
-    return [Interface(name, _is_up(name), tuple(addresses)) for name, addresses in found.items()]
+            addresses.get(words[-1], []).append(str(ipaddress.ip_address(bytes.fromhex(words[0]))))
+    return [Interface(name, _is_up(name), tuple(own)) for name, own in addresses.items()]
 
 
 def _is_up(name: str) -> bool:
@@ -227,7 +229,7 @@ def network(
 
 
 def open_files() -> Item:
-    """RLIMIT_NOFILE of a process."""
+    """How many files a process may open: RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     numbers: dict[str, float] = {"open_files": soft}
     if soft == resource.RLIM_INFINITY or soft >= FILES:
@@ -243,7 +245,7 @@ def open_files() -> Item:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Item:
-    """Size of /dev/shm and what is free of it."""
+    """The size of /dev/shm and what is free of it."""
     fix = "give the container more: `docker run --shm-size=8g`, or an emptyDir of medium Memory"
     try:
         state = os.statvfs(folder)
@@ -276,7 +278,7 @@ def run_folder(runs: Path = Path("runs")) -> list[Item]:
 
 
 def disk(free_gb: float) -> Item:
-    """What is free where runs go."""
+    """The free disk where runs go."""
     found, numbers = f"{free_gb:.3g} GB free for runs", {"free_gb": free_gb}
     if free_gb >= DISK_GB:
         return Item("disk", PASS, found, numbers=numbers)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 SUMMED_MB = 16
-"""Of a single all-reduce; about the size of a bucket of gradients."""
+"""Megabytes of a single all-reduce; about the size of a bucket of gradients."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,20 +71,20 @@ def torch_() -> Iterator[Facts]:
 
 
 def torchvision() -> Iterator[Facts]:
-    """Its version, and whether lsgd.vision had to stand in for its compiled operators."""
+    """The version of torchvision, and whether lsgd.vision stood in for its compiled operators."""
     from lsgd import vision
 
     yield {"version": version("torchvision"), "stood_in": hasattr(vision, "_operators")}
 
 
 def tensorboard() -> Iterator[Facts]:
-    """Its version, once the part of it that torch writes with could be imported."""
+    """The version of tensorboard, once the part of it that torch writes with could be imported."""
     import_module("tensorboard.summary.writer.event_file_writer")
     yield {"version": version("tensorboard")}
 
 
 def setuptools() -> Iterator[Facts]:
-    """Its version; horovodrun imports distutils, which Python 3.12 has from here alone."""
+    """The version of setuptools, from which alone Python 3.12 has the distutils of horovodrun."""
     import_module("setuptools")  # first, since it brings the second
     import_module("distutils")
     yield {"version": version("setuptools")}

@@ -33,7 +33,7 @@ def torch(answer: Answer) -> Item:
 
 
 def torchvision(answer: Answer) -> Item:
-    """Whether it loads as lsgd loads it; every model is made with it at hand."""
+    """Whether torchvision loads as lsgd loads it; every model is made with it at hand."""
     if answer.why:
         return Item("torchvision", FAIL, answer.why, INSTALL, required=True)
     found = answer.facts["version"]
@@ -51,7 +51,7 @@ def tensorboard(answer: Answer) -> Item:
 
 
 def setuptools(answer: Answer, *, horovod: Answer) -> Item:
-    """Only horovodrun imports it, and the build of Horovod."""
+    """Whether setuptools is there, which horovodrun alone imports, and the build of Horovod."""
     if not answer.why:
         return Item("setuptools", PASS, answer.facts["version"])
     status = FAIL if horovod.facts.get("version") else ABSENT
@@ -67,7 +67,7 @@ def recipes(answer: Answer) -> Item:
 
 
 def horovod(answer: Answer) -> Item:
-    """Whether it loads beside this torch, and what it is built with."""
+    """Whether Horovod loads beside this torch, and what it is built with."""
     rebuild = (
         f"`{sys.executable} -m pip uninstall horovod`, then setup/horovod.sh builds it for this "
         "torch; until then start with launch/torchrun.sh"
@@ -134,7 +134,7 @@ def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
 
 
 def dali(answer: Answer, *, where: str) -> Item:
-    """Whether it decodes an image; torchvision does where it is not there."""
+    """Whether DALI decodes an image; torchvision does where it is not there."""
     instead = "inputs=torchvision does without"
     if answer.why:
         fix = "`pip install --force-reinstall 'lsgd[dali]'`; " + instead

@@ -36,7 +36,7 @@ from lsgd.study.reporting import write_report
 from lsgd.study.running import Work
 from lsgd.study.trials import Trial, ended, trials
 from lsgd.study.words import StudyParser, StudyRequest
-from lsgd.supervise import Asked
+from lsgd.supervise.signals import StopSignals
 
 
 def show(launcher: TrialLauncher, everything: Sequence[Trial]) -> None:
@@ -58,18 +58,18 @@ def run(request: StudyRequest) -> int:
         str(trial): run.state for trial, run in runs if run and ended(run) and not run.finished
     }
     print(f"{study.name}: {len(runs)} trials, {len(todo)} to train", flush=True)
-    asked = Asked()
+    signals = StopSignals()
     if launcher.submits:
-        failed |= submit(launcher, todo, asked)
+        failed |= submit(launcher, todo, signals)
         why = f"{launcher.name} has submitted the rest; the same command, later, ends the study"
     else:
-        work = Work(launcher, todo, asked)
+        work = Work(launcher, todo, signals)
         work.train(request.jobs)
         failed |= work.failed
         why = "stopped; the same command goes on"
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
-    if not asked.times:
+    if not signals.count:
         write_report(study, request.words, everything)
     if any(str(trial) not in failed and not ended(trial.run) for trial in todo):
         print(why)

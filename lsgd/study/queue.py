@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from lsgd.errors import Refused
 from lsgd.study.launch import TrialLauncher
 from lsgd.study.trials import Trial
-from lsgd.supervise import Asked
+from lsgd.supervise.signals import StopSignals
 
 
-def submit(launcher: TrialLauncher, todo: Sequence[Trial], asked: Asked) -> dict[str, str]:
+def submit(launcher: TrialLauncher, todo: Sequence[Trial], signals: StopSignals) -> dict[str, str]:
     """Put those that are not queued yet into the queue; return what was refused, and why."""
     failed = {}
     for number, trial in enumerate(todo, 1):
-        if asked.times:
+        if signals.count:
             break
         try:
             outcome = submit_one(launcher, trial)

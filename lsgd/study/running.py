@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from lsgd import supervise
 from lsgd.errors import Refused
 from lsgd.study.launch import TrialLauncher
 from lsgd.study.trials import Trial, ended
-from lsgd.supervise import Asked, Taken
+from lsgd.supervise.logbook import Taken, open_logbook
+from lsgd.supervise.signals import StopSignals
+from lsgd.supervise.start import run_job
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Work:
 
     launcher: TrialLauncher
     todo: list[Trial]
-    asked: Asked
+    signals: StopSignals
     failed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class Work:
     def take(self) -> None:
         """Train one after another, until none is left."""
         announced: set[int] = set()
-        while not self.asked.times:
+        while not self.signals.count:
             try:
                 number, trial = self.waiting.popleft()
             except IndexError:
@@ -60,7 +61,7 @@ class Work:
         trial.log.parent.mkdir(parents=True, exist_ok=True)
         with (
             trial.log.open("a", encoding="utf-8") as output,
-            supervise.open_log(trial.folder, screen=output, patience=0) as log,
+            open_logbook(trial.folder, screen=output, patience=0) as logbook,
         ):
             run = trial.run
             if run and ended(run):
@@ -72,16 +73,16 @@ class Work:
             begins = f"goes on after epoch {run.epoch}" if run and run.epoch else "starts"
             processes, _ = self.launcher.fitted(trial.recipe.workers)
             self.say(number, trial, f"{begins}, processes: {processes}")
-            log.say("start", shlex.join(command), command=command)
+            logbook.say("start", shlex.join(command), command=command)
             began = time.monotonic()
-            ending = supervise.run(command, log, self.asked, output=output)
-            log.say("end", ending.cause, code=ending.code)
+            ending = run_job(command, logbook, self.signals, output=output)
+            logbook.say("end", ending.cause, code=ending.code)
         taken = duration(time.monotonic() - began)
         run = trial.run
         if run and run.finished:
             error = f"top-1 error {run.error:.2f} %"
             self.say(number, trial, f"{error}, {taken}{self.estimate()}")
-        elif self.asked.times:
+        elif self.signals.count:
             self.say(number, trial, f"stopped, {run.state if run else 'before it was saved'}")
         else:
             ends = last_line(trial.log)

@@ -39,8 +39,8 @@ def test_who_leaves_when_asked_is_not_killed_nor_waited_for() -> None:
     tag = ("LSGD_TEST_TAG", f"asked-{os.getpid()}")
     with subprocess.Popen(["sleep", "100"], env=os.environ | dict([tag])) as process:
         begin = time.monotonic()
-        assert end(tag, grace=60) == set()
-        assert time.monotonic() - begin < 30
+        assert end(tag, grace=20) == set()
+        assert time.monotonic() - begin < 15
     assert process.returncode == -signal.SIGTERM
 
 
@@ -54,8 +54,8 @@ def test_what_is_started_meanwhile_is_asked_too(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         begin = time.monotonic()
-        assert end(tag, grace=60) == set()
-        assert time.monotonic() - begin < 30
+        assert end(tag, grace=20) == set()
+        assert time.monotonic() - begin < 15
     assert process.returncode == 0
     assert tagged(tag) == set()
 

@@ -1,0 +1,103 @@
+"""The command line of the supervisor."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lsgd import supervise
+from lsgd.errors import Refused
+from lsgd.job.command import Parser, run_alone
+from lsgd.supervise.hosts import HOSTS, NP
+from lsgd.supervise.loop import supervise_job
+from lsgd.supervise.start import SAVING
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise Refused if the options and the places in the command do not fit together."""
+    words = " ".join(options.command)
+    if options.processes and options.hosts:
+        raise Refused("--hosts says how many processes there are; leave out --processes")
+    if (NP in words) != bool(options.processes or options.hosts):
+        raise Refused(
+            f"{NP} in the command and --processes N belong together; for example "
+            f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {NP}"
+        )
+    if (HOSTS in words) != bool(options.hosts):
+        raise Refused(
+            f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
+            f"--hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {HOSTS} --np {NP}"
+        )
+
+
+def _hosts(text: str) -> dict[str, int]:
+    """The processes of each host in `a:8,b:4`."""
+    try:
+        pairs = [pair.partition(":") for pair in text.split(",")]
+        return {host: int(slots) for host, _, slots in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N") from None
+
+
+def _parser() -> Parser:
+    about, _, rest = (supervise.__doc__ or "").partition("\n\n")
+    parser = Parser(
+        "lsgd.supervise",
+        about,
+        usage="python -m lsgd.supervise [options] [--] COMMAND ... run_dir=FOLDER ...",
+        epilog=rest,
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="how many processes {np} in the command stands for at first",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=_hosts,
+        metavar="HOST:N,...",
+        default={},
+        help="what {hosts} stands for, and how many processes each has",
+    )
+    parser.add_argument(
+        "--min-processes", type=int, metavar="N", default=1, help="never fewer (default 1)"
+    )
+    parser.add_argument(
+        "--restarts", type=int, metavar="N", help="at most so many (default: no limit)"
+    )
+    parser.add_argument(
+        "--silence",
+        type=float,
+        metavar="SECONDS",
+        help="restart too if neither metrics nor a checkpoint were written for so long: choose "
+        "more than a start, an evaluation and log_steps take (default: comm.timeout alone ends a "
+        "job that hangs)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        default=SAVING,
+        help="what the job gets for saving when the supervisor is asked to end (default "
+        f"{SAVING:g})",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+
+    def command() -> int:
+        options = _parser().parse_args(argv)
+        options.command = options.command[options.command[:1] == ["--"] :]
+        check(options)
+        return supervise_job(options)
+
+    # Not run_command: the supervisor is none of the processes that it watches, and may itself run
+    # where a launcher's environment makes no sense.
+    return run_alone(command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""One start of the job: from its launcher to the end of all that it has started here."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from lsgd.errors import Preempted, Refused
+from lsgd.job import members
+from lsgd.job.members import GRACE, TAG, Watch
+from lsgd.supervise.folder import last_written, run_folder
+from lsgd.supervise.logbook import Logbook
+from lsgd.supervise.signals import StopSignals
+from lsgd.supervise.verdict import Ending, how_it_ended
+
+SAVING = 60.0
+"""Seconds that a job gets for saving when it is asked to end."""
+WAKE = 0.5
+"""Seconds between looks at what no event tells: new processes, signals, silence."""
+
+
+def run_job(
+    command: Sequence[str],
+    logbook: Logbook,
+    signals: StopSignals,
+    *,
+    silence: float | None = None,
+    grace: float = SAVING,
+    output: IO[str] | None = None,
+) -> Ending:
+    """Start the command once, wait for its end, and leave nothing of it on this machine.
+
+    What it prints goes to `output`, by default where the prints of this process go.
+    """
+    folder = run_folder(command)
+    members.clear(folder)
+    memory_kills = _memory_kills()
+    with guarded(folder, logbook):
+        try:
+            launcher = subprocess.Popen(
+                command,
+                env=os.environ | {TAG: str(folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Ctrl-C reaches the supervisor alone, which passes it on in its own way.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Refused(f"{command[0]} cannot be started ({error.strerror})") from None
+        with Watch(folder, launcher.pid) as watch:
+            began, stop_at, passed_on, silent = time.time(), float("inf"), 0, False
+            while launcher.poll() is None and time.monotonic() < stop_at:
+                watch.wait(WAKE)
+                if any(member.code not in (0, Preempted.exit_code) for member in watch.dead):
+                    # The launcher may end the others by itself.
+                    stop_at = min(stop_at, time.monotonic() + GRACE)
+                if passed_on < signals.count:
+                    passed_on += 1
+                    logbook.say("asked", f"{signal.Signals(signals.last).name}: the job is to end")
+                    watch.wait(0)
+                    _ask_to_leave(watch, launcher.pid)
+                    stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
+                if silence and time.time() - max(began, last_written(folder)) > silence:
+                    silent, stop_at = True, 0
+            watch.wait(0)
+            code = launcher.poll()
+        members.stop(folder)
+        launcher.wait()
+    if silent:
+        return Ending(1, f"nothing was written for {silence:g} s")
+    # Deaths on other machines are not seen; their last words stand behind.
+    others = [
+        member for member in members.members(folder) if member.code and member not in watch.dead
+    ]
+    ending = how_it_ended([*watch.dead, *others], command[0], code)
+    if ending.lost and _memory_kills() > memory_kills:
+        cause = f"{ending.cause}; the kernel has killed a process for want of memory meanwhile"
+        return Ending(ending.code, cause, lost=True)
+    return ending
+
+
+def _ask_to_leave(watch: Watch, launcher: int) -> None:
+    """Ask the processes themselves, as launchers give them too little time to save."""
+    for member in watch.alive.values():
+        with suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGTERM)
+    if not watch.alive:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher, signal.SIGTERM)
+
+
+@contextmanager
+def guarded(folder: Path, logbook: Logbook) -> Iterator[None]:
+    """Have a helper process that stops the folder's job as soon as this process is gone."""
+    helper = subprocess.Popen(
+        [sys.executable, "-m", "lsgd.job.members", str(folder)],
+        stdin=subprocess.PIPE,
+        # It keeps the lock until the job is stopped.
+        pass_fds=[logbook.file.fileno()],
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        helper.communicate()
+
+
+def _memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since this machine started."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
