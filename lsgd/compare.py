@@ -6,7 +6,8 @@ runs have: rows are matched by kind and step. What is of the hardware (speed, ti
 is not compared, and a mean over steps only where it is over the same steps in both, as it is not
 with other log_steps or in the first row after a resume.
 
-exit codes: 0 the runs do not part, 1 they part, 2 there is nothing to compare.
+exit codes: 0 the runs do not part, 1 they part, 2 refused, as a folder holds no run or the two
+have no row in common.
 """
 
 import json
