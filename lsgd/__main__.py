@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import lsgd
-from lsgd import provenance
 from lsgd.errors import Refused
 from lsgd.job.command import run_alone
+from lsgd.run import provenance
 
 COMMANDS = {
     "First steps": {

@@ -19,6 +19,7 @@ import pytest
 import torch
 from helpers import undisturbed as undisturbed_run
 from helpers.budget import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401
+from helpers.soak import Soak
 
 from lsgd import config
 from lsgd.train import train
@@ -70,21 +71,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "soak" not in (config.option.markexpr or ""):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("soak")])
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
-
-
-class Soak:
-    """What the fault tests draw from, $LSGD_SEED, and where they note what they did, $LSGD_SOAK."""
-
-    def __init__(self) -> None:
-        self.seed = int(os.environ.get("LSGD_SEED", "0"))
-        self.record = Path(os.environ["LSGD_SOAK"]) if "LSGD_SOAK" in os.environ else None
-
-    def note(self, line: str) -> None:
-        """Keep a line of what was done and found."""
-        if self.record:
-            self.record.parent.mkdir(parents=True, exist_ok=True)
-            with self.record.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.recipe import CommSettings
 
 if TYPE_CHECKING:
     from lsgd.recipe import Data
@@ -176,6 +175,7 @@ def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
 
     from lsgd.comm import open_comm, sum_
     from lsgd.job.device import pick_device
+    from lsgd.recipe import CommSettings
 
     device = pick_device(device_kind)
     comm = open_comm(CommSettings(library=library, timeout=30), device)

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import lsgd
-from lsgd import config, files, provenance
+from lsgd import config, files
 from lsgd.errors import Refused
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, markdown, page, summary
 from lsgd.report.findings import find
 from lsgd.report.libraries import check_libraries
 from lsgd.report.search import REPORT, find_runs
+from lsgd.run import provenance
 from lsgd.run.read import Run
 
 

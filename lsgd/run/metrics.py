@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 import lsgd
-from lsgd import provenance
 from lsgd.comm import Comm, describe
 from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
 from lsgd.job.device import device_name
 from lsgd.recipe import Recipe
+from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.rows import Row, damaged_line, read_rows
 from lsgd.tally import difference, scores

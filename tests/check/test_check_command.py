@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lsgd.inputs.torchvision
-from lsgd import check, config, models, paths, recipe, train, vision
+from lsgd import check, config, models, paths, recipe, step, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.comm import reducer
 from lsgd.errors import Refused
@@ -255,7 +255,7 @@ def lr_set_after_the_update(patch: Patch) -> None:
         optim.set_lr(optimizer, late.get(id(optimizer), 0.0))
         late[id(optimizer)] = lr
 
-    patch.setattr(train, "optim", SimpleNamespace(set_lr=set_lr))
+    patch.setattr(step, "optim", SimpleNamespace(set_lr=set_lr))
 
 
 @plant("last_gamma")
@@ -375,7 +375,7 @@ def mean_of_means(patch: Patch) -> None:
     def cross_entropy(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
         return 4 * F.cross_entropy(logits, labels)
 
-    patch.setattr(train, "F", SimpleNamespace(cross_entropy=cross_entropy))
+    patch.setattr(step, "F", SimpleNamespace(cross_entropy=cross_entropy))
 
 
 @plant("batchnorm")

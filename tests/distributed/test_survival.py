@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Soak
 from helpers import sparse
 from helpers.launching import AS_ROOT, command, launch
+from helpers.soak import Soak
 from helpers.undisturbed import STEPS, WORDS, assert_equal, rows, saved
 
 from lsgd import config

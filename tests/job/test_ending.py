@@ -9,12 +9,17 @@ from pathlib import Path
 
 from lsgd.job.ending import end, tagged
 
-# Asked to leave, it starts another process of its own and goes.
+# Asked to leave, it starts another process of its own and goes. That one is deaf until it is a
+# program of its own: who is asked between fork and exec forgets it.
 HEIR = """
 import os, signal, subprocess, sys, time
 
+hears = "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])"
+
 def leave(*_):
-    subprocess.Popen(["sleep", "100"], start_new_session=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    program = f"import signal, time; {hears}; time.sleep(100)"
+    subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     os._exit(0)
 
 signal.signal(signal.SIGTERM, leave)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Soak
 from helpers.saved import CPU, after, content, make_steps, recipe, tiny
+from helpers.soak import Soak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd import provenance
+from lsgd.run import provenance
 
 
 def git(folder: Path, *words: str) -> str:

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
