@@ -23,7 +23,7 @@ def finish(ready: Sequence[float], costs: Sequence[Cost], *, concurrent: int = 1
 def exposed(
     ready: Sequence[float], costs: Sequence[Cost], backward: float, *, concurrent: int = 1
 ) -> Cost:
-    """The part of the sums that outlasts a backward pass of so many seconds.
+    """The part of the sums that outlasts a backward pass of `backward` seconds.
 
     `ready` are shares of that pass. Exposed latency is what would be left on a wire of infinite
     bandwidth, exposed transfer the rest.

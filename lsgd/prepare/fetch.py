@@ -42,7 +42,7 @@ class File:
 
 
 class _Unavailable(Exception):
-    """A source does not have the file, or not now."""
+    """A source cannot be reached, or does not have the published file."""
 
 
 def fetch(
@@ -98,6 +98,7 @@ def _fetch_from(url: str, file: File, folder: Path) -> None:
         continued = part.exists()
         _receive(url, part, file.size)
         if file.is_at(part):
+            # Else a power cut could leave an empty file under the published name.
             with part.open("rb") as whole:
                 os.fsync(whole.fileno())
             os.replace(part, folder / file.name)

@@ -94,6 +94,7 @@ def _write_shard(root: Path, shard: Path, rows: NDArray[Any]) -> tuple[str, list
         headers.append((image, class_))
         offsets.append(position + len(image))
         position = offsets[-1] + _ceil(int(row["bytes"])) + len(class_)
+    # The index tells the length of a shard, so a complete one is known without reading images.
     if shard.is_file() and shard.stat().st_size == position + 2 * BLOCK:
         return shard.name, offsets
     with whole(shard) as out:

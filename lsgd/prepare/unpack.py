@@ -46,6 +46,7 @@ def unpack_val(
     images = [(image, folder / class_of(image.name)) for image in members(archive, IMAGE_SUFFIXES)]
     for target in {target for _, target in images}:
         target.mkdir(parents=True, exist_ok=True)
+    # Few enough images for the bar to move, and enough that opening the archive costs nothing.
     tasks = [(archive, images[i : i + 250]) for i in range(0, len(images), 250)]
     return _total(_extract, tasks, processes, "val, in 250 images")
 

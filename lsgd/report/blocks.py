@@ -22,7 +22,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Listing:
-    """Items, one line each."""
+    """A list of items, one line each."""
 
     items: list[str]
 

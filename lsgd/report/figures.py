@@ -49,6 +49,7 @@ class Figure:
         """The SVG as part of a page: its ids are its own, its ink is the page's."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        # In HTML an SVG needs no namespaces; without a size it is as wide as its place.
         svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
         svg = re.sub(r'<svg (.*?)width="[^"]*"(.*?)height="[^"]*"', r"<svg \1\2", svg, count=1)
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
@@ -154,6 +155,7 @@ def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
         means = [sample.mean for _, sample in finished] + [error for _, error in diverged]
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [short(size) for size in sizes])
+        # On a linear axis the error of a diverged run would hide the differences of the others.
         if max(means) > 3 * min(means):
             axes.set_yscale("log")
             ticks = [

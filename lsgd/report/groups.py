@@ -77,6 +77,7 @@ def trajectory(recipe: Recipe) -> dict[str, Any]:
     flat = {}
     for key, value in recipe.trajectory().items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
+        # A setting without a group has the empty name, and loses its dot.
         flat.update({f"{key}.{name}".rstrip("."): setting for name, setting in inner})
     del flat["seed"]
     return flat

@@ -23,7 +23,7 @@ def spread(group: Group) -> str:
 
 
 def error_of(run: Run) -> str:
-    """The error of a run that has ended."""
+    """The error of a run that has ended, in words."""
     return f"{run.error:.2f} %" if run.finished else "diverged"
 
 
@@ -33,7 +33,7 @@ def signed(value: float) -> str:
 
 
 def interval(gap: Difference) -> str:
-    """A difference and its 95 % interval."""
+    """A difference and its 95 % interval, in words."""
     if math.isinf(gap.low):
         return f"{signed(gap.mean)} (no interval)"
     return f"{signed(gap.mean)} ({signed(gap.low)} to {signed(gap.high)})"

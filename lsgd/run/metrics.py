@@ -44,7 +44,7 @@ class Progress(Protocol):
 
 
 class Log:
-    """The log of all processes but the first: it writes nothing."""
+    """The log of all processes but the first, which write nothing; RunLog is that of the first."""
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
         """Write what is about to run, on what, with which loader, and what `auto` has come to."""
@@ -65,7 +65,7 @@ class Log:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Finish what is being written."""
+        """Close the files of the log, if it has any."""
 
 
 def open_log(run: Progress, folder: Path) -> Log:

@@ -55,7 +55,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch has ended."""
+        """Whether every epoch of the recipe has ended; a rehearsal is never finished."""
         every = set(range(1, self.recipe.epochs + 1))
         return every <= self.epochs.keys() and not self.recipe.rehearse
 
