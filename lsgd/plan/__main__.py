@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(argv: Sequence[str]) -> None:
-    """Print the plan that the words ask for, and keep it in --out."""
+    """Print the plan for these words of the command line, and keep it in --out."""
     sizes, words = take_sizes(argv)
     recipe, options = _command_line().read(words)
     gpus = _gpus(sizes, recipe)
@@ -79,7 +79,10 @@ def plan(argv: Sequence[str]) -> None:
 
 
 def take_sizes(argv: Sequence[str]) -> tuple[Sizes, list[str]]:
-    """The words `nodes=` and `gpus=`, which no recipe has, and all others; raises Refused."""
+    """Separate the words `nodes=` and `gpus=`, which no recipe has, from all others.
+
+    Raises Refused for a size that is given twice or is no whole number above 0.
+    """
     sizes: Sizes = {}
     words = []
     for word in argv:
@@ -205,7 +208,7 @@ def _count(text: str) -> int:
 
 
 def whole_number(text: str) -> int | None:
-    """The number above 0 that these digits are; None if they are none."""
+    """The whole number above 0 that these digits write; None for any other text."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) and int(text) else None
 
 

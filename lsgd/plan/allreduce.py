@@ -11,12 +11,12 @@ from math import ceil, log2
 
 @dataclass(frozen=True)
 class Link:
-    """What a message goes over."""
+    """A connection over which messages are sent."""
 
     latency: float
-    """Seconds of a message without its bytes, a."""
+    """Seconds per message, whatever its size: a."""
     bandwidth: float
-    """Bytes per second and direction, B."""
+    """Bytes per second in each direction: B."""
 
 
 @dataclass(frozen=True)
@@ -141,4 +141,4 @@ ALGORITHMS = {
     "halving-doubling": flat_halving_doubling,
     "ring": flat_ring,
 }
-"""What --allreduce names."""
+"""The all-reduce algorithms, by their name on the command line."""

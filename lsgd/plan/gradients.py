@@ -1,6 +1,6 @@
 """What a step sums over the GPUs, in the order of the backward pass: sizes and when each is ready.
 
-The real model and the real reducer are asked, without memory for either.
+Both come from the real model and the real reducer, on the meta device, which takes no memory.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lsgd.models import make_network
 from lsgd.recipe import Recipe
 
 UNFUSED = 1e-9
-"""MiB of a bucket that no second tensor fits into."""
+"""A bucket size in MiB so small that no second tensor fits into a bucket."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Piece:
     """Gradients that are summed together."""
 
     size: int
-    """Bytes on the wire."""
+    """Size on the wire, in bytes."""
     ready: float
-    """The share of the backward pass after which all of them are there."""
+    """The share of the backward pass after which all its gradients are computed."""
 
 
 def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
@@ -40,12 +40,13 @@ def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
         compression=recipe.gradient_compression,
     )
     ready = iter(_ready(model, recipe.data.channels, recipe.data.image_size))
-    found = []
+    sums = []
     for bucket in reducer.buckets:
         width = 2 if reducer.compresses else bucket.flat.element_size()
+        # A bucket can be summed once the last of its gradients is computed.
         last = [next(ready) for _ in range(bucket.count)][-1]
-        found.append(Piece(bucket.flat.numel() * width, last))
-    return found
+        sums.append(Piece(bucket.flat.numel() * width, last))
+    return sums
 
 
 def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.Module, int]:
@@ -76,11 +77,11 @@ def _model(recipe: Recipe) -> nn.Module:
 
 
 def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:
-    """When the gradient of each parameter is there, last layer first, as a share of the pass."""
-    left = multiply_adds(model, channels, image_size)
-    total, done = sum(left.values()), 0
+    """When each gradient is computed, last layer first, as a share of the backward pass."""
+    work = multiply_adds(model, channels, image_size)
+    total, done = sum(work.values()), 0
     ready = []
     for layer in list(model.modules())[::-1]:
-        done += left.get(layer, 0)
+        done += work.get(layer, 0)
         ready += [done / total for _ in layer.parameters(recurse=False)]
     return ready

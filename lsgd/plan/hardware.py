@@ -61,7 +61,7 @@ class Hardware:
     def constants(self) -> dict[str, Constant]:
         """All constants by name."""
         named = {entry.name.replace("_", " "): getattr(self, entry.name) for entry in fields(self)}
-        return {name: each for name, each in named.items() if isinstance(each, Constant)}
+        return {name: value for name, value in named.items() if isinstance(value, Constant)}
 
     def with_value(self, name: str, value: float, source: str) -> "Hardware":
         """The hardware with another value of one constant, and where that comes from."""

@@ -21,7 +21,8 @@ def from_speed(images_per_second: float, recipe: Recipe) -> Measured:
 def from_run(folder: Path, recipe: Recipe) -> Measured:
     """The step of a run that one process has made, or has begun to.
 
-    Raises Refused if it says nothing about a step of this recipe.
+    Raises Refused if the run is too short, is of several processes, or differs from the recipe in
+    model, image size, channels or precision.
     """
     try:
         run = read_run(folder)
@@ -40,7 +41,7 @@ def from_run(folder: Path, recipe: Recipe) -> Measured:
             )
     machine = str(run.start.get("machine", "an unknown number of processes"))
     processes = run.start.get("processes")
-    # Older runs say it in the line for people alone.
+    # Older runs have the number of processes only in the line that people read.
     is_of_one = processes == 1 if processes else re.match(r"1 process\b", machine)
     if not is_of_one:
         raise Refused(
@@ -54,11 +55,11 @@ def from_run(folder: Path, recipe: Recipe) -> Measured:
             f"--run {folder} has less than two rows of steps in metrics.jsonl; train for longer, "
             "or with log_steps=1"
         )
-    speed, waits = (
+    speed, data_wait = (
         statistics.median(float(row[key]) for row in rows)
         for key in ("images_per_second", "data_wait")
     )
-    return _on_one(speed, recipe, waits, f"{folder}: median of {len(rows)} rows; {machine}")
+    return _on_one(speed, recipe, data_wait, f"{folder}: median of {len(rows)} rows; {machine}")
 
 
 def _on_one(speed: float, recipe: Recipe, data_wait: float, source: str) -> Measured:

@@ -1,4 +1,4 @@
-"""How much network a run needs."""
+"""The network bandwidth that a run needs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,9 +8,9 @@ from lsgd.plan.step import Machine
 from lsgd.recipe import Recipe
 
 EXPOSED = 0.01
-"""The share of a step that it may wait for its sums where the network is enough."""
+"""The share of a step that may be spent waiting for sums where the network is fast enough."""
 SLOWEST, FASTEST = 1e-3, 1e6
-"""Gbit/s, between which an answer is looked for."""
+"""Bounds of the search for a bandwidth, in Gbit/s."""
 
 
 def least_needed(size: float, servers: int, backward: float) -> float:
@@ -26,20 +26,21 @@ def least_needed(size: float, servers: int, backward: float) -> float:
 def bisect(rises: Callable[[float], float], target: float, *, high: float) -> float:
     """The number from 0 to `high` at which a function that rises or stays has the value `target`.
 
-    Raises ValueError if it has that value nowhere there.
+    Raises ValueError if the target is not between the values at 0 and at `high`.
     """
     low = 0.0
     if not rises(low) <= target <= rises(high):
         raise ValueError(f"{target} is not between {rises(low)} and {rises(high)}")
+    # The search ends where no float lies between the bounds.
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if rises(middle) < target else (low, middle)
     return high
 
 
 def needed(machine: Machine, recipe: Recipe, gpus: int) -> float | None:
-    """Gbit/s per server with which a step waits 1 % of its time for sums; None if none is enough.
+    """Gbit/s per server with which a step waits 1 % of its time for sums.
 
-    None where latencies alone are more than that.
+    None if no bandwidth is enough, as latencies alone take more than that.
     """
 
     def waiting(gbits: float) -> float:
@@ -51,7 +52,7 @@ def needed(machine: Machine, recipe: Recipe, gpus: int) -> float | None:
         return None
     if waiting(SLOWEST) <= EXPOSED:
         return SLOWEST
-    # The inverse, since the function is to rise.
+    # bisect takes a rising function; the wait rises with the inverse of the bandwidth.
     return 1 / bisect(
         lambda inverse: waiting(min(FASTEST, 1 / inverse) if inverse else FASTEST),
         EXPOSED,

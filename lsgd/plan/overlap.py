@@ -23,13 +23,13 @@ def finish(ready: Sequence[float], costs: Sequence[Cost], *, concurrent: int = 1
 def exposed(
     ready: Sequence[float], costs: Sequence[Cost], backward: float, *, concurrent: int = 1
 ) -> Cost:
-    """The part of the sums that outlasts a backward pass of so many seconds.
+    """The part of the sums that outlasts a backward pass of `backward` seconds.
 
     `ready` are shares of that pass. Exposed latency is what would be left on a wire of infinite
     bandwidth, exposed transfer the rest.
     """
-    at = [share * backward for share in ready]
-    whole = finish(at, costs, concurrent=concurrent) - backward
+    ready_at = [share * backward for share in ready]
+    whole = finish(ready_at, costs, concurrent=concurrent) - backward
     unhindered = [Cost(cost.latency, 0.0) for cost in costs]
-    latency = finish(at, unhindered, concurrent=concurrent) - backward
+    latency = finish(ready_at, unhindered, concurrent=concurrent) - backward
     return Cost(max(0.0, latency), max(0.0, whole) - max(0.0, latency))

@@ -46,9 +46,9 @@ def measured() -> Measured:
 def describes(planned: Machine, recipe: Recipe) -> bool:
     """Whether a plan is of the paper's own machine and 90 epochs, for which HOW_FAR_OFF holds."""
     own = _recipe("bs8k")
-    there = replace(recipe, workers=own.workers)
+    resized = replace(recipe, workers=own.workers)
     return planned == Machine(PAPER, 8, tuple(pieces(own, fused=False)), measured()) and (
-        (there.batch_size, there.total_steps) == (own.batch_size, own.total_steps)
+        (resized.batch_size, resized.total_steps) == (own.batch_size, own.total_steps)
     )
 
 

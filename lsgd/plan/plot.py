@@ -15,7 +15,7 @@ FORMATS = ("png", "svg")
 def draw(
     name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], *, workers: int
 ) -> dict[str, bytes]:
-    """The files of the plot by name."""
+    """The content of the plot's files, by file name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     labels = {"one worker on each GPU": growing, f"{name}, {workers} workers": fixed}

@@ -17,6 +17,7 @@ class Measured:
     """A step that has been timed, on a few GPUs of one server."""
 
     seconds: float
+    """Seconds per step, of the slowest of the GPUs."""
     images: int
     """Images per GPU and step, in one pass."""
     gpus: int
@@ -78,7 +79,7 @@ class StepTime:
 
     @property
     def lost_to(self) -> tuple[str, float]:
-        """What takes most of it besides computing, and as what share."""
+        """The largest part of the step besides computing, and its share of the step."""
         parts = self.parts
         del parts["compute"]
         most = max(parts, key=lambda part: parts[part])
@@ -86,7 +87,7 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """What takes most of the step; too few workers, where GPUs are left without any."""
+        """The largest part of the step, or `workers` where GPUs are left without one."""
         if self.gpus > self.workers:
             return "workers"
         return max(self.parts, key=lambda part: self.parts[part])
@@ -94,18 +95,18 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of server, as many as are wanted, and a model trained on them."""
+    """A cluster of equal servers, of any number, and the sums of a model trained on it."""
 
     hardware: Hardware
     gpus_per_server: int
     pieces: Sequence[Piece]
-    """What a step sums."""
+    """The sums of one step, in the order of the backward pass."""
     measured: Measured
     concurrent: int = 1
-    """Sums under way at once."""
+    """How many sums may be under way at once."""
 
     def exposed(self, gpus: int, images: float) -> Cost:
-        """What a backward pass over so many images per GPU does not hide of the sums."""
+        """The cost of the sums that a backward pass over `images` per GPU does not hide."""
         servers, per_server = self.servers(gpus), min(gpus, self.gpus_per_server)
         sum_over, cluster = ALGORITHMS[self.hardware.allreduce], self.hardware.cluster
         return exposed(
@@ -116,19 +117,19 @@ class Machine:
         )
 
     def servers(self, gpus: int) -> int:
-        """How many of them so many GPUs fill."""
+        """The number of servers that `gpus` GPUs fill."""
         return ceil(gpus / self.gpus_per_server)
 
     def backward(self, images: float) -> float:
-        """Seconds of a backward pass over so many images on one GPU."""
+        """Seconds of a backward pass over `images` images on one GPU."""
         return self.measured.backward_share * images / self.measured.images_per_second
 
     def slowest(self, gpus: int) -> float:
-        """How much longer than the average the slowest of so many GPUs takes, as a share."""
+        """The extra time of the slowest of `gpus` GPUs, as a share of the average time."""
         return self.hardware.spread.value * expected_maximum(gpus)
 
     def step(self, recipe: Recipe, gpus: int) -> StepTime:
-        """A step of this recipe on so many GPUs; those without a worker only cost money.
+        """A step of this recipe on `gpus` GPUs; those without a worker only cost money.
 
         Speed per image is taken not to depend on the size of a pass, and the spread of the times
         not to average out over several passes.
@@ -157,9 +158,10 @@ class Machine:
 
     def _alone(self) -> float:
         """Seconds per image of an average GPU that waits for no other."""
-        there = self.measured
-        without_sums = there.seconds - self.exposed(there.gpus, there.images).seconds
-        return without_sums / (1 + self.slowest(there.gpus)) / there.images
+        measured = self.measured
+        # The measured step ends with its slowest GPU and has sums of its own: both are taken out.
+        without_sums = measured.seconds - self.exposed(measured.gpus, measured.images).seconds
+        return without_sums / (1 + self.slowest(measured.gpus)) / measured.images
 
 
 def last_pass(recipe: Recipe, gpus: int) -> int:

@@ -11,13 +11,14 @@ from lsgd.recipe import Recipe
 from lsgd.tables import markdown
 
 MOST = 65536
+"""The largest number of GPUs in the tables, unless more are planned."""
 FIGURE_7 = 352
-"""GPUs; the most of the paper."""
+"""The largest number of GPUs in the paper."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A recipe on so many GPUs."""
+    """A recipe planned for some number of GPUs."""
 
     step: StepTime
     efficiency: float
@@ -28,12 +29,12 @@ class PlannedRun:
 
     @property
     def bound(self) -> str:
-        """What takes most of the step, or the dataset if it is less than one step."""
+        """The largest part of the step, or `dataset` if the dataset is less than one step."""
         return self.step.bound if self.epoch is not None else "dataset"
 
 
 def row(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
-    """The recipe on so many GPUs."""
+    """The plan of the recipe on `gpus` GPUs."""
     step = machine.step(recipe, gpus)
     epoch = recipe.steps_per_epoch * step.seconds or None
     return PlannedRun(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
@@ -44,11 +45,11 @@ def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
     return row(machine, replace(recipe, workers=gpus), gpus)
 
 
-def counts(gpus_per_server: int, asked: int) -> list[int]:
-    """Numbers of GPUs to show: one server, doubled up to 64k, the paper's most, what is asked."""
+def counts(gpus_per_server: int, planned: int) -> list[int]:
+    """Numbers of GPUs to show: one server doubled up to 64k, the paper's most, those `planned`."""
     doubled = {gpus_per_server << i for i in range(17)}
     shown = doubled | ({FIGURE_7} if FIGURE_7 % gpus_per_server == 0 else set())
-    return sorted({gpus for gpus in shown if gpus <= MOST} | {asked})
+    return sorted({gpus for gpus in shown if gpus <= MOST} | {planned})
 
 
 def report(
@@ -60,12 +61,12 @@ def report(
     *,
     is_paper: bool,
 ) -> str:
-    """Everything that a plan has to say; `fixed` and `growing` are the rows of its two tables."""
+    """The whole text of a plan; `fixed` and `growing` are the rows of its two tables."""
     gpus = nodes * machine.gpus_per_server
-    there = next(each for each in fixed if each.step.gpus == gpus)
+    run = next(row for row in fixed if row.step.gpus == gpus)
     sections = [
         f"{recipe.summary()}\n{nodes} servers x {machine.gpus_per_server} GPUs",
-        _answer(there, recipe),
+        _answer(run, recipe),
         _network(machine, recipe, gpus),
         f"This run, {recipe.workers} workers on any number of GPUs:",
         _rows(fixed),
@@ -84,21 +85,21 @@ def report(
     return "\n\n".join(sections)
 
 
-def _answer(there: PlannedRun, recipe: Recipe) -> str:
-    step = there.step
+def _answer(run: PlannedRun, recipe: Recipe) -> str:
+    step = run.step
     shares = {part: seconds / step.seconds for part, seconds in step.parts.items()}
     rest = sorted(
-        (part for part in shares if part != there.bound and shares[part] >= 0.0005),
+        (part for part in shares if part != run.bound and shares[part] >= 0.0005),
         key=lambda part: -shares[part],
     )
     others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else shows"
-    assert there.epoch is not None
-    assert there.hours is not None
+    assert run.epoch is not None
+    assert run.hours is not None
     return (
-        f"**{_time(step.seconds)} per step, {_time(there.epoch)} per epoch, {_hours(there.hours)} "
+        f"**{_time(step.seconds)} per step, {_time(run.epoch)} per epoch, {_hours(run.hours)} "
         f"for {recipe.epochs} epochs; {step.images_per_second:,.0f} images/s, efficiency "
-        f"{there.efficiency:.0%}.**\n"
-        f"What bounds: {there.bound}, {shares[there.bound]:.1%} of the step; beside it {others}."
+        f"{run.efficiency:.0%}.**\n"
+        f"What bounds: {run.bound}, {shares[run.bound]:.1%} of the step; beside it {others}."
     )
 
 
@@ -127,17 +128,17 @@ def _network(machine: Machine, recipe: Recipe, gpus: int) -> str:
 
 def _rows(rows: Sequence[PlannedRun]) -> str:
     cells = []
-    for each in rows:
-        step, (cause, share) = each.step, each.step.lost_to
+    for run in rows:
+        step, (cause, share) = run.step, run.step.lost_to
         cells += [
             [
                 f"{step.gpus}",
                 f"{step.images}",
                 _time(step.seconds),
-                each.bound,
-                f"{each.efficiency:.1%}",
-                "-" if each.epoch is None else _time(each.epoch),
-                "-" if each.hours is None else _hours(each.hours),
+                run.bound,
+                f"{run.efficiency:.1%}",
+                "-" if run.epoch is None else _time(run.epoch),
+                "-" if run.hours is None else _hours(run.hours),
                 f"{cause} {share:.1%}",
             ]
         ]
@@ -146,12 +147,14 @@ def _rows(rows: Sequence[PlannedRun]) -> str:
 
 
 def _constants(machine: Machine) -> str:
-    there = machine.measured
-    backward = Constant(1000 * there.backward_share * there.seconds, "ms", there.backward_source)
+    measured = machine.measured
+    backward = Constant(
+        1000 * measured.backward_share * measured.seconds, "ms", measured.backward_source
+    )
     step = Constant(
-        1000 * there.seconds,
-        f"ms for {there.images} images on each of {there.gpus} GPUs",
-        there.source,
+        1000 * measured.seconds,
+        f"ms for {measured.images} images on each of {measured.gpus} GPUs",
+        measured.source,
     )
     constants = {
         "step to start from": step,
@@ -159,7 +162,7 @@ def _constants(machine: Machine) -> str:
         **machine.hardware.constants(),
         "sums under way at once": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
     }
-    rows = [[name, str(each), each.source] for name, each in constants.items()]
+    rows = [[name, str(constant), constant.source] for name, constant in constants.items()]
     table = markdown(["constant", "value", "source"], rows)
     algorithm = (
         f"Sums: {machine.hardware.allreduce}, {len(machine.pieces)} of them, as they are ready in "

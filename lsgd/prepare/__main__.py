@@ -22,9 +22,9 @@ def prepare(argv: Sequence[str]) -> None:
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
     for dataset in (imagenet, tiny_imagenet, cifar10, fashion_mnist):
         dataset.add_parser(datasets)
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        given.command(given)
+        options.command(options)
     except OSError as error:
         raise Refused(f"{error}; once that is mended, the same command goes on") from error
 

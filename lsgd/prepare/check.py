@@ -28,40 +28,42 @@ class Oddity(NamedTuple):
 
 
 def check_folder(root: Path, folder: Path, *, processes: int) -> list[Oddity]:
-    """Decode all images of root/train and root/val; returns what is not as it should be.
+    """Decode all images of root/train and root/val; returns their oddities.
 
     A journal in `folder` lets a run that was killed go on where it was.
     """
     journal = Journal(folder / "check.jsonl")
     names = [f"{split}/{name}" for split in SPLITS for name in class_folders(root / split)]
-    tasks = [(root, name, journal.found.get(name)) for name in names]
+    tasks = [(root, name, journal.findings.get(name)) for name in names]
     for findings in in_parallel(_look, tasks, processes=processes, what="checking"):
         journal.add(findings)
-    found = [
+    oddities = [
         Oddity(f"{name}/{image}", kind, detail)
         for name in names
-        for image, (_, kinds) in journal.found[name].files.items()
+        for image, (_, kinds) in journal.findings[name].files.items()
         for kind, detail in kinds
     ]
     with whole(folder / "check.tsv") as file:
         file.write(b"path\tkind\tdetail\n")
-        for each in found:
-            file.write(os.fsencode("\t".join(each) + "\n"))
+        for oddity in oddities:
+            file.write(os.fsencode("\t".join(oddity) + "\n"))
     journal.remove()
-    return found
+    return oddities
 
 
-def write_skip_list(found: Sequence[Oddity], file: Path) -> tuple[int, int]:
-    """Add the fatal ones to a skip list; the lines that it has stay.
+def write_skip_list(oddities: Sequence[Oddity], file: Path) -> tuple[int, int]:
+    """Add the images with a fatal oddity to a skip list, whose earlier lines stay.
 
-    Returns how many images it names, and how many of those were not found to be fatal.
+    Returns how many images the list names, and how many of those have no fatal oddity. Raises
+    Refused if the path of an image cannot stand in a skip list.
     """
     lines = [
-        (each.path, f"# {each.kind}: {each.detail}".replace("\n", " "))
-        for each in found
-        if each.kind in FATAL
+        (oddity.path, f"# {oddity.kind}: {oddity.detail}".replace("\n", " "))
+        for oddity in oddities
+        if oddity.kind in FATAL
     ]
     for path, _ in lines:
+        # A reader of the list takes what follows # for a comment, and strips blanks.
         if "#" in path or path != path.strip() or not path.isprintable():
             raise Refused(f"{path!r} cannot be named in a skip list; rename or remove that file")
     text = file.read_text(encoding="utf-8") if file.exists() else ""
@@ -77,16 +79,16 @@ def write_skip_list(found: Sequence[Oddity], file: Path) -> tuple[int, int]:
     return len(listed | fatal), len(listed - fatal)
 
 
-def table(found: Sequence[Oddity]) -> str:
-    """How many of each kind, and up to 5 examples."""
-    counts = Counter(each.kind for each in found)
+def table(oddities: Sequence[Oddity]) -> str:
+    """The number of images of each kind of oddity, with up to 5 examples of it."""
+    counts = Counter(oddity.kind for oddity in oddities)
     lines = []
     for title, kinds in (("not usable", FATAL), ("odd but usable", ODD)):
         lines.append(f"{title}:")
         for kind, meaning in kinds.items():
             lines.append(f"  {kind:<13}{counts[kind]:>8,}  {meaning}")
-            examples = [each for each in found if each.kind == kind][:5]
-            lines += [f"{'':>25}{each.path} ({each.detail})" for each in examples]
+            examples = [oddity for oddity in oddities if oddity.kind == kind][:5]
+            lines += [f"{'':>25}{oddity.path} ({oddity.detail})" for oddity in examples]
     return "\n".join(lines)
 
 

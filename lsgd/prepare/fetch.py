@@ -30,10 +30,10 @@ class File:
     size: int
     """The length of the file in bytes."""
     digest: str
-    """Its sum, such as `sha256:3aede38d…` or `md5:8d4fb7e6…`."""
+    """The checksum, such as `sha256:3aede38d…` or `md5:8d4fb7e6…`."""
 
     def is_at(self, path: Path) -> bool:
-        """Whether this very file lies there."""
+        """Whether a file of the published size and checksum lies at this path."""
         if not path.is_file() or path.stat().st_size != self.size:
             return False
         algorithm, digest = self.digest.split(":")
@@ -42,7 +42,7 @@ class File:
 
 
 class _Unavailable(Exception):
-    """A source does not have the file, or not now."""
+    """A source cannot be reached, or does not have the published file."""
 
 
 def fetch(
@@ -52,7 +52,7 @@ def fetch(
     mirrors: Sequence[str],
     source: str | None = None,
 ) -> None:
-    """Bring the files into the folder, except those that are there.
+    """Download the files into the folder, except those that it has already.
 
     `mirrors` are URLs of folders that hold them, tried in turn; `source`, a folder or a URL, stands
     in for them. A download that ends early goes on where it stopped, in the same run or the next.
@@ -98,6 +98,7 @@ def _fetch_from(url: str, file: File, folder: Path) -> None:
         continued = part.exists()
         _receive(url, part, file.size)
         if file.is_at(part):
+            # Else a power cut could leave an empty file under the published name.
             with part.open("rb") as whole:
                 os.fsync(whole.fileno())
             os.replace(part, folder / file.name)
@@ -109,51 +110,51 @@ def _fetch_from(url: str, file: File, folder: Path) -> None:
 
 
 def _receive(url: str, part: Path, size: int) -> None:
-    """Add to the part of a file what it lacks, over as many connections as get any further."""
-    before, begun = -1, _size(part)
-    while before < begun < size:
-        _receive_once(url, part, begun, size)
-        before, begun = begun, _size(part)
-    if begun < size:
-        raise _Unavailable(f"{url} ended after {begun} of {size} bytes")
+    """Complete a partial file; connect again as long as the last connection brought any bytes."""
+    before, received = -1, _size(part)
+    while before < received < size:
+        _receive_once(url, part, received, size)
+        before, received = received, _size(part)
+    if received < size:
+        raise _Unavailable(f"{url} ended after {received} of {size} bytes")
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _receive_once(url: str, part: Path, begun: int, size: int) -> None:
-    request = Request(url, headers={"Range": f"bytes={begun}-"} if begun else {})
+def _receive_once(url: str, part: Path, received: int, size: int) -> None:
+    request = Request(url, headers={"Range": f"bytes={received}-"} if received else {})
     try:
         response = urlopen(request, timeout=PATIENCE)
     except (OSError, HTTPException, ValueError) as error:
         raise _Unavailable(f"{url}: {_why(error)}") from None
     with response:
-        # Who knows no ranges begins again.
-        continues = response.headers.get("Content-Range", "").startswith(f"bytes {begun}-")
-        begun = begun if continues else 0
-        coming = response.headers.get("Content-Length")
-        if coming is not None and begun + int(coming) != size:
-            raise _Unavailable(f"{url} has {begun + int(coming)} bytes instead of {size}")
+        # A server that does not support ranges sends the file from its beginning.
+        continues = response.headers.get("Content-Range", "").startswith(f"bytes {received}-")
+        received = received if continues else 0
+        length = response.headers.get("Content-Length")
+        if length is not None and received + int(length) != size:
+            raise _Unavailable(f"{url} has {received + int(length)} bytes instead of {size}")
         with (
             part.open("ab" if continues else "wb") as out,
             tqdm(
                 desc=url.rsplit("/", 1)[1],
-                initial=begun,
+                initial=received,
                 total=size,
                 unit="B",
                 unit_scale=True,
-                disable=None,  # where nobody looks
+                disable=None,  # unless stderr is a terminal
             ) as bar,
         ):
-            while begun < size and (bytes_ := _read(response, min(CHUNK, size - begun))):
+            while received < size and (bytes_ := _read(response, min(CHUNK, size - received))):
                 out.write(bytes_)
-                begun += len(bytes_)
+                received += len(bytes_)
                 bar.update(len(bytes_))
 
 
 def _read(response: Any, most: int) -> bytes:
-    """What has come, nothing at the end; a connection that breaks ends too."""
+    """The bytes that have arrived; none at the end of the file or of a broken connection."""
     try:
         return response.read1(most)  # type: ignore[no-any-return]
     except (OSError, HTTPException):
@@ -167,7 +168,7 @@ def _why(error: Exception) -> str:
 
 @contextmanager
 def filling(root: Path) -> Iterator[None]:
-    """Work on a dataset's folder, made if need be; raises Refused while another process does."""
+    """Lock a dataset's folder, made if need be; raises Refused while another process holds it."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".prepare.lock").open("w") as lock:
         _lock(lock, root)
@@ -205,4 +206,4 @@ def add_command(
         metavar="URL_OR_FOLDER",
         help="where the published files are, if not at their publisher's",
     )
-    parser.set_defaults(command=lambda given: prepare(given.root, given.source))
+    parser.set_defaults(command=lambda options: prepare(options.root, options.source))

@@ -73,29 +73,29 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(command=prepare)
 
 
-def prepare(given: argparse.Namespace) -> None:
+def prepare(options: argparse.Namespace) -> None:
     """Do what the command line asks for, and print the words to give to a run.
 
     Raises Refused, before anything is written wherever that can be known.
     """
-    # Here, so that --help need not wait for what they import.
+    # Imported here, so that --help need not wait for what it imports in turn.
     from lsgd.prepare.fetch import filling
 
-    _refuse_before(given)
+    _check_options(options)
     with ExitStack() as locks:
-        for folder in {given.index or given.root, given.shards} - {None}:
+        for folder in {options.index or options.root, options.shards} - {None}:
             locks.enter_context(filling(folder))
-        _prepare(given)
+        _prepare(options)
 
 
-def _prepare(given: argparse.Namespace) -> None:
+def _prepare(options: argparse.Namespace) -> None:
     from lsgd.prepare import verify
     from lsgd.prepare.check import check_folder, table, write_skip_list
     from lsgd.prepare.scan import index_folder
     from lsgd.prepare.shards import write_shards
 
-    root, index, processes = given.root, given.index or given.root, given.processes
-    _fill(root, given)
+    root, index, processes = options.root, options.index or options.root, options.processes
+    _fill(root, options)
     counted = verify.verify(root, TRAIN, VAL)
     for line in counted.lines:
         print(line, flush=True)
@@ -103,31 +103,33 @@ def _prepare(given: argparse.Namespace) -> None:
     unreadable = index_folder(root, index, processes=processes)
     print(f"index: {index}/train.index.npy and val.index.npy", flush=True)
     words = [_word("data.root", root), *counted.words]
-    if given.index:
+    if options.index:
         words.insert(1, _word("data.index", index))
-    if given.check:
-        found = check_folder(root, index, processes=processes)
-        print(f"{table(found)}\nall of them: {index}/check.tsv", flush=True)
+    if options.check:
+        oddities = check_folder(root, index, processes=processes)
+        print(f"{table(oddities)}\nall of them: {index}/check.tsv", flush=True)
         skip = index / "skip.txt"
-        skipped, kept = write_skip_list(found, skip)
+        skipped, usable = write_skip_list(oddities, skip)
         if skipped:
             print(f"{skip} names {skipped} images to leave out")
             words.append(_word("data.skip_list", skip))
-        if kept:
-            print(f"  {kept} of them were there before and are not unusable: a line can be removed")
+        if usable:
+            print(
+                f"  {usable} of them were there before and are not unusable: a line can be removed"
+            )
     elif unreadable:
         raise Refused(
             f"{len(unreadable)} images are cut short or none ({', '.join(unreadable[:3])} …) and "
             "would stop a run; replace them, or add --check, which writes a skip list of all that "
             "cannot be decoded"
         )
-    if given.shards:
+    if options.shards:
         shards = write_shards(
-            root, index, given.shards, megabytes=given.shard_mb, processes=processes
+            root, index, options.shards, megabytes=options.shard_mb, processes=processes
         )
-        print(f"shards: {shards} in {given.shards}, with an index")
-        words = [each for each in words if "data.root=" not in each and "data.index=" not in each]
-        words.insert(0, _word("data.root", given.shards))
+        print(f"shards: {shards} in {options.shards}, with an index")
+        words = [word for word in words if "data.root=" not in word and "data.index=" not in word]
+        words.insert(0, _word("data.root", options.shards))
     print(f"ready: python -m lsgd.train +recipe=bs256 {' '.join(words)}")
 
 
@@ -137,59 +139,59 @@ def _word(key: str, path: Path) -> str:
     return f"{key}={path}" if plain else shlex.quote(f"{key}='{path}'")
 
 
-def _refuse_before(given: argparse.Namespace) -> None:
-    if not given.train_tar and not (given.root / "train").is_dir():
+def _check_options(options: argparse.Namespace) -> None:
+    if not options.train_tar and not (options.root / "train").is_dir():
         raise Refused(
-            f"there is no {given.root / 'train'}; give the folder that holds train/ and val/, or "
+            f"there is no {options.root / 'train'}; give the folder that holds train/ and val/, or "
             "the archives: --train-tar, --val-tar and --val-classes"
         )
     for option in ("train_tar", "val_tar", "val_classes"):
-        file = getattr(given, option)
+        file = getattr(options, option)
         if file and not file.is_file():
             raise Refused(f"--{option.replace('_', '-')} {file}: there is no such file")
     for option in ("processes", "shard_mb"):
-        if (number := getattr(given, option)) < 1:
+        if (number := getattr(options, option)) < 1:
             raise Refused(f"--{option.replace('_', '-')} {number} is not possible; write 1 or more")
     for option in ("index", "shards"):
-        folder = getattr(given, option)
+        folder = getattr(options, option)
         if folder and folder.exists() and not folder.is_dir():
             raise Refused(f"--{option} {folder} is no folder; give one that is, or a new name")
-    taken = {"ROOT": given.root, "--index": given.index}
-    taken |= {f"ROOT/{split}": given.root / split for split in ("train", "val")}
+    taken = {"ROOT": options.root, "--index": options.index}
+    taken |= {f"ROOT/{split}": options.root / split for split in ("train", "val")}
     for name, folder in taken.items():
-        if given.shards and folder and given.shards.resolve() == folder.resolve():
-            raise Refused(f"--shards {given.shards} is {name} itself; give a folder of its own")
-    index = given.index or given.root
+        if options.shards and folder and options.shards.resolve() == folder.resolve():
+            raise Refused(f"--shards {options.shards} is {name} itself; give a folder of its own")
+    index = options.index or options.root
     if index.is_dir() and not os.access(index, os.W_OK):
         raise Refused(f"{index} cannot be written; give --index FOLDER for the indexes")
 
 
-def _fill(root: Path, given: argparse.Namespace) -> None:
+def _fill(root: Path, options: argparse.Namespace) -> None:
     """Unpack and sort, until every image lies in its class folder."""
     from lsgd.inputs.index import image_files
     from lsgd.prepare.unpack import check_val, unpack_train, unpack_val
     from lsgd.prepare.validation import WHERE_FROM, ValClasses, check_sorted, sort_val
 
-    class_of = ValClasses(given.val_classes) if given.val_classes else None
-    if class_of and given.val_tar:
+    class_of = ValClasses(options.val_classes) if options.val_classes else None
+    if class_of and options.val_tar:
         # Of two archives the small one is looked at before the large one is unpacked.
-        check_val(given.val_tar, class_of)
+        check_val(options.val_tar, class_of)
     flat = image_files(root / "val") if (root / "val").is_dir() else []
     if class_of is None and flat:
         raise Refused(
             f"{root / 'val'} has {len(flat)} images in no class folder ({flat[0]} …); give "
             f"{WHERE_FROM}"
         )
-    if class_of is None and given.val_tar:
+    if class_of is None and options.val_tar:
         raise Refused(f"--val-tar does not say which class an image is of; give {WHERE_FROM}")
-    if given.train_tar:
-        _say("train", unpack_train(given.train_tar, root / "train", processes=given.processes))
+    if options.train_tar:
+        _say("train", unpack_train(options.train_tar, root / "train", processes=options.processes))
     if class_of:
         val = root / "val"
         if flat:
             print(f"val: {sort_val(val, class_of):,} images sorted into classes", flush=True)
-        if given.val_tar:
-            _say("val", unpack_val(given.val_tar, val, class_of, processes=given.processes))
+        if options.val_tar:
+            _say("val", unpack_val(options.val_tar, val, class_of, processes=options.processes))
         check_sorted(val, class_of)
 
 

@@ -38,7 +38,7 @@ def size(path: Path) -> tuple[int, int]:
     """
     try:
         with path.open("rb") as file, Image.open(file) as image:
-            found = image.size
+            stored = image.size
             file.seek(-2, os.SEEK_END)
             ends = file.read(2) == END_OF_JPEG
     except OSError as error:
@@ -48,13 +48,13 @@ def size(path: Path) -> tuple[int, int]:
     except Exception:  # a broken header can make PIL raise nearly anything
         return 0, 0
     whole = ends or not any(kind in FATAL for kind, _ in look(path))
-    return found if whole else (0, 0)
+    return stored if whole else (0, 0)
 
 
 def look(path: Path) -> list[tuple[str, str]]:
-    """The kinds of FATAL or ODD that an image is of, each with a detail; most are of none."""
+    """The oddities of an image, each a kind (a key of FATAL or ODD) and a detail; mostly none."""
     with warnings.catch_warnings():
-        # Of PIL, about metadata.
+        # PIL warns of damaged metadata, which training does not read.
         warnings.simplefilter("ignore")
         try:
             return _decode(path)

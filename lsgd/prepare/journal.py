@@ -1,4 +1,4 @@
-"""What has been found out about the files of each folder, kept while it is found out."""
+"""Findings about the files of each folder, on disk as they come: a killed command goes on."""
 
 import json
 import os
@@ -13,21 +13,22 @@ from lsgd.inputs.index import image_files
 
 @dataclass(frozen=True)
 class FolderFindings:
-    """What was found in one folder: per file its length in bytes and whatever was looked for."""
+    """The findings in one folder, from which those on an unchanged file need not be made again."""
 
     folder: str
-    """Relative to the root: train/n01440764."""
+    """The path of the folder relative to the root, such as train/n01440764."""
     begun: float
-    """When looking began; of files changed since, these findings say nothing."""
+    """The time when the look began, as of time.time(); files changed since are looked at again."""
     files: dict[str, tuple[int, Any]]
+    """By file name, the length in bytes and what `look` returned."""
 
 
 def look_at_folder(
     root: Path, folder: str, look: Callable[[Path], Any], earlier: FolderFindings | None
 ) -> FolderFindings:
-    """What `look` returns for each image of a folder; what has not changed is not looked at again.
+    """The result of `look` for each image of a folder; that of an unchanged file is an earlier one.
 
-    Values are such as JSON can hold.
+    `look` returns what JSON can hold.
     """
     begun = time.time()
     files: dict[str, tuple[int, Any]] = {}
@@ -45,31 +46,32 @@ def look_at_folder(
 
 
 class Journal:
-    """A file of findings, a folder a line, appended as they come, removed when all are in.
+    """A file with the findings of one folder per line, appended to until it is removed.
 
-    After a kill the last line may be cut; it is left out then.
+    A last line that a kill cut short is left out.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.found: dict[str, FolderFindings] = {}
+        self.findings: dict[str, FolderFindings] = {}
         if file.exists():
             whole = 0
             with file.open("rb") as lines:
                 for line in lines:
                     if not line.endswith(b"\n"):
                         break
-                    read = FolderFindings(**json.loads(line))
-                    self.found[read.folder] = read
+                    entry = FolderFindings(**json.loads(line))
+                    self.findings[entry.folder] = entry
                     whole += len(line)
+            # Else the next line would be appended to one that was cut short.
             os.truncate(file, whole)
 
     def add(self, findings: FolderFindings) -> None:
-        """Keep the findings of a folder."""
+        """Add the findings of a folder to the file."""
         with self.file.open("ab") as lines:
             lines.write(json.dumps(asdict(findings)).encode() + b"\n")
-        self.found[findings.folder] = findings
+        self.findings[findings.folder] = findings
 
     def remove(self) -> None:
-        """Remove the file: what it was for is done."""
+        """Remove the file, once the result of all findings is on disk."""
         self.file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""From an image folder to its index: what is there, and how large the images are."""
+"""From an image folder to its index: the images, their labels and their sizes."""
 
 import os
 import time
@@ -16,8 +16,8 @@ from lsgd.prepare.workers import in_parallel
 def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -> list[str]:
     """Write the indexes of root/train and root/val, of any classes, to `index` or to the root.
 
-    Only files that are new or changed since an older index are opened. Returns the images
-    that are none, or not whole, whose size in the index is 0 x 0.
+    Only files that are new or changed since an older index are opened. Returns the paths of
+    files that are no image or are cut short; their size in the index is 0 x 0.
     """
     folder = index or root
     folder.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -
 def _index_split(root: Path, folder: Path, split: str, processes: int) -> list[str]:
     begun = time.time()
     journal = Journal(folder / f"{split}.scan.jsonl")
-    known = _known(index_file(folder, split)) | journal.found
+    known = _known(index_file(folder, split)) | journal.findings
     classes = class_folders(root / split)
     names = [f"{split}/{name}" for name in classes]
     for findings in in_parallel(
@@ -38,15 +38,15 @@ def _index_split(root: Path, folder: Path, split: str, processes: int) -> list[s
     ):
         journal.add(findings)
         begun = min(begun, findings.begun)
-    found = [journal.found[name] for name in names]
-    file = write_index(folder, split, _rows(found))
-    # What changes from here on is newer than the index, even if it was read before.
+    folders = [journal.findings[name] for name in names]
+    file = write_index(folder, split, _rows(folders))
+    # A file that changed after the scan began has to be newer than the index, to be read again.
     os.utime(file, (begun, begun))
     journal.remove()
     return [
-        f"{each.folder}/{name}"
-        for each in found
-        for name, (_, (width, _)) in each.files.items()
+        f"{findings.folder}/{name}"
+        for findings in folders
+        for name, (_, (width, _)) in findings.files.items()
         if width == 0
     ]
 
@@ -55,23 +55,23 @@ def _sizes(root: Path, folder: str, earlier: FolderFindings | None) -> FolderFin
     return look_at_folder(root, folder, size, earlier)
 
 
-def _rows(found: list[FolderFindings]) -> Iterator[IndexRow]:
-    for label, each in enumerate(found):
-        for name, (length, (width, height)) in each.files.items():
-            path = os.fsencode(f"{each.folder}/{name}")
+def _rows(folders: list[FolderFindings]) -> Iterator[IndexRow]:
+    for label, findings in enumerate(folders):
+        for name, (length, (width, height)) in findings.files.items():
+            path = os.fsencode(f"{findings.folder}/{name}")
             yield path, b"", 0, length, label, width, height
 
 
 def _known(file: Path) -> dict[str, FolderFindings]:
-    """What an older index says, as the findings of its folders."""
+    """The findings of an older index by folder; none if there is no index that can be read."""
     try:
-        rows, made = np.load(file), file.stat().st_mtime
+        rows, written = np.load(file), file.stat().st_mtime
         columns = rows[["path", "bytes", "width", "height"]].tolist()
     except (OSError, ValueError, IndexError, EOFError):
         return {}
     known: dict[str, FolderFindings] = {}
     for path, length, width, height in columns:
         folder, _, name = os.fsdecode(path).rpartition("/")
-        findings = known.setdefault(folder, FolderFindings(folder, made, {}))
+        findings = known.setdefault(folder, FolderFindings(folder, written, {}))
         findings.files[name] = length, (width, height)
     return known

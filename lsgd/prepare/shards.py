@@ -23,8 +23,8 @@ def write_shards(root: Path, index: Path, folder: Path, *, megabytes: int, proce
     """Write the images of both indexes to folder/train-000000.tar … and index them there.
 
     The order within a split is shuffled, the same on every machine; the bytes of the images are
-    those of the files. A shard that is there is not written again. Returns how many shards there
-    are. Raises Refused if the folder holds shards of something else.
+    those of the files. A shard that is complete is not written again. Returns the number of
+    shards. Raises Refused if the folder holds shards of something else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {split: np.load(index_file(index, split)) for split in SPLITS}
@@ -34,6 +34,7 @@ def write_shards(root: Path, index: Path, folder: Path, *, megabytes: int, proce
         order = np.random.default_rng(SEED).permutation(len(table))
         # A header and padding for the image and for its class.
         ends = np.cumsum(table["bytes"][order] + 4 * BLOCK)
+        # A new shard begins where the running total passes a multiple of a shard's size.
         cuts = np.flatnonzero(np.diff(ends // (megabytes * 10**6))) + 1
         plan += [
             (f"{split}-{i:06d}.tar", split, ids) for i, ids in enumerate(np.split(order, cuts))
@@ -42,10 +43,12 @@ def write_shards(root: Path, index: Path, folder: Path, *, megabytes: int, proce
     offsets = dict(in_parallel(_write_shard, tasks, processes=processes, what="shards"))
     for split, table in tables.items():
         places: dict[int, tuple[bytes, int]] = {}
-        for shard, of, ids in plan:
-            if of == split:
+        for shard, split_of_shard, ids in plan:
+            if split_of_shard == split:
                 name = shard.encode()
-                places |= {int(i): (name, at) for i, at in zip(ids, offsets[shard], strict=True)}
+                places |= {
+                    int(i): (name, offset) for i, offset in zip(ids, offsets[shard], strict=True)
+                }
         columns = (table[name].tolist() for name in FIELDS if name not in ("shard", "offset"))
         write_index(
             folder,
@@ -59,7 +62,7 @@ def write_shards(root: Path, index: Path, folder: Path, *, megabytes: int, proce
 
 
 def _keep_plan(folder: Path, tables: dict[str, NDArray[Any]], megabytes: int) -> None:
-    """Record what the shards of this folder are of, so that other ones are not mixed with them."""
+    """Record which images the shards of this folder hold, so that no others are mixed in."""
     digest = hashlib.sha256()
     for table in tables.values():
         digest.update(repr(table.dtype).encode())
@@ -67,8 +70,8 @@ def _keep_plan(folder: Path, tables: dict[str, NDArray[Any]], megabytes: int) ->
     plan = {"images": digest.hexdigest(), "shard_mb": megabytes, "seed": SEED}
     file = folder / "shards.json"
     if not file.exists():
-        if there := sorted(folder.glob("*.tar")):
-            raise Refused(f"{there[0]} is not from here; give --shards a folder of its own")
+        if foreign := sorted(folder.glob("*.tar")):
+            raise Refused(f"{foreign[0]} is not from here; give --shards a folder of its own")
         with whole(file) as out:
             out.write(json.dumps(plan).encode())
     elif json.loads(file.read_bytes()) != plan:
@@ -79,7 +82,7 @@ def _keep_plan(folder: Path, tables: dict[str, NDArray[Any]], megabytes: int) ->
 
 
 def _write_shard(root: Path, shard: Path, rows: NDArray[Any]) -> tuple[str, list[int]]:
-    """Write a shard, unless it is there; returns its name and where each image's bytes begin."""
+    """Write a shard, unless it is complete; returns its name and where each image's bytes begin."""
     offsets, position = [], 0
     headers: list[tuple[bytes, bytes]] = []
     for row in rows:
@@ -91,6 +94,7 @@ def _write_shard(root: Path, shard: Path, rows: NDArray[Any]) -> tuple[str, list
         headers.append((image, class_))
         offsets.append(position + len(image))
         position = offsets[-1] + _ceil(int(row["bytes"])) + len(class_)
+    # The index tells the length of a shard, so a complete one is known without reading images.
     if shard.is_file() and shard.stat().st_size == position + 2 * BLOCK:
         return shard.name, offsets
     with whole(shard) as out:

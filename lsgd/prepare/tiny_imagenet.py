@@ -28,7 +28,7 @@ def prepare(root: Path, source: str | None = None) -> None:
     Without the archive, a folder that has as many images is taken as it is. Raises Refused if the
     archive cannot be had.
     """
-    # Here, so that --help need not wait for what it imports.
+    # Imported here, so that --help need not wait for what it imports in turn.
     from lsgd.prepare.scan import index_folder
 
     with filling(root):

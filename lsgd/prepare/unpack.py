@@ -26,12 +26,13 @@ class ArchiveMember(NamedTuple):
 def unpack_train(archive: Path, folder: Path, *, processes: int) -> tuple[int, int]:
     """Unpack the archive of archives n01440764.tar … to folder/n01440764/….
 
-    What is there with the right size is left alone. Returns how many images were written and how
-    many were there. Raises Refused if an archive is cut short or has anything but plain files.
+    A file that is there with the right size is not written again. Returns how many images were
+    written and how many were there already. Raises Refused if an archive is cut short or has
+    anything but plain files.
     """
     classes = members(archive, (".tar",))
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = [(archive, each, folder / each.name.removesuffix(".tar")) for each in classes]
+    tasks = [(archive, inner, folder / inner.name.removesuffix(".tar")) for inner in classes]
     return _total(_unpack_class, tasks, processes, "classes of train")
 
 
@@ -40,19 +41,20 @@ def unpack_val(
 ) -> tuple[int, int]:
     """Unpack the flat archive of validation images to folder/<class>/….
 
-    What is there, what is returned and what is refused are as in unpack_train.
+    Files already there, the counts returned and the refusals are as in unpack_train.
     """
-    images = [(each, folder / class_of(each.name)) for each in members(archive, IMAGE_SUFFIXES)]
-    for each in {to for _, to in images}:
-        each.mkdir(parents=True, exist_ok=True)
+    images = [(image, folder / class_of(image.name)) for image in members(archive, IMAGE_SUFFIXES)]
+    for target in {target for _, target in images}:
+        target.mkdir(parents=True, exist_ok=True)
+    # Few enough images for the bar to move, and enough that opening the archive costs nothing.
     tasks = [(archive, images[i : i + 250]) for i in range(0, len(images), 250)]
     return _total(_extract, tasks, processes, "val, in 250 images")
 
 
 def check_val(archive: Path, class_of: Callable[[str], str]) -> None:
     """Raise Refused if the archive of validation images is not whole or has an unknown image."""
-    for each in members(archive, IMAGE_SUFFIXES):
-        class_of(each.name)
+    for image in members(archive, IMAGE_SUFFIXES):
+        class_of(image.name)
 
 
 def members(
@@ -60,20 +62,21 @@ def members(
 ) -> list[ArchiveMember]:
     """The files in an archive, or in the archive that is a member of it, unpacked nowhere."""
     where = f"{archive}:{part.name}" if part else str(archive)
-    found = []
+    files = []
     try:
         with archive.open("rb") as file:
             end = os.fstat(file.fileno()).st_size
             if part:
                 end = part.offset + part.size
             file.seek(part.offset if part else 0)
-            # It starts where the file stands, and its offsets count from the file's beginning.
+            # tarfile starts at the file's position, and counts offsets from the file's beginning.
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                for each in tar:
-                    if each.offset_data + each.size > end:
+                for member in tar:
+                    # Behind an inner archive tarfile would read on in the outer one.
+                    if member.offset_data + member.size > end:
                         raise tarfile.ReadError("unexpected end")
-                    _check_plain(where, each, suffixes)
-                    found.append(ArchiveMember(each.name, each.offset_data, each.size))
+                    _check_plain(where, member, suffixes)
+                    files.append(ArchiveMember(member.name, member.offset_data, member.size))
     except OSError as error:
         raise Refused(f"{where} cannot be read ({error.strerror}); give the whole file") from None
     except tarfile.TarError as error:
@@ -81,9 +84,9 @@ def members(
             f"{where} is cut short or no tar ({error}); compare it with the MD5 in data/imagenet, "
             "and fetch it again"
         ) from None
-    if not found:
+    if not files:
         raise Refused(f"{where} is empty; fetch it again")
-    return found
+    return files
 
 
 def _check_plain(where: str, member: tarfile.TarInfo, suffixes: tuple[str, ...]) -> None:
@@ -99,7 +102,7 @@ def _check_plain(where: str, member: tarfile.TarInfo, suffixes: tuple[str, ...])
 def _unpack_class(archive: Path, part: ArchiveMember, folder: Path) -> tuple[int, int]:
     images = members(archive, IMAGE_SUFFIXES, part)
     folder.mkdir(exist_ok=True)
-    return _extract(archive, [(each, folder) for each in images])
+    return _extract(archive, [(image, folder) for image in images])
 
 
 def _extract(archive: Path, images: list[tuple[ArchiveMember, Path]]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Which class each validation image of ILSVRC 2012 belongs to, from a file that says it."""
+"""Which class each validation image of ILSVRC 2012 belongs to, from a file that lists them."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ class ValClasses:
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
-            found = _devkit(file) if tarfile.is_tarfile(file) else _text(file)
+            by_name = _devkit(file) if tarfile.is_tarfile(file) else _text(file)
         except OSError as error:
             raise Refused(
                 f"--val-classes {file} cannot be read ({error.strerror or error}); give "
@@ -40,33 +40,34 @@ class ValClasses:
             ) from None
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise self.refused(f"it is damaged ({str(error) or type(error).__name__})") from None
-        if unknown := sorted(set(found.values()) - set(classes())):
+        if unknown := sorted(set(by_name.values()) - set(classes())):
             raise self.refused(f"{unknown[0]} is no class of ILSVRC 2012")
-        self.found = found
+        self.by_name = by_name
 
     def __call__(self, name: str) -> str:
         """The class of an image; raises Refused if the file does not name the image."""
         try:
-            return self.found[name.rpartition(".")[0]]
+            return self.by_name[name.rpartition(".")[0]]
         except KeyError:
             raise self.refused(f"it does not name {name}") from None
 
     def refused(self, why: str) -> Refused:
-        """What to raise if the file does not do."""
+        """The refusal of this file, for this reason."""
         return Refused(f"--val-classes {self.file} does not do: {why}; give {WHERE_FROM}")
 
 
 def sort_val(folder: Path, class_of: ValClasses) -> int:
     """Move the images that lie in folder itself to folder/<class>/; returns how many.
 
-    Raises Refused, with nothing moved, if an image is not named or is in its class as well.
+    Raises Refused, with nothing moved, if the file of classes does not name an image, or the image
+    is in its class folder too.
     """
     moves = [(folder / name, folder / class_of(name) / name) for name in image_files(folder)]
     for image, target in moves:
         if target.exists():
             raise Refused(f"{image} and {target} are both there; remove one of them")
-    for each in {target.parent for _, target in moves}:
-        each.mkdir(exist_ok=True)
+    for class_folder in {target.parent for _, target in moves}:
+        class_folder.mkdir(exist_ok=True)
     for image, target in tqdm(moves, desc="sorting val", unit="", disable=None):
         os.rename(image, target)
     return len(moves)
@@ -74,18 +75,21 @@ def sort_val(folder: Path, class_of: ValClasses) -> int:
 
 def check_sorted(folder: Path, class_of: ValClasses) -> None:
     """Raise Refused if an image lies in another class folder than its own."""
-    for each in class_folders(folder):
-        for name in image_files(folder / each):
-            if (own := class_of(name)) != each:
+    for wnid in class_folders(folder):
+        for name in image_files(folder / wnid):
+            if (own := class_of(name)) != wnid:
                 raise Refused(
-                    f"{folder / each / name} is of class {own} by {class_of.file}; move it to "
+                    f"{folder / wnid / name} is of class {own} by {class_of.file}; move it to "
                     f"{folder / own}, and look how it came there"
                 )
 
 
 def _devkit(file: Path) -> dict[str, str]:
-    """Line i of the ground truth is the ILSVRC2012_ID, 1 to 1000, of validation image i."""
-    # Here, since only this file format needs it.
+    """The classes in the development kit, by the name of the image without its suffix.
+
+    Line i of the ground truth is the ILSVRC2012_ID, 1 to 1000, of validation image i.
+    """
+    # Imported here, since only this file format needs it.
     try:
         from scipy.io import loadmat
     except ImportError:
@@ -109,10 +113,10 @@ def _devkit(file: Path) -> dict[str, str]:
         )
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     wnids = {
-        int(each["ILSVRC2012_ID"]): str(each["WNID"])
-        for each in synsets
-        # The others are groups of classes.
-        if int(each["num_children"]) == 0
+        int(synset["ILSVRC2012_ID"]): str(synset["WNID"])
+        for synset in synsets
+        # Synsets with children are groups of classes.
+        if int(synset["num_children"]) == 0
     }
     if wnids.keys() != set(range(1, 1001)) or set(wnids.values()) != set(classes()):
         raise Refused(
@@ -140,7 +144,7 @@ def _text(file: Path) -> dict[str, str]:
             f"--val-classes {file} is neither text nor a tar; give {WHERE_FROM}"
         ) from None
     if lines and lines[0].strip() == "ImageId,PredictionString":
-        # The class and its box, once per object, all of one class.
+        # Five words per object, its class and its box; the objects of an image are of one class.
         return _pairs(
             file,
             ((row[0], *set("".join(row[1:]).split()[::5])) for row in csv.reader(lines[1:]) if row),
@@ -149,8 +153,8 @@ def _text(file: Path) -> dict[str, str]:
 
 
 def _pairs(file: Path, pairs: Iterable[Iterable[str]]) -> dict[str, str]:
-    """Names and classes; numbers are the places of the sorted classes, as in Caffe's val.txt."""
-    found: dict[str, str] = {}
+    """Classes by image name; numbers are places in the sorted classes, as in Caffe's val.txt."""
+    by_name: dict[str, str] = {}
     for pair in pairs:
         words = list(pair)
         if len(words) != 2:
@@ -160,11 +164,11 @@ def _pairs(file: Path, pairs: Iterable[Iterable[str]]) -> dict[str, str]:
             )
         name = Path(words[0]).name
         name = name.rpartition(".")[0] if "." in name else name
-        if found.setdefault(name, words[1]) != words[1]:
+        if by_name.setdefault(name, words[1]) != words[1]:
             raise Refused(f"--val-classes {file} names {name} twice, with two classes; correct it")
-    numbers = set(found.values())
+    numbers = set(by_name.values())
     if not any(number.isdecimal() for number in numbers):
-        return found
+        return by_name
     # A list that counts from 1 has a 1000 and no 0: every label of it would be wrong by one.
     if numbers != {str(i) for i in range(1000)}:
         raise Refused(
@@ -172,4 +176,4 @@ def _pairs(file: Path, pairs: Iterable[Iterable[str]]) -> dict[str, str]:
             f"{WHERE_FROM}"
         )
     by_number = list(classes())
-    return {name: by_number[int(number)] for name, number in found.items()}
+    return {name: by_number[int(number)] for name, number in by_name.items()}

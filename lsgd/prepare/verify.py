@@ -10,7 +10,7 @@ from lsgd.prepare.validation import classes
 
 
 class Verified(NamedTuple):
-    """What to say about a folder, and the words that a run of it needs."""
+    """The lines to print about a folder, and the words that a run on it needs."""
 
     lines: list[str]
     words: list[str]
@@ -19,16 +19,17 @@ class Verified(NamedTuple):
 def verify(root: Path, train_total: int, val_total: int) -> Verified:
     """Compare an image folder with all of ImageNet.
 
-    Raises Refused if it could not be trained from, or has labels of its own; a subset is fine.
+    A subset is fine. Raises Refused if the folder cannot be trained from, or if its labels would be
+    other ones than ImageNet's.
     """
-    found = {split: _images(root, split) for split in SPLITS}
-    train, val = found["train"], found["val"]
+    counts = {split: _images(root, split) for split in SPLITS}
+    train, val = counts["train"], counts["val"]
     if odd := sorted(train.keys() ^ val.keys()):
         raise Refused(
             f"train and val of {root} differ in {len(odd)} classes ({_some(odd)}); classes are "
             "numbered by their place among the folders, so give both the same folders"
         )
-    for split, folders in found.items():
+    for split, folders in counts.items():
         if empty := [name for name, number in folders.items() if number == 0]:
             raise Refused(
                 f"{len(empty)} classes of {root / split} have no image in the folder itself "
@@ -69,7 +70,7 @@ def verify(root: Path, train_total: int, val_total: int) -> Verified:
 
 
 def _images(root: Path, split: str) -> Mapping[str, int]:
-    """How many images each class folder has."""
+    """The number of images in each class folder of a split."""
     folder = root / split
     if not folder.is_dir():
         raise Refused(

@@ -1,4 +1,4 @@
-"""The same work on many parts of a dataset, in parallel; it ends with the process that asked."""
+"""The same work on many parts of a dataset, in parallel, by processes that outlive no parent."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def in_parallel(
     work: Callable[..., T], tasks: Sequence[tuple[object, ...]], *, processes: int, what: str
 ) -> Iterator[T]:
-    """The result of work(*task) for each task, in the order in which they are done.
+    """The result of work(*task) for each task, in the order of completion.
 
     A progress bar shows on a terminal. What one task raises ends the others after their present
     task; every task leaves only whole files, so the same call later goes on.
@@ -54,7 +54,7 @@ def _results(
 
 
 def _begin() -> None:
-    # Ctrl-C reaches the whole group; the first process decides.
+    # Ctrl-C reaches the whole process group; only the parent is to act on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -15,14 +15,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Sentences that were decided: what is said, how it came out, and the numbers."""
+    """Claims with their outcome: the sentence of each, its outcome, and the numbers behind it."""
 
     items: list[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Items, one line each."""
+    """A list of items, one line each."""
 
     items: list[str]
 
@@ -36,12 +36,12 @@ class Figures:
 
 
 Block = str | Table | Outcomes | Listing | Figures
-"""A str is a paragraph; `…` in it is what a machine reads."""
+"""A part of a section. A str is a paragraph, in which text between backticks is set as code."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: list[Block] = field(default_factory=list)
@@ -53,10 +53,10 @@ class Content:
 
     title: str
     lead: list[str]
-    """Question, source, and how far it has come."""
+    """The first paragraphs: question, source, and how many of the runs are there."""
     sections: list[Section]
 
 
 def printable(text: str) -> str:
-    """Names of folders and damaged files may have anything in them; a line has none of it."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    """The text with a sign for each unprintable character, as names of folders may have."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -1,4 +1,4 @@
-"""The sentences of a study, each held against the errors."""
+"""The claims of a study, decided by the errors of its runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class Decision:
     claim: Claim
     outcome: str
     difference: Difference | None
-    """Its error less the other's; None if one of them has no run."""
+    """Error of the claim's recipe less that of the other; None if one of them has no run."""
     lacks: tuple[str, ...]
-    """What would make it surer, such as missing seeds."""
+    """What would make the decision surer, such as missing seeds."""
 
 
 def decide(claim: Claim, groups: Mapping[str, Group]) -> Decision:
-    """The claim against the runs of its two recipes."""
+    """Decide a claim by the runs of its two recipes, which `groups` has by name."""
     pair = groups[claim.recipe], groups[claim.other]
     lacks = [
         f"“{group.label}” lacks seed{'s' * (len(group.missing) > 1)} "
@@ -34,12 +34,14 @@ def decide(claim: Claim, groups: Mapping[str, Group]) -> Decision:
     ours, other = pair[0].claimed, pair[1].claimed
     if ours is None or other is None:
         return Decision(claim, OPEN, None, tuple(lacks))
-    found = difference(ours, other)
-    return Decision(claim, outcome(claim.relation, found, claim.within), found, tuple(lacks))
+    gap = difference(ours, other)
+    return Decision(claim, outcome(claim.relation, gap, claim.within), gap, tuple(lacks))
 
 
-def outcome(relation: str, found: Difference, within: float) -> str:
-    """Decided only where the whole 95 % interval lies on one side of `within`.
+def outcome(relation: str, gap: Difference, within: float) -> str:
+    """The outcome of a claim, decided only if its 95 % interval lies on one side of `within`.
+
+    `gap` is the difference of the errors that the claim is about.
 
     >>> outcome("no_worse_than", Difference(0.1, -0.2, 0.4), within=0.5)
     'holds'
@@ -48,9 +50,9 @@ def outcome(relation: str, found: Difference, within: float) -> str:
     """
     match relation:
         case "no_worse_than":
-            holds, fails = found.high <= within, found.low > within
+            holds, fails = gap.high <= within, gap.low > within
         case "worse_than":
-            holds, fails = found.low > within, found.high < within
+            holds, fails = gap.low > within, gap.high < within
         case _:
             raise ValueError(f"unknown relation {relation!r}")
     return HOLDS if holds else FAILS if fails else OPEN

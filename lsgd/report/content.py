@@ -32,7 +32,7 @@ def compose(
 ) -> Content:
     """The report on these findings; `command` made it, with lsgd as `version` says.
 
-    `trains` is the command that makes what is missing, if it is known.
+    `trains` is the command that trains the missing runs, if it is known.
     """
     sections = [
         Section("Verdict", _verdict(findings)),
@@ -55,7 +55,7 @@ def compose(
 
 
 def title_of(findings: Findings) -> str:
-    """The study's, or the names of the recipes."""
+    """The title of the study, or else the names of the recipes."""
     if findings.study:
         return findings.study.title
     names = sorted({group.recipe.name for group in findings.groups})
@@ -66,15 +66,15 @@ def title_of(findings: Findings) -> str:
 
 
 def progress(findings: Findings) -> str:
-    """How many runs there are, and whether that is all of them."""
+    """A sentence that says how many runs there are, and whether that is all of them."""
     diverged = sum(group.diverged for group in findings.groups)
     also = f"; {diverged} of them diverged" if diverged else ""
-    if findings.asked is None:
+    if findings.planned is None:
         recipes = len(findings.groups)
         return f"{count(findings.counted, 'run')} of {count(recipes, 'recipe')}{also}."
     if findings.partial:
-        return f"Partial: {findings.counted} of {findings.asked} runs are there{also}."
-    return f"Complete: all {findings.asked} runs are there{also}."
+        return f"Partial: {findings.counted} of {findings.planned} runs are there{also}."
+    return f"Complete: all {findings.planned} runs are there{also}."
 
 
 def _verdict(findings: Findings) -> list[Block]:
@@ -92,15 +92,17 @@ def _verdict(findings: Findings) -> list[Block]:
 
 
 def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
-    claim, found = decision.claim, decision.difference
+    claim, gap = decision.claim, decision.difference
     labels = {group.recipe.name: group.label for group in findings.groups}
     pair = f"“{labels[claim.recipe]}” less “{labels[claim.other]}”"
-    is_ = f"is {interval(found)} points" if found else "is not known yet"
+    size = f"is {interval(gap)} points" if gap else "is not known yet"
     limit = "at most" if claim.relation == "no_worse_than" else "more than"
     says = claim.says[:1].upper() + claim.says[1:]
-    detail = f"{pair} {is_}, and {limit} {claim.within:g} is claimed"
-    both = [each for each in findings.groups if each.recipe.name in (claim.recipe, claim.other)]
-    if found and any(group.diverged for group in both):
+    detail = f"{pair} {size}, and {limit} {claim.within:g} is claimed"
+    groups = [
+        group for group in findings.groups if group.recipe.name in (claim.recipe, claim.other)
+    ]
+    if gap and any(group.diverged for group in groups):
         detail += ", each run that diverged having the error of guessing"
     return says, decision.outcome, ". ".join([detail, *decision.lacks])
 
@@ -142,8 +144,8 @@ def _published(findings: Findings) -> str:
     if set(counts) == {"none published"}:
         return "Nobody has published a number for these recipes."
     order = ("inside", "outside", "not comparable", "none published")
-    said = ", ".join(f"{counts[word]} {word}" for word in order if counts[word])
-    return f"Against the published numbers: {said}; the table says which."
+    parts = ", ".join(f"{counts[word]} {word}" for word in order if counts[word])
+    return f"Against the published numbers: {parts}; the table says which."
 
 
 def _errors(findings: Findings) -> list[Block]:
@@ -195,7 +197,7 @@ def _paper(group: Group, base: Group | None, verdict: Verdict) -> list[str]:
 
 
 def _notes(findings: Findings) -> list[Block]:
-    """Below the table: why numbers cannot be compared, and what else is to be known of them."""
+    """The notes below the table: why numbers cannot be compared, and which runs do not count."""
     why: dict[str, list[str]] = {}
     for group, verdict in zip(findings.groups, findings.verdicts, strict=True):
         for reason in verdict.reasons:
@@ -224,7 +226,7 @@ def _notes(findings: Findings) -> list[Block]:
 
 
 def _figures(figures: list[Figure]) -> list[Block]:
-    """Figure 1 and the rates stand alone, the panels of curves together."""
+    """The figures: figure 1 alone and large, then the panels of curves with the others."""
     curves = [figure for figure in figures if figure.name.startswith("curves-")]
     first = [figure for figure in figures if figure.name.startswith("figure1")]
     rest = [figure for figure in figures if figure not in (*curves, *first)]
@@ -263,7 +265,7 @@ def _speeds(findings: Findings) -> list[Block]:
 def _left_out(findings: Findings) -> list[Block]:
     if not findings.left_out:
         return ["Nothing: all folders that were given are runs that count."]
-    return [Listing([f"`{each.path}`: {each.reason}" for each in findings.left_out])]
+    return [Listing([f"`{folder.path}`: {folder.reason}" for folder in findings.left_out])]
 
 
 def _next(findings: Findings, trains: str | None) -> list[Block]:
@@ -319,7 +321,7 @@ def _rules() -> list[str]:
 
 
 def _guessing(findings: Findings) -> str:
-    """The error of guessing, of the data that runs diverged on."""
+    """The error of guessing, for each number of classes that a run diverged on."""
     recipes = [group.recipe for group in findings.groups if group.diverged]
     errors = {recipe.data.classes: chance(recipe) for recipe in recipes}
     return ", ".join(f"{errors[k]:g} % with {k} classes" for k in sorted(errors))

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 INK = "#010203"
-"""Lines and letters; in the page they take the colour of its text."""
+"""The colour of lines and letters; in the page they take that of its text."""
 GROUND = "#fefdfe"
-"""Behind the figure; in the page there is none."""
+"""The colour behind a figure; in the page a figure is transparent."""
 BLUE, RED, GREY = "#0072b2", "#d55e00", "#8a8a8a"
 COLOURS = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which are told apart by colour-blind readers too."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -40,7 +40,7 @@ class Figure:
     name: str
     title: str
     alt: str
-    """What is to be seen, for readers who do not see it."""
+    """A description of the figure, for readers who cannot see it."""
     svg: str
     png: bytes
 
@@ -49,6 +49,7 @@ class Figure:
         """The SVG as part of a page: its ids are its own, its ink is the page's."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        # In HTML an SVG needs no namespaces; without a size it is as wide as its place.
         svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
         svg = re.sub(r'<svg (.*?)width="[^"]*"(.*?)height="[^"]*"', r"<svg \1\2", svg, count=1)
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
@@ -58,7 +59,7 @@ class Figure:
 
 
 def draw(findings: Findings) -> list[Figure]:
-    """All figures that these findings have something to show in."""
+    """All figures for which these findings have data."""
     drawn = []
     for index, ladder in enumerate(findings.ladders):
         name = "figure1" if index == 0 else f"figure1-{index + 1}"
@@ -119,7 +120,7 @@ def _figure(
 def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
     groups = ladder.groups
     sizes = [group.recipe.batch_size for group in groups]
-    finished = [(g.recipe.batch_size, found) for g in groups if (found := g.sample)]
+    finished = [(g.recipe.batch_size, sample) for g in groups if (sample := g.sample)]
     diverged = [(g.recipe.batch_size, chance(g.recipe)) for g in groups if g.diverged]
 
     def plot(axes: "Axes") -> None:
@@ -133,8 +134,8 @@ def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
             axes.errorbar(x, y, std, color=GREY, lw=1, capsize=2, label="the paper")
         axes.errorbar(
             [size for size, _ in finished],
-            [each.mean for _, each in finished],
-            [0 if each.n < 2 else each.std for _, each in finished],
+            [sample.mean for _, sample in finished],
+            [0 if sample.n < 2 else sample.std for _, sample in finished],
             color=BLUE,
             marker="o",
             ms=4,
@@ -151,9 +152,10 @@ def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
             axes.axhline(
                 limit, color=RED, ls="--", lw=1, label=f"baseline + {ladder.within:g} points"
             )
-        means = [each.mean for _, each in finished] + [error for _, error in diverged]
+        means = [sample.mean for _, sample in finished] + [error for _, error in diverged]
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [short(size) for size in sizes])
+        # On a linear axis the error of a diverged run would hide the differences of the others.
         if max(means) > 3 * min(means):
             axes.set_yscale("log")
             ticks = [
@@ -213,7 +215,7 @@ def _curve(name: str, group: Group, baseline: Group | None) -> Figure:
 
 
 def _line(axes: "Axes", group: Group, key: str, colour: str, label: str, *, wide: bool) -> None:
-    """Mean over the runs that have got so far, and a band of one standard deviation."""
+    """Draw the mean over the runs that have reached an epoch, and a band of one std."""
     curves = [run.epochs for run in group.runs]
     points = []
     for epoch in sorted(set().union(*curves)):
@@ -224,7 +226,7 @@ def _line(axes: "Axes", group: Group, key: str, colour: str, label: str, *, wide
             points.append((epoch, float(np.mean(values)), std))
     if not points:
         return
-    x, mean, band = (np.array(each) for each in zip(*points, strict=True))
+    x, mean, band = (np.array(column) for column in zip(*points, strict=True))
     width, dashes = (1.8, "-") if wide else (1.0, "--")
     axes.plot(x, mean, color=colour, label=label, lw=width, ls=dashes)
     if wide:
@@ -254,12 +256,12 @@ def _learning_rates(groups: list[Group]) -> Figure:
 
 
 def _lr_points(group: Group) -> tuple[list[float], list[float]]:
-    """Few enough to draw, with both sides of each jump."""
+    """Epochs and learning rates, of few enough steps to draw and of both sides of each jump."""
     recipe, total = group.recipe, group.recipe.total_steps
     steps = {int(step) for step in np.linspace(0, total - 1, 200)}
     for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
-        at = round(epoch * recipe.steps_per_epoch)
-        steps |= {step for step in (at - 1, at, at + 1) if 0 <= step < total}
+        jump = round(epoch * recipe.steps_per_epoch)
+        steps |= {step for step in (jump - 1, jump, jump + 1) if 0 <= step < total}
     order = sorted(steps)
     return [recipe.epoch(step) for step in order], [recipe.lr(step) for step in order]
 

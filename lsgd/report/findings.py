@@ -15,33 +15,33 @@ from lsgd.run.read import Run
 
 @dataclass(frozen=True)
 class Findings:
-    """What came out of some runs, for a study or without one."""
+    """The findings on some runs, for a study or without one."""
 
     study: Study | None
     groups: list[Group]
     verdicts: list[Verdict]
     """The verdict on each group, in their order."""
     baseline: Group | None
-    """What the others are compared with."""
+    """The group that the others are compared with; None if no group is made for that."""
     decisions: list[Decision]
-    """What the errors say about each claim of the study."""
+    """The decision on each claim of the study."""
     ladders: list[Ladder]
     speeds: list[Speed]
     left_out: list[LeftOut]
 
     @property
     def runs(self) -> list[Run]:
-        """Those that count, and repeats of them."""
+        """The runs that count, and the repeats of their seeds."""
         return [run for group in self.groups for run in (*group.runs, *group.repeats)]
 
     @property
     def counted(self) -> int:
-        """How many runs the numbers are of."""
+        """The number of runs that count."""
         return sum(len(group.runs) for group in self.groups)
 
     @property
-    def asked(self) -> int | None:
-        """How many the study asks for."""
+    def planned(self) -> int | None:
+        """The number of runs that the study asks for; None without a study."""
         if self.study is None:
             return None
         return len(self.study.entries) * len(self.study.seeds)
@@ -58,7 +58,7 @@ def find(
     study: Study | None,
     words: Sequence[str] = (),
 ) -> Findings:
-    """What these runs show; `words` change the recipes of the study."""
+    """The findings on these runs; `words` change the recipes of the study."""
     groups, more = group_study(study, runs, words) if study else group_runs(runs)
     by_name = {group.recipe.name: group for group in groups}
     return Findings(
@@ -75,9 +75,9 @@ def find(
 
 def _reference(groups: Sequence[Group]) -> Group | None:
     """The one recipe whose minibatch is that which the lr is scaled from, if there is just one."""
-    found = [
+    references = [
         group
         for group in groups
         if group.recipe.batch_size == group.recipe.schedule.reference_batch
     ]
-    return found[0] if len(found) == 1 and len(groups) > 1 else None
+    return references[0] if len(references) == 1 and len(groups) > 1 else None

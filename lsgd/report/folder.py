@@ -30,12 +30,12 @@ def report(
     """Report on the runs in these folders and below them; return the folder it is in.
 
     `changed` are the words that the runs of the study were trained with besides their recipe, such
-    as `epochs=3`. `command` is what has trained them and makes what is missing, if not this report
-    alone was asked for.
+    as `epochs=3`. `command` is the command that has trained them, and trains those that are
+    missing, if the report is a part of it.
 
-    By default that is `runs/studies/<study>` or `runs/report`. What an earlier report wrote there
-    is replaced. Raises Refused before anything is written if that is a folder of results/ with a
-    README.md, has in it what no report wrote, or has the runs themselves in it.
+    The folder is by default `runs/studies/<study>` or `runs/report`. What an earlier report wrote
+    there is replaced. Raises Refused before anything is written if it is a folder of results/ with
+    a README.md, has files in it that no report wrote, or has the runs themselves in it.
     """
     out = out or (Path("runs/studies") / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
@@ -51,17 +51,17 @@ def report(
         "index.html": page.render(composed).encode(),
         **{f"{figure.name}.svg": figure.svg.encode() for figure in drawn},
         **{f"{figure.name}.png": figure.png for figure in drawn},
-        **_kept(findings.runs),
+        **_copies(findings.runs),
         "README.md": markdown.render(composed).encode(),
     }
     for name in set(earlier) - set(written):
         (out / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            (out / name).parent.rmdir()  # if that was all there was of a run
-    found = summary.summarise(findings, made_by, version()) | {"files": sorted(written)}
-    # The summary first: killed in between, the next report knows what it may replace. The page to
-    # read last: where it is new, so is the rest.
-    for name, data in ((REPORT, _json(found)), *written.items()):
+            (out / name).parent.rmdir()  # once it has no other file of its run
+    numbers = summary.summarise(findings, made_by, version()) | {"files": sorted(written)}
+    # The summary is first, so that after a kill the next report knows which files it may replace.
+    # The README.md is last: where it is new, so are the other files.
+    for name, data in ((REPORT, _json(numbers)), *written.items()):
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.whole(path) as file:
@@ -79,9 +79,9 @@ def _check(out: Path, runs: Sequence[Path]) -> list[str]:
     """Names of the files that an earlier report has written there; refuse to write over others."""
     if out.exists() and not out.is_dir():
         raise Refused(f"--out {out} is a file; write a folder")
-    # What a report has left that was killed at its first file.
-    begun = f".{REPORT}.part"
-    if not out.exists() or all(each.name == begun for each in out.iterdir()):
+    # The file that is left of a report that was killed at its first.
+    unfinished = f".{REPORT}.part"
+    if not out.exists() or all(path.name == unfinished for path in out.iterdir()):
         return []
     if out.resolve().parent.name == "results" and (out / "README.md").exists():
         raise Refused(
@@ -109,19 +109,19 @@ def _written_to(out: Path) -> list[str] | None:
     return [str(name) for name in names if not name.is_absolute() and ".." not in name.parts]
 
 
-def _kept(runs: Sequence[Run]) -> dict[str, bytes]:
-    """The files kept of every run: its configuration, without paths, and its metrics."""
-    kept: dict[str, bytes] = {}
+def _copies(runs: Sequence[Run]) -> dict[str, bytes]:
+    """The files copied of every run: its configuration, without paths, and its metrics."""
+    copies: dict[str, bytes] = {}
     for run in runs:
         name, number = run.path.name, 1
-        while f"{name}/config.yaml" in kept:
+        while f"{name}/config.yaml" in copies:
             number += 1
             name = f"{run.path.name}-{number}"
         data = replace(run.recipe.data, root=None, index=None, skip_list=None)
         text = config.to_yaml(replace(run.recipe, run_dir=None, data=data))
-        kept[f"{name}/config.yaml"] = text.encode()
-        kept[f"{name}/metrics.jsonl"] = (run.path / "metrics.jsonl").read_bytes()
-    return kept
+        copies[f"{name}/config.yaml"] = text.encode()
+        copies[f"{name}/metrics.jsonl"] = (run.path / "metrics.jsonl").read_bytes()
+    return copies
 
 
 def _json(value: object) -> bytes:

@@ -21,7 +21,7 @@ class Group:
 
     label: str
     recipe: Recipe
-    """What its runs have trained; the seed in it is that of any of them."""
+    """The recipe of its runs; the seed in it is that of any one of them."""
     seeds: list[int] | None
     """The seeds that the study asks for; None without a study."""
     published: Recipe | None
@@ -39,45 +39,46 @@ class Group:
 
     @property
     def claimed(self) -> Sample | None:
-        """What claims go by: the errors of all its runs, that of a diverged one being chance."""
+        """The errors that decide claims: those of all its runs, with chance for a diverged one."""
         guess = chance(self.recipe)
         errors = [run.error if run.finished else guess for run in self.runs]
         return sample(errors) if errors else None
 
     @property
     def diverged(self) -> int:
-        """How many of its runs did."""
+        """The number of its runs that diverged."""
         return sum(not run.finished for run in self.runs)
 
     @property
     def missing(self) -> list[int]:
         """Seeds of the study without a run that has come to its end, finished or diverged."""
-        there = {run.recipe.seed for run in self.runs}
-        return [seed for seed in self.seeds or [] if seed not in there]
+        ended = {run.recipe.seed for run in self.runs}
+        return [seed for seed in self.seeds or [] if seed not in ended]
 
     @property
     def lr(self) -> float:
         """The learning rate after the warmup and before the first drop."""
-        by = self.recipe.schedule
+        rule = self.recipe.schedule
         return schedule.scaled_lr(
             self.recipe.batch_size,
-            reference_lr=by.reference_lr,
-            reference_batch=by.reference_batch,
-            scaling=by.scaling,
+            reference_lr=rule.reference_lr,
+            reference_batch=rule.reference_batch,
+            scaling=rule.scaling,
         )
 
 
 def chance(recipe: Recipe) -> float:
-    """Top-1 error in percent of guessing, which a diverged run counts with in claims."""
+    """Top-1 error of guessing, in percent, with which a diverged run counts in claims."""
     return 100 * (1 - 1 / recipe.data.classes)
 
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:
-    """What is computed but for the seed, as flat keys such as `schedule.warmup`."""
+    """What a run computes, but for the seed: settings by flat keys such as `schedule.warmup`."""
     flat = {}
     for key, value in recipe.trajectory().items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
-        flat.update({f"{key}.{name}".rstrip("."): each for name, each in inner})
+        # A setting without a group has the empty name, and loses its dot.
+        flat.update({f"{key}.{name}".rstrip("."): setting for name, setting in inner})
     del flat["seed"]
     return flat
 
@@ -91,7 +92,7 @@ def differences(ours: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def in_words(change: tuple[str, tuple[Any, Any]]) -> str:
-    """A key in which two recipes differ.
+    """A setting in which two recipes differ, as words.
 
     >>> in_words(("schedule.warmup", ("none", "gradual")))
     'schedule.warmup=none, not gradual'
@@ -101,12 +102,12 @@ def in_words(change: tuple[str, tuple[Any, Any]]) -> str:
 
 
 def _short(value: Any) -> str:
-    """A list of images left out may be long."""
+    """The value as text; of a list that may be long, such as images left out, its length."""
     return f"{len(value)} entries" if isinstance(value, list) and len(value) > 5 else str(value)
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
-    """The recipes that these runs are of, in order of name and minibatch, and what is left out."""
+    """The groups of these runs, ordered by minibatch and label, and the folders left out."""
     done, left_out = _done(runs)
     by_recipe: dict[str, list[Run]] = {}
     for run in done:
@@ -122,7 +123,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
 def group_study(
     study: Study, runs: Sequence[Run], words: Sequence[str]
 ) -> tuple[list[Group], list[LeftOut]]:
-    """The entries of the study, changed by these words, with their runs, and what is left out."""
+    """A group for each entry of the study, changed by these words, and the folders left out."""
     wanted = {entry.recipe: shipped(entry.recipe, *words) for entry in study.entries}
     names = {_key(recipe): name for name, recipe in wanted.items()}
     ours: dict[str, list[Run]] = {name: [] for name in wanted}
@@ -154,7 +155,7 @@ def group_study(
 def _group(
     label: str, recipe: Recipe, seeds: list[int] | None, published: Recipe | None, runs: list[Run]
 ) -> Group:
-    """One run for each seed: the first that was given, whatever its end."""
+    """A group in which the first run of each seed counts, whatever its end."""
     first: dict[int, Run] = {}
     for run in runs:
         first.setdefault(run.recipe.seed, run)
@@ -164,7 +165,7 @@ def _group(
 
 
 def _done(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Runs that have come to an end, and why the others do not count."""
+    """The runs that have come to an end, and the others with the reason why they do not count."""
     done, left_out = [], []
     for run in runs:
         if run.finished or (run.diverged is not None and not run.recipe.rehearse):
@@ -187,7 +188,7 @@ def _why_not(recipe: Recipe, wanted: dict[str, Recipe]) -> str:
 
 
 def _label(recipe: Recipe, others: list[Recipe]) -> str:
-    """Its name, and in what it differs from another recipe of that name."""
+    """The name of the recipe, and its differences from the others of that name."""
     named = [other for other in others if other.name == recipe.name and other is not recipe]
     changed = {
         key: mine for other in named for key, (mine, _) in differences(recipe, other).items()
@@ -197,7 +198,7 @@ def _label(recipe: Recipe, others: list[Recipe]) -> str:
 
 @cache
 def shipped(name: str, *words: str) -> Recipe:
-    """The recipe of this name as it is now, changed by these words."""
+    """The recipe that lsgd ships under this name, changed by these words."""
     return config.load_recipe([f"+recipe={name}", *words])
 
 

@@ -21,6 +21,7 @@ class Ladder:
     groups: list[Group]
     baseline: Group
     within: float
+    """Points of error above the baseline that count as no worse."""
 
     @property
     def equal(self) -> list[Group]:
@@ -70,7 +71,7 @@ def _but_for_size(group: Group) -> str:
 
 
 def _baseline(family: list[Group], study: Study | None) -> Group:
-    """The study's, or the minibatch that the lr is scaled from, or the smallest."""
+    """The study's baseline, else the minibatch that the lr is scaled from, else the smallest."""
     for group in family:
         if study and group.recipe.name == study.baseline:
             return group

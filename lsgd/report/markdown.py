@@ -5,7 +5,7 @@ from lsgd.tables import markdown
 
 
 def render(content: Content) -> str:
-    """The whole file."""
+    """The whole README.md."""
     parts = [f"# {content.title}", *content.lead]
     for section in content.sections:
         parts.append(f"## {section.title}")

@@ -74,7 +74,7 @@ CLASSES = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}
 
 
 def render(content: Content) -> str:
-    """The whole file."""
+    """The whole index.html."""
     body = [f"<h1>{escape(content.title)}</h1>"]
     body.append(_within("div", "lead", "".join(f"<p>{_text(line)}</p>" for line in content.lead)))
     for section in content.sections:

@@ -94,8 +94,8 @@ def _published(recipe: dict[str, Any]) -> str:
 
 def _verdict(summary: dict[str, Any]) -> str:
     outcomes = [claim["outcome"] for claim in summary["claims"]]
-    said = {HOLDS: "hold", FAILS: "do not hold", OPEN: "not resolved"}
-    counts = ", ".join(f"{outcomes.count(outcome)} {word}" for outcome, word in said.items())
+    words = {HOLDS: "hold", FAILS: "do not hold", OPEN: "not resolved"}
+    counts = ", ".join(f"{outcomes.count(outcome)} {word}" for outcome, word in words.items())
     claims = [f"claims: {counts}"] if outcomes else []
     elbows = [
         f"no minibatch above {elbow['baseline']} is shown to be as good"

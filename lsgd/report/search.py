@@ -8,7 +8,7 @@ from lsgd.errors import Refused
 from lsgd.run.read import NotARun, Run, read_run
 
 REPORT = "summary.json"
-"""What a report has in its folder; it keeps copies there, which are not runs of their own."""
+"""The file that marks the folder of a report; the copies of runs in it are no runs of their own."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,22 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     return runs, left_out
 
 
-def _folders(path: Path, seen: set[Path], *, given: bool = True) -> Iterator[Path]:
+def _folders(path: Path, seen: set[Path], *, is_argument: bool = True) -> Iterator[Path]:
     """The folder itself if it looks like a run's or a report's or has no folders, else those below.
 
-    A folder that was seen before, by another name or within another one that is given, is skipped.
+    A folder that was seen before, by another name or within another argument, is skipped.
     """
     if path.resolve() in seen:
         return
     seen.add(path.resolve())
     try:
-        inner = sorted(each for each in path.iterdir() if each.is_dir() and each.name[0] != ".")
+        inner = sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
     except OSError:
         inner = []
-    own = ["config.yaml", "metrics.jsonl"] if given else ["config.yaml", "metrics.jsonl", REPORT]
+    # A report that is an argument itself is searched for the copies of runs in it.
+    own = ["config.yaml", "metrics.jsonl", *([] if is_argument else [REPORT])]
     if not inner or any((path / name).exists() for name in own):
         yield path
         return
-    for each in inner:
-        yield from _folders(each, seen, given=False)
+    for folder in inner:
+        yield from _folders(folder, seen, is_argument=False)

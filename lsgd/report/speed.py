@@ -13,23 +13,25 @@ from lsgd.run.rows import Row, number
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a recipe was on some hardware, with so many processes."""
+    """The speed of a recipe on some hardware, with some number of processes."""
 
     group: Group
     processes: int
     hardware: str
-    """The device, and what else decides how fast it is."""
+    """The device, and the settings that decide how fast it is."""
     images_per_second: float
-    """Median over the epochs of all runs."""
+    """Images per second: median over the epochs of all runs."""
     slowest: float
+    """Images per second of the slowest epoch."""
     fastest: float
+    """Images per second of the fastest epoch."""
     efficiency: float | None
     """Images/s per process, as a share of those of the fewest processes of this recipe on this
     hardware; None for these."""
 
 
 def measure(groups: Sequence[Group]) -> list[Speed]:
-    """One row for every recipe, hardware and number of processes."""
+    """The speed of every recipe on every hardware with every number of processes."""
     rows = []
     for group in groups:
         measured: dict[tuple[str, int], list[float]] = {}
@@ -48,19 +50,19 @@ def measure(groups: Sequence[Group]) -> list[Speed]:
 
 def _epochs(run: Run) -> list[tuple[tuple[str, int], float]]:
     """Where each epoch was trained, and its images per second."""
-    where, found = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
+    where, speeds = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
     for row in run.rows:
         if row["kind"] == "start":
             hardware, processes = place(row)
             where = f"{hardware}; {_execution(run.recipe)}", processes
         speed = number(row, "images_per_second")
         if row["kind"] == "epoch" and speed:
-            found.append((where, speed))
-    return found
+            speeds.append((where, speed))
+    return speeds
 
 
 def place(start: Row) -> tuple[str, int]:
-    """Hardware and number of processes of a start.
+    """The hardware and the number of processes in a row of kind start.
 
     >>> place({"device": "H200", "processes": 2, "inputs": "in memory", "machine": "…"})
     ('H200; in memory', 2)
@@ -69,10 +71,10 @@ def place(start: Row) -> tuple[str, int]:
     """
     if "device" in start:
         return f"{start['device']}; {start.get('inputs')}", int(number(start, "processes") or 1)
-    # Older runs say it in the line for people alone.
+    # Older runs have them only in the line that people read.
     machine = str(start.get("machine", "unknown hardware"))
-    found = re.match(r"(\d+) process(?:es)?(?: by \S+ over [^,]+)?, (.*)", machine)
-    return (found[2], int(found[1])) if found else (machine, 1)
+    match = re.match(r"(\d+) process(?:es)?(?: by \S+ over [^,]+)?, (.*)", machine)
+    return (match[2], int(match[1])) if match else (machine, 1)
 
 
 def _execution(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""What a report found, for programs: summary.json, from which the README's table is made."""
+"""The findings of a report for programs: summary.json, from which the README's table is made."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from lsgd.run.read import Run
 
 
 def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
-    """The numbers of the report; an interval without ends has none, means are of finished runs."""
+    """The numbers of the report; means are of finished runs, and infinite ends are None."""
     study = findings.study
     return {
         "title": title_of(findings),
@@ -22,7 +22,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
         "question": study.question if study else None,
         "partial": findings.partial,
         "runs": findings.counted,
-        "runs_asked": findings.asked,
+        "runs_asked": findings.planned,
         "baseline": findings.baseline.label if findings.baseline else None,
         "hardware": _hardware(findings),
         "recipes": [
@@ -49,7 +49,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
             for ladder in findings.ladders
         ],
         "left_out": [
-            {"folder": each.path.name, "reason": each.reason} for each in findings.left_out
+            {"folder": folder.path.name, "reason": folder.reason} for folder in findings.left_out
         ],
         "command": command,
         "version": version,
@@ -57,7 +57,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
 
 
 def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
-    found, target = group.sample, target_of(group)
+    sample, target = group.sample, target_of(group)
     return {
         "recipe": group.recipe.name,
         "label": group.label,
@@ -67,8 +67,8 @@ def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
         "n": len(group.runs),
         "diverged": group.diverged,
         "errors": {str(run.recipe.seed): _error(run) for run in group.runs},
-        "mean": found.mean if found else None,
-        "std": found.std if found and found.n > 1 else None,
+        "mean": sample.mean if sample else None,
+        "std": sample.std if sample and sample.n > 1 else None,
         "repeats": [_error(run) for run in group.repeats],
         "published": (
             {"top1_error": target.top1_error, "std": target.std, "source": target.source}
@@ -82,18 +82,18 @@ def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
 
 
 def _error(run: Run) -> float | None:
-    """None if it diverged."""
+    """The error of a run in percent; None if it diverged."""
     return run.error if run.finished else None
 
 
-def _difference(found: Difference | None) -> dict[str, float | None] | None:
-    if found is None:
+def _difference(gap: Difference | None) -> dict[str, float | None] | None:
+    if gap is None:
         return None
-    ends = math.isfinite(found.low)
+    ends = math.isfinite(gap.low)
     return {
-        "mean": found.mean,
-        "low": found.low if ends else None,
-        "high": found.high if ends else None,
+        "mean": gap.mean,
+        "low": gap.low if ends else None,
+        "high": gap.high if ends else None,
     }
 
 

@@ -15,11 +15,11 @@ class Verdict:
     """How the errors of one recipe stand to its published number."""
 
     word: str
-    """inside, outside, not comparable, or none published."""
+    """One of: inside, outside, not comparable, none published."""
     difference: Difference | None = None
-    """Ours less theirs, where they can be compared."""
+    """Our error less the published one, where the two can be compared."""
     reasons: tuple[str, ...] = ()
-    """Why they cannot."""
+    """The reasons why the two cannot be compared."""
 
 
 def judge(group: Group) -> Verdict:
@@ -33,17 +33,17 @@ def judge(group: Group) -> Verdict:
     reasons = (*_of_the_recipe(group.recipe, group.published), *_of_the_runs(group, target))
     if reasons or group.sample is None or target.std is None:
         return Verdict("not comparable", reasons=reasons)
-    found = difference(group.sample, Sample(PAPER_RUNS, target.top1_error, target.std))
-    return Verdict("inside" if found.low <= 0 <= found.high else "outside", found)
+    gap = difference(group.sample, Sample(PAPER_RUNS, target.top1_error, target.std))
+    return Verdict("inside" if gap.low <= 0 <= gap.high else "outside", gap)
 
 
 def target_of(group: Group) -> Target | None:
-    """The published number that stands beside ours."""
+    """The published number of the recipe that the group is held against, if there is one."""
     return group.published.target if group.published else None
 
 
 def _of_the_recipe(ours: Recipe, theirs: Recipe) -> list[str]:
-    """Where the run is not that of the published number."""
+    """The reasons that lie in differences between our recipe and the published one."""
     changed = differences(ours, theirs)
     named = {
         "data.name": "{} data, not {}",
@@ -54,7 +54,7 @@ def _of_the_recipe(ours: Recipe, theirs: Recipe) -> list[str]:
     reasons = [text.format(*changed[key]) for key, text in named.items() if key in changed]
     if "data.name" not in changed:
         # On other data the lr, the minibatch and so on are of another scale anyway.
-        reasons += [in_words(each) for each in changed.items() if each[0] not in named]
+        reasons += [in_words(change) for change in changed.items() if change[0] not in named]
     # What the published recipe declares too, such as the row of an ablation, is no difference.
     undeclared = [rule for rule in ours.deviations if rule not in theirs.deviations]
     return [*reasons, *([f"declared deviations: {', '.join(undeclared)}"] if undeclared else [])]

@@ -43,8 +43,8 @@ class Difference:
 def difference(a: Sample, b: Sample) -> Difference:
     """The mean of a less that of b, by Welch's t.
 
-    The interval has no ends where one of them is of a single run, nor where neither has any spread
-    to tell it from.
+    The interval is infinite if one of them is of a single run, or if neither has any spread from
+    which its width could be estimated.
     """
     mean = a.mean - b.mean
     if a.n < 2 or b.n < 2:
@@ -53,7 +53,7 @@ def difference(a: Sample, b: Sample) -> Difference:
     variance = of_a + of_b
     if not variance:
         return Difference(mean, -math.inf, math.inf)
-    # Here, since importing it takes a second, which is only waited for where means are compared.
+    # Imported here, since it takes a second, which only a comparison of means has to wait.
     from scipy.stats import t
 
     # Shares first: squares of tiny variances would vanish.

@@ -7,23 +7,23 @@ from lsgd.report.welch import Difference
 from lsgd.run.read import Run
 
 NONE = "–"
-"""No value."""
+"""The sign for a missing value."""
 
 
 def spread(group: Group) -> str:
     """Mean error in percent of the finished runs and its standard deviation, where there is one,
     and how many runs diverged."""
-    found = group.sample
+    sample = group.sample
     parts = []
-    if found:
-        parts = [f"{found.mean:.2f}" if found.n < 2 else f"{found.mean:.2f} ± {found.std:.2f}"]
+    if sample:
+        parts = [f"{sample.mean:.2f}" if sample.n < 2 else f"{sample.mean:.2f} ± {sample.std:.2f}"]
     if group.diverged:
         parts.append(f"{group.diverged} of {len(group.runs)} diverged")
     return ", ".join(parts) or NONE
 
 
 def error_of(run: Run) -> str:
-    """The error of a run that has ended."""
+    """The error of a run that has ended, in words."""
     return f"{run.error:.2f} %" if run.finished else "diverged"
 
 
@@ -32,11 +32,11 @@ def signed(value: float) -> str:
     return f"{round(value, 2) or 0.0:+.2f}".replace("-", "−")
 
 
-def interval(found: Difference) -> str:
-    """A difference and its 95 % interval."""
-    if math.isinf(found.low):
-        return f"{signed(found.mean)} (no interval)"
-    return f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
+def interval(gap: Difference) -> str:
+    """A difference and its 95 % interval, in words."""
+    if math.isinf(gap.low):
+        return f"{signed(gap.mean)} (no interval)"
+    return f"{signed(gap.mean)} ({signed(gap.low)} to {signed(gap.high)})"
 
 
 def count(number: int, noun: str) -> str:

@@ -20,7 +20,7 @@ from lsgd.errors import Refused
 from lsgd.rules.metric import ERROR
 
 FILE = "checkpoint.pt"
-"""A link to the newest one."""
+"""The name of a link to the newest checkpoint."""
 FORMAT = 2
 """The format that `write` makes. A new field with a default makes no new format."""
 DIGEST = hashlib.sha256().digest_size
@@ -30,7 +30,7 @@ DIGEST = hashlib.sha256().digest_size
 class Checkpoint:
     """All that a run needs to go on at `step`, on any number of processes.
 
-    A field that is added has a default: what a file means that was written before.
+    A field that is added has a default: its value in files that were written before it.
     """
 
     recipe: dict[str, Any]
@@ -42,27 +42,28 @@ class Checkpoint:
     order: str
     """Hash of the order of examples in that epoch."""
     lr: float
-    """That of the last step made."""
+    """The learning rate of the last step made."""
     model: dict[str, Tensor]
-    """With the running statistics of all processes combined; loads into torchvision's networks."""
+    """Parameters and buffers, with the running statistics of all processes combined; they load into
+    torchvision's networks."""
     optimizer: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
-    """What the workers carry from step to step, by the name of the part: `batchnorm` has `shares`,
-    RunningStatistics.all_shares."""
+    """The state that workers carry from step to step, by the name of the part: `batchnorm` has
+    `shares`, RunningStatistics.all_shares."""
     tally: dict[str, Tensor]
-    """What the epoch's steps so far got right."""
+    """Loss and correct answers over the steps of the epoch so far, as in Tally.state."""
     rates: dict[int, dict[str, float]]
-    """What each epoch that has ended came to, as in its row of metrics.jsonl, by its number from 1:
-    train_loss, …, and val_top1_error, … if it was evaluated. A file of format 1 knows only the
+    """The metrics of each epoch that has ended, as in its row of metrics.jsonl, by its number from
+    1: train_loss, …, and val_top1_error, … if it was evaluated. A file of format 1 has only the
     latter."""
 
 
 class Damaged(Refused):
-    """A file that is no whole checkpoint; an older one may be."""
+    """The refusal of a file that is no whole checkpoint; an older file of the run may be one."""
 
 
 def order_hash(order: NDArray[np.int64]) -> str:
-    """A short name for an order of examples."""
+    """The hash by which two orders of examples are compared."""
     return hashlib.sha256(order.tobytes()).hexdigest()
 
 
@@ -70,14 +71,14 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
     """Put the checkpoint into the folder in one move: a kill leaves it there whole, or not at all.
 
     The file is checkpoint-STEP.pt, of which the newest `keep` stay, or milestone-STEP.pt, which
-    stays for good; `checkpoint.pt` is a link that is then moved to it. Behind torch's archive
-    stands its SHA-256, which torch.load passes over: so no manifest has to be kept in step with the
-    files. Raises OSError and leaves the folder as it was, if it cannot be written.
+    stays for good; `checkpoint.pt` is a link that is then moved to it. The file ends with the
+    SHA-256 of torch's archive, which torch.load ignores, so that no manifest is needed. Raises
+    OSError and leaves the folder as it was, if the file cannot be written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
-    beside = Path(f"{target}.tmp")
+    temporary = Path(f"{target}.tmp")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             archive = _Hashed(file)
             torch.save({"format": FORMAT} | vars(checkpoint), archive)  # type: ignore[arg-type]
             if archive.error:
@@ -86,9 +87,9 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    os.replace(beside, target)
+    os.replace(temporary, target)
     point_to(target)
     for old in _numbered(folder, "checkpoint")[keep:]:
         old.unlink()
@@ -120,10 +121,10 @@ class _Hashed:
 def point_to(target: Path) -> None:
     """Make FILE a link to the target, and make sure that the folder says so after a power cut."""
     link = target.parent / FILE
-    beside = Path(f"{link}.tmp")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target.name)
-    os.replace(beside, link)
+    temporary = Path(f"{link}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    os.replace(temporary, link)
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,7 +145,7 @@ def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:
 
 def files(folder: Path) -> list[Path]:
     """The checkpoints in a run folder, newest first; the newest may have been cut short."""
-    # A plain file is of a run folder from elsewhere, where links were followed.
+    # A plain file comes from a run folder that was copied with its links followed.
     plain = [path for path in [folder / FILE] if path.exists() and not path.is_symlink()]
     return plain + _numbered(folder)
 
@@ -179,7 +180,7 @@ def load(content: bytes, name: str) -> Checkpoint:
 def _from_format_1(fields: dict[str, Any]) -> None:
     """Bring the fields of a file of lsgd 0.1.0 to where they are now."""
     fields["parts"] = {"batchnorm": {"shares": fields.pop("bn_shares")}}
-    # Those of a rehearsal have gaps.
+    # The epochs of a rehearsal have gaps, so that counting from 0 would not do.
     epochs = (epoch for epoch, _ in config.from_saved(fields["recipe"]).epochs_from(0))
     evaluated = zip(epochs, fields.pop("errors"), strict=False)
     fields["rates"] = {epoch + 1: {ERROR: error} for epoch, error in evaluated}

@@ -51,7 +51,7 @@ class Console:
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar, which stays on the terminal."""
         self.bar.close()
 
 

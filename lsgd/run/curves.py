@@ -26,8 +26,8 @@ class Curves:
     """The event file of a run folder, which already has the rows made so far.
 
     `examples` says how many training examples have been seen after a step. The file gets its name
-    when all of these rows are in it, and only then the one before is emptied (and removed by the
-    next); on a full disk that is once there is space again.
+    when all of these rows are in it, on a full disk once there is space again. Only then the file
+    before it is emptied, which the next one removes.
     """
 
     def __init__(self, run: Path, rows: list[Row], examples: Callable[[int], int]) -> None:
@@ -38,9 +38,9 @@ class Curves:
         name = FILES.replace("*", f"{time.time():.6f}.{platform.node()}.{os.getpid()}")
         self.path = folder / name
         # TensorBoard would take any name with tfevents in it for a file of its own.
-        self.beside = folder / "events.part"
-        self.beside.unlink(missing_ok=True)
-        self.file = Appended(self.beside)
+        self.unfinished = folder / "events.part"
+        self.unfinished.unlink(missing_ok=True)
+        self.file = Appended(self.unfinished)
         self.records = RecordWriter(self.file)
         self._begin()
         config = run / "config.yaml"
@@ -50,7 +50,7 @@ class Curves:
         self._put_in_place()
 
     def draw(self, row: Row) -> None:
-        """Add a row, at once, so that it does not die with the process."""
+        """Write a row at once, so that it is not lost if the process dies."""
         self._record(row)
         self._put_in_place()
 
@@ -66,15 +66,15 @@ class Curves:
 
     def _begin(self) -> None:
         self._add(Event(step=0, file_version="brain.Event:2"))
-        # Whoever watches forgets what the file before has shown.
+        # At a START a running TensorBoard drops what it has read from the file before.
         self._add(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
 
     def _record(self, row: Row) -> None:
         match row["kind"]:
             case "train":
-                group, at = "train_by_examples", self.examples(row["step"])
+                group, position = "train_by_examples", self.examples(row["step"])
             case "epoch":
-                group, at = "epoch", row["epoch"]
+                group, position = "epoch", row["epoch"]
             case _:
                 return
         values = [
@@ -82,7 +82,7 @@ class Curves:
             for key, value in row.items()
             if key not in ("kind", "step", "epoch") and isinstance(value, int | float)
         ]
-        self._add(Event(step=at, summary=Summary(value=values)))
+        self._add(Event(step=position, summary=Summary(value=values)))
 
     def _text(self, tag: str, text: str) -> None:
         metadata = create_summary_metadata(display_name=None, description=None)
@@ -94,9 +94,9 @@ class Curves:
         self.records.write(event.SerializeToString())
 
     def _put_in_place(self) -> None:
-        if self.file.unwritten or not self.beside.exists():
+        if self.file.unwritten or not self.unfinished.exists():
             return
-        os.replace(self.beside, self.path)
+        os.replace(self.unfinished, self.path)
         for old in set(self.path.parent.glob(FILES)) - {self.path}:
             # TensorBoard that watches one would wait for it for ever if it vanished; at the end of
             # an empty one it looks for the next.

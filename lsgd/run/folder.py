@@ -25,16 +25,16 @@ class Opened:
     warning: str = ""
     """What is wrong with the folder, and does not keep the run from going on."""
     workers_per_pass: int | None = None
-    """With which the checkpoint was made: what auto was when the run started."""
+    """The workers per pass that the checkpoint was made with: what `auto` came to at the start."""
 
 
 def open_run(recipe: Recipe) -> Opened:
     """The folder of the run, made if need be, and its newest whole checkpoint if it has one.
 
-    For process 0. An empty or new folder starts a run, one with a checkpoint of the same
+    Only process 0 calls it. An empty or new folder starts a run, one with a checkpoint of the same
     fingerprint resumes it, and so does one which died before its first checkpoint. Raises Refused,
-    having touched nothing, for any other, and if all checkpoints are damaged. A damaged one that is
-    newer than the whole one is set aside, under the same name and `.damaged`.
+    having touched nothing, for any other folder, and if all checkpoints are damaged. A damaged one
+    that is newer than the whole one is set aside, under the same name and `.damaged`.
     """
     if recipe.run_dir is None:
         return Opened(_new_folder(recipe))
@@ -42,12 +42,12 @@ def open_run(recipe: Recipe) -> Opened:
     try:
         opened, damaged = _checkpoint_of(recipe, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        # Also tells whether there is space at all.
+        # Fails on a full disk, before any file of the run is moved or removed.
         _write_config(recipe, folder)
         for path in damaged:
             os.replace(path, f"{path}.damaged")
-        for left in folder.glob("*.pt.tmp"):
-            left.unlink()
+        for leftover in folder.glob("*.pt.tmp"):
+            leftover.unlink()
         if opened.path and not (folder / FILE).exists():
             point_to(Path(opened.path))
     except OSError as error:
@@ -56,12 +56,12 @@ def open_run(recipe: Recipe) -> Opened:
 
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
-    """What there is in the folder, and the files that are damaged; touches nothing."""
-    # What a run that died while it wrote its configuration has left, what a launch script has
-    # opened for the logs of all processes, and what a supervisor keeps: all before there is a run.
-    before = {CONFIG_BESIDE, "logs"}
+    """The newest whole checkpoint of the folder, and the damaged files; touches nothing."""
+    # Before there is a run, a folder may have a configuration that was being written at a kill, the
+    # logs that a launch script has opened for all processes, and the files of a supervisor.
+    early = {CONFIG_BESIDE, "logs"}
     if not folder.exists() or all(
-        each.name in before or each.name.startswith("supervise") for each in folder.iterdir()
+        entry.name in early or entry.name.startswith("supervise") for entry in folder.iterdir()
     ):
         return Opened(folder), []
     opened, step = Opened(folder), 0
@@ -106,12 +106,12 @@ def _newest_whole(folder: Path, paths: list[Path]) -> tuple[Opened, list[Path], 
 
 
 def _write_config(recipe: Recipe, folder: Path) -> None:
-    beside = folder / CONFIG_BESIDE
-    beside.write_text(config.to_yaml(recipe), encoding="utf-8")
+    temporary = folder / CONFIG_BESIDE
+    temporary.write_text(config.to_yaml(recipe), encoding="utf-8")
     if (folder / "config.yaml").exists():
-        beside.unlink()  # the configuration that started the run stays
+        temporary.unlink()  # the configuration that started the run stays
     else:
-        os.replace(beside, folder / "config.yaml")
+        os.replace(temporary, folder / "config.yaml")
 
 
 def _fingerprint_in(path: Path) -> str:

@@ -34,7 +34,7 @@ Reading = tuple[State, float, float]
 
 
 class Progress(Protocol):
-    """How far a run has come, and on what: a Learner is."""
+    """What a log has to know of a run: how far it has come, and on what; a Learner has it."""
 
     recipe: Recipe
     comm: Comm
@@ -44,28 +44,28 @@ class Progress(Protocol):
 
 
 class Log:
-    """Where rows of metrics go: nowhere, on all processes but the first."""
+    """The log of all processes but the first, which write nothing; RunLog is that of the first."""
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
-        """What is about to run, on what, with which loader, and what `auto` has come to."""
+        """Write what is about to run, on what, with which loader, and what `auto` has come to."""
 
     def end(self, outcome: str) -> None:
-        """What came out, in a line."""
+        """Write the outcome of the run, one line."""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """One row; `step` counts the steps of the run made so far."""
+        """Write one row; `step` counts the steps of the run made so far."""
 
     def warn(self, step: int, text: str) -> None:
-        """A sentence about what went wrong and does not end the run, as a row and a line."""
+        """Write a sentence about a fault that does not end the run, as a row and a line."""
 
     def say(self, text: str) -> None:
-        """Lines to read, and no row."""
+        """Print lines for people, without a row."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Finish what is being written."""
+        """Close the files of the log, if it has any."""
 
 
 def open_log(run: Progress, folder: Path) -> Log:
@@ -77,9 +77,9 @@ class RunLog(Log):
     """The log of a run folder: metrics.jsonl, TensorBoard's event file, and lines or a bar.
 
     Rows of steps that are still to be made, and of epochs that have not ended, are dropped first:
-    they are of a run that did not live to save them in a checkpoint, and will be made again. Those
-    behind a damaged line are dropped too, once the file has been copied aside. What finds the disk
-    full is written once there is space again.
+    their steps are in no checkpoint and will be made again. Rows behind a damaged line are dropped
+    too, once the file has been copied aside. What meets a full disk is written once there is space
+    again.
     """
 
     def __init__(self, run: Progress, folder: Path) -> None:
@@ -118,7 +118,7 @@ class RunLog(Log):
             self.warn(self.first_step, self.damage)
 
     def end(self, outcome: str) -> None:
-        """Write what came out into TensorBoard, and say it."""
+        """Write the outcome into TensorBoard, and print it."""
         self.curves.say("outcome", outcome)
         self.console.say(f"{outcome}, run folder {self.folder}")
 
@@ -133,12 +133,12 @@ class RunLog(Log):
         self.curves.draw(row)
 
     def warn(self, step: int, text: str) -> None:
-        """Write the sentence as a row, and say it."""
+        """Write the sentence as a row, and print it."""
         self.write("warning", step, text=text)
         self.say(f"warning: {text}")
 
     def say(self, text: str) -> None:
-        """Say lines above the progress bar, or as plain lines."""
+        """Print lines above the progress bar, or as plain lines."""
         self.console.say(text)
 
     def __enter__(self) -> Self:
@@ -185,7 +185,7 @@ class Meter:
         return {"loss": seen.loss, "top1_error": seen.top1_error, **_speed(before, self.last)}
 
     def whole(self, counts: State) -> Row:
-        """Speed since the meter was made."""
+        """Images per second and data_wait since the meter was made."""
         return _speed(self.begin, (counts, time.perf_counter(), self.batches.waited))
 
 

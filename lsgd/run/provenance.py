@@ -16,7 +16,7 @@ def commit() -> str | None:
     if not (_PACKAGE.parent / ".git").exists():
         return None
     try:
-        told = subprocess.run(
+        description = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
             cwd=_PACKAGE,
             env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
@@ -28,4 +28,4 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return description.stdout.strip()

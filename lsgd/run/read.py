@@ -1,4 +1,4 @@
-"""A run folder as it lies on the disk: what was asked for, and what came out so far.
+"""A run folder as it lies on the disk: the recipe of the run, and its rows so far.
 
 No torch is needed to read one, so that a hundred can be read in seconds.
 """
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def start(self) -> Row:
-        """Machine and versions, as the run was last started; empty if that is not there."""
+        """Machine and versions, as the run was last started; empty if no start has a row."""
         return next(iter(self.of_kind("start")[::-1]), {})
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch has ended."""
+        """Whether every epoch of the recipe has ended; a rehearsal is never finished."""
         every = set(range(1, self.recipe.epochs + 1))
         return every <= self.epochs.keys() and not self.recipe.rehearse
 
@@ -125,6 +125,6 @@ def _written_by_lsgd(row: Any) -> bool:
 def trial_folder(recipe: Recipe) -> Path:
     """Where a study keeps the run of this recipe and seed: `runs/trials/NAME-seedS-FINGERPRINT`.
 
-    Studies that have the same run in common find it there done.
+    A run that several studies have in common is trained once, by the first of them.
     """
     return Path("runs/trials") / f"{recipe.name}-seed{recipe.seed}-{recipe.fingerprint[:8]}"

@@ -20,7 +20,7 @@ from lsgd.run.metrics import Log
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a write came to nothing, in words."""
+    """A write that has failed: why, for which step, and whether the disk was full."""
 
     why: str
     step: int
@@ -31,10 +31,10 @@ class Saver:
     """Writes the checkpoints of a run into its folder; all processes have one and use it alike.
 
     `save` copies the state and returns; serialising, hashing and writing happen in a thread, and
-    whoever wants to save again waits for it. A full disk costs a checkpoint and not the run: a
-    warning says so at the next save, and training goes on. Where it is the last one, at the end or
-    on leaving, and for any other failure, NotSaved is raised on all processes. As a context manager
-    it ends no process before its write.
+    the next save waits for it. A full disk costs a checkpoint and not the run: a warning says so at
+    the next save, and training goes on. Where it is the last one, at the end or on leaving early,
+    and for any other failure, NotSaved is raised on all processes. As a context manager it ends no
+    process before its write.
     """
 
     def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: int) -> None:
@@ -42,15 +42,15 @@ class Saver:
         self.thread = ThreadPoolExecutor(1, "saver")
         self.write: Future[_Failure | None] | None = None
 
-    def save(self, made: Checkpoint, *, milestone: bool = False) -> None:
+    def save(self, snapshot: Checkpoint, *, milestone: bool = False) -> None:
         """Begin to write what Learner.checkpoint has made, once the last write has ended."""
         failure = self._settle()
         if failure and not failure.full:
             raise NotSaved(failure.why)
         if failure:
-            self.log.warn(made.step, f"{failure.why}; training goes on")
+            self.log.warn(snapshot.step, f"{failure.why}; training goes on")
         if self.comm.rank == 0:
-            copied, wait = _on_host(made)
+            copied, wait = _on_host(snapshot)
             self.write = self.thread.submit(self._write, copied, wait, milestone)
 
     def __enter__(self) -> Self:
@@ -74,41 +74,39 @@ class Saver:
         return self.comm.broadcast_object(failure)
 
     def _write(
-        self, made: Checkpoint, wait: Callable[[], None], milestone: bool
+        self, snapshot: Checkpoint, wait: Callable[[], None], milestone: bool
     ) -> _Failure | None:
         wait()
         try:
-            checkpoint.write(made, self.folder, milestone=milestone, keep=self.keep)
+            checkpoint.write(snapshot, self.folder, milestone=milestone, keep=self.keep)
         except OSError as error:
-            why = f"step {made.step} could not be saved in {self.folder} ({error.strerror}"
+            why = f"step {snapshot.step} could not be saved in {self.folder} ({error.strerror}"
             if full := error.errno in FULL:
-                free = shutil.disk_usage(self.folder).free
-                why += (
-                    f": it needs {_size(vars(made)) / 2**20:.1f} MiB, {free / 2**20:.1f} are free"
-                )
-            return _Failure(f"{why}); the checkpoints before it are intact", made.step, full)
+                size, free = _size(vars(snapshot)), shutil.disk_usage(self.folder).free
+                why += f": it needs {size / 2**20:.1f} MiB, {free / 2**20:.1f} are free"
+            return _Failure(f"{why}); the checkpoints before it are intact", snapshot.step, full)
         return None
 
 
-def _on_host(made: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
-    """A copy that training does not change, and what to call before it is read.
+def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
+    """A copy that training does not change, and a function that waits until it can be read.
 
-    The device copies when it gets there, into pinned memory, while the host goes on.
+    The device copies in turn with its other work, into pinned memory, while the host goes on.
     """
-    on_gpu = any(tensor.is_cuda for tensor in made.model.values())
+    on_gpu = any(tensor.is_cuda for tensor in snapshot.model.values())
 
     def copied(value: Any) -> Any:
         match value:
             case Tensor():
-                beside = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-                return beside.copy_(value, non_blocking=True)
+                host_copy = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                return host_copy.copy_(value, non_blocking=True)
             case dict():
-                return {key: copied(each) for key, each in value.items()}
+                return {key: copied(entry) for key, entry in value.items()}
             case list():
-                return [copied(each) for each in value]
+                return [copied(entry) for entry in value]
         return value
 
-    copy = replace(made, **{key: copied(value) for key, value in vars(made).items()})
+    copy = replace(snapshot, **{key: copied(value) for key, value in vars(snapshot).items()})
     if not on_gpu:
         return copy, lambda: None
     done = torch.cuda.Event()
@@ -117,7 +115,7 @@ def _on_host(made: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
 
 
 def _size(value: Any) -> int:
-    """The bytes of all tensors in it."""
+    """The size in bytes of all tensors in a nested value."""
     match value:
         case Tensor():
             return value.nbytes

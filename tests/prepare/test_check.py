@@ -141,9 +141,9 @@ def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
         file.write_bytes(text[:length])
         whole = 2 if length == len(text) else 1 if length >= first else 0
         journal = Journal(file)
-        assert list(journal.found) == ["a", "b"][:whole]
+        assert list(journal.findings) == ["a", "b"][:whole]
         journal.add(FolderFindings("c", 2.5, {}))
-        assert list(Journal(file).found) == [*["a", "b"][:whole], "c"]
+        assert list(Journal(file).findings) == [*["a", "b"][:whole], "c"]
 
 
 BAD = [

@@ -110,7 +110,7 @@ def test_what_is_left_out_of_a_study_says_why(tmp_path: Path) -> None:
         "running": "2 of 9 epochs done: it is running, or was stopped",
     }
     assert findings.partial
-    assert (findings.counted, findings.asked) == (1, 6)
+    assert (findings.counted, findings.planned) == (1, 6)
     assert group(findings, "fashion_bs64").missing == [1, 2]
     assert group(findings, "fashion_bs2k").missing == [0, 1, 2]
 
