@@ -63,7 +63,7 @@ def evaluate(learner: Evaluated, inputs: Inputs) -> Scores:
     mine = sampler.share(examples, comm.world_size, comm.rank)
     ids = np.arange(mine.start, mine.stop)
     chunks = [ids[i : i + batch] for i in range(0, len(ids), batch)]
-    # The share of process 0 is the largest; who has fewer chunks still takes part in all rounds.
+    # Process 0 has the most chunks; the others make the rounds that they lack without images.
     most = -(-len(sampler.share(examples, comm.world_size, 0)) // batch)
     rounds = Rounds(comm.start_sum_)
     tally = Tally(device)

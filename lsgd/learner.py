@@ -99,11 +99,14 @@ class Learner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
     def timed(self) -> list[tuple[str, object, str]]:
-        """The phases of a step, in its order: each begins when the object's method is called, and
-        the step ends with the last of them. The wait for data is the loader's, and not in here."""
+        """The phases of a step in their order, each as (phase, object, name of its method).
+
+        A phase begins with the call of that method, and the step ends with the last call. The wait
+        for data is the loader's, and not in here.
+        """
         return [
             ("optimizer", self.reducer, "start"),  # which clears the gradients
-            ("forward", self.running, "start_pass"),
+            ("forward", self.running, "start_pass"),  # called before each forward pass
             ("backward", self.reducer, "backward"),
             ("communication", self.reducer, "finish"),
             ("optimizer", self.running, "end_step"),
@@ -166,8 +169,8 @@ class Learner:
         # The flag of a step is about its loss and gradient; this is about what they led to.
         momentum = (value for state in self.optimizer.state.values() for value in state.values())
         tensors = (*self.model.state_dict().values(), *momentum)
-        # What is not finite is the least or the greatest, NaN both; and this is 20 times as fast as
-        # asking every number. Asked once, since each answer waits for the device.
+        # An infinity is the minimum or the maximum, and NaN makes both NaN: 20 times as fast as to
+        # look at every number. One answer for all tensors, since each waits for the device.
         bounds = [torch.isfinite(torch.stack(tensor.aminmax())).all() for tensor in tensors]
         if not torch.stack(bounds).all():
             raise Diverged(
@@ -206,9 +209,9 @@ def compile_parts(model: nn.Module) -> None:
     A model compiled as a whole has one backward function, which gives all gradients at its end,
     too late for their sums to overlap with it.
     """
-    # All blocks share their code, which torch stops to compile after 8 times and goes on without:
-    # ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes. Each for its own shape,
-    # as torch would take shapes that differ from block to block for unknown ones.
+    # All blocks share their code, and torch compiles one piece of code 8 times before it runs it
+    # eagerly: ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes. Not dynamic, as
+    # torch would take shapes that differ from block to block for unknown ones.
     torch.compiler.config.recompile_limit = 64
     for part in model.children():
         if any(True for _ in part.parameters()):

@@ -1,4 +1,4 @@
-"""The step: what all that trains, times or checks a recipe makes."""
+"""The training step, as training, autotune, lsgd.check and the benchmarks make it."""
 
 from collections.abc import Iterator
 
@@ -31,9 +31,9 @@ def train_step(learner: Learner, step: int, passes: list[Pass], batches: Iterato
         learner.reducer.backward(loss)
     learner.reducer.finish()
 
-    # Once per step, whatever the passes: all workers but those that a short last step leaves out.
+    # Once per step, whatever the passes; in a short last step only the first workers have images.
     learner.running.end_step(active_workers=-(-examples // recipe.worker_batch))
     optim.set_lr(learner.optimizer, recipe.lr(step))
-    learner.optimizer.step()  # which does nothing where found_inf is up
+    learner.optimizer.step()  # which skips the update where found_inf is 1
     learner.next_step = step + 1
     learner.guard.watch(step)  # reads the flags a step late, so that the host never waits for them

@@ -71,7 +71,7 @@ def train(recipe: Recipe) -> float:
 
 
 def train_epochs(learner: Learner, inputs: Inputs, saver: Saver, log: metrics.Log) -> None:
-    """What is left of the run; told to leave, all processes save after the same step."""
+    """Train what is left of the run; after a signal all processes save after the same step."""
     try:
         for epoch, steps in learner.epochs_left():
             train_epoch(learner, inputs, epoch, steps, saver, log)
@@ -113,7 +113,7 @@ def train_epoch(
 def validated(learner: Learner, inputs: Inputs) -> dict[str, float]:
     """The rates of the model as it is now over the whole validation set."""
     learner.combine_statistics()
-    # As lsgd.evaluate does it; and compiling would take longer than it saves.
+    # Eager, as lsgd.evaluate does it: compiling for an evaluation takes longer than it saves.
     with torch.compiler.set_stance("force_eager"):
         return evaluate(learner, inputs).named("val")
 

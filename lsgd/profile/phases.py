@@ -1,4 +1,7 @@
-"""The phases of a step, told of as they begin; nothing is wrapped while nobody listens."""
+"""Tells a listener of each phase of a step as it begins.
+
+Methods are wrapped inside these contexts only: a run that is not profiled calls them as they are.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
