@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
                 scaling.main(words)
             case ["step" | "batchnorm" | "comm" | "memory" | "startup" as name, *words]:
                 raise Refused(
-                    f"{name} is no longer a part of lsgd; write in a checkout of its repository: "
+                    f"{name} measures lsgd itself and is not installed with it; in a checkout write "
                     f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
                 )
             case [what, *_]:
