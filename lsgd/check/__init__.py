@@ -23,7 +23,7 @@ def build(recipe: Recipe) -> Learner:
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """What the run of this learner does about each rule of the paper; the learner stays as it is.
+    """A finding for each rule of the paper on the run of this learner, which is not changed.
 
     Rules that the run has no occasion to follow are left out: images that are not resized have no
     resize filter.

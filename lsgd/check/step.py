@@ -184,7 +184,7 @@ def _lr_of_a_step(recipe: Recipe) -> Finding:
 
 
 def _gradient(recipe: Recipe) -> Finding:
-    """What a step leaves in `.grad`, in a full step and in a short one of uneven workers."""
+    """The scale of `.grad` after a full step, and after a short one of uneven workers."""
     ratios = [_gradient_ratio(recipe, step=step) for step in (0, 2)]
     if all(ratio is not None and abs(ratio - 1) < 1e-9 for ratio in ratios):
         run = "the sum over all images divided by their number"
@@ -278,7 +278,7 @@ def _normalised(group: Tensor, layer: nn.modules.batchnorm._BatchNorm) -> Tensor
 
 
 def _running_average(recipe: Recipe) -> Finding:
-    """How much of the old mean and variance, 0 and 1, is left after a step of two workers."""
+    """The share of the old mean and variance, 0 and 1, that is left after a step of two workers."""
     small = miniature(recipe)
     layer = small.running.layers[0]
     images = _features(layer)

@@ -12,9 +12,9 @@ class Item:
 
     name: str
     status: str
-    """pass, fail or not needed."""
+    """PASS, FAIL or ABSENT."""
     found: str
-    """What was found out about it, in one line; a key of the JSON that --json prints."""
+    """The finding in one line; its name is a key of the JSON that --json prints."""
     fix: str = ""
     """What to type or do, in one sentence; where nothing fails, how to get it all the same."""
     required: bool = False

@@ -46,7 +46,7 @@ def cores(quota: float | None) -> Item:
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """How many cores the control groups of this process leave it, or None for all."""
+    """The number of cores that the control groups leave this process, or None for all."""
     if not own.exists():
         return None
     quotas = []
@@ -229,7 +229,7 @@ def network(
 
 
 def open_files() -> Item:
-    """How many files a process may open: RLIMIT_NOFILE."""
+    """Whether a process may open enough files: RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     numbers: dict[str, float] = {"open_files": soft}
     if soft == resource.RLIM_INFINITY or soft >= FILES:

@@ -90,7 +90,7 @@ def setuptools() -> Iterator[Facts]:
 
 
 def horovod() -> Iterator[Facts]:
-    """What the installed Horovod is built with."""
+    """The version of the installed Horovod, and the parts it is built with."""
     if find_spec("horovod") is None:
         yield {"version": None}
         return
@@ -121,7 +121,7 @@ def dali(device: str) -> Iterator[Facts]:
 
 
 def recipes() -> Iterator[Facts]:
-    """How many recipes there are, once one is composed and checked."""
+    """The number of recipes, once one is composed and checked."""
     from lsgd import config
 
     config.load_recipe(["+recipe=digits"])

@@ -59,7 +59,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """Which network, and how the last BN of every residual block starts."""
+    """The network, and how the last BN of every residual block starts."""
 
     name: str = field(metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet"))
     last_gamma: float = 0.0
@@ -105,7 +105,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class InputsSettings:
-    """How images get to the device."""
+    """The loader, which brings images to the device, and its settings."""
 
     loader: str = field(
         default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
@@ -128,7 +128,7 @@ class InputsSettings:
 
 @dataclass(frozen=True)
 class CommSettings:
-    """How the processes of a job talk to each other."""
+    """The library by which the processes of a job communicate, and its settings."""
 
     library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
     bucket_mb: float = field(default=25.0, metadata=above_0())
@@ -185,7 +185,7 @@ class Recipe:
         metadata=at_least(0) | below(2**64, "is too large; write a number below 2^64"),
     )
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
-    """What becomes of the last N mod kn examples of an epoch: keep makes a smaller step of them."""
+    """The use of the last N mod kn examples of an epoch: none, or with keep a smaller step."""
     precision: str = field(default="float32", metadata=one_of("float32", "bfloat16", "float64"))
     """The number format of forward and backward passes; bfloat16 is by autocast."""
     gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
@@ -209,13 +209,13 @@ class Recipe:
     checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
     """Steps between two checkpoints within an epoch; 0 saves at the end of each epoch only."""
     keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
-    """How many of the newest checkpoints stay; those at a drop of the lr stay always."""
+    """The number of newest checkpoints that stay; those at a drop of the lr always do."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
     """Steps between two rows of metrics."""
     profile: bool = field(default=False, metadata=EXECUTION)
     """Whether lsgd.profile times the phases of some steps and traces a few."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
-    """What a rehearsal has replaced, one line each."""
+    """The lines in which a rehearsal says what it has replaced."""
 
     @property
     def batch_size(self) -> int:
@@ -309,7 +309,7 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def summary(self) -> str:
-        """What this run is, in a few plain lines."""
+        """A description of this run, in a few plain lines."""
         first, last = (
             self.lr(0),
             schedule.scaled_lr(
