@@ -132,6 +132,7 @@ def _curve(recipe: Recipe) -> Curve:
     steps = np.arange(recipe.total_steps).reshape(recipe.epochs, -1)
     sample = np.linspace(0, recipe.steps_per_epoch - 1, SAMPLE).astype(int)
     curve = _lrs(recipe, steps[:, sample])
+    # Epochs of one lr, like their neighbours, are filled in; all others are computed step by step.
     jumps = curve[1:, 0] != curve[:-1, -1]
     whole = (curve != curve[:, :1]).any(1)
     whole[1:] |= jumps

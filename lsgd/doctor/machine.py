@@ -92,6 +92,7 @@ def _has_card() -> bool:
             vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
         except OSError:
             continue
+        # NVIDIA's number, and the class of displays: its network cards have another one.
         if vendor.strip() == "0x10de" and kind.startswith("0x03"):
             return True
     return False
@@ -166,8 +167,10 @@ def interfaces() -> list[Interface]:
                 )
             except OSError:
                 continue  # it has no IPv4 address
+            # In the kernel's struct ifreq these bytes are the address.
             addresses[name].append(socket.inet_ntoa(reply[20:24]))
     if (table := Path("/proc/net/if_inet6")).exists():
+        # A line has the address in hexadecimal first, and the name of the interface last.
         for words in map(str.split, table.read_text().splitlines()):
             addresses.get(words[-1], []).append(str(ipaddress.ip_address(bytes.fromhex(words[0]))))
     return [Interface(name, _is_up(name), tuple(own)) for name, own in addresses.items()]

@@ -156,8 +156,8 @@ def tasks_per_node(counts: str) -> list[int]:
     >>> tasks_per_node("4(x2),1")
     [4, 4, 1]
     """
-    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(tasks) for tasks, nodes in runs for _ in range(int(nodes or 1))]
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(tasks) for tasks, nodes in groups for _ in range(int(nodes or 1))]
 
 
 def _expand(group: str) -> list[str]:

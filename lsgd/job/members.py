@@ -117,6 +117,7 @@ class Watch:
             else:
                 self.alive[descriptor] = member
                 self._poll.register(descriptor, select.POLLIN)
+        # A death that is known already is reported at once.
         for descriptor, _ in self._poll.poll(0 if dead else seconds * 1000):
             if descriptor != self._launcher:
                 dead.add(self.alive.pop(descriptor).pid)

@@ -292,6 +292,7 @@ class Recipe:
 
     def _first_step(self, epoch: float) -> int:
         """The first step of the run that is at this (fractional) epoch or after it."""
+        # Rounded, since the product may miss a whole number in its last bit, or lie between two.
         near = round(epoch * self.steps_per_epoch)
         return near if self.epoch(near) >= epoch else near + 1
 
