@@ -1,1 +1,1 @@
-"""What proves lsgd's own speed; kept beside the library, and not in its wheel."""
+"""The benchmarks of lsgd's own speed, which are beside the library and not in its wheel."""

@@ -1,4 +1,4 @@
-"""A training loop as one writes it by hand, for what lsgd's step is compared with."""
+"""A training loop as one writes it by hand, with which lsgd's step is compared."""
 
 from collections.abc import Iterator
 

@@ -48,27 +48,27 @@ CASES = {
 """The words of the recipe whose step is counted, by name."""
 
 WARMUP_STEPS = 3
-"""Made before the counted ones: they make the momentum, and fill the caches of Python and torch."""
+"""Steps before the counted ones, which make the momentum and fill caches of Python and torch."""
 
 Counts = dict[str, dict[str, int]]
-"""What is counted -> where or which -> how often; see `count`."""
+"""Counts by kind, then by operator, module or name; `count` lists the kinds."""
 
 
 class CountedSums(SingleComm):
-    """A single process that notes the sums it starts."""
+    """A single process that records the sums it starts."""
 
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []
-        """Name and bytes."""
+        """The name and the bytes of each sum."""
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """See Comm."""
+        """Record the sum, and start it as SingleComm does."""
         self.started.append((name, tensor.nbytes))
         return super().start_sum_(tensor, name)
 
 
 def count(words: Sequence[str]) -> Counts:
-    """What a step of this recipe does, once warm.
+    """The counts of a step of this recipe, once warm.
 
     ATen calls by operator, those within others too; Python calls and calls of C functions from
     Python, by the module that is called or calls; allocations and their bytes; sums over processes
@@ -124,8 +124,8 @@ def python_calls(step: Callable[[], None]) -> Counts:
 def torch_calls(step: Callable[[], None]) -> Counts:
     """The ATen calls that a step makes, and what it allocates for tensors.
 
-    By torch's profiler, which only looks on. A TorchDispatchMode would change what it counts: with
-    one, autograd adds up the gradients of a branch out of place.
+    torch's profiler counts them, since it only observes. A TorchDispatchMode would change what it
+    counts: with one, autograd adds up the gradients of a branch out of place.
     """
     # Or Kineto says on stderr that it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -145,7 +145,7 @@ def torch_calls(step: Callable[[], None]) -> Counts:
 
 @contextmanager
 def alike_everywhere() -> Iterator[None]:
-    """One thread, and convolutions by the plain kernels.
+    """Compute in here with one thread, and convolutions with the plain kernels.
 
     What oneDNN allocates for a convolution depends on the CPU's instructions, and whether there is
     NNPACK as well.
@@ -184,7 +184,7 @@ def count_all() -> dict[str, Counts]:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers depend on; not the build of torch, such as +cpu."""
+    """The versions that the counts depend on, without the build of torch, such as +cpu."""
     return {
         "torch": torch.__version__.partition("+")[0],
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -194,19 +194,19 @@ def versions() -> dict[str, str]:
 
 def unlike(golden: dict[str, Any]) -> str | None:
     """Why the golden file does not hold here, or None if it does."""
-    here = versions()
-    there = {key: golden[key] for key in here}
-    if here == there:
+    current = versions()
+    recorded = {key: golden[key] for key in current}
+    if current == recorded:
         return None
-    held, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (there, here))
-    return f"{GOLDEN.name} holds for {held}, and here is {found}"
+    old, new = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (recorded, current))
+    return f"{GOLDEN.name} holds for {old}, and here is {new}"
 
 
-def differences(golden: dict[str, Counts], found: dict[str, Counts]) -> list[str]:
-    """What changed: a line for each count of a case, and one for each operator, module or sum."""
+def differences(golden: dict[str, Counts], cases: dict[str, Counts]) -> list[str]:
+    """The changes: a line for each count of a case, and one for each operator, module or sum."""
     lines = []
-    for case in golden | found:
-        old, new = golden.get(case, {}), found.get(case, {})
+    for case in golden | cases:
+        old, new = golden.get(case, {}), cases.get(case, {})
         for kind in old | new:
             was, is_ = old.get(kind, {}), new.get(kind, {})
             changed = [name for name in sorted(was | is_) if was.get(name) != is_.get(name)]
@@ -223,7 +223,7 @@ def _change(old: int, new: int) -> str:
 
 
 def with_advice(lines: Sequence[str]) -> str:
-    """These differences, and what to do about them."""
+    """A text of these differences, and what to do about them."""
     return "\n".join(
         [
             f"a step is not as {GOLDEN.name} says (old -> new):",
@@ -246,7 +246,7 @@ def report(cases: dict[str, Counts]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The command line."""
+    """Run the command line."""
     line = argparse.ArgumentParser(
         prog="python -m benchmarks.calls", description="Count the calls of a training step."
     )
@@ -254,19 +254,19 @@ def main(argv: Sequence[str]) -> None:
     choice.add_argument("--write", action="store_true", help=f"write {GOLDEN.name} anew")
     choice.add_argument("--json", action="store_true", help="print the numbers as JSON")
     options = line.parse_args(argv)
-    found = count_all()
+    cases = count_all()
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(cases))
         return
-    print(report(found))
+    print(report(cases))
     if GOLDEN.exists():
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
         if other := unlike(golden):
             print(other)
-        changed = differences(golden["cases"], found)
+        changed = differences(golden["cases"], cases)
         print(with_advice(changed) if changed else f"All is as {GOLDEN.name} says.")
     if options.write:
-        text = json.dumps(versions() | {"cases": found}, indent=1)
+        text = json.dumps(versions() | {"cases": cases}, indent=1)
         GOLDEN.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What it costs to sum the gradients over processes: `python -m benchmarks.comm`.
+"""The cost of summing the gradients over processes: `python -m benchmarks.comm`.
 
 The report is Markdown, for a README as for a terminal.
 """
@@ -55,7 +55,7 @@ go as one here. HOROVOD_FUSION_THRESHOLD=0 before the command switches it off fo
 """
 
 OTHERS = {"torch": DDP, "horovod": HOROVOD}
-"""What ours is compared with, over each library."""
+"""The candidate that ours is compared with, over each library."""
 GOALS = {DDP: 1.03, HOROVOD: 1.0}
 """At most how many times the other's time a step of ours may take."""
 
@@ -110,7 +110,7 @@ def comm(argv: Sequence[str]) -> None:
 
 
 def report(result: Result) -> str:
-    """What was measured, in Markdown."""
+    """The result as a report in Markdown."""
     lines = [
         *recipe_lines(result),
         f"{result['rounds']} rounds; buckets of {result['bucket_mb']:g} MiB; medians (and "
@@ -147,8 +147,8 @@ def exposed(rounds: Samples, name: str) -> Estimate:
 
 def hidden(rounds: Samples, name: str) -> Estimate:
     """The share of the sums that a candidate hides behind the backward pass, in percent."""
-    each = zip(rounds[name], rounds[BARE], rounds[ALONE], strict=True)
-    return estimate([100 * (1 - (1 / step - 1 / bare) * alone) for step, bare, alone in each])
+    triples = zip(rounds[name], rounds[BARE], rounds[ALONE], strict=True)
+    return estimate([100 * (1 - (1 / step - 1 / bare) * alone) for step, bare, alone in triples])
 
 
 def _table(title: str, rounds: Samples, other: str) -> str:
@@ -216,7 +216,7 @@ def _steps(job: Job, candidate: str, steps: int) -> TimedWork:
 
 
 def _check_comparable(recipe: Recipe) -> None:
-    """Refuse what only lsgd would do."""
+    """Refuse a recipe with which lsgd would do something that the others do not."""
     if recipe.gradient_compression != "none":
         raise Refused(
             f"gradient_compression={recipe.gradient_compression} would make the sums of lsgd alone "

@@ -29,27 +29,27 @@ FASTER = 1.15
 """At least how many times the images/s of each script lsgd's step is to make."""
 
 StepFunction = Callable[[int, list[Pass], Iterator[Batch]], None]
-"""Makes a step of the run: its number, the passes, and the images and labels of each."""
+"""A function that makes a step of the run from its number, its passes and their batches."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a step may cost against another way to make it."""
+    """A way to make a step, and what it may cost compared with another way."""
 
     name: str
     """The module of benchmarks/ that is the command."""
     about: str
-    """What --help says."""
+    """The text of --help."""
     one: str
     other: str
     goal: float
     """At most how many times the other's time the one may take."""
     steps: Callable[[Recipe, Comm, torch.device], dict[str, StepFunction]]
-    """Makes both, ready to run."""
+    """A function that makes both, ready to run."""
     scripts: Mapping[str, type[Torchvision]] = field(default_factory=dict)
-    """What else is measured."""
+    """The training scripts that are measured, too, by name."""
     peers: tuple[str, ...] = ()
-    """Packages whose version matters besides."""
+    """Other packages whose versions matter."""
 
 
 def compare(comparison: Comparison, argv: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def bench(comparison: Comparison, recipe: Recipe, *, rounds: int, steps: int) ->
 
 
 def report(comparison: Comparison, result: Result) -> str:
-    """What was measured, in Markdown."""
+    """The result as a report in Markdown."""
     speeds, one, other = result["images_per_second"], comparison.one, comparison.other
     times = cost(speeds, one, other)
     scripts = [name for name in speeds if name not in (one, other)]
@@ -144,5 +144,5 @@ def open_single(recipe: Recipe) -> tuple[Comm, torch.device]:
 
 
 def step_of(learner: Learner) -> StepFunction:
-    """lsgd's step, of this learner."""
+    """lsgd's step with this learner."""
     return lambda step, passes, batches: train_step(learner, step, passes, batches)

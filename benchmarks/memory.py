@@ -33,7 +33,7 @@ keeps none, and what grows then is held.
 GOAL = 1.02
 """At most how many times the peak of a single pass that of many may be."""
 STEPS = 2
-"""Momentum is there from the second on."""
+"""Steps of a process: momentum exists from the second on."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,10 +86,10 @@ def bench(words: Sequence[str], rounds: int, passes: int, limit: float) -> Sampl
 
 
 def peak(words: Sequence[str], passes: int, limit: float) -> int:
-    """Bytes that two steps of so many passes need at most, in a process of their own.
+    """Bytes that two steps of `passes` passes need at most, in a process of their own.
 
-    The recipe is that of these words. Raises Refused if what the process is asked for does not end
-    in so many seconds, or if it dies.
+    The recipe is that of these words. Raises Refused if the process dies, or takes longer than
+    `limit` seconds for a request.
     """
     with open_job("benchmarks.step_memory", "single", 1, words, limit=limit) as job:
         job.prepare(passes)
@@ -98,7 +98,7 @@ def peak(words: Sequence[str], passes: int, limit: float) -> int:
 
 
 def report(result: Result) -> str:
-    """What was measured, in Markdown."""
+    """The result as a report in Markdown."""
     peaks: Samples = result["peak_bytes"]
     first, *larger = peaks
     images = result["worker_batch"] * result["workers_per_pass"]

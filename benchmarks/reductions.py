@@ -2,7 +2,7 @@
 
 All have the same model, images, passes, per-worker BN, loss and optimizer, and so come to the same
 parameters; but for the one that sums nothing. `python -m benchmarks.reductions` is a process of a
-job that makes such steps; see lsgd.bench.member.
+job that makes such steps, a member of it (lsgd.bench.member).
 """
 
 import sys
@@ -30,7 +30,7 @@ from lsgd.rules.batchnorm import RunningStatistics
 OURS, DDP, HOROVOD = "ours", "DistributedDataParallel", "hvd.DistributedOptimizer"
 BARE, ALONE = "without any sum", "the sums alone"
 DDP_BUCKET_MB = 25
-"""What DistributedDataParallel takes if it is told nothing."""
+"""The default size of a bucket of DistributedDataParallel, in MiB."""
 COMPARED_AFTER = 3
 """Steps after which the candidates must agree; they also make everything warm."""
 
@@ -57,7 +57,7 @@ class Reductions:
         ours = candidates[OURS]
         assert isinstance(ours, Ours)
         flats = [torch.zeros_like(bucket.flat) for bucket in ours.reducer.buckets]
-        self.candidates = {name: each.steps for name, each in candidates.items()}
+        self.candidates = {name: candidate.steps for name, candidate in candidates.items()}
         self.candidates |= {ALONE: lambda number: _sums(flats, self.comm, number)}
         return {
             "over": self.comm.library,
@@ -65,8 +65,8 @@ class Reductions:
             "images": recipe.batch_size,
             "buckets": [len(flat) for flat in flats],
             "apart": {
-                name: _apart(each.model, ours.model)
-                for name, each in candidates.items()
+                name: _apart(candidate.model, ours.model)
+                for name, candidate in candidates.items()
                 if name not in (OURS, BARE)
             },
             "names": [*candidates],
@@ -107,7 +107,7 @@ class Candidate:
         optim.set_lr(self.optimizer, recipe.lr(0))
 
     def steps(self, number: int) -> None:
-        """Make so many steps."""
+        """Make this number of steps."""
         for _ in range(number):
             self.start()
             for images, labels in self.batches:
@@ -122,10 +122,10 @@ class Candidate:
             self.optimizer.step()
 
     def prepare(self, recipe: Recipe) -> None:
-        """Put in place what sums the gradients: here nothing."""
+        """Set up the sum of the gradients over processes: here none."""
 
     def start(self) -> None:
-        """Called before the passes of a step."""
+        """Begin a step, before its passes."""
         self.optimizer.zero_grad()
 
     def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
@@ -137,11 +137,11 @@ class Candidate:
         (loss * (self.comm.world_size / self.examples)).backward()
 
     def finish(self) -> None:
-        """Called after the passes, and before the update."""
+        """End the passes of a step, before the update."""
 
 
 class Bare(Candidate):
-    """Every process trains by itself."""
+    """Gradients are not summed: every process trains by itself."""
 
 
 class Ours(Candidate):
@@ -166,7 +166,7 @@ class Ours(Candidate):
         self.reducer.backward(loss)
 
     def finish(self) -> None:
-        """Wait for the sums."""
+        """Wait for the sums of the step."""
         self.reducer.finish()
 
 
@@ -205,7 +205,7 @@ class HorovodOptimizer(Candidate):
 def _batches(recipe: Recipe, passes: int, rank: int, device: torch.device) -> list[Batch]:
     """The images of every pass of this process, made up, on the device already."""
     images = recipe.pass_workers * recipe.worker_batch
-    chunks = [np.arange(images) + (rank * passes + each) * images for each in range(passes)]
+    chunks = [np.arange(images) + (rank * passes + number) * images for number in range(passes)]
     inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     dtype = DTYPES[recipe.precision]
     return [

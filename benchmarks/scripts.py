@@ -34,7 +34,7 @@ class Torchvision:
         self.optimizer = self.make_optimizer(recipe)
 
     def make_optimizer(self, recipe: Recipe) -> torch.optim.Optimizer:
-        """Returns SGD with weight decay for all parameters."""
+        """SGD with weight decay for all parameters."""
         return torch.optim.SGD(
             self.model.parameters(),
             lr=recipe.lr(0),
@@ -76,7 +76,7 @@ class Timm(Torchvision):
     """The step of timm's train.py, with timm's optimizer; the loss is read too seldom to count."""
 
     def make_optimizer(self, recipe: Recipe) -> torch.optim.Optimizer:
-        """Returns SGD as timm makes it; raises Refused if timm is not installed."""
+        """SGD as timm makes it; raises Refused if timm is not installed."""
         import lsgd.vision  # noqa: F401  timm needs torchvision, which this makes importable
 
         try:

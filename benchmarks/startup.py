@@ -1,4 +1,4 @@
-"""How long a command takes to say a word: `python -m benchmarks.startup`."""
+"""The time that a command takes to print its help: `python -m benchmarks.startup`."""
 
 import shlex
 import subprocess
@@ -23,7 +23,7 @@ Each is a process of its own, from its start to its end; every round has one of 
 HELP, BARE = "python -m lsgd.train --help", "importing torch and hydra"
 COMMANDS = {HELP: ["-m", "lsgd.train", "--help"], BARE: ["-c", "import torch, hydra"]}
 GOAL = 1.2
-"""How many times the imports' time the help may take."""
+"""At most how many times the imports' time the help may take."""
 LIMIT = 120.0
 """Seconds after which a process is given up."""
 
@@ -53,7 +53,7 @@ def bench(rounds: int) -> Result:
 
 
 def report(result: Result) -> str:
-    """What was measured, in Markdown."""
+    """The result as a report in Markdown."""
     speeds = result["per_second"]
     times = cost(speeds, HELP, BARE)
     rows = [

@@ -1,4 +1,4 @@
-"""The memory of steps, seen in the process that makes them; see lsgd.bench.member.
+"""The memory of steps, measured in the process that makes them (a member: lsgd.bench.member).
 
 benchmarks.memory starts it as `python -m benchmarks.step_memory`, a fresh process for each number.
 """
@@ -27,7 +27,7 @@ class StepMemory:
         self.candidates: Mapping[str, Callable[[int], int]] = {"steps": self.make_steps}
 
     def prepare(self, setting: int) -> None:
-        """Make the model, and plan a step of so many passes."""
+        """Make the model, and plan a step of `setting` passes."""
         workers = setting * self.recipe.pass_workers
         # No more examples than needed: the order of a whole ImageNet would be the peak.
         data = replace(self.recipe.data, train_examples=workers * self.recipe.worker_batch)
@@ -38,7 +38,7 @@ class StepMemory:
         self.inputs = SyntheticInputs(data, seed=recipe.seed, device=self.device)
 
     def make_steps(self, number: int) -> int:
-        """Make so many steps; returns the bytes that this process has needed at most."""
+        """Make steps; returns the bytes that this process has needed at most."""
         for _ in range(number):
             train_step(self.learner, 0, self.passes, self.inputs.train(self.passes))
         self.learner.guard.check()

@@ -1,4 +1,4 @@
-"""From conf/, recipes/ and `key=value` words to a checked Recipe; only this file knows Hydra."""
+"""Makes a checked Recipe of conf/, recipes/ and `key=value` words; only this file knows Hydra."""
 
 import argparse
 import difflib
@@ -51,10 +51,10 @@ NO_RECIPE = "no recipe is given; write for example +recipe=digits, or --help to 
 
 
 class RecipesRoot(SearchPathPlugin):
-    """Makes recipes/ a root of Hydra's search path, beside conf/."""
+    """A plugin that makes recipes/ a root of Hydra's search path, beside conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra whenever it composes."""
+        """Append recipes/; Hydra calls this whenever it composes."""
         search_path.append("lsgd", f"file://{paths.recipes_dir()}")
 
 
@@ -223,7 +223,7 @@ def _without_skipped(data: Data) -> Data:
     listed = {line.partition("#")[0].strip() for line in lines} - {""}
     skip = sorted(listed.difference(data.skip))
     train = sum(image.startswith("train/") for image in skip)
-    # What is left out is recorded by name; the file itself is not asked again.
+    # What is left out is recorded by name; the file itself is not read again.
     return replace(
         data,
         skip_list=None,
@@ -280,10 +280,10 @@ def _blank(kind: Any) -> Any:
 
 
 def _defaults() -> dict[str, Any]:
-    """The values that conf/config.yaml begins with; from_mapping checks types, and says more."""
+    """The values that conf/config.yaml begins with, untyped: from_mapping refuses more clearly."""
     none = {entry.name: None for entry in fields(Recipe) if entry.default is None}
     values = asdict(_blank(Recipe)) | none
-    del values["replaced"]  # which a rehearsal says, and no word
+    del values["replaced"]  # which only a rehearsal sets
     return values
 
 
@@ -394,7 +394,7 @@ _KINDS: dict[Any, tuple[str, str]] = {
     list[str]: ("a list of texts", "=[a,b]"),
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
 }
-"""What a field's value is, in words, and how one is written."""
+"""The kind of value of a field, in words, and an example of how to write one."""
 
 
 def _refuse_type(key: str, value: Any) -> NoReturn:
@@ -406,8 +406,8 @@ def _refuse_type(key: str, value: Any) -> NoReturn:
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:
         what, example = _KINDS.get(kind, ("a text", "=TEXT"))
-    given = json.dumps(value) if value is None or isinstance(value, bool) else value
-    wrong = f"{field} has {given} in it and" if element else f"{field}={given}"
+    shown = json.dumps(value) if value is None or isinstance(value, bool) else value
+    wrong = f"{field} has {shown} in it and" if element else f"{field}={shown}"
     raise Refused(f"{wrong} is not {what}; write for example {field}{example}") from None
 
 

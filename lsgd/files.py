@@ -13,19 +13,19 @@ from lsgd.errors import FULL, Refused
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which gets its name when all is written; one of that name is replaced."""
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
+    partial = path.with_name(f".{path.name}.part")
+    with partial.open("wb") as file:
         yield file
-    os.replace(beside, path)
+    os.replace(partial, path)
 
 
 @contextmanager
 def new_folder(folder: Path | None, *, parts_stay: bool = False) -> Iterator[Path | None]:
     """The folder of an option --out, made at once so that nobody else takes it; None for None.
 
-    It is gone again if what fills it fails or writes nothing. With `parts_stay` what was written
-    before a failure stays, since it took hours and is worth something by itself. Raises Refused if
-    the folder is there already or cannot be made.
+    The folder is removed again if the caller fails or writes nothing. With `parts_stay` what was
+    written before a failure stays, since it took hours and is worth something by itself. Raises
+    Refused if the folder is there already or cannot be made.
     """
     if folder is None:
         yield None
@@ -50,7 +50,7 @@ def new_folder(folder: Path | None, *, parts_stay: bool = False) -> Iterator[Pat
 class Appended:
     """A file to whose end is written, at once: what was written outlives the process.
 
-    What finds the disk full is `unwritten`, and is written once there is space again.
+    Content that finds the disk full waits in `unwritten` until there is space again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Appended:
         self.unwritten = bytearray()
 
     def write(self, content: bytes) -> None:
-        """Write it, after what is still unwritten."""
+        """Write the content, after what is still unwritten."""
         self.unwritten += content
         try:
             while self.unwritten:

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
                 scaling.main(words)
             case ["step" | "batchnorm" | "comm" | "memory" | "startup" as name, *words]:
                 raise Refused(
-                    f"{name} measures lsgd itself and is not installed with it; in a checkout write "
+                    f"{name} measures lsgd itself and comes with its source; write in a checkout "
                     f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
                 )
             case [what, *_]:

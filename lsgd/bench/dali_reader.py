@@ -1,6 +1,6 @@
 """DALI without our order: its own reader, shuffle buffer and random crops.
 
-What our pipeline is compared with, on the same files, threads, crop distribution and resize.
+Our pipeline is compared with it, on the same files, threads, crop distribution and resize.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from lsgd.rules import augmentation
 
 
 def dali_reader(common: LoaderSetting, batches: int) -> Loader:
-    """Training images in DALI's order, so many batches a round."""
+    """A loader of training images in DALI's own order, with `batches` batches in a round."""
     settings, device = common.recipe.inputs, common.device
     on_gpu = device.type == "cuda" and settings.decode_on != "cpu"
     pipeline = dali.Pipeline(
@@ -39,8 +39,8 @@ def dali_reader(common: LoaderSetting, batches: int) -> Loader:
             raise StopIteration
         left -= 1
 
-    # DALI asks it before it begins a batch. Its reader has no end, and what it makes ahead would
-    # be made while others are measured, and then be there for nothing.
+    # DALI calls this before it begins a batch. Its reader has no end: without this it would work
+    # ahead while others are measured, and have its first batches at no cost.
     pipeline.iter_setup = before_batch
     pipeline.build()
 
@@ -61,7 +61,7 @@ def dali_reader(common: LoaderSetting, batches: int) -> Loader:
 
 
 def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
-    """Normalised images and their labels."""
+    """DALI's graph of normalised images and their labels."""
     data, settings, index = common.recipe.data, common.recipe.inputs, common.index
     files, labels = fn.readers.file(
         files=[index.path(example) for example in range(len(index))],

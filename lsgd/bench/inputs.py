@@ -56,7 +56,7 @@ GOALS = ((DALI, READER, 0.97), (DALI, PLAIN, 1.3), (TORCHVISION, PLAIN, 1.0))
 GROWTH = 3.0
 """Percent by which a loader's memory may grow, from the first epoch to the last."""
 IN_RECIPES = {DALI: "dali", TORCHVISION: "torchvision"}
-"""What inputs.loader says for each of ours."""
+"""The value of inputs.loader for each of our loaders."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ def bench(
     steps: int | None,
     epochs: int,
 ) -> Result:
-    """All that is measured of a recipe, which these words compose.
+    """Measure a recipe, which these words compose.
 
     The result has the setting; with rounds `loaders`, with steps too `training`, with epochs
     `memory_bytes`; and in `missing` why a loader is not measured.
@@ -135,7 +135,7 @@ def bench(
 
 
 def report(result: Result) -> str:
-    """What was measured, in Markdown."""
+    """The result as a report in Markdown."""
     files = result["files"]
     lines = [
         f"{result['recipe']}: batches of {result['batch']} images, {result['decoders']} decoders, "
@@ -220,7 +220,7 @@ def _memory(memory: dict[str, list[int]]) -> list[str]:
 
 
 def _setting(common: LoaderSetting) -> Result:
-    """What the figures depend on."""
+    """The setting that the figures depend on."""
     recipe, ids = common.recipe, np.arange(len(common.index))
     return setting(common.device) | {
         "recipe": recipe.name,

@@ -72,7 +72,7 @@ class Job:
 def open_job(
     module: str, library: str, processes: int, words: Sequence[str], *, limit: float
 ) -> Iterator[Job]:
-    """So many processes of a module, with the recipe of these words, over a library of lsgd.comm.
+    """A job of processes of a module, with the recipe of these words, over a library of lsgd.comm.
 
     Raises Refused if they have not met in `limit` seconds, which is also the limit of each request.
     Afterwards all of them have ended.
@@ -122,10 +122,10 @@ def numbers(option: str, text: str, *, least: int) -> list[int]:
 
 
 def refuse(name: str, child: Child, limit: float) -> NoReturn:
-    """Say in one sentence how a job has failed; it is ended first."""
+    """End a job that has failed, and raise Refused with the reason in one sentence."""
     code = child.process.poll()
     text = child.stop()
-    # What lsgd itself says, and which signal a process died of, launchers bury under their own.
+    # Launchers bury lsgd's own sentence, and the signal of a crash, under messages of their own.
     sentences = [line.partition("lsgd: ")[2] for line in text.splitlines() if "lsgd: " in line]
     crash = re.search(r"\b(SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL))\b", text)
     if sentences:

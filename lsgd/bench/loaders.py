@@ -33,26 +33,26 @@ Loader = Callable[[int], Iterable[Batch]]
 
 @dataclass(frozen=True)
 class LoaderSetting:
-    """What all loaders have in common."""
+    """The settings that all loaders have in common."""
 
     recipe: Recipe
     device: torch.device
     comm: Comm
     root: Path
     index: Index
-    """Of the training images."""
+    """The index of the training images."""
     decoders: int
     """Threads or processes that decode."""
 
     @property
     def batch(self) -> int:
-        """Images of a pass."""
+        """The number of images of a pass."""
         return self.recipe.pass_workers * self.recipe.worker_batch
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """All that could be opened, by name, and why the others could not."""
+    """The loaders that could be opened, by name, and why the others could not."""
 
     alone: dict[str, Loader]
     ours: dict[str, Inputs]
@@ -60,7 +60,7 @@ class Loaders:
 
 
 def loader_setting(recipe: Recipe) -> LoaderSetting:
-    """What the loaders of this recipe have in common; raises Refused if it has no image files."""
+    """The common settings of this recipe's loaders; raises Refused if it has no image files."""
     if recipe.rehearse or recipe.data.name in IN_MEMORY:
         what = "a rehearsal" if recipe.rehearse else recipe.data.name
         raise Refused(
@@ -74,7 +74,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
     return LoaderSetting(
         recipe=recipe,
         device=device,
-        # As in training it says how many threads torch has.
+        # Opened as in training, since it sets torch's number of threads.
         comm=open_comm(replace(recipe.comm, library="single"), device),
         root=root,
         index=index,
@@ -83,7 +83,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
 
 
 def open_loaders(common: LoaderSetting, *, rounds: int, batches: int) -> Loaders:
-    """Every loader that is installed, for that many rounds of that many batches."""
+    """Every loader that is installed, for `rounds` rounds of `batches` batches."""
     opened: dict[str, Inputs] = {}
     missing: dict[str, str] = {}
     try:
@@ -149,11 +149,11 @@ def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
 
 
 class _Folder(datasets.ImageFolder):  # type: ignore[misc]
-    """As it is; a class of this file, so that a loader process imports lsgd.vision before it."""
+    """An unchanged ImageFolder; as a class of this file it makes processes import lsgd.vision."""
 
 
 def plan_batches(recipe: Recipe, rounds: int, batches: int) -> list[list[Pass]]:
-    """The passes of the run from its first step on, in rounds of that many."""
+    """The passes of the run from its first step on, in rounds of `batches` passes."""
     passes: list[Pass] = []
     step = 0
     while len(passes) < rounds * batches:
@@ -182,7 +182,7 @@ def _order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def timed_work(loader: Loader, device: torch.device) -> TimedWork:
-    """What is timed of a loader: a round of it, to the end."""
+    """The work of a loader that is timed: a round, to its end."""
     return lambda number: consume(loader(number), device)
 
 
@@ -190,14 +190,14 @@ def consume(batches: Iterable[Batch], device: torch.device) -> int:
     """Take every batch when it is ready; returns the number of images, when all work is done."""
     images = 0
     for pixels, labels in batches:
-        pixels[:, 0, 0, 0].sum()  # a value of each image, which is not there before it is made
+        pixels[:, 0, 0, 0].sum()  # needs a value of each image, so that all are made
         images += len(labels)
     finish(device)
     return images
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told."""
+    """Wait until the device, if it is a GPU, has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code: the machine and the versions."""
+"""The machine and the versions, on which a measurement depends besides the code."""
 
 import os
 import platform

@@ -24,27 +24,27 @@ from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
 
 WAIT = 3600.0
-"""Seconds that a process waits for the others; who has started the job gives up much sooner."""
+"""Seconds that a process waits for the others; the benchmark itself gives up much sooner."""
 
 
 class Assignment(Protocol):
-    """What the processes of a job can be asked to do: prepare a setting, then run its candidates.
+    """The work of a job's processes: to prepare a setting, then to run its candidates.
 
-    All arguments and answers are such as JSON can hold; those of process 0 are answered.
+    Arguments and answers are such as JSON can hold; the answers of process 0 count.
     """
 
     def prepare(self, setting: Any) -> Any:
-        """Make the candidates of this setting; returns what is to be known about them.
+        """Make the candidates of this setting; returns facts about them for the report.
 
         Raises Refused, on any of the processes, if the setting is not possible.
         """
 
     candidates: Mapping[str, Callable[[int], Any]]
-    """By name, what does a piece of work, given for example how many steps it makes."""
+    """The candidates by name: each does a piece of work, given for example the number of steps."""
 
 
 AssignmentOf = Callable[[Recipe, Comm, torch.device], Assignment]
-"""Makes the assignment of a process, with nothing prepared yet."""
+"""A function that makes the assignment of a process, with nothing prepared yet."""
 
 
 def main(make: AssignmentOf, argv: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def main(make: AssignmentOf, argv: Sequence[str]) -> int:
 
 
 def join(make: AssignmentOf, address: str, library: str, words: Sequence[str]) -> None:
-    """Meet the other processes over a library of lsgd.comm, and work until the asker has gone."""
+    """Meet the other processes over a library of lsgd.comm, and work until the benchmark ends."""
     recipe = load_recipe(words)
     device = pick_device(recipe.device)
     comm = open_comm(replace(recipe.comm, library=library, timeout=WAIT), device)
@@ -79,7 +79,7 @@ def serve(assignment: Assignment, comm: Comm, device: torch.device, address: str
                 answer({"refused": str(refusal)})
                 continue
             finish(device)
-            # All are through before the clock is stopped.
+            # All processes have to be done before the clock is stopped.
             sum_(comm, meeting)
             finish(device)
             answer({"done": done})

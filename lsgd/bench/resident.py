@@ -1,6 +1,6 @@
-"""How much memory a loader holds, epoch after epoch: one that leaks ends a run after days.
+"""The memory that a loader holds, epoch after epoch: a leak ends a run after days.
 
-`python -m lsgd.bench.resident` is the process that is looked at; see lsgd.bench.member.
+`python -m lsgd.bench.resident` is the measured process, a member of a job (lsgd.bench.member).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What becomes of a measurement: a report on the screen, and with --out in a new folder."""
+"""The record of a measurement: a report on the screen, and with --out in a new folder."""
 
 import json
 import shlex
@@ -14,10 +14,10 @@ from lsgd.files import new_folder, whole
 
 @dataclass(frozen=True)
 class Record:
-    """What one run of a benchmark leaves behind."""
+    """The record that one run of a benchmark leaves behind."""
 
     name: str
-    """The benchmark's word on the command line."""
+    """The name of the benchmark on the command line."""
     command: str
     folder: Path | None
 

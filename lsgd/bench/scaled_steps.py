@@ -1,6 +1,6 @@
 """Training steps that the processes of a job share: what `python -m lsgd.bench scaling` measures.
 
-`python -m lsgd.bench.scaled_steps` is one of these processes; see lsgd.bench.member.
+`python -m lsgd.bench.scaled_steps` is one of these processes, as lsgd.bench.member runs them.
 """
 
 import sys
@@ -50,7 +50,7 @@ class ScaledSteps:
             for _ in range(number):
                 train_step(learner, 0, passes, iter(batches))
 
-        steps(1)  # what is made at the first one is not what is measured
+        steps(1)  # not measured, since only the first one allocates and compiles
         self.candidates = {setting: steps}
         return {
             "over": self.comm.library,

@@ -1,4 +1,4 @@
-"""What more processes bring on this machine: `python -m lsgd.bench scaling`.
+"""The gain from more processes on this machine: `python -m lsgd.bench scaling`.
 
 The report is Markdown, for a README as for a terminal.
 """
@@ -68,8 +68,8 @@ def main(argv: Sequence[str]) -> None:
 def bench(
     result: Result, processes: Sequence[int], options: Namespace, record: results.Record
 ) -> None:
-    """Add to the result, for each kind of scaling, what each job is in `jobs` and its images/s in
-    `speeds`; and in `missing` why what is not measured."""
+    """Measure each kind of scaling: facts about each job go into `jobs` of the result, its images/s
+    into `speeds`, and what is not measured with the reason into `missing`."""
     result |= {"jobs": {}, "speeds": {}, "missing": {}}
     with ExitStack() as running:
         jobs: dict[int, Job] = {}
@@ -100,7 +100,7 @@ def bench(
 
 @contextmanager
 def _noted(result: Result, what: str) -> Iterator[None]:
-    """What is refused inside is missing, and stops nothing else."""
+    """Note a refusal inside as missing from the result, so that the rest is still measured."""
     try:
         yield
     except Refused as refusal:
@@ -108,7 +108,7 @@ def _noted(result: Result, what: str) -> Iterator[None]:
 
 
 def report(result: Result) -> str:
-    """What was measured, in Markdown."""
+    """The result as a report in Markdown."""
     lines = [
         *recipe_lines(result),
         f"{result['rounds']} rounds; medians (and intervals of 95 %)",

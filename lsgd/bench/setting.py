@@ -1,4 +1,4 @@
-"""What the figures of a benchmark depend on, and how its report says so."""
+"""The setting that the figures of a benchmark depend on, and its lines in a report."""
 
 from datetime import date
 from typing import Any
@@ -11,7 +11,7 @@ from lsgd.job.launcher import detect
 from lsgd.recipe import Recipe
 
 Result = dict[str, Any]
-"""What a benchmark has measured, and what that depends on, as JSON can hold it."""
+"""The measurements of a benchmark and the setting they depend on, as JSON can hold them."""
 
 
 def setting(device: torch.device, *peers: str) -> Result:
@@ -25,7 +25,7 @@ def setting(device: torch.device, *peers: str) -> Result:
 
 
 def setting_of(recipe: Recipe, device: torch.device, *peers: str) -> Result:
-    """What setting() says, and the fields of the recipe that decide how long a step takes."""
+    """The entries of setting(), and the fields of the recipe that decide how long a step takes."""
     return setting(device, *peers) | {
         "recipe": recipe.name,
         "model": recipe.model.name,

@@ -17,12 +17,12 @@ from lsgd.errors import Refused
 
 CONFIDENCE = 0.95
 LEAST_ROUNDS = 6
-"""With fewer, even the whole range of the rounds holds the median with less than 95 %."""
+"""The fewest rounds whose whole range holds the median with at least 95 %."""
 
 TimedWork = Callable[[int], int]
-"""Does the work of a round, given its number, to the end; returns how much that was."""
+"""A function that does the work of the round of this number; returns the amount of work."""
 Samples = dict[str, list[float]]
-"""A number of each candidate in each round: mostly how much it did per second."""
+"""A number of each candidate in each round: mostly its work per second."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def measure(candidates: Mapping[str, TimedWork], rounds: int, *, what: str) -> S
 
 
 def check_rounds(rounds: int) -> None:
-    """Refuse so few rounds that they have no interval."""
+    """Raise Refused for so few rounds that they have no interval."""
     if rounds < LEAST_ROUNDS:
         raise Refused(
             f"--rounds {rounds} is too few for an interval of 95 %; write {LEAST_ROUNDS} or more"
@@ -85,25 +85,25 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def ratio(speeds: Samples, name: str, baseline: str) -> Estimate:
-    """How many times as fast as the baseline a candidate is, compared within each round."""
+    """The speed of a candidate over that of the baseline, compared within each round."""
     pairs = zip(speeds[name], speeds[baseline], strict=True)
     return estimate([ours / theirs for ours, theirs in pairs])
 
 
 def cost(speeds: Samples, name: str, baseline: str) -> Estimate:
-    """How many times the baseline's time a candidate takes, compared within each round."""
+    """The time of a candidate over that of the baseline, compared within each round."""
     return ratio(speeds, baseline, name)
 
 
 def _order(names: Sequence[str], number: int) -> list[str]:
-    """Each candidate comes first in turn, and every second time round it goes backwards."""
+    """The order of a round: each candidate is first in turn, and every second cycle is reversed."""
     start = number % len(names)
     turned = [*names[start:], *names[:start]]
     return turned if number // len(names) % 2 == 0 else turned[::-1]
 
 
 def _cut(rounds: int) -> int:
-    """How many of the lowest and of the highest values the interval can do without.
+    """The number of lowest, and of highest, values that the interval can leave out.
 
     The true median lies below the (k+1)-th lowest of n values with probability
     P(binomial(n, 1/2) <= k), and likewise above.

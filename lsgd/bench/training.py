@@ -15,7 +15,7 @@ MODEL, TOGETHER = "the model", "together"
 
 @dataclass(frozen=True)
 class FedTraining:
-    """What was measured, with the loader that fed the training."""
+    """The measurement, and the loader that fed the training."""
 
     loader: str
     speeds: Samples
@@ -23,7 +23,7 @@ class FedTraining:
     """The share of each round of both together in which the model waited for images."""
 
     def verdict(self) -> str:
-        """Which of the two bounds, in a sentence."""
+        """A sentence on whether the loader or the model bounds the training."""
         loader, model, both = (
             f"{estimate(self.speeds[name]).median:.0f} images/s"
             for name in (self.loader, MODEL, TOGETHER)
@@ -43,8 +43,8 @@ class FedTraining:
 def measure_training(
     common: LoaderSetting, name: str, inputs: Inputs, *, rounds: int, steps: int
 ) -> FedTraining:
-    """Rounds of that many steps, fed by this loader, by images that are on the device already, and
-    the loader alone."""
+    """Measure rounds of `steps` steps, fed by this loader and by images that are on the device
+    already, and rounds of the loader alone."""
     recipe, device = common.recipe, common.device
     plan = [
         [passes_of_step(recipe, number * steps + step) for step in range(steps)]
@@ -57,7 +57,7 @@ def measure_training(
     waited = [0.0] * (rounds + 1)
 
     def train(source: Inputs, number: int) -> float:
-        """Seconds waited for images."""
+        """Train for a round; returns the seconds waited for images."""
         batches = Timed(source.train(passes[number]))
         for of_step in plan[number]:
             train_step(learner, learner.next_step, of_step, batches)

@@ -1,9 +1,9 @@
 """Is a recipe the paper's? `python -m lsgd.check +recipe=NAME` builds the run and finds out.
 
-Nothing is trained and no data is needed. The objects that a training would use are built and asked:
-the network, its optimizer, the lr of every step, the order of every epoch, the loader. Images are
-asked of torchvision's loader, with which DALI's agrees; of datasets held in memory the recipe says
-what becomes of an image.
+Nothing is trained and no data is needed. What a training would use is built and examined: the
+network, its optimizer, the lr of every step, the order of every epoch, the loader. Images come from
+torchvision's loader, with which DALI's agrees; for datasets held in memory the recipe's own words
+are taken.
 """
 
 import torch
@@ -18,14 +18,14 @@ __all__ = ["Finding", "build", "findings"]
 
 
 def build(recipe: Recipe) -> Learner:
-    """Everything that a step of the run changes, as one process on the CPU has it."""
+    """The learner of the run, as a single process on the CPU has it."""
     return Learner(recipe, SingleComm(), torch.device("cpu"))
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """What the run of this learner does about each rule of the paper; the learner stays as it is.
+    """A finding for each rule of the paper on the run of this learner, which is not changed.
 
-    Only rules that the run has an occasion to follow are there: images that are not resized have no
+    Rules that the run has no occasion to follow are left out: images that are not resized have no
     resize filter.
     """
     recipe = learner.recipe

@@ -19,12 +19,12 @@ WIDTHS = 20, 10, 56
 """The widths of the columns rule, section and what the run does; the verdict ends at 99."""
 
 
-def table(found: Sequence[Finding], declared: dict[str, str]) -> str:
-    """One row per rule; of a deviation also what the paper does, and why this run does not."""
+def table(results: Sequence[Finding], declared: dict[str, str]) -> str:
+    """A table of one row per rule; a deviation has the paper's way and the reason in addition."""
     lines = [_row("rule", "section", "this run", "")]
-    for finding in found:
+    for finding in results:
         verdict = "same" if finding.same else "deviation"
-        lines.append(_row(finding.rule, finding.section, finding.found, verdict))
+        lines.append(_row(finding.rule, finding.section, finding.run, verdict))
         if not finding.same:
             lines.append(_row("", "", f"paper: {finding.paper}", ""))
             reason = declared.get(finding.rule) or "not declared"
@@ -45,9 +45,9 @@ def _row(rule: str, section: str, text: str, verdict: str) -> str:
     )
 
 
-def verdict(recipe: Recipe, found: Sequence[Finding]) -> str:
-    """The last sentence; raises Refused unless what deviates is what the recipe declares."""
-    deviating = [finding.rule for finding in found if not finding.same]
+def verdict(recipe: Recipe, results: Sequence[Finding]) -> str:
+    """The concluding sentence; raises Refused unless the deviations are those declared."""
+    deviating = [finding.rule for finding in results if not finding.same]
     undeclared = [rule for rule in deviating if not recipe.deviations.get(rule)]
     absent = [rule for rule in recipe.deviations if rule not in deviating]
     complaints = []
@@ -65,10 +65,10 @@ def verdict(recipe: Recipe, found: Sequence[Finding]) -> str:
     if complaints:
         raise Refused(f"{recipe.name} {'; it '.join(complaints)}")
     if not deviating:
-        return f"{recipe.name} follows the paper in all {len(found)} rules"
+        return f"{recipe.name} follows the paper in all {len(results)} rules"
     return (
-        f"{recipe.name} follows the paper in {len(found) - len(deviating)} of {len(found)} rules "
-        f"and declares where it does not: {_and(deviating)}"
+        f"{recipe.name} follows the paper in {len(results) - len(deviating)} of {len(results)} "
+        f"rules and declares where it does not: {_and(deviating)}"
     )
 
 
@@ -81,9 +81,9 @@ def check(recipe: Recipe) -> None:
     if recipe.rehearse:
         raise Refused("rehearse=true is the run in miniature; check the run itself, without it")
     print(recipe.summary(), end="\n\n", flush=True)
-    found = findings(build(recipe))
-    print(table(found, recipe.deviations), end="\n\n", flush=True)
-    print(textwrap.fill(verdict(recipe, found), 100))
+    results = findings(build(recipe))
+    print(table(results, recipe.deviations), end="\n\n", flush=True)
+    print(textwrap.fill(verdict(recipe, results), 100))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What is found out about one rule of the paper."""
+"""The result of checking one rule of the paper."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,12 @@ class Finding:
     """A rule of Goyal et al. 2017, and what a run does about it."""
 
     rule: str
-    """Its name, as in a recipe's `deviations`."""
+    """The name of the rule, as in a recipe's `deviations`."""
     section: str
     """The section of the paper that has it."""
     paper: str
-    """What the paper does."""
-    found: str
-    """What this run does."""
+    """What the paper does, in words."""
+    run: str
+    """What this run does, in words."""
     same: bool
+    """Whether the run follows the rule."""

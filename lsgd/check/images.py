@@ -1,4 +1,4 @@
-"""The dataset, and what becomes of an image on its way to the network."""
+"""Checks of the dataset, and of what becomes of an image on its way to the network."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from lsgd.rules.sampler import Pass
 
 CPU = torch.device("cpu")
 SIZES = ((340, 260), (260, 390))
-"""Width and height of the images that the loader is given."""
+"""Width and height of the images that the loader reads."""
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -31,11 +31,11 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 def findings(recipe: Recipe) -> list[Finding]:
     """The rules of section 5.1 and of fb.resnet.torch, which it refers to ("as in [12]")."""
     if recipe.inputs.loader == "synthetic":
-        return [_data(recipe)]  # nothing becomes of made-up images
-    found = [_data(recipe), _normalisation(recipe.data)]
+        return [_data(recipe)]  # made-up images are neither cropped nor normalised
+    common = [_data(recipe), _normalisation(recipe.data)]
     if recipe.data.name in IN_MEMORY:
-        return [*found, *_in_memory(recipe.data)]
-    return [*found, *_of_files(recipe)]
+        return [*common, *_in_memory(recipe.data)]
+    return [*common, *_of_files(recipe)]
 
 
 def _data(recipe: Recipe) -> Finding:
@@ -80,23 +80,23 @@ def _in_memory(data: Data) -> list[Finding]:
 
 
 def _of_files(recipe: Recipe) -> list[Finding]:
-    """A training and a validation image from the loader, beside what PIL makes of the files."""
+    """Training and validation images from the loader, compared with what PIL makes of the files."""
     side, normalise = recipe.data.image_size, Normalise(recipe.data, CPU)
     ids = np.arange(len(SIZES))
     with _loader(recipe) as (inputs, stored):
         train = {epoch: next(inputs.train([Pass(epoch, ids)]))[0] for epoch in range(3)}
         val = next(inputs.validation([ids]))[0]
 
-    def is_made(batch: Tensor, images: list[Image.Image]) -> bool:
+    def matches(batch: Tensor, images: list[Image.Image]) -> bool:
         pixels = torch.stack([torch.from_numpy(np.array(image)) for image in images])
         return torch.allclose(batch, normalise(pixels.permute(0, 3, 1, 2)), atol=1e-4)
 
     def filter_of(kind: str) -> str | None:
         for name, resample in FILTERS.items():
-            if kind == "val" and is_made(val, [_centre(s, side, resample) for s in stored]):
+            if kind == "val" and matches(val, [_centre(s, side, resample) for s in stored]):
                 return name
             if kind == "train" and all(
-                is_made(batch, _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch))
+                matches(batch, _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch))
                 for epoch, batch in train.items()
             ):
                 return name
@@ -141,13 +141,13 @@ def _antialiased(filters: set[str]) -> str:
     return " and ".join(f"antialiased {name}" for name in sorted(filters))
 
 
-def _augmentation(found: str, *, same: bool) -> Finding:
+def _augmentation(run: str, *, same: bool) -> Finding:
     paper = "area 8 to 100 %, aspect 3/4 to 4/3, flip 0.5"
-    return Finding("augmentation", "5.1, [12]", paper, found, same)
+    return Finding("augmentation", "5.1, [12]", paper, run, same)
 
 
-def _evaluation_crop(found: str, *, same: bool) -> Finding:
-    return Finding("evaluation_crop", "[12]", "short side 256, centre 224", found, same)
+def _evaluation_crop(run: str, *, same: bool) -> Finding:
+    return Finding("evaluation_crop", "[12]", "short side 256, centre 224", run, same)
 
 
 def _windows(recipe: Recipe) -> tuple[tuple[float, float], tuple[float, float], float]:
@@ -165,7 +165,7 @@ def _windows(recipe: Recipe) -> tuple[tuple[float, float], tuple[float, float], 
 
 @contextmanager
 def _loader(recipe: Recipe) -> Iterator[tuple[FolderInputs, list[Image.Image]]]:
-    """The loader of image files on a few of them, which are given too."""
+    """The loader of image files on a few files, and the images that these contain."""
     generator = np.random.default_rng(0)
     stored = [
         Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
@@ -191,16 +191,16 @@ def _drawn(
     ids = np.arange(len(stored))
     windows = augmentation.crop_windows(np.array(SIZES), ids, seed=seed, epoch=epoch)
     mirrored = augmentation.flips(ids, seed=seed, epoch=epoch)
-    made = []
+    images = []
     for image, (left, top, width, height), flip in zip(stored, windows, mirrored, strict=True):
         window = image.crop((left, top, left + width, top + height))
         resized = window.resize((side, side), resample)
-        made.append(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized)
-    return made
+        images.append(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized)
+    return images
 
 
 def _centre(image: Image.Image, side: int, resample: Image.Resampling) -> Image.Image:
-    """Short side 256 for 224 pixels, then the centre."""
+    """The centre of the image after its short side is resized, to 256 for a centre of 224."""
     short = side * 256 / 224
     width, height = (math.floor(length * short / min(image.size)) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2

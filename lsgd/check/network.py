@@ -1,4 +1,4 @@
-"""The network as it is built: its shape, and how its weights start."""
+"""Checks of the network as it is built: its shape, and how its weights start."""
 
 import functools
 import math

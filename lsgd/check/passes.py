@@ -1,4 +1,4 @@
-"""Which images a step takes, that an evaluation takes each once, and what is made of the errors."""
+"""Checks of the images of a step, of those of an evaluation, and of the metric."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -76,13 +76,13 @@ def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
         ),
         "steps do not go through the permutation": not np.array_equal(taken, first[: len(taken)]),
     }
-    found = [fault for fault, there in faults.items() if there]
+    present = [fault for fault, occurs in faults.items() if occurs]
     return Finding(
         "shuffling",
         "3, 5.1",
         "one random permutation per epoch, divided among the workers",
-        "; ".join(found) or "a permutation by (seed, epoch), kn of it per step",
-        not found,
+        "; ".join(present) or "a permutation by (seed, epoch), kn of it per step",
+        not present,
     )
 
 
@@ -92,7 +92,7 @@ def _in_runs(order: NDArray[np.int64]) -> bool:
 
 
 def _seed(recipe: Recipe) -> Finding:
-    """Another seed is another run, as the standard deviation over five asks."""
+    """Another seed has to make another run: the paper has a standard deviation over five."""
     seeds = recipe.seed, recipe.seed + 1 if recipe.seed < 2**64 - 1 else 0
     ids, sizes = np.arange(64), np.full((64, 2), 500)
     one, other = (
@@ -117,8 +117,8 @@ def _seed(recipe: Recipe) -> Finding:
     )
 
 
-class _Asked:
-    """Inputs that note which images an evaluation asks for."""
+class _RecordingInputs:
+    """Inputs that record which images an evaluation asks for."""
 
     name = "a list"
 
@@ -126,27 +126,27 @@ class _Asked:
         self.ids: list[int] = []
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """Nothing."""
+        """Yield no batch, since only evaluations are recorded."""
         return iter(())
 
     def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """Zeros for logits."""
+        """Record the ids of each chunk, and yield zeros as its logits and labels."""
         for chunk in chunks:
             self.ids += chunk.tolist()
             yield torch.zeros(len(chunk), 2), torch.zeros(len(chunk), dtype=torch.int64)
 
 
 def _evaluation(recipe: Recipe) -> Finding:
-    """Asked of each process of a job of one and of a job of three."""
+    """The images that the processes of a job evaluate together, for jobs of one and of three."""
     examples, twice, counted = recipe.data.val_examples, 0, []
     for world_size in (1, 3):
-        asked, count = _Asked(), 0
+        inputs, count = _RecordingInputs(), 0
         for rank in range(world_size):
             comm = SingleComm()
             comm.rank, comm.world_size = rank, world_size
             candidate = TrainedModel(recipe, nn.Identity(), comm, torch.device("cpu"))
-            count += evaluate(candidate, asked).examples
-        if sorted(asked.ids) != list(range(examples)):
+            count += evaluate(candidate, inputs).examples
+        if sorted(inputs.ids) != list(range(examples)):
             twice += 1
         counted.append(count)
     same = not twice and set(counted) == {examples}
@@ -170,5 +170,5 @@ def _metric(recipe: Recipe) -> Finding:
         2.0: "top-1 error of the last epoch",
         1.0: "least top-1 error",
     }
-    found = named.get(learner.error(), "something else than the median of the last 5 errors")
-    return Finding("metric", "5.1", named[4.0], found, found == named[4.0])
+    run = named.get(learner.error(), "something else than the median of the last 5 errors")
+    return Finding("metric", "5.1", named[4.0], run, run == named[4.0])

@@ -1,7 +1,7 @@
-"""The lr at every step, against the paper's rules in other words than lsgd.rules.schedule's.
+"""Checks of the lr at every step, against the paper's rules and not by lsgd.rules.schedule.
 
 A run of small data has a reference of its own, say 0.1 for 64 images. That is one deviation, and
-the other rules are asked relative to it: twice the minibatch has twice the lr, and so on.
+the other rules are checked relative to it: twice the minibatch has twice the lr, and so on.
 """
 
 from dataclasses import replace
@@ -18,7 +18,8 @@ Curve = NDArray[np.float64]
 
 DROPS, EPOCHS, WARMUP = (30, 60, 80), 90, 5
 MANY, SAMPLE = 200_000, 100
-"""A run of more steps is asked for that many of each epoch, and for all where the lr changes."""
+"""A run of more than MANY steps is sampled at SAMPLE steps of each epoch, and at all steps of an
+epoch in or beside which the lr changes."""
 
 
 def findings(learner: Learner) -> list[Finding]:
@@ -60,7 +61,7 @@ def _scaling(recipe: Recipe) -> Finding:
 
 
 def _warmup(recipe: Recipe, curve: Curve) -> Finding:
-    """A run at or below the reference has none; of it, what four times the reference would do."""
+    """The warmup of the run, or, if the run is too small for one, of four times the reference."""
     own = round(recipe.schedule.reference_batch)
     steps, where = recipe.steps_per_epoch, ""
     small = curve if recipe.batch_size <= own else _curve(_like(recipe, own))
@@ -75,14 +76,14 @@ def _warmup(recipe: Recipe, curve: Curve) -> Finding:
     start, full = _full(recipe, own), curve.max()
     # From the lr of the reference by the same amount every step, and there at step 5 S.
     ramp = np.append(start + (full - start) / (WARMUP * steps) * np.arange(WARMUP * steps), full)
-    found = curve[: len(ramp)]
+    beginning = curve[: len(ramp)]
     return Finding(
         "warmup",
         "2.2",
         "gradual, every step, from the reference lr, over 5 epochs, and only above the reference",
         where + _warmup_in_words(curve, steps) + ("" if idle else "; also up to the reference"),
         # Where the lr does not grow with the minibatch there is nothing to warm up to.
-        bool(idle and (full == start or np.allclose(found, ramp[: len(found)], rtol=1e-9))),
+        bool(idle and (full == start or np.allclose(beginning, ramp[: len(curve)], rtol=1e-9))),
     )
 
 
@@ -102,13 +103,13 @@ def _drops(recipe: Recipe, curve: Curve) -> Finding:
     by_ten = np.allclose(ratios, 10, rtol=1e-9, atol=0)
     factor = "10" if by_ten else ", ".join(f"{ratio:.3g}" for ratio in ratios[:3])
     where = ", ".join(f"{step / steps:.4g}" for step in changes[:5]) + ", …" * (len(changes) > 5)
-    found = f"lr divided by {factor} at epochs {where}" if len(changes) else "none"
+    run = f"lr divided by {factor} at epochs {where}" if len(changes) else "none"
     sampled = f"; between these, asked of {SAMPLE} steps per epoch"
     return Finding(
         "drops",
         "5.1",
         "lr divided by 10 at epochs 30, 60, 80",
-        found + sampled * (recipe.total_steps > MANY),
+        run + sampled * (recipe.total_steps > MANY),
         changes.tolist() == [epoch * steps for epoch in DROPS] and by_ten,
     )
 
@@ -131,6 +132,7 @@ def _curve(recipe: Recipe) -> Curve:
     steps = np.arange(recipe.total_steps).reshape(recipe.epochs, -1)
     sample = np.linspace(0, recipe.steps_per_epoch - 1, SAMPLE).astype(int)
     curve = _lrs(recipe, steps[:, sample])
+    # Epochs of one lr, like their neighbours, are filled in; all others are computed step by step.
     jumps = curve[1:, 0] != curve[:-1, -1]
     whole = (curve != curve[:, :1]).any(1)
     whole[1:] |= jumps

@@ -1,7 +1,7 @@
-"""One step: who decays, what is divided by what, how momentum moves, what BN sees.
+"""Checks of one step: weight decay, normalisation of the gradient, momentum, BN, number formats.
 
-Most is asked of a miniature of the run: its optimizer and precision of arithmetic aside, what a
-step does is the same for 3 workers of 4 images in a small network as for the recipe's own.
+Most are made on a miniature of the run: apart from its optimizer and precision of arithmetic, what
+a step does is the same for 3 workers of 4 images in a small network as for the recipe's own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def miniature(recipe: Recipe) -> Learner:
 
 
 def _decay(learner: Learner) -> list[Finding]:
-    """Gamma and beta are told from other tensors by the type of the module that they are of."""
+    """The decay of each tensor; gamma and beta are recognised by the type of their module."""
     decays = {
         parameter: float(group["weight_decay"])
         for group in learner.optimizer.param_groups
@@ -104,7 +104,7 @@ def _by_value(decays: Sequence[float]) -> str:
 
 
 def _momentum(recipe: Recipe) -> Finding:
-    """The optimizer beside both equations; (10) with momentum correction moves as (9) does."""
+    """The optimizer against both equations; (10) with momentum correction moves as (9) does."""
     learner = miniature(recipe)
     groups = learner.optimizer.param_groups
     cases = [(p, p.detach().clone(), g["weight_decay"]) for g in groups for p in g["params"]]
@@ -133,12 +133,12 @@ def _momentum(recipe: Recipe) -> Finding:
         ),
         (0, False),
     )
-    found = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
+    run = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
     return Finding(
         "momentum",
         "3, 5.1",
         "equation (9), Nesterov, m = 0.9; a change of lr leaves the momentum as it is",
-        f"{found if form else 'neither equation (9) nor (10)'}, m = {m:g}",
+        f"{run if form else 'neither equation (9) nor (10)'}, m = {m:g}",
         form == 9 and nesterov and m == 0.9,
     )
 
@@ -146,7 +146,7 @@ def _momentum(recipe: Recipe) -> Finding:
 def _by_hand(
     w: Tensor, gradients: list[Tensor], m: float, decay: float, form: int, nesterov: bool
 ) -> Tensor:
-    """The weights after steps with these gradients at RATES; `ahead` is Nesterov's look."""
+    """The weights after steps with these gradients at RATES, by equation (9) or (10)."""
     buffer = torch.zeros_like(w)
     for gradient, lr in zip(gradients, RATES, strict=True):
         g = gradient + decay * w
@@ -160,7 +160,7 @@ def _by_hand(
 
 
 def _lr_of_a_step(recipe: Recipe) -> Finding:
-    """Asked at the moment of the update, on both sides of the first drop."""
+    """The lr at the moment of the update, on both sides of the first drop."""
     learner = miniature(recipe)
     small = learner.recipe
     used: list[float] = []
@@ -172,8 +172,8 @@ def _lr_of_a_step(recipe: Recipe) -> Finding:
     for step in (drop - 1, drop):
         passes = learner.passes(step // small.steps_per_epoch, [step])[0]
         train_step(learner, step, passes, _made_up(passes))
-    each = len(used) // 2
-    same = used == [lrs[drop - 1]] * each + [lrs[drop]] * each
+    groups = len(used) // 2
+    same = used == [lrs[drop - 1]] * groups + [lrs[drop]] * groups
     return Finding(
         "lr_of_a_step",
         "2.2",
@@ -184,21 +184,21 @@ def _lr_of_a_step(recipe: Recipe) -> Finding:
 
 
 def _gradient(recipe: Recipe) -> Finding:
-    """What a step leaves in `.grad`, in a full step and in a short one of uneven workers."""
+    """The scale of `.grad` after a full step, and after a short one of uneven workers."""
     ratios = [_gradient_ratio(recipe, step=step) for step in (0, 2)]
     if all(ratio is not None and abs(ratio - 1) < 1e-9 for ratio in ratios):
-        found = "the sum over all images divided by their number"
+        run = "the sum over all images divided by their number"
     elif ratios[0] is None or ratios[1] is None:
-        found = "not a multiple of the mean over all images of a step"
+        run = "not a multiple of the mean over all images of a step"
     else:
-        found = f"{ratios[0]:.3g} times the mean over the kn images of a step (k = {WORKERS}, n = "
-        found += f"{IMAGES}), {ratios[1]:.3g} times in a short one"
+        run = f"{ratios[0]:.3g} times the mean over the kn images of a step (k = {WORKERS}, n = "
+        run += f"{IMAGES}), {ratios[1]:.3g} times in a short one"
     return Finding(
         "gradient",
         "3",
         "normalised by kn, not n; without weight decay",
-        found,
-        found.startswith("the sum"),
+        run,
+        run.startswith("the sum"),
     )
 
 
@@ -215,13 +215,13 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     learner.running.seen.zero_()
     train_step(learner, step, passes, _made_up(passes))
     expected = torch.cat([gradient.flatten() for gradient in mean])
-    found = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-    ratio = (found @ expected / (expected @ expected)).item()
-    return ratio if torch.allclose(found, ratio * expected, rtol=1e-6, atol=1e-12) else None
+    actual = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    ratio = (actual @ expected / (expected @ expected)).item()
+    return ratio if torch.allclose(actual, ratio * expected, rtol=1e-6, atol=1e-12) else None
 
 
 def _made_up(passes: list[Pass]) -> Iterator[Batch]:
-    """The same noise for the same passes."""
+    """Batches of noise, the same for the same passes."""
     generator = torch.Generator().manual_seed(0)
     for each in passes:
         shape = (len(each.examples), 1, SIDE, SIDE)
@@ -230,7 +230,7 @@ def _made_up(passes: list[Pass]) -> Iterator[Batch]:
 
 
 def _batchnorm(learner: Learner) -> Finding:
-    """A layer of the miniature, given 3 images of each of two workers in one pass."""
+    """The statistics of a layer of the miniature, for 3 images of each of two workers in a pass."""
     norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     small = miniature(learner.recipe)
     layer = next(m for m in small.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
@@ -243,26 +243,26 @@ def _batchnorm(learner: Learner) -> Finding:
         alone = torch.stack(workers, dim=1).flatten(0, 1)
         together = _normalised(images, layer)
     if kinds != {type(layer)}:
-        found = "not all BNs are of one kind"
+        run = "not all BNs are of one kind"
     elif torch.allclose(output, alone, atol=1e-9):
-        found = "over one worker's images, in any pass"
+        run = "over one worker's images, in any pass"
     elif torch.allclose(output, together, atol=1e-9):
-        found = "over all images of a pass"
+        run = "over all images of a pass"
     else:
-        found = "neither over one worker's images nor over those of a pass"
+        run = "neither over one worker's images nor over those of a pass"
     return Finding(
         "batchnorm",
         "2.3",
         "statistics over one worker's n images, never shared",
-        found,
-        found.startswith("over one"),
+        run,
+        run.startswith("over one"),
     )
 
 
 def _features(layer: nn.modules.batchnorm._BatchNorm) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = (7, layer.num_features, 5, 5)
-    # Of another mean and size than 0 and 1, and each image of its own.
+    # Mean and scale are not 0 and 1, and differ between images: so groups are told apart.
     return (
         torch.randn(shape, generator=generator, dtype=torch.float64)
         * torch.arange(1.0, 8.0, dtype=torch.float64).reshape(7, 1, 1, 1)
@@ -278,7 +278,7 @@ def _normalised(group: Tensor, layer: nn.modules.batchnorm._BatchNorm) -> Tensor
 
 
 def _running_average(recipe: Recipe) -> Finding:
-    """How much of the old mean and variance, 0 and 1, is left after a step of two workers."""
+    """The share of the old mean and variance, 0 and 1, that is left after a step of two workers."""
     small = miniature(recipe)
     layer = small.running.layers[0]
     images = _features(layer)
@@ -293,16 +293,16 @@ def _running_average(recipe: Recipe) -> Finding:
     var = torch.stack([group.var((0, 2, 3)) for group in groups]).mean(0)
     assert layer.running_mean is not None
     assert layer.running_var is not None
-    kept = torch.cat((1 - layer.running_mean / mean, (var - layer.running_var) / (var - 1)))
-    even = bool(kept.max() - kept.min() < 1e-6)
+    remaining = torch.cat((1 - layer.running_mean / mean, (var - layer.running_var) / (var - 1)))
+    even = bool(remaining.max() - remaining.min() < 1e-6)
     return Finding(
         "running_average",
         "5.1",
         "momentum 0.9, once per step",
-        f"momentum {kept.mean():.3g}, once per step, the mean over workers"
+        f"momentum {remaining.mean():.3g}, once per step, the mean over workers"
         if even
         else "not a moving average over the steps",
-        even and abs(kept.mean().item() - 0.9) < 1e-6,
+        even and abs(remaining.mean().item() - 0.9) < 1e-6,
     )
 
 
@@ -315,7 +315,7 @@ def _precision(learner: Learner) -> Finding:
 
 
 def _compression(learner: Learner) -> Finding:
-    found = "fp16 between processes" if learner.reducer.compresses else "none"
+    run = "fp16 between processes" if learner.reducer.compresses else "none"
     return Finding(
-        "gradient_compression", "4", "none: gradients are summed as float32", found, found == "none"
+        "gradient_compression", "4", "none: gradients are summed as float32", run, run == "none"
     )

@@ -20,7 +20,7 @@ class Comm(Protocol):
     """The processes of one job, of which this is number `rank`."""
 
     library: str
-    """What carries the sums, in words."""
+    """The library that carries the sums, in words."""
     rank: int
     world_size: int
 
@@ -64,7 +64,7 @@ def open_comm(settings: CommSettings, device: Device) -> Comm:
 
 
 def choose_library(launch: Launch, device: Device) -> str:
-    """What comm=auto means: Horovod where it is built for launcher and device, else torch."""
+    """The library of comm=auto: Horovod where it is built for launcher and device, else torch."""
     match launch.launcher:
         case "none":
             return "single"
@@ -75,7 +75,7 @@ def choose_library(launch: Launch, device: Device) -> str:
 
 
 def describe(comm: Comm, device: Device) -> str:
-    """How this job runs, in a line; GPUs that stay idle are named."""
+    """A line on how this job runs; it says how many GPUs stay idle."""
     launch = detect()
     line = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
     if launch.launcher != "none":

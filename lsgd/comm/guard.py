@@ -1,4 +1,4 @@
-"""Lets the host know that training has left the numbers, or is to stop, while the device works."""
+"""Tells the host that training has diverged or is to stop, without a wait for the device."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from lsgd.errors import Diverged, Preempted
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
-"""What helps: the same words again would diverge again, at the same step."""
+"""The remedy in words; the same run again would diverge again, at the same step."""
 
 
 class Guard:
@@ -21,7 +21,7 @@ class Guard:
         self.leaving = False
 
     def watch(self, step: int) -> None:
-        """Check what was seen of the step before, then start to look at this one."""
+        """Check the flags of the step before, then start to copy those of this one."""
         self.check()
         self.leaving = bool(self.seen[1])
         self.step = step

@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 def built() -> dict[str, bool]:
-    """What the installed Horovod is compiled with."""
+    """The parts with which the installed Horovod is compiled, or not."""
     parts = {"Gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
-    return {name: bool(asked()) for name, asked in parts.items()}
+    return {name: bool(is_built()) for name, is_built in parts.items()}
 
 
 def suits(launcher: str, device: torch.device) -> bool:
@@ -43,7 +43,7 @@ def suits(launcher: str, device: torch.device) -> bool:
 
 
 def _reach_horovodrun(timeout: float) -> None:
-    """Where horovodrun cannot be reached, say so; Horovod would abort the process and name nothing.
+    """Raise Refused if horovodrun cannot be reached; Horovod would abort and name nothing.
 
     Over MPI there is no such meeting place.
     """

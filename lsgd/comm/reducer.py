@@ -16,7 +16,7 @@ from lsgd.comm import Comm
 
 
 def _nothing() -> None:
-    """There is no sum to wait for."""
+    """Return at once, since there is no sum to wait for."""
 
 
 @dataclass
@@ -26,10 +26,10 @@ class _Bucket:
     """The gradients of some parameters, and in the last bucket the two flags behind them."""
     gradients: Tensor
     count: int
-    """How many parameters. It does not hold them: their hooks know it, and Python cannot free a
-    circle that goes through a tensor's hooks."""
+    """The number of parameters. The bucket does not hold them: their hooks hold it, and Python
+    cannot free a reference cycle that goes through a tensor's hooks."""
     left: int = 0
-    """How many gradients are still to come, over all passes of this step."""
+    """The number of gradients that are still to come, over all passes of this step."""
     on_wire: Tensor | None = None
     wait: Callable[[], None] = _nothing
 
@@ -61,9 +61,10 @@ class Reducer:
         self._examples, self._launched = 1, 0
 
     def start(self, examples: int, passes: int, *, leave: bool = False) -> None:
-        """Forget the last step; this one has so many examples, over all processes, and this
-        process makes so many backward passes. During the last of them buckets go as they fill.
-        `leave` tells all processes that this one was told to.
+        """Begin a step of `examples` over all processes, with `passes` backward passes of this one.
+
+        During the last pass the sum of a bucket starts once the bucket is full. `leave` tells all
+        processes that this one was told to leave.
         """
         self._examples, self._launched = examples, 0
         for bucket in self.buckets:
@@ -98,7 +99,7 @@ class Reducer:
             if bucket.on_wire is not None:
                 bucket.flat.copy_(bucket.on_wire)
                 bucket.on_wire = None
-            # While the sums of the next ones are still under way.
+            # Computed while the sums of later buckets are still under way.
             norms.append(torch.linalg.vector_norm(bucket.gradients))
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
         # The norm too, since finite gradients of several processes may have an infinite sum.

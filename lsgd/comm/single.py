@@ -28,4 +28,4 @@ class SingleComm:
         return [value]
 
     def close(self) -> None:
-        """There is nobody to leave."""
+        """Do nothing, since there is no other process to leave."""

@@ -44,7 +44,7 @@ NAME_WIDTH = 23
 
 
 def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
-    """Everything that is looked at, as it is found, in the order in which one needs it."""
+    """Yield every item as soon as it is known, in the order in which a user needs them."""
 
     def later(probe: str, *arguments: str) -> Future[Answer]:
         return pool.submit(ask, probe, *arguments, limit=limit)
@@ -85,10 +85,10 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     yield from sums.all_reduces(torch, horovod, mpi, network, limit=limit)
 
 
-def _safely(name: str, look: Callable[[], list[Item]]) -> list[Item]:
-    """What is looked at in this process; on an odd machine that fails alone."""
+def _safely(name: str, check: Callable[[], list[Item]]) -> list[Item]:
+    """The items of a check in this process; what goes wrong on an odd machine fails as one item."""
     try:
-        return look()
+        return check()
     except (OSError, ValueError) as error:
         return [Item(name, FAIL, f"it cannot be looked at: {error}", "report it: a bug of lsgd")]
 
@@ -137,7 +137,7 @@ def diagnose(options: argparse.Namespace) -> int:
 
 
 def line(item: Item) -> str:
-    """An item in a line and what to do about it in another; folded and coloured on a terminal."""
+    """The item in one line and its fix in another; folded and coloured on a terminal."""
     label, needless = LABELS[item.status], "not needed here: " * (item.status == ABSENT)
     head = f"{label:<4}  {item.name:<{NAME_WIDTH}}  {needless}{item.found}"
     fix = _folded(f"      -> {item.fix}", 9)
@@ -160,7 +160,7 @@ def _folded(text: str, indent: int) -> str:
 
 
 def verdict(items: Sequence[Item]) -> str:
-    """What all of it comes to, in a sentence."""
+    """The conclusion from all items, in a sentence."""
     needed = [item.name for item in items if item.status == FAIL and item.required]
     if needed:
         return f"No run is possible here before this is mended: {', '.join(needed)}."

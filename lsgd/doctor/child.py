@@ -1,4 +1,4 @@
-"""What the doctor asks in processes of their own, which may crash or hang."""
+"""Runs the doctor's probes in processes of their own, which may crash or hang."""
 
 import json
 import sys
@@ -13,11 +13,11 @@ from lsgd.job.children import failure, finished
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe found, or why it could not."""
+    """The facts that a probe has found, or why it has failed."""
 
     facts: dict[str, Any]
     why: str = ""
-    """Empty if it ended well; else what happened to it, in words."""
+    """Why the probe failed, in words; empty if it ended well."""
 
 
 def ask(

@@ -1,4 +1,4 @@
-"""What is said of the datasets: where each is looked for, and whether it is there and whole."""
+"""Items on the datasets: where each is looked for, and whether it is complete."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 
 
 def datasets(answer: Answer, environment: Mapping[str, str] = os.environ) -> list[Item]:
-    """One item per dataset, and first the folder of them all if it was named."""
+    """One item per dataset, after one on the folder that LSGD_DATA names, if it is set."""
     facts = answer.facts.get("datasets", [])
     items = [_dataset(**each) for each in facts]
     if answer.why:
@@ -20,9 +20,9 @@ def datasets(answer: Answer, environment: Mapping[str, str] = os.environ) -> lis
     return items
 
 
-def _data_folder(root: str, there: list[str]) -> Item:
-    if there:
-        return Item("LSGD_DATA", PASS, f"{root} has {', '.join(there)}")
+def _data_folder(root: str, names: list[str]) -> Item:
+    if names:
+        return Item("LSGD_DATA", PASS, f"{root} has {', '.join(names)}")
     kind = "has no dataset in it" if os.path.isdir(root) else "is no folder"
     fix = "let LSGD_DATA name the folder that has imagenet, cifar10, … as folders, or unset it"
     return Item("LSGD_DATA", FAIL, f"{root} {kind}", fix)

@@ -1,4 +1,4 @@
-"""What is said of the machine: its cores, GPUs, network, limits and disk."""
+"""Items on the machine: its cores, GPUs, network, limits and disk."""
 
 import fcntl
 import ipaddress
@@ -29,24 +29,24 @@ _SIOCGIFADDR = 0x8915
 
 def cores(quota: float | None) -> Item:
     """The cores that this process may use, and the threads that each process of a run would."""
-    here, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    found = f"{here} of {all_}"
-    numbers: dict[str, float] = {"cores": here, "all_cores": all_}
+    usable, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    finding = f"{usable} of {all_}"
+    numbers: dict[str, float] = {"cores": usable, "all_cores": all_}
     if quota is not None:
         numbers["quota"] = quota
-        found += f", {quota:g} of them by the cgroup's quota"
+        finding += f", {quota:g} of them by the cgroup's quota"
     threads = os.environ.get("OMP_NUM_THREADS")
-    found += f"; OMP_NUM_THREADS={threads}" if threads else ""
-    if quota is not None and quota < here and threads is None:
+    finding += f"; OMP_NUM_THREADS={threads}" if threads else ""
+    if quota is not None and quota < usable and threads is None:
         fix = f"export OMP_NUM_THREADS={max(1, int(quota))}, since more threads than that only wait"
-        return Item("cores", FAIL, found, fix, numbers=numbers)
-    return Item("cores", PASS, found, numbers=numbers)
+        return Item("cores", FAIL, finding, fix, numbers=numbers)
+    return Item("cores", PASS, finding, numbers=numbers)
 
 
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """How many cores the control groups of this process leave it, or None for all."""
+    """The number of cores that the control groups leave this process, or None for all."""
     if not own.exists():
         return None
     quotas = []
@@ -56,9 +56,9 @@ def cpu_quota(
         if controllers and "cpu" not in controllers.split(","):
             continue
         folder = top / path.lstrip("/")
-        for each in (folder, *folder.parents):
-            if each.is_relative_to(top):
-                quotas += [quota for quota in (_quota(each),) if quota is not None]
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(top) and (quota := _quota(group)) is not None:
+                quotas.append(quota)
     return min(quotas, default=None)
 
 
@@ -75,10 +75,10 @@ def _quota(folder: Path) -> float | None:
 
 
 def nvidia(limit: float) -> str | None:
-    """The version of the NVIDIA driver, nothing of one that does not work, None without a card."""
+    """The version of the NVIDIA driver; empty if it does not work, None without a card."""
     module = Path("/proc/driver/nvidia/version")
-    if module.exists() and (found := re.search(r"\d+\.\d+(\.\d+)?", module.read_text())):
-        return found[0]
+    if module.exists() and (number := re.search(r"\d+\.\d+(\.\d+)?", module.read_text())):
+        return number[0]
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     code, text = finished(query, limit=limit)
     if code == 0 and text.strip():
@@ -92,6 +92,7 @@ def _has_card() -> bool:
             vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
         except OSError:
             continue
+        # NVIDIA's number, and the class of displays: its network cards have another one.
         if vendor.strip() == "0x10de" and kind.startswith("0x03"):
             return True
     return False
@@ -124,12 +125,12 @@ def gpus(
             if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
             else "update the driver, or install a torch for the CUDA that `nvidia-smi` shows"
         )
-        found = f"{facts['cuda']} of torch does not fit: {problem}"
-        items.append(Item("CUDA", FAIL, found, fix))
+        finding = f"{facts['cuda']} of torch does not fit: {problem}"
+        items.append(Item("CUDA", FAIL, finding, fix))
     else:
         items.append(Item("CUDA", PASS, f"{facts['cuda']}, fits the driver"))
     if names and not facts.get("problem"):
-        listed = "; ".join(f"{names.count(each)} x {each}" for each in dict.fromkeys(names))
+        listed = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
         items.append(Item("GPUs", PASS, listed, numbers={"gpus": len(names)}))
         items.append(Item("NCCL", PASS, f"{facts['nccl']}, torch's own"))
     else:
@@ -165,9 +166,11 @@ def interfaces() -> list[Interface]:
                     any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
                 )
             except OSError:
-                continue  # it has none of IPv4
+                continue  # it has no IPv4 address
+            # In the kernel's struct ifreq these bytes are the address.
             addresses[name].append(socket.inet_ntoa(reply[20:24]))
     if (table := Path("/proc/net/if_inet6")).exists():
+        # A line has the address in hexadecimal first, and the name of the interface last.
         for words in map(str.split, table.read_text().splitlines()):
             addresses.get(words[-1], []).append(str(ipaddress.ip_address(bytes.fromhex(words[0]))))
     return [Interface(name, _is_up(name), tuple(own)) for name, own in addresses.items()]
@@ -181,17 +184,17 @@ def _is_up(name: str) -> bool:
 
 
 def network(
-    answer: Answer, here: list[Interface], environment: Mapping[str, str] = os.environ
+    answer: Answer, interfaces: list[Interface], environment: Mapping[str, str] = os.environ
 ) -> Item:
-    """The interface over which processes would meet: the one named, or that of the hostname."""
-    outward = [each for each in here if each.up and each.addresses and not each.loopback]
+    """The interface over which processes would meet: one that is named, or the hostname's."""
+    outward = [each for each in interfaces if each.up and each.addresses and not each.loopback]
     other = outward[0] if outward else None
     export = f"export GLOO_SOCKET_IFNAME={other.name if other else 'lo'}"
     for variable in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
         if named := environment.get(variable):
-            chosen = next((each for each in here if each.name == named), None)
+            chosen = next((each for each in interfaces if each.name == named), None)
             if chosen is None:
-                names = ", ".join(each.name for each in here)
+                names = ", ".join(each.name for each in interfaces)
                 fix = f"export {variable}={other.name if other else 'lo'}"
                 return Item("network", FAIL, f"{variable}={named}, but there are {names}", fix)
             if not chosen.up or not chosen.addresses:
@@ -208,28 +211,28 @@ def network(
         # torchrun --standalone then waits for ever, and Horovod's Gloo crashes.
         return Item("network", FAIL, f"the hostname {host} does not resolve", hosts)
     hosts += f", or {export}"
-    chosen = next((each for each in here if set(each.addresses) & set(addresses)), None)
+    chosen = next((each for each in interfaces if set(each.addresses) & set(addresses)), None)
     # The whole of 127.0.0.0/8 is lo's; Debian gives the hostname 127.0.1.1.
     if chosen is None and ipaddress.ip_address(addresses[0]).is_loopback:
-        chosen = next((each for each in here if each.loopback), None)
+        chosen = next((each for each in interfaces if each.loopback), None)
     if chosen is None:
-        found = f"{host} resolves to {addresses[0]}, which no interface here has"
-        return Item("network", FAIL, found, hosts)
+        finding = f"{host} resolves to {addresses[0]}, which no interface here has"
+        return Item("network", FAIL, finding, hosts)
     if not chosen.up:
         fix = f"`ip link set {chosen.name} up`, or {export}"
         return Item("network", FAIL, f"{chosen}, to which {host} resolves, is down", fix)
     if not chosen.loopback:
         return Item("network", PASS, f"{chosen}, up, to which {host} resolves")
-    found = f"{chosen.name}: {host} is {addresses[0]}, enough for one machine"
+    finding = f"{chosen.name}: {host} is {addresses[0]}, enough for one machine"
     if int(environment.get("SLURM_JOB_NUM_NODES", 1)) > 1:
-        return Item("network", FAIL, found, hosts)
+        return Item("network", FAIL, finding, hosts)
     if other is None:
-        return Item("network", PASS, found)
-    return Item("network", PASS, found, f"for several machines, {export} ({address}, up) on each")
+        return Item("network", PASS, finding)
+    return Item("network", PASS, finding, f"for several machines, {export} ({address}, up) on each")
 
 
 def open_files() -> Item:
-    """How many files a process may open: RLIMIT_NOFILE."""
+    """Whether a process may open enough files: RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     numbers: dict[str, float] = {"open_files": soft}
     if soft == resource.RLIM_INFINITY or soft >= FILES:
@@ -240,12 +243,12 @@ def open_files() -> Item:
         if hard < 0 or hard >= FILES
         else "have the limit `nofile` raised in /etc/security/limits.conf, to 65536"
     )
-    found = f"{soft} per process, of {FILES} that a run may want"
-    return Item("open files", FAIL, found, fix, numbers=numbers)
+    finding = f"{soft} per process, of {FILES} that a run may want"
+    return Item("open files", FAIL, finding, fix, numbers=numbers)
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Item:
-    """The size of /dev/shm and what is free of it."""
+    """The size of /dev/shm and the free space in it."""
     fix = "give the container more: `docker run --shm-size=8g`, or an emptyDir of medium Memory"
     try:
         state = os.statvfs(folder)
@@ -253,34 +256,35 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Item:
         return Item("shared memory", FAIL, f"{folder}: {error.strerror}", fix)
     size, free = (n * state.f_frsize / 1e9 for n in (state.f_blocks, state.f_bavail))
     numbers = {"size_gb": size, "free_gb": free}
-    found = f"{free:.3g} of {size:.3g} GB free in {folder}"
+    finding = f"{free:.3g} of {size:.3g} GB free in {folder}"
     if free < SHARED_GB:
-        return Item("shared memory", FAIL, found, fix, numbers=numbers)
-    return Item("shared memory", PASS, found, numbers=numbers)
+        return Item("shared memory", FAIL, finding, fix, numbers=numbers)
+    return Item("shared memory", PASS, finding, numbers=numbers)
 
 
 def run_folder(runs: Path = Path("runs")) -> list[Item]:
-    """Whether runs can be written where they go by default, and the disk that is free there."""
-    there = runs.absolute()
-    while not there.exists():
-        there = there.parent
+    """Whether runs can be written to their default folder, and the free space on its disk."""
+    # The folder may be still to make: the disk is that of the nearest one above which exists.
+    nearest = runs.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"x" * 4096)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        found = f"{runs.absolute()} cannot be written: {error.strerror}"
+        finding = f"{runs.absolute()} cannot be written: {error.strerror}"
         fix = "change to a folder that you can write to, or write run_dir=FOLDER"
-        return [Item("run folder", FAIL, found, fix, required=True)]
-    free = shutil.disk_usage(there).free / 1e9
+        return [Item("run folder", FAIL, finding, fix, required=True)]
+    free = shutil.disk_usage(nearest).free / 1e9
     return [Item("run folder", PASS, str(runs.absolute()), required=True), disk(free)]
 
 
 def disk(free_gb: float) -> Item:
-    """The free disk where runs go."""
-    found, numbers = f"{free_gb:.3g} GB free for runs", {"free_gb": free_gb}
+    """Whether the disk that runs are written to has enough free space."""
+    finding, numbers = f"{free_gb:.3g} GB free for runs", {"free_gb": free_gb}
     if free_gb >= DISK_GB:
-        return Item("disk", PASS, found, numbers=numbers)
+        return Item("disk", PASS, finding, numbers=numbers)
     fix = f"free some, or write run_dir=FOLDER where there are {DISK_GB:g} GB or more"
-    return Item("disk", FAIL, found, fix, numbers=numbers)
+    return Item("disk", FAIL, finding, fix, numbers=numbers)

@@ -1,7 +1,7 @@
-"""What the doctor asks in a process of its own: `python -m lsgd.doctor.probe ANSWER LIMIT PROBE …`.
+"""The doctor's probes: `python -m lsgd.doctor.probe ANSWER LIMIT PROBE …`, a process for each.
 
-Each function imports the library that it is about and yields what it found, for JSON; what is
-yielded later takes the place of what was before.
+Each probe imports the library that it is about and yields facts for JSON, each time all that it
+knows by then, so that a later crash does not take the earlier facts with it.
 """
 
 import io
@@ -33,24 +33,24 @@ SUMMED_MB = 16
 
 def main(argv: Sequence[str]) -> int:
     """Write what a probe finds, or the error that it raises, to the file ANSWER."""
-    told, limit, name, *arguments = argv
+    answer, limit, name, *arguments = argv
     # The doctor waits no longer than that; should it have been killed, this ends all the same.
     signal.alarm(int(float(limit)) + 5)
     try:
         for facts in PROBES[name](*arguments):
-            _tell(Path(told), facts)
+            _write(Path(answer), facts)
     except Exception as error:
         traceback.print_exc()
-        # Of several processes the first one knows why; the others have lost it.
-        if not Path(told).exists():
-            said = str(error).strip().partition("\n")[0]
-            _tell(Path(told), {"error": f"{type(error).__name__}: {said}"})
+        # Of several processes the first to fail knows why; the others have only lost a peer.
+        if not Path(answer).exists():
+            reason = str(error).strip().partition("\n")[0]
+            _write(Path(answer), {"error": f"{type(error).__name__}: {reason}"})
         return 1
     return 0
 
 
 def torch_() -> Iterator[Facts]:
-    """Version and build of torch, and each GPU, once it has computed there."""
+    """Version and build of torch, and each GPU once a sum has been computed on it."""
     import torch
 
     facts: Facts = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
@@ -90,7 +90,7 @@ def setuptools() -> Iterator[Facts]:
 
 
 def horovod() -> Iterator[Facts]:
-    """What the installed Horovod is built with."""
+    """The version of the installed Horovod, and the parts it is built with."""
     if find_spec("horovod") is None:
         yield {"version": None}
         return
@@ -121,7 +121,7 @@ def dali(device: str) -> Iterator[Facts]:
 
 
 def recipes() -> Iterator[Facts]:
-    """How many recipes there are, once one is composed and checked."""
+    """The number of recipes, once one is composed and checked."""
     from lsgd import config
 
     config.load_recipe(["+recipe=digits"])
@@ -129,7 +129,7 @@ def recipes() -> Iterator[Facts]:
 
 
 def data() -> Iterator[Facts]:
-    """Every dataset of conf/data: where it is looked for, and what is wrong with it there."""
+    """Every dataset of conf/data: where it is looked for, and what is wrong with it."""
     from lsgd import config
 
     facts: Facts = {"datasets": []}
@@ -163,10 +163,10 @@ def network() -> Iterator[Facts]:
     """The name of this machine and the addresses that it resolves to, if any."""
     host = socket.gethostname()
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        records = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        found = []
-    yield {"host": host, "addresses": list(dict.fromkeys(str(each[4][0]) for each in found))}
+        records = []
+    yield {"host": host, "addresses": list(dict.fromkeys(str(record[4][0]) for record in records))}
 
 
 def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
@@ -192,7 +192,7 @@ def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     facts: Facts = {"over": comm.library, "processes": comm.world_size}
-    facts["wrong"] = [rank for rank, each in enumerate(comm.gather_objects(right)) if not each]
+    facts["wrong"] = [rank for rank, agrees in enumerate(comm.gather_objects(right)) if not agrees]
     facts["mb_per_s"] = SUMMED_MB / min(seconds)
     first = comm.rank == 0
     comm.close()
@@ -214,10 +214,11 @@ PROBES: dict[str, Callable[..., Iterator[Facts]]] = {
 }
 
 
-def _tell(path: Path, facts: Facts) -> None:
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(facts))
-    os.replace(beside, path)
+def _write(path: Path, facts: Facts) -> None:
+    # In one move: whatever happens, the doctor reads a whole answer or none.
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(facts))
+    os.replace(partial, path)
 
 
 if __name__ == "__main__":

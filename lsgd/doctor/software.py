@@ -1,4 +1,4 @@
-"""What is said of libraries and launchers, from what their probes answered."""
+"""Items on libraries and launchers, from the answers of their probes."""
 
 import os
 import re
@@ -15,12 +15,12 @@ INSTALL = "run `make setup` in the checkout, or `pip install lsgd` again"
 
 
 def python() -> Item:
-    """The interpreter that runs this."""
-    found = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
+    """The Python interpreter that runs the doctor."""
+    finding = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
     if sys.version_info >= OLDEST_PYTHON:
-        return Item("Python", PASS, found, required=True)
+        return Item("Python", PASS, finding, required=True)
     fix = "make the environment anew with Python 3.11 or newer: make PYTHON=/path/to/python3.11"
-    return Item("Python", FAIL, found, fix, required=True)
+    return Item("Python", FAIL, finding, fix, required=True)
 
 
 def torch(answer: Answer) -> Item:
@@ -33,13 +33,13 @@ def torch(answer: Answer) -> Item:
 
 
 def torchvision(answer: Answer) -> Item:
-    """Whether torchvision loads as lsgd loads it; every model is made with it at hand."""
+    """Whether torchvision loads in the way lsgd loads it; no model can be made without it."""
     if answer.why:
         return Item("torchvision", FAIL, answer.why, INSTALL, required=True)
-    found = answer.facts["version"]
+    finding = answer.facts["version"]
     if answer.facts["stood_in"]:
-        found += ", loads beside this torch through lsgd.vision"
-    return Item("torchvision", PASS, found, required=True)
+        finding += ", loads beside this torch through lsgd.vision"
+    return Item("torchvision", PASS, finding, required=True)
 
 
 def tensorboard(answer: Answer) -> Item:
@@ -51,7 +51,7 @@ def tensorboard(answer: Answer) -> Item:
 
 
 def setuptools(answer: Answer, *, horovod: Answer) -> Item:
-    """Whether setuptools is there, which horovodrun alone imports, and the build of Horovod."""
+    """Whether setuptools is installed, which only horovodrun and the build of Horovod import."""
     if not answer.why:
         return Item("setuptools", PASS, answer.facts["version"])
     status = FAIL if horovod.facts.get("version") else ABSENT
@@ -78,13 +78,13 @@ def horovod(answer: Answer) -> Item:
         fix = "setup/horovod.sh builds it; launch/torchrun.sh does without"
         return Item("Horovod", ABSENT, "not installed", fix)
     built = answer.facts["built"]
-    parts = [name for name, there in built.items() if there]
-    lacking = [name for name, there in built.items() if not there]
-    found = f"{answer.facts['version']}, built with {' and '.join(parts) or 'nothing'}"
-    found += f", without {' and '.join(lacking)}" if lacking else ""
+    parts = [name for name, included in built.items() if included]
+    lacking = [name for name, included in built.items() if not included]
+    finding = f"{answer.facts['version']}, built with {' and '.join(parts) or 'nothing'}"
+    finding += f", without {' and '.join(lacking)}" if lacking else ""
     if not parts:
-        return Item("Horovod", FAIL, found, rebuild)
-    return Item("Horovod", PASS, found)
+        return Item("Horovod", FAIL, finding, rebuild)
+    return Item("Horovod", PASS, finding)
 
 
 def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
@@ -109,15 +109,15 @@ def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.en
         why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
         fix = "make `mpirun -np 1 true` work; launch/horovodrun.sh does without"
         return Item("MPI", FAIL, f"{name} starts no process: {why}", fix)
-    found = f"{name}, as root" if root else name
+    finding = f"{name}, as root" if root else name
     if not built and horovod.facts.get("version"):
         fix = "install libopenmpi-dev, then `setup/horovod.sh` builds Horovod with MPI"
-        return Item("MPI", ABSENT, f"{found}, for which Horovod is not built", fix)
-    return Item("MPI", PASS, found)
+        return Item("MPI", ABSENT, f"{finding}, for which Horovod is not built", fix)
+    return Item("MPI", PASS, finding)
 
 
 def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
-    """Whether srun is there; inside a job it has to be."""
+    """Whether srun is installed and starts; inside a job of Slurm it has to."""
     if shutil.which("srun") is None:
         if job := environment.get("SLURM_JOB_ID"):
             fix = "put Slurm's client programs into this container or image, and into PATH"
@@ -134,7 +134,7 @@ def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
 
 
 def dali(answer: Answer, *, where: str) -> Item:
-    """Whether DALI decodes an image; torchvision does where it is not there."""
+    """Whether DALI decodes an image; without DALI torchvision does."""
     instead = "inputs=torchvision does without"
     if answer.why:
         fix = "`pip install --force-reinstall 'lsgd[dali]'`; " + instead

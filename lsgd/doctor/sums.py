@@ -1,4 +1,4 @@
-"""A sum over two processes that are really started, with every library that is there."""
+"""Items on all-reduce: a sum over two processes, really started, with each installed library."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-
 HOROVODRUN = (PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", PYTHON)
 MPIRUN = ("mpirun", "-np", "2", PYTHON)
 ENVIRONMENT = {
-    # Two processes on this machine do no harm; that root is refused else, the item of MPI says.
+    # As root, and with more processes than cores: two do no harm, and the item MPI warns of root.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -34,7 +34,7 @@ def all_reduces(
     two = "" if gpus > 1 else "it takes two GPUs"
     no_torch = "torch does not load" if torch.why else ""
     no_horovod = no_torch or ("" if built else "there is no Horovod that loads")
-    # That root is refused does not concern these two processes.
+    # ENVIRONMENT lets root start these two processes.
     no_mpi = "" if mpi.status == PASS or "refuses root" in mpi.found else mpi.found
     for library, part, launcher, device, why_not in (
         ("torch", "gloo", TORCHRUN, "cpu", no_torch),

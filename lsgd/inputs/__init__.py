@@ -1,4 +1,4 @@
-"""Where images come from: every loader gives what the sampler asks for, in its order."""
+"""Loaders of images: each yields what the sampler asks for, in the sampler's order."""
 
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.rules.sampler import Pass
 
 if TYPE_CHECKING:
-    # Names only: what knows no more than the index, as lsgd.prepare does, starts without torch.
+    # For types only: what needs just the index, as lsgd.prepare does, starts without torch.
     import torch
     from torch import Tensor
 
@@ -30,7 +30,7 @@ class Inputs(Protocol):
     """A dataset behind a loader; one round of train or validation at a time."""
 
     name: str
-    """What brings the images, in words."""
+    """The name of the loader, in words for the log."""
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The images of each pass in turn, cropped and flipped as augmentation has it."""
@@ -42,7 +42,7 @@ class Inputs(Protocol):
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """The loader that the recipe asks for, its dataset checked against the recipe's numbers.
 
-    Raises Refused where the dataset is not, or is not what the recipe says.
+    Raises Refused if the dataset is missing, or is not what the recipe says.
     """
     data, settings = recipe.data, recipe.inputs
     root = Path(data.root) if data.root else paths.data_root(data.name)

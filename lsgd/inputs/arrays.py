@@ -1,4 +1,4 @@
-"""Small datasets as arrays: where their files lie, and what is in them."""
+"""Small datasets as arrays, read from their files."""
 
 import gzip
 import io
@@ -44,7 +44,7 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
             "inputs=synthetic to train on made-up images"
         ) from None
     except Exception as error:
-        # What a reader raises on bytes that are not what their name says, no list holds.
+        # A reader may raise any error on bytes that are not what the file's name says.
         why = str(error) or type(error).__name__
         raise Refused(f"{data.name} at {root} cannot be read ({why}); fetch it again") from None
     for part in (train, validation):
@@ -53,24 +53,24 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
                 f"{data.name} at {root} has {len(part.images)} images and {len(part.labels)} "
                 "labels; fetch it again"
             )
-    for name, found in (
+    for name, number in (
         ("train_examples", len(train.labels)),
         ("val_examples", len(validation.labels)),
         ("classes", 1 + int(train.labels.max(initial=0))),
         ("channels", train.images.shape[1]),
         ("image_size", train.images.shape[2]),
     ):
-        if found != (wanted := getattr(data, name)):
+        if number != (expected := getattr(data, name)):
             raise Refused(
-                f"data.{name}={wanted} but {data.name} at {root} has {found}; complete it, or "
-                f"write data.{name}={found} for another trajectory"
+                f"data.{name}={expected} but {data.name} at {root} has {number}; complete it, or "
+                f"write data.{name}={number} for another trajectory"
             )
     return train, validation
 
 
 def _digits(root: Path) -> tuple[Arrays, Arrays]:
     with (root / "digits.npz").open("rb") as file, np.load(file) as shipped:
-        # Pixels are 0 … 16 there, as UCI has them.
+        # UCI's pixels are 0 … 16.
         images = np.rint(shipped["images"] * (255 / 16)).astype(np.uint8)[:, None]
         labels = shipped["labels"].astype(np.int64)
     # Every fifth of each class validates: the file has runs of one writer, so this mixes writers.
@@ -94,7 +94,7 @@ def _idx(path: Path) -> NDArray[np.uint8]:
         raw = file.read()
     # The fourth byte of the header is the number of dimensions; their big-endian sizes follow it.
     shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4)
-    # A copy, since what is behind bytes cannot be written, and torch minds.
+    # A copy, since an array over bytes is read-only, of which torch warns.
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
 
 

@@ -31,7 +31,8 @@ AHEAD = 4
 """Passes whose files are looked up, or read out of shards, at once and ahead of DALI."""
 
 _Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
-"""Per image: path or content, window's corner and shape, region's begin and end, mirrored."""
+"""The feed of a batch; per image: path or content, window's corner and shape, region's begin and
+end, mirrored."""
 
 
 class DaliInputs:
@@ -97,7 +98,7 @@ class DaliInputs:
 
     def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
         self.requests = iter(())
-        while self.under_way:  # of a round that was given up
+        while self.under_way:  # what is left of a round that was given up
             self._run()
         self.requests = self._ahead(wanted)
         self.pipeline.reset()
@@ -114,36 +115,36 @@ class DaliInputs:
         except RuntimeError as error:
             raise self._why(error) from None
         wanted = self.under_way.popleft()
-        index, ids = self._what(wanted)
+        index, ids = self._images_of(wanted)
         self._check_lengths(index, ids, np.array(lengths.as_tensor())[:, 0], wanted)
         tensor = from_dlpack(images.as_tensor())
         labels = torch.from_numpy(index.labels(ids))
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
 
-    def _what(self, wanted: Wanted) -> tuple[Index, NDArray[np.int64]]:
+    def _images_of(self, wanted: Wanted) -> tuple[Index, NDArray[np.int64]]:
         if isinstance(wanted, Pass):
             return self.train_index, wanted.examples
         return self.val_index, wanted
 
     def _next(self) -> "_Feed":
-        """What DALI is to read and cut next; it asks ahead of what has been handed out."""
+        """The next feed of DALI, which calls this ahead of the batches that it has handed out."""
         wanted, feed = next(self.requests)
         self.under_way.append(wanted)
         return feed
 
     def _ahead(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, "_Feed"]]:
-        """Each request with what answers it, made by threads while DALI works on earlier ones."""
-        made = deque[tuple[Wanted, Future[_Feed]]]()
-        for each in wanted:
-            made.append((each, self.readers.submit(self._feed, each)))
-            if len(made) == AHEAD:
-                first, feed = made.popleft()
+        """Each request with its feed, made by threads while DALI works on earlier ones."""
+        pending = deque[tuple[Wanted, Future[_Feed]]]()
+        for request in wanted:
+            pending.append((request, self.readers.submit(self._feed, request)))
+            if len(pending) == AHEAD:
+                first, feed = pending.popleft()
                 yield first, feed.result()
-        for first, feed in made:
+        for first, feed in pending:
             yield first, feed.result()
 
     def _feed(self, wanted: Wanted) -> "_Feed":
-        index, ids = self._what(wanted)
+        index, ids = self._images_of(wanted)
         try:
             sizes = index.sizes(ids)
             files = self._files(index, ids)
@@ -168,7 +169,7 @@ class DaliInputs:
         )
 
     def _files(self, index: Index, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """What DALI gets of each image: the path to its file, or what a shard holds of it."""
+        """The input of DALI for each image: the path of its file, or its content in a shard."""
         if self.in_shards:
             contents = [index.read(example) for example in ids]
         else:
@@ -190,7 +191,7 @@ class DaliInputs:
     def _why(self, error: RuntimeError) -> InputFailed:
         """The failure of the first image under way that cannot be decoded."""
         for wanted in self.under_way:
-            index, ids = self._what(wanted)
+            index, ids = self._images_of(wanted)
             for example in ids:
                 try:
                     load_image(index, example)

@@ -1,4 +1,4 @@
-"""One image from its file, as PIL decodes it, and what to say where that fails."""
+"""One image from its file, as PIL decodes it, and the error where that fails."""
 
 import io
 
@@ -11,7 +11,7 @@ from lsgd.inputs.index import Index, prepare_command
 from lsgd.rules.sampler import Pass
 
 Wanted = Pass | NDArray[np.int64]
-"""What a loader is asked for at once: a pass to train on, or ids to validate with."""
+"""A request to a loader: a pass to train on, or ids to validate with."""
 
 
 def load_image(index: Index, example: int) -> Image.Image:
@@ -26,7 +26,7 @@ def load_image(index: Index, example: int) -> Image.Image:
     except UnidentifiedImageError:
         raise index.failed(example, "it is no image" if content else "it is empty") from None
     except Exception as error:
-        # What decoders raise on bytes that are not what they seem, no list holds.
+        # A decoder may raise any error on bytes that are not what they seem.
         raise index.failed(example, str(error) or type(error).__name__) from None
     if image.size != (width, height):
         raise index.failed(

@@ -1,4 +1,4 @@
-"""The index of a set of image files: what there is, so that nothing has to be looked for later.
+"""The index of a set of image files, so that no run has to search for them.
 
 One file per split, a numpy array of rows sorted by (class, path): an example's id is its row. It is
 mapped into memory, so opening it takes no time and all processes of a machine share it. An image
@@ -29,7 +29,7 @@ relative too, or nothing; offset there and length in bytes; label; width and hei
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
 LATER: dict[str, np.generic] = {}
-"""Fields that came after the first indexes were made, each with what it is in those."""
+"""Fields that were added after the first indexes, each with the value that those imply."""
 
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -46,7 +46,7 @@ def image_files(folder: Path) -> list[str]:
 
 
 def index_file(folder: Path, split: str) -> Path:
-    """Where the index of a split lies."""
+    """The file of the index of a split."""
     return folder / f"{split}.index.npy"
 
 
@@ -127,7 +127,7 @@ class Index:
         return bool(len(self.rows)) and bool(self.rows["shard"][0])
 
     def path(self, example: int) -> str:
-        """Where the image lies, in full; in a shard: the shard, a colon and its name there."""
+        """The full path of the image; in a shard: the shard, a colon and its name there."""
         row = self._row(example)
         path, shard = os.fsdecode(row["path"]), os.fsdecode(row["shard"])
         return f"{self.root / shard}:{path}" if shard else str(self.root / path)
@@ -154,12 +154,12 @@ class Index:
         return content
 
     def failed(self, example: int, why: str) -> InputFailed:
-        """What to raise if an image cannot be used."""
+        """The error to raise if an image cannot be used."""
         return InputFailed(f"{self.path(example)} cannot be read ({why})")
 
 
 def _completed(rows: NDArray[Any]) -> NDArray[Any]:
-    """The rows of an index of any version; those of an older one are copied into memory for it."""
+    """The rows of an index with all fields; those of an older version are copied into memory."""
     later = [name for name in LATER if name not in (rows.dtype.names or ())]
     if not later:
         return rows
@@ -186,11 +186,11 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
         ("val_examples", len(val), data.val_examples),
     ):
         if number != expected:
-            beside = " beside those left out" if data.skip else ""
+            note = " beside those left out" if data.skip else ""
             count = number + (train.skipped if name == "train_examples" else val.skipped)
             right = count if data.skip and name != "classes" else number
             raise Refused(
-                f"data.{name}={expected} but {data.name} at {root} has {number}{beside}; complete "
+                f"data.{name}={expected} but {data.name} at {root} has {number}{note}; complete "
                 f"it and {_again(data, root)}, or write data.{name}={right} for another trajectory"
                 + (" (a skip list is taken off by itself)" if data.skip else "")
             )
@@ -198,7 +198,7 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
 
 
 def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
-    """What makes the index of a dataset, in `index` if it is not to lie in the root."""
+    """The command that makes the index of a dataset, in `index` if not in the root."""
     if any(root.glob("*.tar")) and not (root / "train").exists():
         return f"python -m lsgd.prepare {dataset} FOLDER_OF_THE_IMAGES --shards {root}"
     elsewhere = f" --index {index}" if index and index != root else ""
@@ -233,15 +233,15 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> Index:
         )
     if len(index) == 0:
         raise Refused(f"{file} lists no image; complete {root} and {_again(data, root)}")
-    # One process looks for all: of a thousand folders, or of all files where they are newer.
+    # Process 0 looks for all: at a thousand folders, and at the files in those that are newer.
     stale = _changed_since(index, file.stat().st_mtime) if detect().rank == 0 else None
     if stale is not None:
         raise Refused(f"{file} is older than {root}: {stale}; {_again(data, root)}")
     return index
 
 
-def _changed_since(index: Index, made: float) -> str | None:
-    """What differs between the index and the files, looked for only where a folder is newer."""
+def _changed_since(index: Index, indexed_at: float) -> str | None:
+    """The first difference of index and files, or None; only newer folders are searched."""
     rows = np.load(index.file, mmap_mode="r")
     if index.in_shards():
         shards, which = np.unique(rows["shard"], return_inverse=True)
@@ -261,7 +261,7 @@ def _changed_since(index: Index, made: float) -> str | None:
         if image_files(split / name):
             return f"{split / name} is new"
     for folder, paths in zip(folders, np.split(rows["path"], starts[1:]), strict=True):
-        if folder.stat().st_mtime > made:
+        if folder.stat().st_mtime > indexed_at:
             listed = {Path(os.fsdecode(path)).name for path in paths}
             if odd := sorted(listed ^ set(image_files(folder))):
                 return f"{folder / odd[0]} is {'gone' if odd[0] in listed else 'new'}"

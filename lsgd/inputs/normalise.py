@@ -1,4 +1,4 @@
-"""From 8-bit pixels to what a network is given."""
+"""The normalisation of 8-bit pixels for a network."""
 
 import torch
 from torch import Tensor

@@ -73,8 +73,8 @@ class FolderInputs:
         self.wanted.now = wanted
         try:
             batches = iter(self.loader)
-            # Registered after torch's own exit handlers, this runs before them: they would wait
-            # for deaf processes that a SIGTERM is to end.
+            # Registered after torch's own exit handlers, this runs before them: after a SIGTERM
+            # they would wait for the processes, which do not hear signals.
             atexit.unregister(_kill_children)
             atexit.register(_kill_children)
             for batch in batches:
@@ -83,7 +83,7 @@ class FolderInputs:
                 pixels, labels = batch
                 yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
         except (RuntimeError, EOFError, OSError) as error:
-            # The latter two if it was killed while it handed over what it had decoded.
+            # The latter two are raised if a process was killed while it handed over a batch.
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             why = (str(error) or type(error).__name__).splitlines()[0]
@@ -99,7 +99,7 @@ def _kill_children() -> None:
 
 
 class _Requests(Sampler[Wanted]):
-    """What the loader is to ask for in the next round: the processes outlive a round."""
+    """A sampler whose requests are replaced for each round, since the processes outlive a round."""
 
     now: Iterable[Wanted] = ()
 
@@ -108,7 +108,7 @@ class _Requests(Sampler[Wanted]):
 
 
 class _Images(Dataset[tuple[Tensor, Tensor] | InputFailed]):
-    """What is asked of it is a pass or a chunk of ids, not one image."""
+    """A dataset whose items are whole passes and chunks of ids, not single images."""
 
     def __init__(self, data: Data, indexes: tuple[Index, Index], *, seed: int) -> None:
         self.data, self.seed = data, seed

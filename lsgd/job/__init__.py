@@ -1,1 +1,1 @@
-"""One process among others: what started it, who else is there, how it ends."""
+"""One process among others: its launcher, the other processes of its job, and how it ends."""

@@ -1,4 +1,4 @@
-"""Other processes that may crash or hang: waited for so long, and nothing of them left running."""
+"""Child processes that may crash or hang: each has a time limit, and none is left running."""
 
 import os
 import re
@@ -15,9 +15,9 @@ from typing import BinaryIO
 from lsgd.job.ending import Tag, end
 
 OURS: Tag = ("LSGD_PARENT", uuid.uuid4().hex)
-"""The tag of all that this process starts here."""
+"""The tag of all processes that this module starts."""
 CHILD = "LSGD_CHILD"
-"""Environment variable whose value tells the children of this process apart."""
+"""The environment variable whose value distinguishes the children of this process."""
 GRACE = 3.0
 """Seconds that a process has between SIGTERM and SIGKILL."""
 
@@ -32,14 +32,14 @@ class Child:
         self.process, self._tag, self._output = process, tag, output
 
     def wait(self, limit: float) -> int | None:
-        """The exit code; None if it is not through in so many seconds."""
+        """The exit code; None if the process has not ended after `limit` seconds."""
         try:
             return self.process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self) -> str:
-        """End all of them, if they have not ended; returns what they have printed."""
+        """End the process and all that it has started; returns what they have printed."""
         if end(self._tag, GRACE):
             self.process.poll()
         else:
@@ -72,7 +72,7 @@ def started(command: Sequence[str], *, environment: Mapping[str, str] = {}) -> I
 def finished(
     command: Sequence[str], *, limit: float, environment: Mapping[str, str] = {}
 ) -> tuple[int | None, str]:
-    """Exit code of a command, None if it was not through in `limit` seconds, and what it printed.
+    """Exit code of a command, None if it had not ended after `limit` seconds, and what it printed.
 
     When this returns or raises, the command and all that it has started have ended.
     """
@@ -91,14 +91,14 @@ def close() -> None:
 
 
 def failure(code: int | None, text: str, limit: float) -> str:
-    """How a process failed, from its exit code, None if it was ended, and what it printed."""
-    said = telling_line(text)
+    """How a process failed, from its exit code (None if it was ended) and its output."""
+    message = telling_line(text)
     if code is not None and code >= 0:
-        return said or f"it ended with exit code {code} and said nothing"
+        return message or f"it ended with exit code {code} and said nothing"
     how = f"it did not end in {limit:g} s"
     if code is not None:
         how = f"it crashed with {signal.Signals(-code).name}"
-    return f"{how} ({said})" if said else how
+    return f"{how} ({message})" if message else how
 
 
 def telling_line(text: str) -> str:
@@ -115,7 +115,7 @@ def telling_line(text: str) -> str:
         r"[\w.]*(Error|Exception)\b",
         r".*[a-z]",
     ):
-        for each in lines:
-            if re.match(telling, each):
-                return each.strip()[:160]
+        for line in lines:
+            if re.match(telling, line):
+                return line.strip()[:160]
     return ""

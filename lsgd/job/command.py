@@ -1,4 +1,4 @@
-"""How a command line is read and ends: with one sentence and an exit code."""
+"""Command lines: how one is read, and how it ends with one sentence and an exit code."""
 
 import argparse
 import sys
@@ -16,13 +16,13 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence what argparse would answer with the usage.
 
     Its methods raise Refused; so it is to be used within run_command or run_alone. Words are never
-    guessed from their beginning.
+    completed from their beginning.
     """
 
     def __init__(
         self, program: str | None = None, about: str | None = None, **settings: Any
     ) -> None:
-        # Those of subcommands are made by argparse, which names all that it gives.
+        # argparse makes the parsers of subcommands itself, and passes prog among `settings`.
         if program is not None:
             settings |= {"prog": f"python -m {program}", "description": about}
             settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter}

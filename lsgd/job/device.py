@@ -36,12 +36,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The hardware of a process: its GPU, or the CPU, the job's cores of it, and its threads."""
+    """The hardware of a process: its GPU, or the CPU with the job's cores and its own threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     launch = detect()
-    here = cores(launch) * launch.local_size
-    return f"{cpu()}, {here} cores, threads per process: {get_num_threads()}"
+    # The cores of the job on this machine, which its processes share.
+    shared = cores(launch) * launch.local_size
+    return f"{cpu()}, {shared} cores, threads per process: {get_num_threads()}"
 
 
 def cpu() -> str:

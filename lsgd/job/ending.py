@@ -38,7 +38,7 @@ def end(tag: Tag, grace: float) -> set[int]:
     ended, and names them on stderr.
     """
     begin = time.monotonic()
-    asked: set[int] = set()
+    signalled: set[int] = set()
     empty = 0
     # Twice, since a process in the midst of an exec shows no environment.
     while empty < 2:
@@ -50,11 +50,11 @@ def end(tag: Tag, grace: float) -> set[int]:
             stuck = ", ".join(map(str, sorted(left)))
             print(f"lsgd: left running, as SIGKILL does not end it: pid {stuck}", file=sys.stderr)
             return left
-        for pid in left if late else left - asked:
+        for pid in left if late else left - signalled:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-        asked |= left
-        # Where nothing was found there is nothing to wait for.
-        if asked and empty < 2:
+        signalled |= left
+        # Without any process there is nothing to wait for.
+        if signalled and empty < 2:
             time.sleep(0.05)
     return set()

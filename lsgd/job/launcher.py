@@ -1,7 +1,7 @@
-"""What each launcher's environment says about this process: which of how many, and where they meet.
+"""The numbers of this process and the meeting place, from the environment of its launcher.
 
 `_DIALECTS` is the table of all launchers. The environment variables MASTER_ADDR and MASTER_PORT win
-over whatever it says about the meeting place.
+over the meeting place that the table gives.
 """
 
 import os
@@ -26,7 +26,7 @@ class Launch:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    """Processes on this machine."""
+    """The number of the job's processes on this machine."""
     master_addr: str | None = None
     """Name or address of the machine of process 0; None if the launcher does not say."""
     master_port: int = DEFAULT_PORT
@@ -34,14 +34,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Dialect:
-    """The environment variables in which a launcher says it."""
+    """The environment variables in which a launcher numbers its processes."""
 
     rank: str
     world_size: str
     local_rank: str
     local_size: str
     job: tuple[str, ...]
-    """What tells one job on a machine from another: the port is made of it."""
+    """Variables that differ between two jobs on a machine: the port is made of their values."""
     nodes: str = "SLURM_JOB_NODELIST"
     """Slurm's list of the job's machines, the first of which has process 0."""
     needs_local_rank: bool = False
@@ -94,7 +94,7 @@ _OTHER_SIZES = (
     "OMPI_COMM_WORLD_SIZE",
     "HOROVOD_SIZE",
 )
-"""In which launchers that are not in the table, or say less than it needs, tell of several."""
+"""Variables in which launchers that are not in the table, or say too little, count processes."""
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
@@ -151,13 +151,13 @@ def hostnames(nodes: str) -> list[str]:
 
 
 def tasks_per_node(counts: str) -> list[int]:
-    """How many processes each node has, from Slurm's short form.
+    """The number of processes of each node, from Slurm's short form.
 
     >>> tasks_per_node("4(x2),1")
     [4, 4, 1]
     """
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))]
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(tasks) for tasks, nodes in groups for _ in range(int(nodes or 1))]
 
 
 def _expand(group: str) -> list[str]:
@@ -166,8 +166,8 @@ def _expand(group: str) -> list[str]:
         return [prefix]
     ranges, _, rest = rest.partition("]")
     numbers: list[str] = []
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
+    for span in ranges.split(","):
+        first, _, last = span.partition("-")
         count = int(last or first) - int(first) + 1
         # 08-10 keeps its zeros.
         numbers += [str(int(first) + i).zfill(len(first)) for i in range(count)]
@@ -195,7 +195,7 @@ def _master_addr(
 
 
 def _master_port(environment: Mapping[str, str], says: _Dialect) -> int:
-    """From MASTER_PORT, or from the job, so that two jobs on a machine have two."""
+    """The port of MASTER_PORT, or one made of the job, so that two jobs on a machine differ."""
     if "MASTER_PORT" in environment:
         return int(environment["MASTER_PORT"])
     job = ".".join(environment.get(name, "") for name in says.job).strip(".")
@@ -203,9 +203,9 @@ def _master_port(environment: Mapping[str, str], says: _Dialect) -> int:
     return 20000 + zlib.crc32(job.encode()) % 9000 if job else DEFAULT_PORT
 
 
-def _refuse_unknown(found: str) -> None:
+def _refuse_unknown(setting: str) -> None:
     raise Refused(
-        f"{found} says that this is one of several processes, but not which one as torchrun, "
+        f"{setting} says that this is one of several processes, but not which one as torchrun, "
         "horovodrun, mpirun, Intel's mpiexec and srun say it, so every process would train alone; "
         "start with one of these (launch/ has a script for each)"
     )

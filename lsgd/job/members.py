@@ -3,7 +3,7 @@
 `lsgd.supervise` gives its job the environment variable LSGD_SUPERVISED, the run folder, as a tag
 (`lsgd.job.ending`): so `stop` also finds what a dead launcher has left behind. A process of lsgd
 that has it keeps a file in the run folder's `supervised/`: its rank, host and pid when it starts,
-and, if it lives to say so, how it ended.
+and how it ended, unless it is killed.
 
 `python -m lsgd.job.members FOLDER` waits for the end of its standard input, then stops the job of
 that folder: a supervisor holds the other end, so that a job does not outlive it.
@@ -39,17 +39,17 @@ class Member:
     host: str
     pid: int
     code: int | None = None
-    """Its exit code; None while it runs, or if it was killed before it could say."""
+    """Its exit code; None while it runs, or if it was killed before it wrote one."""
     why: str = ""
-    """Its message, or the first line of what a crash has left."""
+    """Its message, or the first line of the traceback that a crash has left."""
 
 
 @contextmanager
 def last_words(rank: int) -> Iterator[Callable[[int, str], int]]:
     """Keep this process's file while it works, if it is supervised.
 
-    The function given takes the exit code and the reason, and returns the code; an exception that
-    passes by counts as 1, and a crash such as a segmentation fault writes its own traceback.
+    The yielded function takes the exit code and the reason, and returns the code. An exception
+    counts as exit code 1, and a crash such as a segmentation fault writes its own traceback.
     """
     if TAG not in os.environ:
         yield lambda code, why: code
@@ -78,7 +78,7 @@ def last_words(rank: int) -> Iterator[Callable[[int, str], int]]:
 
 def members(folder: Path) -> list[Member]:
     """The processes that have reported in the run folder since it was last cleared, by rank."""
-    found = []
+    reported = []
     for path in (folder / FOLDER).glob("*.jsonl"):
         start, *rest = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
         # A process may be about to write, or may have been killed in the middle of a line.
@@ -89,8 +89,8 @@ def members(folder: Path) -> list[Member]:
                     fields |= json.loads(rest[0])
                 except json.JSONDecodeError:
                     fields |= {"why": rest[0]}
-            found.append(Member(**fields))
-    return sorted(found, key=lambda member: (member.rank, member.host, member.pid))
+            reported.append(Member(**fields))
+    return sorted(reported, key=lambda member: (member.rank, member.host, member.pid))
 
 
 class Watch:
@@ -101,13 +101,13 @@ class Watch:
         self.dead: list[Member] = []
         """Those that have died, with their last words, first death first."""
         self.alive: dict[int, Member] = {}
-        """The others, by the file descriptor that tells of the death."""
+        """The others, by the file descriptor that becomes readable when they die."""
         self._poll = select.poll()
         self._launcher = os.pidfd_open(launcher)
         self._poll.register(self._launcher, select.POLLIN)
 
     def wait(self, seconds: float) -> None:
-        """Until a process or the launcher dies, or so long; new processes are found by the way."""
+        """Wait until a process or the launcher dies, or so long; new processes are watched too."""
         dead = set()
         for member in self._unknown():
             try:
@@ -117,6 +117,7 @@ class Watch:
             else:
                 self.alive[descriptor] = member
                 self._poll.register(descriptor, select.POLLIN)
+        # A death that is known already is reported at once.
         for descriptor, _ in self._poll.poll(0 if dead else seconds * 1000):
             if descriptor != self._launcher:
                 dead.add(self.alive.pop(descriptor).pid)
@@ -124,16 +125,18 @@ class Watch:
                 os.close(descriptor)
         dead |= {member.pid for member in self._unknown() if member.code is not None}
         together = [member for member in members(self.folder) if member.pid in dead]
-        # Which of these was the first is not known; who lost a peer was not.
+        # Which of these died first is not known; one that lost a peer was not the first.
         self.dead += sorted(
-            together, key=lambda each: (each.code == PeerLost.exit_code, not each.why)
+            together, key=lambda member: (member.code == PeerLost.exit_code, not member.why)
         )
 
     def _unknown(self) -> list[Member]:
         known = {member.pid for member in (*self.dead, *self.alive.values())}
-        here = platform.node()
+        host = platform.node()
         return [
-            each for each in members(self.folder) if each.host == here and each.pid not in known
+            member
+            for member in members(self.folder)
+            if member.host == host and member.pid not in known
         ]
 
     def __enter__(self) -> Self:
@@ -157,9 +160,9 @@ def running(folder: Path) -> list[int]:
 
 
 def stop(folder: Path) -> list[int]:
-    """End all processes of the folder's job on this machine; return those that were there.
+    """End all processes of the folder's job on this machine; return their pids.
 
-    They are asked first, and killed after GRACE seconds.
+    They get SIGTERM first, and SIGKILL after GRACE seconds.
     """
     present = running(folder)
     end((TAG, str(folder)), GRACE)

@@ -1,4 +1,4 @@
-"""Leaving when told to: a signal to any one process, and all of them leave after the same step.
+"""Leaving on a signal: any one process gets it, and all of them leave after the same step.
 
 SIGTERM, SIGUSR1 and SIGUSR2 only leave a note; a second one changes nothing. In training the note
 rides in the sum of the gradients and is read a step late, with the non-finite flag, so it costs no
@@ -24,7 +24,7 @@ _told = False
 
 
 def told() -> bool:
-    """Whether this process has been told to leave since it listens."""
+    """Whether this process has been told to leave since it began to listen."""
     return _told
 
 
@@ -47,7 +47,7 @@ def listening() -> Iterator[None]:
     try:
         yield
     except Preempted:
-        _told = True  # if only by another process
+        _told = True  # the signal may have reached another process alone
         raise
     finally:
         if not told():
@@ -62,7 +62,7 @@ def _take_note(*_: object) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Processes that are started in here, and theirs, never hear the signals."""
+    """Within this context started processes, and their children, never hear the signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -90,6 +90,6 @@ class Rounds:
         self.wait = self.start_sum(self.note, "told to leave")
 
     def finish(self) -> None:
-        """Wait for the others to end the round; what they were told comes too late for this."""
+        """Wait for the others to end the round, without a look at their notes."""
         self.wait()
         self.wait = lambda: None

@@ -28,7 +28,7 @@ def make_network(recipe: Recipe) -> nn.Module:
 
 
 def layout(recipe: Recipe) -> torch.memory_format:
-    """How images and convolutions lie in memory."""
+    """The memory format of images and convolutions."""
     return torch.channels_last if recipe.channels_last else torch.contiguous_format
 
 
@@ -36,7 +36,7 @@ def make_model(
     name: str, *, classes: int, channels: int, last_gamma: float, seed: int
 ) -> nn.Module:
     """The network `name`, initialised by the seed alone: the same weights on every process."""
-    # Not above, since torchvision takes a second to import and only who has a network needs it.
+    # Imported here, since torchvision takes a second and only what makes a network needs it.
     from lsgd.models.small import SmallResNet
     from lsgd.vision import models
 

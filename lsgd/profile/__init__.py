@@ -57,7 +57,7 @@ def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator
     if not learner.recipe.profile:
         yield
         return
-    # Of the clock of process 0: a resumed run gets a folder of its own.
+    # By the clock of process 0: a resumed run gets a folder of its own.
     folder = run / "profile" / learner.comm.broadcast_object(f"{datetime.now():%Y%m%d-%H%M%S}")
     profile = Profile(learner, folder, log)
     try:
@@ -69,7 +69,7 @@ def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator
 
 
 class Profile:
-    """Is told of each phase of a step as it begins: the listener of lsgd.profile.phases."""
+    """The listener of lsgd.profile.phases, which is called with each phase as it begins."""
 
     def __init__(self, learner: Learner, folder: Path, log: Log) -> None:
         self.learner, self.folder, self.log = learner, folder, log
@@ -77,7 +77,7 @@ class Profile:
         on_gpu = learner.device.type == "cuda"
         self.now: Callable[[], Any] = _event if on_gpu else time.perf_counter
         self.seconds: Callable[[Any, Any], float] = _between_events if on_gpu else _between_times
-        self.made = 0
+        self.steps_ended = 0
         self.begun: list[tuple[str, Any]] = []
         """The phases of the measured steps, each with when it began."""
         self.reported = False
@@ -88,29 +88,29 @@ class Profile:
 
     def __call__(self, phase: str) -> None:
         """The phase begins, and with it the one before ends."""
-        self.made += phase == BETWEEN
-        if self.made >= WARMUP and not self.reported:
+        self.steps_ended += phase == BETWEEN
+        if self.steps_ended >= WARMUP and not self.reported:
             self.begun.append((phase, self.now()))
         self.trace.label(phase)
         if phase == BETWEEN:
             self._end_step()
 
     def _end_step(self) -> None:
-        if self.made == WARMUP + MEASURED:
+        if self.steps_ended == WARMUP + MEASURED:
             self._report()
             self.trace.start()
         elif self.reported:
             self.trace.step()
 
     def finish(self) -> None:
-        """Report what there is of a run that ends before all is measured."""
-        if not self.reported and self.made > WARMUP:
+        """Report the steps measured so far, if the run ends before all are."""
+        if not self.reported and self.steps_ended > WARMUP:
             self._report()
         elif not self.reported:
             self.log.warn(
                 self.learner.next_step,
                 f"profile=true times no step before the {WARMUP + 1}th, and there were only "
-                f"{self.made}",
+                f"{self.steps_ended}",
             )
 
     def _report(self) -> None:
@@ -195,11 +195,11 @@ class Trace:
             self.phase = None
 
     def _write(self, traced: torch.profiler.profile) -> None:
-        # The profiler compresses what ends in .gz.
-        beside = self.path.with_name(f".{self.path.name}")
+        # The name ends in .gz as well, since that makes the profiler compress the trace.
+        partial = self.path.with_name(f".{self.path.name}")
         with _unless_full(self.log, traced.step_num, self.path.parent):
-            traced.export_chrome_trace(str(beside))
-            os.replace(beside, self.path)
+            traced.export_chrome_trace(str(partial))
+            os.replace(partial, self.path)
 
 
 @contextmanager

@@ -13,28 +13,28 @@ from lsgd.profile.stragglers import BETWEEN
 from lsgd.rules.sampler import Pass
 
 Listener = Callable[[str], None]
-"""Is told the name of a phase as it begins, and with that the one before ends."""
+"""A function that is called with the name of a phase as it begins and the one before ends."""
 
 
 @contextmanager
 def listening(calls: Sequence[tuple[str, object, str]], listener: Listener) -> Iterator[None]:
-    """Tell the listener of the phases of every step made in here; see Learner.timed for `calls`.
+    """Report the phases of every step made in here to the listener; Learner.timed has the calls.
 
     After the last of these calls the step has ended, and BETWEEN begins.
     """
     for phase, subject, method in calls:
         ends = (phase, subject, method) == calls[-1]
-        setattr(subject, method, _told(listener, phase, getattr(subject, method), ends))
+        setattr(subject, method, _reporting(listener, phase, getattr(subject, method), ends))
     try:
         yield
     finally:
         for _, subject, method in calls:
-            delattr(subject, method)  # the class's own is there again
+            delattr(subject, method)  # which uncovers the method of the class
 
 
 @contextmanager
 def listening_to_data(inputs: Inputs, listener: Listener) -> Iterator[None]:
-    """Tell the listener of `data wait` whenever a batch is asked for in here."""
+    """Report `data wait` to the listener whenever a batch is requested in here."""
     inputs.train = partial(_batches, inputs.train, listener)  # type: ignore[method-assign]
     try:
         yield
@@ -42,17 +42,17 @@ def listening_to_data(inputs: Inputs, listener: Listener) -> Iterator[None]:
         del inputs.train
 
 
-def _told(
+def _reporting(
     listener: Listener, phase: str, method: Callable[..., Any], ends: bool
 ) -> Callable[..., Any]:
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         listener(phase)
         result = method(*args, **kwargs)
         if ends:
             listener(BETWEEN)
         return result
 
-    return told
+    return reporting
 
 
 def _batches(
@@ -60,7 +60,7 @@ def _batches(
 ) -> Iterator[Batch]:
     batches = train(passes)  # at once, as a loader may begin to load here
 
-    def told() -> Iterator[Batch]:
+    def reporting() -> Iterator[Batch]:
         while True:
             listener("data wait")
             try:
@@ -69,4 +69,4 @@ def _batches(
                 return
             yield batch
 
-    return told()
+    return reporting()

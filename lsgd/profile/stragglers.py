@@ -1,8 +1,8 @@
-"""Where the time of a step goes on every process, and which of them makes the others wait.
+"""The time of each phase of a step by process, and the process that makes the others wait.
 
-A step of synchronous SGD ends on all processes at once, so its length says nothing about who is
-slow: who is fast waits for the sum of the gradients. That wait is the phase `communication`, and
-the slowest process is the one whose other phases take longest.
+A step of synchronous SGD ends on all processes at once, so its length does not tell which
+process is slow: the fast ones wait for the sum of the gradients. That wait is the phase
+`communication`, and the slowest process is the one whose other phases take longest.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lsgd.tables import markdown
 
 OWN = ("data wait", "forward", "backward", "optimizer")
-"""What a process does by itself."""
+"""The phases of a process's own work."""
 PHASES = (*OWN[:3], "communication", OWN[3])
 BETWEEN = "between steps"
 
@@ -21,12 +21,12 @@ PhaseTimes = dict[str, float]
 
 @dataclass(frozen=True)
 class Timing:
-    """What one process has measured."""
+    """The measurements of one process."""
 
     rank: int
     host: str
     workers: int
-    """How many of the run's workers it hosts."""
+    """The number of the run's workers that it hosts."""
     steps: list[PhaseTimes]
 
     def mean(self, phase: str) -> float:

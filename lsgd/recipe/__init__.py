@@ -1,9 +1,9 @@
 """The recipe: a typed description of one run, and what follows from it.
 
 Trajectory fields decide what is computed and are hashed into the fingerprint; execution fields
-decide how fast and where, and change nothing else. Everything about a field stands beside it: its
-default, its limits, and which of the two it is (lsgd.recipe.fields has the words). What makes no
-sense is refused by lsgd.recipe.checks.
+decide how fast and where, and change nothing else. A field's declaration has its default, its
+limits and which of the two kinds it is, in the words of lsgd.recipe.fields. What makes no sense is
+refused by lsgd.recipe.checks.
 """
 
 import hashlib
@@ -38,32 +38,32 @@ class Data:
     classes: int = field(metadata=at_least(1))
     channels: int = field(metadata=at_least(1))
     image_size: int = field(metadata=at_least(1))
-    """This is the side, in pixels, of what the model is given."""
+    """The side of an image, in pixels, as the model takes it."""
     mean: list[float]
-    """There is one mean per channel, of pixels in [0, 1]."""
+    """The mean of each channel, for pixels in [0, 1]."""
     std: list[float]
-    """There is one standard deviation per channel, of pixels in [0, 1]."""
+    """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(metadata=one_of("none", "shift_flip", "crop_flip"))
     """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
     by 4, shifts and flips."""
     root: str | None = field(default=None, metadata=EXECUTION)
-    """The folder of the dataset is by default $LSGD_DATA/<name>, or data/<name>."""
+    """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION)
-    """The folder with the index of an image folder is by default its root."""
+    """The folder with the index of the images; by default the folder of the dataset."""
     skip_list: str | None = field(default=None, metadata=EXECUTION)
-    """This file names images to leave out; config reads it into `skip` and takes them off the
-    numbers of examples."""
+    """A file that names images to leave out; lsgd.config reads it into `skip` and subtracts them
+    from the numbers of examples."""
     skip: list[str] = field(default_factory=list, metadata=later([]))
-    """These images are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
+    """Images that are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which network, and how the last BN of every residual block starts."""
+    """The network, and how the last BN of every residual block starts."""
 
     name: str = field(metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet"))
     last_gamma: float = 0.0
-    """The last BN of every residual block starts with this gamma: 0 as in Goyal et al. 2017,
+    """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""
 
 
@@ -77,12 +77,12 @@ class Optim:
     )
     nesterov: bool = True
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
-    """It is on the weights of convolutions, on the weights and bias of fc, and not on BN."""
+    """The decay of the weights of convolutions and of the weights and bias of fc; BN has none."""
     equation: int = field(default=9, metadata=one_of(9, 10))
-    """The momentum update has two forms in the paper: 9, as in PyTorch, keeps the lr outside the
-    momentum, and 10 has it inside."""
+    """The equation of the paper that updates the momentum: 9, as in PyTorch, keeps the lr outside
+    the momentum, and 10 has it inside."""
     momentum_correction: bool = False
-    """Remark 2 of the paper has a meaning for equation 10 only."""
+    """Momentum correction (remark 2 of the paper), which has a meaning for equation 10 only."""
 
 
 @dataclass(frozen=True)
@@ -96,51 +96,51 @@ class Schedule:
     reference_batch: float = field(default=256.0, metadata=above_0())
     scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
     warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
-    """Only a batch above the reference is warmed up."""
+    """The shape of the warmup; only a batch above the reference has one."""
     warmup_epochs: float = field(default=5.0, metadata=at_least(0))
     milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
-    """At each of these epochs the lr is multiplied by gamma."""
+    """Epochs at which the lr is multiplied by gamma."""
     gamma: float = field(default=0.1, metadata=above_0())
 
 
 @dataclass(frozen=True)
 class InputsSettings:
-    """How images get to the device."""
+    """The loader, which brings images to the device, and its settings."""
 
     loader: str = field(
         default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
     )
     decoders: int | None = field(default=None, metadata=at_least(0))
-    """So many images are decoded at once per training process, by DALI's threads or torchvision's
-    processes; by default as many as it has cores of the machine."""
+    """Images that a training process decodes at once, in threads of DALI or processes of
+    torchvision; by default one for each of its cores."""
     prefetch: int = field(default=2, metadata=at_least(1))
-    """So many passes are made ready ahead: by DALI in all, by each of torchvision's processes."""
+    """Passes that are made ready ahead: in all by DALI, by each process of torchvision."""
     dtype: str = field(default="float32", metadata=one_of("float32", "float16"))
-    """DALI writes pixels of this type: float32, or float16, which is 0.1 8-bit levels coarser."""
+    """The type of the pixels that DALI writes; float16 is coarser by 0.1 of an 8-bit level."""
     decode_on: str = field(default="auto", metadata=one_of("auto", "cpu", "gpu"))
-    """DALI decodes on the cpu or the gpu; auto is where the model is."""
+    """Where DALI decodes: on the cpu or the gpu; auto is where the model is."""
     hardware_share: float = field(
         default=0.65,
         metadata=at_least(0) | at_most(1, "is more than all images; write a number from 0 to 1"),
     )
-    """DALI on a GPU with a JPEG decoder of its own sends this share of the images there."""
+    """The share of the images that DALI sends to the JPEG decoder of a GPU that has one."""
 
 
 @dataclass(frozen=True)
 class CommSettings:
-    """How the processes of a job talk to each other."""
+    """The library by which the processes of a job communicate, and its settings."""
 
     library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
     bucket_mb: float = field(default=25.0, metadata=above_0())
-    """Gradients are reduced in flat buckets of this many MiB."""
+    """The size, in MiB, of the flat buckets in which gradients are reduced."""
     timeout: float = field(default=600.0, metadata=above_0())
-    """A process that does not answer for so many seconds is given up."""
+    """Seconds without an answer after which a process is given up."""
     join_timeout: float = field(default=120.0, metadata=above_0())
-    """Processes that have not met so many seconds after the start give up."""
+    """Seconds after the start in which the processes have to meet; then they give up."""
 
 
 TARGET_DATA = "imagenet"
-"""The dataset that every published number is of."""
+"""The dataset on which every published number was measured."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ class Target:
     """The published number that this recipe should reproduce."""
 
     top1_error: float
-    """The error is in percent, and so is its standard deviation."""
+    """The published error in percent; `std`, its standard deviation, is in percent too."""
     std: float | None = None
     source: str = ""
 
     def beside(self, error: float) -> str:
-        """How far the error of one run, in percent, is from the published one, in words.
+        """The distance of a run's error, in percent, from the published one, in words.
 
         Whether that is the published number is decided over several seeds, by lsgd.report.verdict.
         """
@@ -176,46 +176,46 @@ class Recipe:
     inputs: InputsSettings = field(metadata=EXECUTION)
     comm: CommSettings = field(metadata=EXECUTION)
     workers: int = field(metadata=at_least(1))
-    """Each of the k workers has its own images and its own BN statistics."""
+    """k, the number of workers, of which each has its own images and BN statistics."""
     worker_batch: int = field(metadata=at_least(2))
-    """Each worker has n images per step; its BN statistics are over these."""
+    """n, the images of a worker in a step, over which its BN statistics are taken."""
     epochs: int = field(metadata=at_least(1))
     seed: int = field(
         default=0,
         metadata=at_least(0) | below(2**64, "is too large; write a number below 2^64"),
     )
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
-    """The last N mod kn examples of an epoch are dropped, or kept as a smaller step."""
+    """The use of the last N mod kn examples of an epoch: none, or with keep a smaller step."""
     precision: str = field(default="float32", metadata=one_of("float32", "bfloat16", "float64"))
-    """bfloat16 is autocast."""
+    """The number format of forward and backward passes; bfloat16 is by autocast."""
     gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
-    """With fp16 the gradients are sums of float16, in which less than 6e-8 is lost."""
+    """The number format of the sums over processes; fp16 loses what is below 6e-8."""
     rehearse: bool = False
-    """lsgd.recipe.rehearsal makes the same run in miniature."""
+    """Whether the run is replaced by its miniature, which lsgd.recipe.rehearsal makes."""
     deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
-    """These rules of the paper are not followed by this recipe, each with the reason."""
+    """The rules of the paper that this recipe does not follow, each with the reason."""
     target: Target | None = field(default=None, metadata=EXECUTION)
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
-    """One forward pass carries so many workers; with auto, lsgd.autotune finds the number when
+    """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts."""
     val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
-    """One pass of an evaluation has so many images."""
+    """Images of one pass of an evaluation."""
     channels_last: bool = field(default=False, metadata=EXECUTION)
     compile: bool = field(default=False, metadata=EXECUTION)
-    """The model goes through torch.compile."""
+    """Whether the model goes through torch.compile."""
     device: str = field(default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda"))
     run_dir: str | None = field(default=None, metadata=EXECUTION)
-    """The folder of the run is by default runs/<name>/<time>-seed<seed>."""
+    """The folder of the run; by default runs/<name>/<time>-seed<seed>."""
     checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
-    """A checkpoint is also saved every so many steps; 0 saves at the end of each epoch only."""
+    """Steps between two checkpoints within an epoch; 0 saves at the end of each epoch only."""
     keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
-    """The newest so many checkpoints stay; those at a drop of the lr all do."""
+    """The number of newest checkpoints that stay; those at a drop of the lr always do."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
-    """There are so many steps between two rows of metrics."""
+    """Steps between two rows of metrics."""
     profile: bool = field(default=False, metadata=EXECUTION)
-    """lsgd.profile times the phases of some steps, and traces a few."""
+    """Whether lsgd.profile times the phases of some steps and traces a few."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
-    """This is what a rehearsal has replaced, one line each."""
+    """The lines in which a rehearsal says what it has replaced."""
 
     @property
     def batch_size(self) -> int:
@@ -239,22 +239,22 @@ class Recipe:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """S, the steps really made in one epoch."""
+        """S, the number of steps that are really made in one epoch."""
         return sampler.steps_per_epoch(
             self.data.train_examples, self.batch_size, keeps_tail=self.keeps_tail
         )
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run."""
+        """The number of steps of the whole run."""
         return self.epochs * self.steps_per_epoch
 
     def examples(self, steps: int) -> int:
-        """How many training examples the first so many steps of the run see."""
+        """The number of training examples that the first `steps` steps of the run see."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         whole = self.steps_per_epoch * self.batch_size
-        each = self.data.train_examples if self.keeps_tail else whole
-        return epochs * each + rest * self.batch_size
+        per_epoch = self.data.train_examples if self.keeps_tail else whole
+        return epochs * per_epoch + rest * self.batch_size
 
     def epoch(self, step: int) -> float:
         """The (fractional) epoch at the start of a step of the run: e + t/S."""
@@ -292,6 +292,7 @@ class Recipe:
 
     def _first_step(self, epoch: float) -> int:
         """The first step of the run that is at this (fractional) epoch or after it."""
+        # Rounded, since the product may miss a whole number in its last bit, or lie between two.
         near = round(epoch * self.steps_per_epoch)
         return near if self.epoch(near) >= epoch else near + 1
 
@@ -309,7 +310,7 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def summary(self) -> str:
-        """What this run is, in a few plain lines."""
+        """A description of this run, in a few plain lines."""
         first, last = (
             self.lr(0),
             schedule.scaled_lr(
@@ -332,7 +333,7 @@ class Recipe:
         return "\n".join(lines)
 
     def outcome(self, error: float) -> str:
-        """What came out, beside the published number if the run is on the data of that.
+        """The result of the run in a sentence, with the published number if the data are the same.
 
         The error of a rehearsal means nothing, and is left out.
         """

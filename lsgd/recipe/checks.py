@@ -1,4 +1,4 @@
-"""What is refused of a recipe: a value beyond its field's limits, and what contradicts the rest."""
+"""Checks of a recipe, which refuse a value beyond its limits and what contradicts the rest."""
 
 import math
 import re

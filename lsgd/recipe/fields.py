@@ -1,4 +1,4 @@
-"""What stands beside a field of the recipe, as its metadata: its side, its past and its limits.
+"""The metadata of a recipe's fields: trajectory or execution, since when, and within what limits.
 
     val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
 
@@ -15,29 +15,29 @@ from lsgd.errors import Refused
 AUTO = "auto"
 
 Words = dict[str, Any]
-"""Metadata of a field; `|` joins that of several words."""
+"""Metadata of a field; `|` joins several of them."""
 
 Limit = Callable[[str, Any], None]
-"""Raises Refused, given a field's dotted key and a value that is outside its limit."""
+"""A function of a field's dotted key and value, which raises Refused if the value is outside."""
 
 EXECUTION: Words = {"execution": True}
-"""Beside a field, or a group, that changes speed, place or description, and no result."""
+"""Metadata of a field or group that changes speed, place or description, and no result."""
 
 
 def later(as_before: Any) -> Words:
-    """Beside a trajectory field that came after runs had been published.
+    """Metadata of a trajectory field that was added after runs had been published.
 
     `as_before` is the value that means "as before": a run with it keeps the fingerprint that it had
-    without the field, and a file from before the field is read as if it said so, whatever the
-    default for new runs. A group may come later too: then `as_before` has the trajectory fields
-    which came with it, by name. Execution fields do not need the word, since their default means
-    "as before".
+    without the field, and a file from before the field is read as if it had this value, whatever
+    the default for new runs. A group may be added later too: then `as_before` has the trajectory
+    fields that came with it, by name. Execution fields need no such metadata, since their default
+    means "as before".
     """
     return {"as_before": as_before}
 
 
 def one_of(*choices: Any) -> Words:
-    """Beside a field that names one of these choices."""
+    """Metadata of a field that names one of these choices."""
 
     def limit(key: str, value: Any) -> None:
         if value not in choices:
@@ -47,7 +47,7 @@ def one_of(*choices: Any) -> Words:
 
 
 def at_least(least: int) -> Words:
-    """Beside a number that is finite and this or more, or None."""
+    """Metadata of a number that is finite and at least this, or None."""
 
     def limit(key: str, value: Any) -> None:
         if value is not None and not least <= value < math.inf:
@@ -57,7 +57,7 @@ def at_least(least: int) -> Words:
 
 
 def at_least_or_auto(least: int) -> Words:
-    """Beside a whole number that is this or more, or AUTO."""
+    """Metadata of a whole number that is at least this, or AUTO."""
 
     def limit(key: str, value: Any) -> None:
         if value != AUTO and (isinstance(value, str) or value < least):
@@ -67,7 +67,7 @@ def at_least_or_auto(least: int) -> Words:
 
 
 def above_0() -> Words:
-    """Beside a number that is finite and above 0."""
+    """Metadata of a number that is finite and above 0."""
 
     def limit(key: str, value: Any) -> None:
         if not 0 < value < math.inf:
@@ -77,7 +77,7 @@ def above_0() -> Words:
 
 
 def below(bound: int, refusal: str) -> Words:
-    """Beside a number that is less than this; the refusal says why, and what to write."""
+    """Metadata of a number that is less than this; the refusal says why, and what to write."""
 
     def limit(key: str, value: Any) -> None:
         if value >= bound:
@@ -87,7 +87,7 @@ def below(bound: int, refusal: str) -> Words:
 
 
 def at_most(most: int, refusal: str) -> Words:
-    """Beside a number that is this or less; the refusal says why, and what to write."""
+    """Metadata of a number that is at most this; the refusal says why, and what to write."""
 
     def limit(key: str, value: Any) -> None:
         if value > most:
@@ -117,8 +117,8 @@ def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
 def trajectory(group: Any) -> dict[str, Any]:
     """The values that decide what is computed, by field, of a recipe or one of its groups.
 
-    A field that came later is left out where it means "as before", and so is a group of which the
-    fields that are left mean that.
+    A field that was added later is left out where it means "as before", and so is a group whose
+    remaining fields all mean that.
     """
     values = {}
     for entry in fields(group):
@@ -133,7 +133,7 @@ def trajectory(group: Any) -> dict[str, Any]:
 
 
 def values_before(kind: type) -> dict[str, Any]:
-    """What means "as before" in each field of a recipe that came later, by its dotted key."""
+    """The value that means "as before" of each field that was added later, by its dotted key."""
     return {
         key: entry.metadata["as_before"]
         for key, entry in all_fields(kind)
@@ -142,5 +142,5 @@ def values_before(kind: type) -> dict[str, Any]:
 
 
 def limits(entry: Field[Any]) -> list[Limit]:
-    """The limits that stand beside a field."""
+    """The limits in the metadata of a field."""
     return [word for word in entry.metadata.values() if callable(word)]

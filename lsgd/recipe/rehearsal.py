@@ -18,7 +18,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
         image_size=size,
         augmentation="none",
     )
-    # Multiplied first: a batch that is the reference stays so, down to the last bit.
+    # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
     reference_batch = recipe.schedule.reference_batch * n / recipe.worker_batch
     return replace(
         recipe,

@@ -1,4 +1,4 @@
-"""What a study is: some recipes, some seeds, and the claims that their errors shall decide."""
+"""The definition of a study: recipes, seeds, and the claims that their errors decide."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ class Entry:
 
     recipe: str
     label: str
-    """The table names the row so, such as "gradual warmup"."""
+    """The name of the row in the table, such as "gradual warmup"."""
     like: str | None = None
-    """At a smaller scale, the recipe stands for this one of the paper."""
+    """The recipe of the paper that this one stands for, at a smaller scale."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Claim:
     says: str
     recipe: str
     relation: str
-    """no_worse_than is at most `within` above the other's error; worse_than is more than that."""
+    """no_worse_than: at most `within` above the error of `other`; worse_than: more than that."""
     other: str
     within: float = 0.0
-    """The margin is in points of top-1 error."""
+    """The margin, in points of top-1 error."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Study:
     title: str
     question: str
     source: str
-    """This names the table or figure of the paper, such as "Goyal et al. 2017, table 1"."""
+    """The table or figure of the paper, such as "Goyal et al. 2017, table 1"."""
     baseline: str
-    """The others are compared with this recipe."""
+    """The recipe with which the others are compared."""
     seeds: list[int]
     entries: list[Entry]
     claims: list[Claim] = field(default_factory=list)
 
 
 def check_study(study: Study, recipes: list[str]) -> None:
-    """Raise Refused for a study that names what is not there, given the names of all recipes."""
+    """Raise Refused for a study that makes no sense, or has a recipe not among `recipes`."""
     trained = [entry.recipe for entry in study.entries]
     stood_for = [entry.like for entry in study.entries if entry.like]
     for name in (*trained, *stood_for):

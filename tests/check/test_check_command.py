@@ -606,7 +606,7 @@ def test_the_papers_resize_would_be_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(loader, "centre_crop", centre_crop)
     recipe = config.load_recipe(SMALL)
     found = check.findings(check.build(recipe))
-    assert next(f.found for f in found if f.rule == "resize") == "antialiased bicubic"
+    assert next(f.run for f in found if f.rule == "resize") == "antialiased bicubic"
     with pytest.raises(Refused, match=r"resize that is not there: .* deviations\.resize=null"):
         verdict(recipe, found)
 
@@ -655,7 +655,7 @@ def test_the_same_ratio_from_another_reference() -> None:
     recipe = config.load_recipe([*SMALL, *words])
     found = {f.rule: f for f in check.findings(check.build(recipe))}
     assert not found["reference_lr"].same
-    assert found["reference_lr"].found == "lr 0.0125 for 32 images"
+    assert found["reference_lr"].run == "lr 0.0125 for 32 images"
     with pytest.raises(Refused, match=r"deviations\.reference_lr='"):
         verdict(recipe, list(found.values()))
 
@@ -665,7 +665,7 @@ def test_made_up_images_are_other_data(name: str) -> None:
     """And no rule says what becomes of them: no crop, no resize, no colour."""
     words = SMALL if name == "bs1k" else (f"+recipe={name}",)
     data, *rest = check.findings(check.build(config.load_recipe([*words, "inputs=synthetic"])))
-    assert data.found.startswith("made-up images for ")
+    assert data.run.startswith("made-up images for ")
     assert not data.same
     assert rest[0].rule == "model"
 
