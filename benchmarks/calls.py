@@ -8,7 +8,6 @@ Timings here are certain to 3 to 5 %; an operator too many in every layer is les
 count shows it. benchmarks/README.md says what is counted and how to read a difference.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -28,6 +27,7 @@ from torch.autograd import profiler
 from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import open_inputs
+from lsgd.job.command import Parser, run_alone
 from lsgd.learner import Learner
 from lsgd.step import train_step
 
@@ -245,11 +245,14 @@ def report(cases: dict[str, Counts]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the command line."""
-    line = argparse.ArgumentParser(
-        prog="python -m benchmarks.calls", description="Count the calls of a training step."
-    )
+def main(argv: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    return run_alone(lambda: show(argv))
+
+
+def show(argv: Sequence[str]) -> None:
+    """Count, print the counts and how they differ from the golden file, and write that if told."""
+    line = Parser("benchmarks.calls", "Count the calls of a training step.")
     choice = line.add_mutually_exclusive_group()
     choice.add_argument("--write", action="store_true", help=f"write {GOLDEN.name} anew")
     choice.add_argument("--json", action="store_true", help="print the numbers as JSON")
@@ -271,4 +274,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main(sys.argv[1:]))
