@@ -12,20 +12,16 @@ from lsgd.launch.options import LAUNCHERS, Request
 
 GPUS = 8
 """Of a machine in a cluster, unless the options say otherwise."""
-IMAGES = ("--image", "--container")
-"""The options that name an image to run in, which has a Python of its own."""
 
 
-def python(options: Mapping[str, str]) -> str:
-    """The Python that trains: an image's own, else that of $PYTHON, else the one that runs this."""
-    if any(name in options for name in IMAGES):
-        return "python3"
+def python() -> str:
+    """The Python that trains outside of images: that of $PYTHON, else the one that runs this."""
     return os.environ.get("PYTHON") or sys.executable
 
 
 def find_python() -> str:
     """The Python that trains on this machine; raises Refused if it is not there."""
-    name = python({})
+    name = python()
     if shutil.which(name) is None:
         raise Refused(f"there is no Python at {name}; run 'make setup', or set PYTHON")
     return name

@@ -8,7 +8,7 @@ from pathlib import Path
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
-from lsgd.launch.options import LAUNCHERS, LauncherParser
+from lsgd.launch.options import LAUNCHERS, read_options
 from lsgd.recipe.study import Study
 from lsgd.study.launch import TrialLauncher
 
@@ -69,11 +69,11 @@ class StudyParser(Parser):
         if launcher not in LAUNCHERS:
             known = ", ".join(sorted(LAUNCHERS))
             raise Refused(f"--launch {launcher} does not exist; write one of {known}")
-        given = LauncherParser(launcher).read(rest)
+        launcher_words, launcher_options, _ = read_options(launcher, rest)
         names: list[str] = []
         seed_lists: list[str] = []
         words: list[str] = []
-        for word in given.words:
+        for word in launcher_words:
             _check_form(word)
             key, _, value = word.partition("=")
             if key.lstrip("+") == "study":
@@ -95,7 +95,7 @@ class StudyParser(Parser):
                 f"{launcher} submits all trials, and the cluster decides how many run at a time; "
                 "leave out --jobs"
             )
-        trial_launcher = TrialLauncher(launcher, given.options)
+        trial_launcher = TrialLauncher(launcher, launcher_options)
         return StudyRequest(study, seeds, words, trial_launcher, options.jobs, options.print)
 
 
