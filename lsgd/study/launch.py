@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.job.launcher import cores, detect
-from lsgd.launch.options import LAUNCHERS
 from lsgd.launch.processes import count_processes, machines
 from lsgd.study.trials import Trial
 
@@ -18,11 +17,6 @@ class TrialLauncher:
 
     name: str
     options: dict[str, str]
-
-    @property
-    def submits(self) -> bool:
-        """Whether it returns before the run has begun."""
-        return LAUNCHERS[self.name].submits
 
     def command(self, trial: Trial) -> list[str]:
         """What starts the trial, or goes on with it."""
