@@ -151,9 +151,10 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
     """The run that the words ask for; raises Refused without exactly one recipe."""
     words, options, prints = read_options(launcher, argv)
     form, *_ = _lines(launcher)
-    recipes = [word for word in words if "=" not in word and not word.startswith("~")]
-    if not recipes or not recipes[0]:
+    names = [word for word in words if "=" not in word and not word.startswith("~")]
+    recipe, *others = names or [""]
+    if not recipe:
         raise Refused(f"which recipe? Write {form}")
-    if len(recipes) > 1:
-        raise Refused(f"{recipes[1]} is a second recipe after {recipes[0]}; write {form}")
-    return Request(recipes[0], [word for word in words if word != recipes[0]], options, prints)
+    if others:
+        raise Refused(f"{others[0]} is a second recipe after {recipe}; write {form}")
+    return Request(recipe, [word for word in words if word != recipe], options, prints)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from lsgd.launch.options import Request
-from lsgd.launch.processes import count_processes, machines, python
+from lsgd.launch.processes import GPUS, count_processes, python
 from lsgd.launch.quoting import shell_line
 from lsgd.launch.start import Start
 
@@ -51,10 +51,9 @@ def slurm(request: Request) -> Start:
 
 def _sbatch_options(request: Request, folder: str) -> list[str]:
     options = request.options
-    if by_machine := machines("slurm", options):
-        gpus = by_machine[1]
-        tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
-    else:
+    gpus = options.get("--gpus", GPUS)
+    tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
+    if "--np" in options:
         tasks = [f"--ntasks={options['--np']}"]
     cpus = options.get("--cpus")
     return [

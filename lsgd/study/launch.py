@@ -36,21 +36,17 @@ class TrialLauncher:
 
         A process without a worker would have nothing to do, and fewer make the same run.
         """
-        requested = count_processes(self.name, self.options)
-        if by_machine := machines(self.name, self.options):
-            nodes, gpus = by_machine
-            gpus = min(gpus, workers)
-            nodes = min(nodes, workers // gpus)
-            processes = nodes * gpus
-            fewer = {"--nodes": nodes, "--gpus": gpus}
-        else:
-            processes = min(requested, workers)
-            fewer = {"--np": processes}
-            if "--nodes" in self.options:
-                fewer["--nodes"] = min(int(self.options["--nodes"]), processes)
-        if processes == requested:
+        processes = count_processes(self.name, self.options)
+        if processes <= workers:
             return processes, self.options
-        return processes, self.options | {option: str(number) for option, number in fewer.items()}
+        if by_machine := machines(self.name, self.options):
+            gpus = min(by_machine[1], workers)
+            nodes = workers // gpus
+            return nodes * gpus, self.options | {"--nodes": str(nodes), "--gpus": str(gpus)}
+        fewer = {"--np": str(workers)}
+        if "--nodes" in self.options:
+            fewer["--nodes"] = str(min(int(self.options["--nodes"]), workers))
+        return workers, self.options | fewer
 
 
 def share_cores(launcher: TrialLauncher, jobs: int) -> None:

@@ -34,8 +34,8 @@ def run_job(
 ) -> Ending:
     """Start the command once, wait for its end, and leave nothing of it on this machine.
 
-    `signals` are the numbers of those that this process has received, which are passed on. What the
-    command prints goes to `output`, by default where the prints of this process go.
+    `signals` are those that this process receives meanwhile, by their numbers; the job is asked to
+    end at each. What the command prints goes to `output`, by default where this process prints.
     """
     folder = run_folder(command)
     members.clear(folder)
@@ -73,12 +73,10 @@ def run_job(
                     logbook.say("asked", f"{signal.Signals(signals[-1]).name}: the job is to end")
                     watch.wait(0)
                     # The processes themselves, as launchers give them too little time to save.
-                    for member in watch.alive.values():
+                    # Where none has reported yet, the launcher's group, which a minus sign names.
+                    for pid in [member.pid for member in watch.alive.values()] or [-launcher.pid]:
                         with suppress(ProcessLookupError):
-                            os.kill(member.pid, signal.SIGTERM)
-                    if not watch.alive:
-                        with suppress(ProcessLookupError):
-                            os.killpg(launcher.pid, signal.SIGTERM)
+                            os.kill(pid, signal.SIGTERM)
                     stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
                 if silence and time.time() - max(began, last_written(folder)) > silence:
                     silent, stop_at = True, 0
