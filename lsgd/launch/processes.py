@@ -27,18 +27,17 @@ def find_python() -> str:
     return name
 
 
-def machines(launcher: str, options: Mapping[str, str]) -> tuple[int, int] | None:
-    """Machines and GPUs on each, where processes are counted by these; None if in all."""
+def gpus_per_machine(launcher: str, options: Mapping[str, str]) -> int | None:
+    """The GPUs of each machine, where processes are counted by these; None where in all."""
     if "--gpus" in options or (LAUNCHERS[launcher].submits and "--np" not in options):
-        return int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+        return int(options.get("--gpus", GPUS))
     return None
 
 
 def count_processes(launcher: str, options: Mapping[str, str]) -> int:
     """All the processes that the options ask for; by default as many as suit this machine."""
-    if by_machine := machines(launcher, options):
-        nodes, gpus = by_machine
-        return nodes * gpus
+    if gpus := gpus_per_machine(launcher, options):
+        return int(options.get("--nodes", 1)) * gpus
     if "--np" in options:
         return int(options["--np"])
     return sum(_slots(options)) or default_processes(find_python())

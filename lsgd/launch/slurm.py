@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from lsgd.launch.options import Request
-from lsgd.launch.processes import GPUS, count_processes, python
+from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import shell_line
 from lsgd.launch.start import Start
 
@@ -51,10 +51,9 @@ def slurm(request: Request) -> Start:
 
 def _sbatch_options(request: Request, folder: str) -> list[str]:
     options = request.options
-    gpus = options.get("--gpus", GPUS)
-    tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
-    if "--np" in options:
-        tasks = [f"--ntasks={options['--np']}"]
+    tasks = [f"--ntasks={options.get('--np')}"]
+    if gpus := gpus_per_machine("slurm", options):
+        tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
     cpus = options.get("--cpus")
     return [
         f"--job-name={request.recipe}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.job.launcher import cores, detect
-from lsgd.launch.processes import count_processes, machines
+from lsgd.launch.processes import count_processes, gpus_per_machine
 from lsgd.study.trials import Trial
 
 
@@ -39,8 +39,8 @@ class TrialLauncher:
         processes = count_processes(self.name, self.options)
         if processes <= workers:
             return processes, self.options
-        if by_machine := machines(self.name, self.options):
-            gpus = min(by_machine[1], workers)
+        if gpus := gpus_per_machine(self.name, self.options):
+            gpus = min(gpus, workers)
             nodes = workers // gpus
             return nodes * gpus, self.options | {"--nodes": str(nodes), "--gpus": str(gpus)}
         fewer = {"--np": str(workers)}
