@@ -30,13 +30,6 @@ HARDWARE = {"images_per_second", "data_wait"}
 """Values of a row that say how fast it was computed, and not what."""
 OF_THE_STEP = {"epoch", "lr", "gradient_norm"}
 """Values of a train row that are of its last step alone; others are means over its steps."""
-PLACE = "run_dir"
-"""The field that differs in any two runs: their folder."""
-
-Key = tuple[str, int]
-"""Kind and step of a row."""
-Steps = tuple[int, int]
-"""The steps over which a train row has means: those after the first number, up to the second."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
     fields = [
         DifferingField(key, (first.get(key), second.get(key)), key in decisive)
         for key in first | second
-        if key != PLACE and first.get(key) != second.get(key)
+        if key != "run_dir" and first.get(key) != second.get(key)
     ]
     return sorted(fields, key=lambda field: not field.trajectory)
 
@@ -123,12 +116,10 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     """
     first, second = map(_rows, runs)
     rows, last_step, largest = 0, 0, 0.0
-    for (kind, step), (row, steps) in first.items():
-        if (kind, step) not in second:
-            continue
-        other, other_steps = second[kind, step]
+    for kind, step in (place for place in first if place in second):
+        (row, begin), (other, other_begin) = first[kind, step], second[kind, step]
         keys = [key for key in row if key in other and key not in HARDWARE]
-        if steps != other_steps:
+        if begin != other_begin:
             keys = [key for key in keys if key in OF_THE_STEP]
         differences = {key: relative_difference(row[key], other[key]) for key in keys}
         for key, difference in differences.items():
@@ -147,14 +138,14 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     return Comparison(rows, last_step, largest, parting)
 
 
-def _rows(run: Run) -> dict[Key, tuple[Row, Steps | None]]:
-    """The rows to compare in their order; those of kind train with the steps of their means."""
-    rows: dict[Key, tuple[Row, Steps | None]] = {}
+def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:
+    """The rows to compare by kind and step, in their order; with where their means begin, if so."""
+    rows: dict[tuple[str, int], tuple[Row, int | None]] = {}
     begin = 0
     for row in run.rows:
         kind, step = row["kind"], row["step"]
         if kind in ("train", "epoch"):
-            rows[kind, step] = row, (begin, step) if kind == "train" else None
+            rows[kind, step] = row, begin if kind == "train" else None
         # A mean begins anew with an epoch, and where a run resumes.
         if kind in ("start", "train", "epoch"):
             begin = step
@@ -182,17 +173,9 @@ def recipes_report(runs: tuple[Run, Run]) -> str:
     if not fields:
         return "The recipes are the same."
     differ = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-    table = markdown(
-        ["field", str(runs[0].path), str(runs[1].path), "decides"],
-        [
-            [
-                field.key,
-                *map(_short, field.values),
-                "what is computed" if field.trajectory else "how fast and where",
-            ]
-            for field in fields
-        ],
-    )
+    decides = {True: "what is computed", False: "how fast and where"}
+    rows = [[field.key, *map(_short, field.values), decides[field.trajectory]] for field in fields]
+    table = markdown(["field", *(str(run.path) for run in runs), "decides"], rows)
     return f"The recipes differ in {differ}, first in {fields[0].key}:\n\n{table}"
 
 
@@ -220,17 +203,6 @@ def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
     ends = [_last_step(run) for run in runs]
     lengths = f" {runs[0].path} ends at step {ends[0]}, {runs[1].path} at step {ends[1]}."
     return f"The runs do not part: {common}.{lengths if ends[0] != ends[1] else ''}"
-
-
-def compare(folders: tuple[Path, Path], tolerance: float) -> int:
-    """Print where the runs in two folders part; returns the exit code.
-
-    Raises Refused if a folder holds no run, or the runs have no row in common.
-    """
-    runs = (_run(folders[0]), _run(folders[1]))
-    metrics = compare_metrics(runs, tolerance)
-    print(f"{recipes_report(runs)}\n\n{metrics_report(runs, metrics)}")
-    return int(metrics.parting is not None)
 
 
 def _run(folder: Path) -> Run:
@@ -265,7 +237,10 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> int:
         options = parser.parse_args(argv)
-        return compare(tuple(options.runs), options.tolerance)
+        runs = _run(options.runs[0]), _run(options.runs[1])
+        metrics = compare_metrics(runs, options.tolerance)
+        print(f"{recipes_report(runs)}\n\n{metrics_report(runs, metrics)}")
+        return int(metrics.parting is not None)
 
     return run_alone(command)
 

@@ -14,7 +14,7 @@ from lsgd.errors import Refused
 from lsgd.job.command import run_alone
 from lsgd.launch.commands import horovodrun, local, mpirun, torchrun
 from lsgd.launch.k8s import k8s
-from lsgd.launch.options import LAUNCHERS, LauncherParser, Request
+from lsgd.launch.options import LAUNCHERS, Request, read_request
 from lsgd.launch.slurm import slurm
 from lsgd.launch.start import Start
 
@@ -29,27 +29,20 @@ STARTS: dict[str, Callable[[Request], Start]] = {
 """What each launcher starts or submits; all raise Refused for options that do not fit together."""
 
 
-def overview() -> str:
-    """How a launcher is called, and a line about each."""
-    names = sorted(LAUNCHERS)
-    lines = [
-        f"usage: python -m lsgd.launch {'|'.join(names)} RECIPE [key=value …] [options] [--print]",
-        *(f"  {name:<11} {LAUNCHERS[name].about}" for name in names),
-        "python -m lsgd.launch slurm --help says which options it has",
-    ]
-    return "\n".join(lines)
-
-
 def launch(argv: Sequence[str]) -> None:
     """Start, submit or show the run that the words ask for."""
     launcher, *words = argv or ["--help"]
+    names = sorted(LAUNCHERS)
     if launcher in ("-h", "--help"):
-        print(overview())
+        form = f"{'|'.join(names)} RECIPE [key=value …] [options] [--print]"
+        print(f"usage: python -m lsgd.launch {form}")
+        for name in names:
+            print(f"  {name:<11} {LAUNCHERS[name].about}")
+        print("python -m lsgd.launch slurm --help says which options it has")
         return
     if launcher not in LAUNCHERS:
-        names = ", ".join(sorted(LAUNCHERS))
-        raise Refused(f"there is no launcher {launcher}; write one of {names}")
-    request = LauncherParser(launcher).request(words)
+        raise Refused(f"there is no launcher {launcher}; write one of {', '.join(names)}")
+    request = read_request(launcher, words)
     start = STARTS[launcher](request)
     if not request.prints:
         start.go()

@@ -57,7 +57,6 @@ def torchrun(request: Request) -> Start:
         port = os.environ.get("MASTER_PORT") or DEFAULT_PORT
         meeting = ["--nnodes", options["--nodes"], "--rdzv-backend", "c10d"]
         meeting += ["--rdzv-endpoint", f"{master}:{port}"]
-    find_python()
     processes = count_processes("torchrun", options)
     program = _beside_python("torchrun")
     logs = _log_folder(request)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lsgd.errors import Refused
 from lsgd.launch.options import Request
-from lsgd.launch.processes import GPUS, count_processes, python
+from lsgd.launch.processes import GPUS
 from lsgd.launch.start import Start
 
 
@@ -31,34 +31,32 @@ def k8s(request: Request) -> Start:
         raise Refused(f"--name is {name}, but must be of small letters, digits and dashes")
     if not request.run_dir:
         request = replace(request, words=[*request.words, f"run_dir=/lsgd/runs/{name}"])
-    nodes = int(options.get("--nodes", 1))
+    nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+    if kind == "mpijob":
+        mpirun = ["mpirun", "--bind-to", "none", "--tag-output", "-np", str(nodes * gpus)]
+        command = [*mpirun, "python3", *request.train]
+    else:
+        # Where to meet and how many pods there are it reads from PET_*, which the operator sets.
+        logs = f"{request.run_dir}/logs"
+        command = ["torchrun", "--log-dir", logs, "--tee", "3", *request.train]
     fields = {
         "name": name,
         "image": options["--image"],
         "claim": options["--claim"],
         "nodes": str(nodes),
-        "gpus": options.get("--gpus", str(GPUS)),
+        "gpus": str(gpus),
         "workers": str(nodes - 1),
         # Kubernetes would take $(NAME) for a variable.
-        "command": json.dumps(_command(kind, request), ensure_ascii=False).replace("$(", "$$("),
+        "command": json.dumps(command, ensure_ascii=False).replace("$(", "$$("),
     }
     manifest = Path(__file__).with_name(f"{kind}.yaml").read_text(encoding="utf-8").rstrip("\n")
     for field, value in fields.items():
         manifest = manifest.replace("{{" + field + "}}", value)
     return Start(
         request,
-        count_processes("k8s", options),
+        nodes * gpus,
         ["kubectl", "create", "-f", "-"],
         "kubectl",
         "or save what --print shows and give it to whoever runs the cluster",
         manifest,
     )
-
-
-def _command(kind: str, request: Request) -> list[str]:
-    if kind == "mpijob":
-        processes = count_processes("k8s", request.options)
-        start = ["mpirun", "--bind-to", "none", "--tag-output", "-np", str(processes)]
-        return [*start, python(request.options), *request.train]
-    # Where to meet and how many pods there are it reads from PET_*, which the operator sets.
-    return ["torchrun", "--log-dir", f"{request.run_dir}/logs", "--tee", "3", *request.train]

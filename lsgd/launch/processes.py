@@ -12,37 +12,32 @@ from lsgd.launch.options import LAUNCHERS, Request
 
 GPUS = 8
 """Of a machine in a cluster, unless the options say otherwise."""
-IMAGES = ("--image", "--container")
-"""The options that name an image to run in, which has a Python of its own."""
 
 
-def python(options: Mapping[str, str]) -> str:
-    """The Python that trains: an image's own, else that of $PYTHON, else the one that runs this."""
-    if any(name in options for name in IMAGES):
-        return "python3"
+def python() -> str:
+    """The Python that trains outside of images: that of $PYTHON, else the one that runs this."""
     return os.environ.get("PYTHON") or sys.executable
 
 
 def find_python() -> str:
     """The Python that trains on this machine; raises Refused if it is not there."""
-    name = python({})
+    name = python()
     if shutil.which(name) is None:
         raise Refused(f"there is no Python at {name}; run 'make setup', or set PYTHON")
     return name
 
 
-def machines(launcher: str, options: Mapping[str, str]) -> tuple[int, int] | None:
-    """Machines and GPUs on each, where processes are counted by these; None if in all."""
+def gpus_per_machine(launcher: str, options: Mapping[str, str]) -> int | None:
+    """The GPUs of each machine, where processes are counted by these; None where in all."""
     if "--gpus" in options or (LAUNCHERS[launcher].submits and "--np" not in options):
-        return int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+        return int(options.get("--gpus", GPUS))
     return None
 
 
 def count_processes(launcher: str, options: Mapping[str, str]) -> int:
     """All the processes that the options ask for; by default as many as suit this machine."""
-    if by_machine := machines(launcher, options):
-        nodes, gpus = by_machine
-        return nodes * gpus
+    if gpus := gpus_per_machine(launcher, options):
+        return int(options.get("--nodes", 1)) * gpus
     if "--np" in options:
         return int(options["--np"])
     return sum(_slots(options)) or default_processes(find_python())

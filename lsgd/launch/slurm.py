@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from lsgd.launch.options import Request
-from lsgd.launch.processes import count_processes, machines, python
+from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import shell_line
 from lsgd.launch.start import Start
 
@@ -31,7 +31,7 @@ def slurm(request: Request) -> Start:
     options = request.options
     # A requeue keeps the job's number, %j.
     folder = request.run_dir or f"runs/{request.recipe}/slurm-%j"
-    train = shell_line([python(options), *request.train])
+    train = shell_line(["python3" if "--container" in options else python(), *request.train])
     text = BATCH.format(
         options="\n".join(f"#SBATCH {option}" for option in _sbatch_options(request, folder)),
         run_dir=shell_line([folder]).replace("slurm-%j", "slurm-$SLURM_JOB_ID"),
@@ -51,11 +51,9 @@ def slurm(request: Request) -> Start:
 
 def _sbatch_options(request: Request, folder: str) -> list[str]:
     options = request.options
-    if by_machine := machines("slurm", options):
-        _, gpus = by_machine
+    tasks = [f"--ntasks={options.get('--np')}"]
+    if gpus := gpus_per_machine("slurm", options):
         tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
-    else:
-        tasks = [f"--ntasks={options['--np']}"]
     cpus = options.get("--cpus")
     return [
         f"--job-name={request.recipe}",
@@ -80,23 +78,17 @@ def _srun(request: Request) -> list[str]:
     # When one has died, the others have 15 s to say why and to leave.
     srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
     if "--container" in options:
-        folder = _working_folder()
-        mounts = [folder, *_data_folders(request)]
+        # The folder as the shell names it: words may name it too, with the links on the way to it.
+        folder = os.environ.get("PWD", "")
+        if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
+            folder = os.getcwd()
+        roots = [word.partition("=")[2] for word in request.words if word.startswith("data.root=")]
+        roots.append(os.environ.get("LSGD_DATA", ""))
+        # Data that lie in the folder are mounted with it.
+        mounts = [folder, *(root for root in roots if root.startswith("/"))]
         srun += [
             f"--container-image={options['--container']}",
             "--container-mounts=" + ",".join(f"{path}:{path}" for path in mounts),
             f"--container-workdir={folder}",
         ]
     return srun
-
-
-def _data_folders(request: Request) -> list[str]:
-    """The folders outside of this one that the run reads its data from."""
-    roots = [word.partition("=")[2] for word in request.words if word.startswith("data.root=")]
-    return [root for root in [*roots, os.environ.get("LSGD_DATA", "")] if root.startswith("/")]
-
-
-def _working_folder() -> str:
-    """The folder as the shell names it: words may name it too, with the links on the way to it."""
-    named = os.environ.get("PWD", "")
-    return named if os.path.exists(named) and os.path.samefile(named, ".") else os.getcwd()

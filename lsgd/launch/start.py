@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from lsgd.errors import Refused
 from lsgd.launch.options import Request
-from lsgd.launch.processes import IMAGES, find_python
+from lsgd.launch.processes import find_python
 from lsgd.launch.quoting import shell_line
 
 
@@ -44,40 +44,31 @@ class Start:
         if shutil.which(self.program) is None:
             raise Refused(f"{self.program} is not installed; {self.remedy}")
         # An image may have what this machine lacks.
-        if not any(option in self.request.options for option in IMAGES):
+        if not self.request.options.keys() & {"--image", "--container"}:
             find_python()
-            check_recipe(self.request, self.processes)
+            self._check_recipe()
         if self.text is None:
-            _become(self.command)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Python ignores them, and what it becomes would go on ignoring them.
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            os.execvp(self.command[0], self.command)
         if self.log_folder:
-            _make(self.log_folder)
+            try:
+                self.log_folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise Refused(
+                    f"{self.log_folder} cannot be made for the job's log ({error.strerror}); write "
+                    "run_dir=PATH where you may"
+                ) from None
         done = subprocess.run(self.command, input=f"{self.text}\n", text=True)
         raise SystemExit(done.returncode)
 
+    def _check_recipe(self) -> None:
+        # Hydra takes a while to import, which nothing that is only shown needs.
+        from lsgd import config
+        from lsgd.recipe.checks import check_world_size
 
-def check_recipe(request: Request, processes: int) -> None:
-    """Raise Refused if the words make no recipe, or one with fewer workers than processes."""
-    # Hydra takes a while to import, which nothing that is only shown needs.
-    from lsgd import config
-    from lsgd.recipe.checks import check_world_size
-
-    check_world_size(config.load_recipe([f"+recipe={request.recipe}", *request.words]), processes)
-
-
-def _become(command: list[str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Python ignores them, and what it becomes would go on ignoring them.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    os.execvp(command[0], command)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(
-            f"{folder} cannot be made for the job's log ({error.strerror}); write run_dir=PATH "
-            "where you may"
-        ) from None
+        words = [f"+recipe={self.request.recipe}", *self.request.words]
+        check_world_size(config.load_recipe(words), self.processes)

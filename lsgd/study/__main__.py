@@ -29,60 +29,28 @@ from collections.abc import Sequence
 
 from lsgd.errors import Preempted, Refused
 from lsgd.job.command import run_alone
+from lsgd.launch.options import LAUNCHERS
 from lsgd.report.libraries import check_libraries
-from lsgd.study.launch import TrialLauncher, share_cores
+from lsgd.study.launch import share_cores
 from lsgd.study.queue import submit
 from lsgd.study.reporting import write_report
 from lsgd.study.running import Work
 from lsgd.study.trials import Trial, ended, trials
-from lsgd.study.words import StudyParser, StudyRequest
-from lsgd.supervise.signals import StopSignals
+from lsgd.study.words import StudyRequest, read_request
+from lsgd.supervise.signals import catch_stop_signals
 
 
-def show(launcher: TrialLauncher, everything: Sequence[Trial]) -> None:
-    """Print what is done, and the commands for what is not; start nothing."""
-    for trial in everything:
-        run = trial.run
-        print(f"# {trial}: {run.state if run else 'not started'}")
-        if not ended(run):
-            print(shlex.join(launcher.command(trial)))
-
-
-def run(request: StudyRequest) -> int:
-    """Train or submit what is left of these seeds, and report on all; return the exit code."""
-    study, launcher = request.study, request.launcher
-    everything = trials(study, request.words)
-    runs = [(trial, trial.run) for trial in everything if trial.recipe.seed in request.seeds]
-    todo = [trial for trial, run in runs if not ended(run)]
-    failed = {
-        str(trial): run.state for trial, run in runs if run and ended(run) and not run.finished
-    }
-    print(f"{study.name}: {len(runs)} trials, {len(todo)} to train", flush=True)
-    signals = StopSignals()
-    if launcher.submits:
-        failed |= submit(launcher, todo, signals)
-        why = f"{launcher.name} has submitted the rest; the same command, later, ends the study"
-    else:
-        work = Work(launcher, todo, signals)
-        work.train(request.jobs)
-        failed |= work.failed
-        why = "stopped; the same command goes on"
-    for name, reason in failed.items():
-        print(f"failed: {name}: {reason}")
-    if not signals.count:
-        write_report(study, request.words, everything)
-    if any(str(trial) not in failed and not ended(trial.run) for trial in todo):
-        print(why)
-        return Preempted.exit_code
-    return 1 if failed else 0
-
-
-def command(argv: Sequence[str]) -> int:
+def study(argv: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit code, which is 0 once every trial is finished."""
-    request = StudyParser(__doc__ or "").read(argv)
+    request = read_request(__doc__ or "", argv)
+    everything = trials(request.study, request.words)
+    chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
     if request.prints:
-        everything = trials(request.study, request.words)
-        show(request.launcher, [each for each in everything if each.recipe.seed in request.seeds])
+        for trial in chosen:
+            run = trial.run
+            print(f"# {trial}: {run.state if run else 'not started'}")
+            if not ended(run):
+                print(shlex.join(request.launcher.command(trial)))
         return 0
     if request.launcher.name == "k8s":
         raise Refused(
@@ -93,12 +61,38 @@ def command(argv: Sequence[str]) -> int:
     check_libraries()
     if request.jobs > 1:
         share_cores(request.launcher, request.jobs)
-    return run(request)
+    return work(request, chosen, everything)
+
+
+def work(request: StudyRequest, chosen: Sequence[Trial], everything: Sequence[Trial]) -> int:
+    """Train or submit what is left of the chosen, and report on all; return the exit code."""
+    launcher = request.launcher
+    runs = {str(trial): trial.run for trial in chosen}
+    todo = [trial for trial in chosen if not ended(runs[str(trial)])]
+    failed = {
+        name: run.state for name, run in runs.items() if run and ended(run) and not run.finished
+    }
+    print(f"{request.study.name}: {len(chosen)} trials, {len(todo)} to train", flush=True)
+    signals = catch_stop_signals()
+    if LAUNCHERS[launcher.name].submits:
+        failed |= submit(launcher, todo, signals)
+        why = f"{launcher.name} has submitted the rest; the same command, later, ends the study"
+    else:
+        failed |= Work(launcher, todo, signals).train(request.jobs)
+        why = "stopped; the same command goes on"
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}")
+    if not signals:
+        write_report(request.study, request.words, everything)
+    if any(str(trial) not in failed and not ended(trial.run) for trial in todo):
+        print(why)
+        return Preempted.exit_code
+    return 1 if failed else 0
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    return run_alone(lambda: command(argv))
+    return run_alone(lambda: study(argv))
 
 
 if __name__ == "__main__":

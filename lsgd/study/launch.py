@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.job.launcher import cores, detect
-from lsgd.launch.options import LAUNCHERS
-from lsgd.launch.processes import count_processes, machines
+from lsgd.launch.processes import count_processes, gpus_per_machine
 from lsgd.study.trials import Trial
 
 
@@ -18,11 +17,6 @@ class TrialLauncher:
 
     name: str
     options: dict[str, str]
-
-    @property
-    def submits(self) -> bool:
-        """Whether it returns before the run has begun."""
-        return LAUNCHERS[self.name].submits
 
     def command(self, trial: Trial) -> list[str]:
         """What starts the trial, or goes on with it."""
@@ -42,21 +36,17 @@ class TrialLauncher:
 
         A process without a worker would have nothing to do, and fewer make the same run.
         """
-        requested = count_processes(self.name, self.options)
-        if by_machine := machines(self.name, self.options):
-            nodes, gpus = by_machine
-            gpus = min(gpus, workers)
-            nodes = min(nodes, workers // gpus)
-            processes = nodes * gpus
-            fewer = {"--nodes": nodes, "--gpus": gpus}
-        else:
-            processes = min(requested, workers)
-            fewer = {"--np": processes}
-            if "--nodes" in self.options:
-                fewer["--nodes"] = min(int(self.options["--nodes"]), processes)
-        if processes == requested:
+        processes = count_processes(self.name, self.options)
+        if processes <= workers:
             return processes, self.options
-        return processes, self.options | {option: str(number) for option, number in fewer.items()}
+        if gpus := gpus_per_machine(self.name, self.options):
+            gpus = min(gpus, workers)
+            nodes = workers // gpus
+            return nodes * gpus, self.options | {"--nodes": str(nodes), "--gpus": str(gpus)}
+        fewer = {"--np": str(workers)}
+        if "--nodes" in self.options:
+            fewer["--nodes"] = str(min(int(self.options["--nodes"]), workers))
+        return workers, self.options | fewer
 
 
 def share_cores(launcher: TrialLauncher, jobs: int) -> None:

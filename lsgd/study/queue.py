@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from lsgd.errors import Refused
 from lsgd.study.launch import TrialLauncher
 from lsgd.study.trials import Trial
-from lsgd.supervise.signals import StopSignals
 
 
-def submit(launcher: TrialLauncher, todo: Sequence[Trial], signals: StopSignals) -> dict[str, str]:
+def submit(
+    launcher: TrialLauncher, todo: Sequence[Trial], signals: Sequence[int]
+) -> dict[str, str]:
     """Put those that are not queued yet into the queue; return what was refused, and why."""
     failed = {}
     for number, trial in enumerate(todo, 1):
-        if signals.count:
+        if signals:
             break
         try:
             outcome = submit_one(launcher, trial)

@@ -4,6 +4,7 @@ import shlex
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,7 +14,6 @@ from lsgd.errors import Refused
 from lsgd.study.launch import TrialLauncher
 from lsgd.study.trials import Trial, ended
 from lsgd.supervise.logbook import Taken, open_logbook
-from lsgd.supervise.signals import StopSignals
 from lsgd.supervise.start import run_job
 
 
@@ -23,24 +23,30 @@ class Work:
 
     launcher: TrialLauncher
     todo: list[Trial]
-    signals: StopSignals
+    signals: Sequence[int]
+    """Those that ask to stop, as they are received."""
     failed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting = deque(enumerate(self.todo, 1))
         self.lock = threading.Lock()
-        self.began, self.images = time.monotonic(), self.images_left()
+        self.began = time.monotonic()
+        self.images = sum(trial.images_left for trial in self.todo)
 
-    def train(self, jobs: int) -> None:
-        """Train them, so many at a time, until all have ended or somebody asks to stop."""
+    def train(self, jobs: int) -> dict[str, str]:
+        """Train them, so many at a time, until all have ended or somebody asks to stop.
+
+        Returns which have failed, and why.
+        """
         with ThreadPoolExecutor(jobs) as pool:
             for future in [pool.submit(self.take) for _ in range(jobs)]:
                 future.result()
+        return self.failed
 
     def take(self) -> None:
         """Train one after another, until none is left."""
         announced: set[int] = set()
-        while not self.signals.count:
+        while not self.signals:
             try:
                 number, trial = self.waiting.popleft()
             except IndexError:
@@ -54,7 +60,8 @@ class Work:
                 self.waiting.append((number, trial))
                 time.sleep(1)
             except (Refused, OSError) as error:
-                self.fail(number, trial, str(error))
+                self.failed[str(trial)] = str(error)
+                self.say(number, trial, f"failed: {error}")
 
     def attempt(self, number: int, trial: Trial) -> None:
         """Train what is left of the trial; raises Taken, Refused and OSError."""
@@ -82,16 +89,11 @@ class Work:
         if run and run.finished:
             error = f"top-1 error {run.error:.2f} %"
             self.say(number, trial, f"{error}, {taken}{self.estimate()}")
-        elif self.signals.count:
+        elif self.signals:
             self.say(number, trial, f"stopped, {run.state if run else 'before it was saved'}")
         else:
             ends = last_line(trial.log)
-            self.fail(number, trial, f"exit code {ending.code}, {ending.cause}; {ends}")
-
-    def fail(self, number: int, trial: Trial, why: str) -> None:
-        """Keep why this one has failed; the others go on."""
-        self.failed[str(trial)] = why
-        self.say(number, trial, f"failed: {why}")
+            raise Refused(f"exit code {ending.code}, {ending.cause}; {ends}")
 
     def say(self, number: int, trial: Trial, what: str) -> None:
         """One line on the screen."""
@@ -99,15 +101,11 @@ class Work:
             now = datetime.now()
             print(f"{now:%H:%M:%S}  {number} of {len(self.todo)}  {trial}: {what}", flush=True)
 
-    def images_left(self) -> int:
-        """Training images that the trials, but for the failed, still have to see."""
-        return sum(trial.images_left for trial in self.todo if str(trial) not in self.failed)
-
     def estimate(self) -> str:
         """How long the rest will take if it goes on as fast as until now."""
-        left = self.images_left()
-        lost = sum(trial.images_left for trial in self.todo if str(trial) in self.failed)
-        seen = self.images - left - lost
+        images = {str(trial): trial.images_left for trial in self.todo}
+        seen = self.images - sum(images.values())
+        left = sum(count for name, count in images.items() if name not in self.failed)
         if left == 0 or seen <= 0:
             return ""
         return f"; about {duration((time.monotonic() - self.began) * left / seen)} left"

@@ -21,15 +21,6 @@ FIXED = {
 }
 """What a word must not say, and why."""
 
-SUBMITTED = {
-    r"Submitted batch job (\d+)": (
-        ["squeue", "--noheader", "--format=%T", "--jobs"],
-        "Invalid job id",
-    ),
-}
-"""What a launcher says when it has taken a job, by whose name one asks after it, and the answer if
-there is none of that name any more."""
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -80,24 +71,25 @@ class Trial:
         Raises Refused if that cannot be found out, since the trial might be trained twice.
         """
         answer = self.job.read_text(encoding="utf-8") if self.job.exists() else ""
-        for pattern, (question, gone) in SUBMITTED.items():
-            if submitted := re.search(pattern, answer):
-                job = submitted.group(1)
-                try:
-                    queue = subprocess.run([*question, job], capture_output=True, text=True)
-                except FileNotFoundError:
-                    problem = f"{question[0]} is not installed here"
-                else:
-                    if queue.returncode == 0:
-                        return f"job {job}" if queue.stdout.strip() else None
-                    if gone in queue.stderr:
-                        return None
-                    problem = f"{question[0]} says: {queue.stderr.strip()}"
-                raise Refused(
-                    f"whether job {job} still trains {self} is not known ({problem}); ask where "
-                    f"that works, or remove {self.job} if the job has gone"
-                )
-        return None
+        submitted = re.search(r"Submitted batch job (\d+)", answer)
+        if not submitted:
+            return None
+        job = submitted[1]
+        question = ["squeue", "--noheader", "--format=%T", "--jobs", job]
+        try:
+            queue = subprocess.run(question, capture_output=True, text=True)
+        except FileNotFoundError:
+            problem = "squeue is not installed here"
+        else:
+            if queue.returncode == 0:
+                return f"job {job}" if queue.stdout.strip() else None
+            if "Invalid job id" in queue.stderr:
+                return None
+            problem = f"squeue says: {queue.stderr.strip()}"
+        raise Refused(
+            f"whether job {job} still trains {self} is not known ({problem}); ask where that "
+            f"works, or remove {self.job} if the job has gone"
+        )
 
 
 def ended(run: Run | None) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
-from lsgd.launch.options import LAUNCHERS, LauncherParser
+from lsgd.launch.options import LAUNCHERS, read_options
 from lsgd.recipe.study import Study
 from lsgd.study.launch import TrialLauncher
 
@@ -29,82 +29,72 @@ class StudyRequest:
     """Whether to show what is done and what would run, and start nothing."""
 
 
-class StudyParser(Parser):
-    """The words and options of a study; options that it does not know are the launcher's."""
+def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
+    """What the words ask for, with options that a study does not know being the launcher's.
 
-    def __init__(self, about: str) -> None:
-        about, _, self.more = about.partition("\n\n")
-        usage = "python -m lsgd.study +study=NAME [key=value ...] [options]"
-        super().__init__("lsgd.study", about, usage=usage)
-        self.add_argument(
-            "--launch",
-            metavar="LAUNCHER",
-            default="local",
-            help="which launcher starts a trial (default local); options of its own may be "
-            "given too, such as --np 8",
+    `about` is the text of the help. Raises Refused.
+    """
+    about, _, more = about.partition("\n\n")
+    if {"-h", "--help"} & set(argv):
+        # Every study, which nothing else has to read.
+        more = f"{more}\nstudies:\n{_catalogue()}"
+    usage = "python -m lsgd.study +study=NAME [key=value ...] [options]"
+    parser = Parser("lsgd.study", about, usage=usage, epilog=more)
+    parser.add_argument(
+        "--launch",
+        metavar="LAUNCHER",
+        default="local",
+        help="which launcher starts a trial (default local); options of its own may be given too, "
+        "such as --np 8",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        default=1,
+        help="trials at a time (default 1), with so many times fewer threads each",
+    )
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="show what is done and the commands of the rest, and start nothing",
+    )
+    options, rest = parser.parse_known_args(argv)
+    # launch/slurm.sh means slurm.
+    launcher = Path(options.launch).stem
+    if launcher not in LAUNCHERS:
+        known = ", ".join(sorted(LAUNCHERS))
+        raise Refused(f"--launch {launcher} does not exist; write one of {known}")
+    words, launcher_options, _ = read_options(launcher, rest)
+    names: list[str] = []
+    seed_lists: list[str] = []
+    trial_words: list[str] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key == "study" and equals:
+            raise Refused(f"'{word}' needs a plus sign; write +{word}")
+        if not equals and not word.startswith("~"):
+            example = f"+study={word}" if word in config.studies() else "for example epochs=30"
+            raise Refused(f"'{word}' is not of the form key=value; write {example}")
+        if key.lstrip("+") == "study":
+            names.append(value)
+        elif key == "seeds":
+            seed_lists.append(value)
+        else:
+            trial_words.append(word)
+    if len(names) != 1:
+        raise Refused("which study? Write one, for example +study=digits; --help lists them all")
+    study = config.load_study(names[0])
+    seeds = _seeds(seed_lists[-1], study) if seed_lists else study.seeds
+    if options.jobs < 1:
+        raise Refused(f"--jobs={options.jobs} is not a number of trials; write 1 or more")
+    if LAUNCHERS[launcher].submits and options.jobs > 1:
+        raise Refused(
+            f"{launcher} submits all trials, and the cluster decides how many run at a time; "
+            "leave out --jobs"
         )
-        self.add_argument(
-            "--jobs",
-            type=int,
-            metavar="N",
-            default=1,
-            help="trials at a time (default 1), with so many times fewer threads each",
-        )
-        self.add_argument(
-            "--print",
-            action="store_true",
-            help="show what is done and the commands of the rest, and start nothing",
-        )
-
-    def format_help(self) -> str:
-        """With every study, which nothing else has to read."""
-        self.epilog = f"{self.more}\nstudies:\n{_catalogue()}"
-        return super().format_help()
-
-    def read(self, argv: Sequence[str]) -> StudyRequest:
-        """What the words ask for; raises Refused."""
-        options, rest = self.parse_known_args(argv)
-        # launch/slurm.sh means slurm.
-        launcher = Path(options.launch).stem
-        if launcher not in LAUNCHERS:
-            known = ", ".join(sorted(LAUNCHERS))
-            raise Refused(f"--launch {launcher} does not exist; write one of {known}")
-        given = LauncherParser(launcher).read(rest)
-        names: list[str] = []
-        seed_lists: list[str] = []
-        words: list[str] = []
-        for word in given.words:
-            _check_form(word)
-            key, _, value = word.partition("=")
-            if key.lstrip("+") == "study":
-                names.append(value)
-            elif key == "seeds":
-                seed_lists.append(value)
-            else:
-                words.append(word)
-        if len(names) != 1:
-            raise Refused(
-                "which study? Write one, for example +study=digits; --help lists them all"
-            )
-        study = config.load_study(names[0])
-        seeds = _seeds(seed_lists[-1], study) if seed_lists else study.seeds
-        if options.jobs < 1:
-            raise Refused(f"--jobs={options.jobs} is not a number of trials; write 1 or more")
-        if LAUNCHERS[launcher].submits and options.jobs > 1:
-            raise Refused(
-                f"{launcher} submits all trials, and the cluster decides how many run at a time; "
-                "leave out --jobs"
-            )
-        trial_launcher = TrialLauncher(launcher, given.options)
-        return StudyRequest(study, seeds, words, trial_launcher, options.jobs, options.print)
-
-
-def _check_form(word: str) -> None:
-    if word.startswith("study="):
-        raise Refused(f"'{word}' needs a plus sign; write +{word}")
-    if "=" not in word and not word.startswith("~"):
-        example = f"+study={word}" if word in config.studies() else "for example epochs=30"
-        raise Refused(f"'{word}' is not of the form key=value; write {example}")
+    trial_launcher = TrialLauncher(launcher, launcher_options)
+    return StudyRequest(study, seeds, trial_words, trial_launcher, options.jobs, options.print)
 
 
 def _seeds(text: str, study: Study) -> list[int]:

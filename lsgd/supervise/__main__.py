@@ -12,23 +12,6 @@ from lsgd.supervise.loop import supervise_job
 from lsgd.supervise.start import SAVING
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raise Refused if the options and the places in the command do not fit together."""
-    words = " ".join(options.command)
-    if options.processes and options.hosts:
-        raise Refused("--hosts says how many processes there are; leave out --processes")
-    if (NP in words) != bool(options.processes or options.hosts):
-        raise Refused(
-            f"{NP} in the command and --processes N belong together; for example "
-            f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {NP}"
-        )
-    if (HOSTS in words) != bool(options.hosts):
-        raise Refused(
-            f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
-            f"--hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {HOSTS} --np {NP}"
-        )
-
-
 def _hosts(text: str) -> dict[str, int]:
     """The processes of each host in `a:8,b:4`."""
     try:
@@ -38,7 +21,8 @@ def _hosts(text: str) -> dict[str, int]:
         raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N") from None
 
 
-def _parser() -> Parser:
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """The options and the command; raises Refused if they do not fit together."""
     about, _, rest = (supervise.__doc__ or "").partition("\n\n")
     parser = Parser(
         "lsgd.supervise",
@@ -82,21 +66,29 @@ def _parser() -> Parser:
         f"{SAVING:g})",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return parser
+    options = parser.parse_args(argv)
+    options.command = options.command[options.command[:1] == ["--"] :]
+    words = " ".join(options.command)
+    if options.processes and options.hosts:
+        raise Refused("--hosts says how many processes there are; leave out --processes")
+    if (NP in words) != bool(options.processes or options.hosts):
+        raise Refused(
+            f"{NP} in the command and --processes N belong together; for example "
+            f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {NP}"
+        )
+    if (HOSTS in words) != bool(options.hosts):
+        raise Refused(
+            f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
+            f"--hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {HOSTS} --np {NP}"
+        )
+    return options
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-
-    def command() -> int:
-        options = _parser().parse_args(argv)
-        options.command = options.command[options.command[:1] == ["--"] :]
-        check(options)
-        return supervise_job(options)
-
     # Not run_command: the supervisor is none of the processes that it watches, and may itself run
     # where a launcher's environment makes no sense.
-    return run_alone(command)
+    return run_alone(lambda: supervise_job(read(argv)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -64,7 +64,10 @@ def open_logbook(
     with file:
         # A supervisor that was killed leaves a helper, which needs a while.
         deadline = time.monotonic() + patience
-        while not _locked(file):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 raise Taken(
                     f"run_dir={folder} has a supervisor already; wait for it, or end it with "
@@ -75,11 +78,3 @@ def open_logbook(
         if left := members.stop(folder):
             logbook.say("stopped", f"stopped {len(left)} processes of an earlier start", pids=left)
         yield logbook
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

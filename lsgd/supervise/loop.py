@@ -6,7 +6,7 @@ from lsgd.errors import Preempted
 from lsgd.supervise.folder import last_step, newest_checkpoint, run_folder
 from lsgd.supervise.hosts import answering, placed
 from lsgd.supervise.logbook import open_logbook
-from lsgd.supervise.signals import StopSignals
+from lsgd.supervise.signals import catch_stop_signals
 from lsgd.supervise.start import run_job
 from lsgd.supervise.verdict import hopeless
 
@@ -19,7 +19,7 @@ def supervise_job(options: argparse.Namespace) -> int:
     """
     folder = run_folder(options.command)
     with open_logbook(folder) as logbook:
-        signals = StopSignals()
+        signals = catch_stop_signals()
         deaths = restarts = lost = 0
         last = None
         while True:
@@ -39,15 +39,11 @@ def supervise_job(options: argparse.Namespace) -> int:
             logbook.say("end", f"{ending.cause}, after step {step}", step=step, code=ending.code)
             if ending.code == 0:
                 return 0
-            if signals.count:
-                return (
-                    Preempted.exit_code
-                    if ending.code == Preempted.exit_code
-                    else 128 + signals.last
-                )
-            deaths = 0 if saved or ending.code == Preempted.exit_code else deaths + 1
-            again = ending.code == last and not saved
-            reason = hopeless(ending, deaths, again=again)
+            preempted = ending.code == Preempted.exit_code
+            if signals:
+                return ending.code if preempted else 128 + signals[-1]
+            deaths = 0 if saved or preempted else deaths + 1
+            reason = hopeless(ending, deaths, again=ending.code == last and not saved)
             if not reason and restarts == options.restarts:
                 reason = f"--restarts {restarts} are used up"
             if reason:

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +15,6 @@ from lsgd.job import members
 from lsgd.job.members import GRACE, TAG, Watch
 from lsgd.supervise.folder import last_written, run_folder
 from lsgd.supervise.logbook import Logbook
-from lsgd.supervise.signals import StopSignals
 from lsgd.supervise.verdict import Ending, how_it_ended
 
 SAVING = 60.0
@@ -27,7 +26,7 @@ WAKE = 0.5
 def run_job(
     command: Sequence[str],
     logbook: Logbook,
-    signals: StopSignals,
+    signals: Sequence[int],
     *,
     silence: float | None = None,
     grace: float = SAVING,
@@ -35,12 +34,21 @@ def run_job(
 ) -> Ending:
     """Start the command once, wait for its end, and leave nothing of it on this machine.
 
-    What it prints goes to `output`, by default where the prints of this process go.
+    `signals` are those that this process receives meanwhile, by their numbers; the job is asked to
+    end at each. What the command prints goes to `output`, by default where this process prints.
     """
     folder = run_folder(command)
     members.clear(folder)
     memory_kills = _memory_kills()
-    with guarded(folder, logbook):
+    helper = subprocess.Popen(
+        # It stops the job as soon as this process, and with it the end of the pipe, is gone.
+        [sys.executable, "-m", "lsgd.job.members", str(folder)],
+        stdin=subprocess.PIPE,
+        # It keeps the lock until the job is stopped.
+        pass_fds=[logbook.file.fileno()],
+        start_new_session=True,
+    )
+    with helper:
         try:
             launcher = subprocess.Popen(
                 command,
@@ -60,11 +68,15 @@ def run_job(
                 if any(member.code not in (0, Preempted.exit_code) for member in watch.dead):
                     # The launcher may end the others by itself.
                     stop_at = min(stop_at, time.monotonic() + GRACE)
-                if passed_on < signals.count:
+                if passed_on < len(signals):
                     passed_on += 1
-                    logbook.say("asked", f"{signal.Signals(signals.last).name}: the job is to end")
+                    logbook.say("asked", f"{signal.Signals(signals[-1]).name}: the job is to end")
                     watch.wait(0)
-                    _ask_to_leave(watch, launcher.pid)
+                    # The processes themselves, as launchers give them too little time to save.
+                    # Where none has reported yet, the launcher's group, which a minus sign names.
+                    for pid in [member.pid for member in watch.alive.values()] or [-launcher.pid]:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGTERM)
                     stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
                 if silence and time.time() - max(began, last_written(folder)) > silence:
                     silent, stop_at = True, 0
@@ -83,32 +95,6 @@ def run_job(
         cause = f"{ending.cause}; the kernel has killed a process for want of memory meanwhile"
         return Ending(ending.code, cause, lost=True)
     return ending
-
-
-def _ask_to_leave(watch: Watch, launcher: int) -> None:
-    """Ask the processes themselves, as launchers give them too little time to save."""
-    for member in watch.alive.values():
-        with suppress(ProcessLookupError):
-            os.kill(member.pid, signal.SIGTERM)
-    if not watch.alive:
-        with suppress(ProcessLookupError):
-            os.killpg(launcher, signal.SIGTERM)
-
-
-@contextmanager
-def guarded(folder: Path, logbook: Logbook) -> Iterator[None]:
-    """Have a helper process that stops the folder's job as soon as this process is gone."""
-    helper = subprocess.Popen(
-        [sys.executable, "-m", "lsgd.job.members", str(folder)],
-        stdin=subprocess.PIPE,
-        # It keeps the lock until the job is stopped.
-        pass_fds=[logbook.file.fileno()],
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        helper.communicate()
 
 
 def _memory_kills() -> int:

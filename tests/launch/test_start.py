@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.__main__ import main
-from lsgd.launch.options import LauncherParser
+from lsgd.launch.options import read_request
 from lsgd.launch.slurm import slurm
 
 
@@ -84,7 +84,7 @@ def test_an_image_may_have_recipes_of_its_own(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "sbatch", "true")
-    request = LauncherParser("slurm").request(["unknown", "--container", "image"])
+    request = read_request("slurm", ["unknown", "--container", "image"])
     with pytest.raises(SystemExit) as end:
         slurm(request).go()
     assert end.value.code == 0

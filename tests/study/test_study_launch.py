@@ -7,12 +7,13 @@ import subprocess
 import pytest
 from helpers.studies import Place
 
-from lsgd.launch.options import LauncherParser
+from lsgd.launch.options import read_options
 from lsgd.study.launch import TrialLauncher, share_cores
 
 
 def trial_launcher(name: str, options: list[str]) -> TrialLauncher:
-    return TrialLauncher(name, LauncherParser(name).read(options).options)
+    _, values, _ = read_options(name, options)
+    return TrialLauncher(name, values)
 
 
 def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
