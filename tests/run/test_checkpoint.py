@@ -262,7 +262,7 @@ SAVES = """
 import os, random, signal, sys, time, torch
 from dataclasses import replace
 from pathlib import Path
-from lsgd import checkpoint
+from lsgd.run import checkpoint
 
 torch.set_num_threads(1)
 folder, kills, draw = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
