@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import lsgd
 from lsgd.errors import Refused
 from lsgd.job.command import run_alone
 from lsgd.run import provenance
@@ -50,12 +49,6 @@ def listing() -> str:
     return "\n\n".join([USAGE, *groups, ending])
 
 
-def version() -> str:
-    """The version, and the commit if lsgd runs from a checkout."""
-    commit = provenance.commit()
-    return f"lsgd {lsgd.__version__}" + (f", commit {commit}" if commit else "")
-
-
 def refuse(command: str) -> NoReturn:
     """Raise Refused for a command that does not exist, with the names nearest to it."""
     names = [name for commands in COMMANDS.values() for name in commands]
@@ -77,7 +70,7 @@ def main() -> int:
         case [] | ["-h" | "--help", *_]:
             print(listing())
         case ["--version", *_]:
-            print(version())
+            print(provenance.version())
         case [command, *words] if any(command in commands for commands in COMMANDS.values()):
             hand_over(command, words)
         case [command, *_]:

@@ -21,7 +21,7 @@ from lsgd.inputs import Batch, Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
-from lsgd.profile.phases import listening
+from lsgd.profile.phases import reporting_phases
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import AUTO
 from lsgd.rules import sampler
@@ -127,7 +127,7 @@ def _times(learner: Learner, passes: list[Pass], inputs: Inputs) -> list[float]:
             end = time.perf_counter()
 
     times: list[float] = []
-    with listening(learner.timed(), listen):
+    with reporting_phases(learner.timed(), listen):
         train_step(learner, 0, passes, batches())  # the first one also compiles and allocates
         while len(times) < 3 and sum(times) < 1:
             train_step(learner, 0, passes, batches())

@@ -153,7 +153,11 @@ def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:
 
 
 def _divergence(runs: tuple[Run, Run]) -> Parting | None:
-    """That one run has diverged where the other goes on, if so."""
+    """That one run has diverged where the other goes on, or that both have, but not alike."""
+    ends = runs[0].diverged, runs[1].diverged
+    if None not in ends and ends[0] != ends[1]:
+        step = min(run.rows[-1]["step"] for run in runs)
+        return Parting("diverged", step, "text", ends)
     for run, other in (runs, runs[::-1]):
         if run.diverged is not None and other.diverged is None:
             step = run.rows[-1]["step"]

@@ -332,6 +332,8 @@ def _check_words(words: Sequence[str]) -> None:
                 raise Refused(
                     f"'{word}' needs a plus sign, since a recipe is added to conf/: write +{word}"
                 )
+        if key in _groups() and word == f"~{key}":
+            raise Refused(_missing([key]))
         if key in _groups() and "=" in word:
             _check_choice(word, value, _options(key))
             if word.startswith("+"):

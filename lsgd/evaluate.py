@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         "torchvision's resnet50-0676ba61.pth",
     )
     parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="such as data.root=/data/imagenet"
+        "words", nargs="*", default=[], metavar="key=value", help="such as data.root=/data/imagenet"
     )
 
     def command() -> None:

@@ -56,7 +56,7 @@ class Learner:
         self.guard = Guard(self.reducer.flags)
         self.tally = Tally(device)
         self.rates: dict[int, dict[str, float]] = {}
-        """What each epoch that has ended came to, by its number from 1; see Checkpoint."""
+        """What each epoch that has ended came to, by its number from 1, as in Checkpoint.rates."""
         self.next_step = 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
 

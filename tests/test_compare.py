@@ -133,6 +133,9 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
     metrics = compare_metrics((first, second), 0.0)
     assert metrics.parting == Parting("diverged", 15, "text", ("goes on", "loss is nan"))
     assert metrics.rows == 4
+    other = run(tmp_path / "other", *ROWS[:5], nan | {"text": "a gradient is inf"})
+    texts = ("loss is nan", "a gradient is inf")
+    assert compare_metrics((second, other), 0.0).parting == Parting("diverged", 15, "text", texts)
     # One that has not come so far may diverge yet.
     third = run(tmp_path / "third", *ROWS[:5])
     assert compare_metrics((second, third), 0.0).parting is None

@@ -222,6 +222,7 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipe=bs8k schedule.milestones=[[3]]", "=[[3]] is not a list of numbers", "=[1,2,3]"),
         ("+recipe=bs8k data.skip=[[a]]", "=[['a']] is not a list of texts", "=[a,b]"),
         ("+recipe=bs8k ~data", "data has no value", "data=…"),
+        ("+recipe=bs8k ~optim", "optim has no value", "optim=…"),
         ("+recipe=bs8k schedule.milestones=[3", "'schedule.milestones=[3'", "close its brackets"),
         ("+recipe=bs8k schedule.milestones=[30,99]", "[30,99] has 99", "write more epochs"),
         ("+recipe=bs8k target=5", "target=5 is not a group of keys", "target.top1_error=VALUE"),

@@ -70,7 +70,7 @@ def horovod(answer: Answer) -> Item:
     """Whether Horovod loads beside this torch, and what it is built with."""
     rebuild = (
         f"`{sys.executable} -m pip uninstall horovod`, then setup/horovod.sh builds it for this "
-        "torch; until then start with launch/torchrun.sh"
+        "torch; until then start with lsgd launch torchrun"
     )
     if answer.why:
         return Item("Horovod", FAIL, f"cannot be imported: {answer.why}", rebuild)
@@ -93,7 +93,7 @@ def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.en
     if shutil.which("mpirun") is None:
         fix = (
             "`sudo apt install openmpi-bin libopenmpi-dev`, then setup/horovod.sh; "
-            "launch/horovodrun.sh and launch/torchrun.sh do without"
+            "lsgd launch horovodrun and torchrun do without"
         )
         return Item("MPI", FAIL if built else ABSENT, "mpirun is not found", fix)
     _, banner = finished(["mpirun", "--version"], limit=limit)
@@ -107,7 +107,7 @@ def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.en
     code, text = finished(["mpirun", "-np", "1", "true"], limit=limit)
     if code != 0:
         why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
-        fix = "make `mpirun -np 1 true` work; launch/horovodrun.sh does without"
+        fix = "make `mpirun -np 1 true` work; lsgd launch horovodrun does without"
         return Item("MPI", FAIL, f"{name} starts no process: {why}", fix)
     finding = f"{name}, as root" if root else name
     if not built and horovod.facts.get("version"):
@@ -122,7 +122,7 @@ def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
         if job := environment.get("SLURM_JOB_ID"):
             fix = "put Slurm's client programs into this container or image, and into PATH"
             return Item("Slurm", FAIL, f"this is job {job}, but srun is not found", fix)
-        fix = "launch/slurm.sh would need a cluster with Slurm"
+        fix = "lsgd launch slurm would need a cluster with Slurm"
         return Item("Slurm", ABSENT, "srun is not found", fix)
     code, text = finished(["srun", "--version"], limit=limit)
     if code != 0:

@@ -20,8 +20,8 @@ ENVIRONMENT = {
 MORE = {
     TORCHRUN: "`torchrun --standalone --nproc-per-node 2 --no-python true` may show more; one "
     "process needs none of it",
-    HOROVODRUN: "`horovodrun --gloo -np 2 true` may show more; launch/torchrun.sh does without",
-    MPIRUN: "`mpirun -np 2 true` may show more; launch/horovodrun.sh does without",
+    HOROVODRUN: "`horovodrun --gloo -np 2 true` may show more; lsgd launch torchrun does without",
+    MPIRUN: "`mpirun -np 2 true` may show more; lsgd launch horovodrun does without",
 }
 
 

@@ -207,5 +207,5 @@ def _refuse_unknown(setting: str) -> None:
     raise Refused(
         f"{setting} says that this is one of several processes, but not which one as torchrun, "
         "horovodrun, mpirun, Intel's mpiexec and srun say it, so every process would train alone; "
-        "start with one of these (launch/ has a script for each)"
+        "start with one of these (lsgd launch has all of them)"
     )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lsgd.errors import PeerLost
+from lsgd.errors import PeerLost, Refused
 from lsgd.job.ending import end, tagged
 
 TAG = "LSGD_SUPERVISED"
@@ -160,12 +160,18 @@ def running(folder: Path) -> list[int]:
 
 
 def stop(folder: Path) -> list[int]:
-    """End all processes of the folder's job on this machine; return their pids.
+    """End all processes of the folder's job on this machine; return the pids of those there were.
 
-    They get SIGTERM first, and SIGKILL after GRACE seconds.
+    They get SIGTERM first, and SIGKILL after GRACE seconds. Raises Refused if one does not end even
+    so: two jobs in one folder would both write there.
     """
     present = running(folder)
-    end((TAG, str(folder)), GRACE)
+    if left := end((TAG, str(folder)), GRACE):
+        raise Refused(
+            f"run_dir={folder} has a process that SIGKILL does not end, pid "
+            f"{', '.join(map(str, sorted(left)))}, as one that waits for a dead drive or driver; "
+            "restart this machine, or write another run_dir"
+        )
     return present
 
 
@@ -175,7 +181,8 @@ def main(folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    stop(Path(folder))
+    with suppress(Refused):  # what is left is named already
+        stop(Path(folder))
 
 
 if __name__ == "__main__":

@@ -120,6 +120,8 @@ def read_options(launcher: str, argv: Sequence[str]) -> tuple[list[str], dict[st
     Raises Refused for options that the launcher does not take.
     """
     form, *_ = lines = _lines(launcher)
+    if "--" in argv:
+        raise Refused(f"option -- is not known; write {form}")
     parser = Parser(usage="\n".join(lines), add_help=False)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)

@@ -23,7 +23,7 @@ def find_python() -> str:
     """The Python that trains on this machine; raises Refused if it is not there."""
     name = python()
     if shutil.which(name) is None:
-        raise Refused(f"there is no Python at {name}; run 'make setup', or set PYTHON")
+        raise Refused(f"there is no Python at {name}; set PYTHON to one that is there, or unset it")
     return name
 
 

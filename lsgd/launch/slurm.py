@@ -43,7 +43,7 @@ def slurm(request: Request) -> Start:
         count_processes("slurm", options),
         ["sbatch"],
         "sbatch",
-        "on a machine without Slurm, take local.sh, mpirun.sh or torchrun.sh",
+        "on a machine without Slurm, take local, mpirun or torchrun",
         text,
         Path(folder).parent,
     )

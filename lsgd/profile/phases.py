@@ -17,7 +17,9 @@ Listener = Callable[[str], None]
 
 
 @contextmanager
-def listening(calls: Sequence[tuple[str, object, str]], listener: Listener) -> Iterator[None]:
+def reporting_phases(
+    calls: Sequence[tuple[str, object, str]], listener: Listener
+) -> Iterator[None]:
     """Report the phases of every step made in here to the listener; Learner.timed has the calls.
 
     After the last of these calls the step has ended, and BETWEEN begins.
@@ -33,7 +35,7 @@ def listening(calls: Sequence[tuple[str, object, str]], listener: Listener) -> I
 
 
 @contextmanager
-def listening_to_data(inputs: Inputs, listener: Listener) -> Iterator[None]:
+def reporting_data_wait(inputs: Inputs, listener: Listener) -> Iterator[None]:
     """Report `data wait` to the listener whenever a batch is requested in here."""
     inputs.train = partial(_batches, inputs.train, listener)  # type: ignore[method-assign]
     try:

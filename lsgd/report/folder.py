@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import lsgd
 from lsgd import config, files
 from lsgd.errors import Refused
 from lsgd.recipe.study import Study
@@ -45,7 +44,7 @@ def report(
     words = ["python", "-m", "lsgd.report", *map(str, runs)]
     words += ["--study", study.name] if study else []
     made_by = command or shlex.join([*words, "--out", str(out)])
-    composed = content.compose(findings, drawn, made_by, version(), command)
+    composed = content.compose(findings, drawn, made_by, provenance.version(), command)
 
     written = {
         "index.html": page.render(composed).encode(),
@@ -58,7 +57,9 @@ def report(
         (out / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (out / name).parent.rmdir()  # once it has no other file of its run
-    numbers = summary.summarise(findings, made_by, version()) | {"files": sorted(written)}
+    numbers = summary.summarise(findings, made_by, provenance.version()) | {
+        "files": sorted(written)
+    }
     # The summary is first, so that after a kill the next report knows which files it may replace.
     # The README.md is last: where it is new, so are the other files.
     for name, data in ((REPORT, _json(numbers)), *written.items()):
@@ -67,12 +68,6 @@ def report(
         with files.whole(path) as file:
             file.write(data)
     return out
-
-
-def version() -> str:
-    """The version of lsgd, with the commit if this is a checkout."""
-    commit = provenance.commit()
-    return f"lsgd {lsgd.__version__}" + (f", commit {commit}" if commit else "")
 
 
 def _check(out: Path, runs: Sequence[Path]) -> list[str]:

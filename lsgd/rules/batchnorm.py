@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 NormaliseWorkers = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
-"""Takes images (images, channels, height, width) of so many workers in turns (see Pass), gamma,
-beta, the number of workers and epsilon.
+"""Takes images (images, channels, height, width) of several workers in turns, as Pass.examples has
+them, gamma, beta, the number of workers and epsilon.
 
 Returns the normalised images, and what was seen, shape (2, channels): the workers' means, added up,
 and their unbiased variances.

@@ -4,6 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import lsgd
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -29,3 +31,9 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return description.stdout.strip()
+
+
+def version() -> str:
+    """The version, and the commit if lsgd runs from a checkout."""
+    name = commit()
+    return f"lsgd {lsgd.__version__}" + (f", commit {name}" if name else "")

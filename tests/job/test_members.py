@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lsgd.errors import Refused
 from lsgd.job import members
 from lsgd.job.members import Member
 
@@ -103,3 +104,11 @@ def test_deaths_are_seen_in_their_order(tmp_path: Path) -> None:
         watch.wait(10)
     launcher.wait()
     jobs[2].communicate()
+
+
+def test_no_job_begins_beside_a_process_that_cannot_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "end", lambda tag, grace: {4321, 123})
+    with pytest.raises(Refused, match="SIGKILL does not end, pid 123, 4321"):
+        members.stop(tmp_path)

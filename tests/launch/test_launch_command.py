@@ -82,6 +82,7 @@ def test_local_says_what_it_launches_with(
         ("torchrun digits --np=", "--np"),
         ("torchrun digits --dry-run", "--dry-run"),
         ("torchrun digits -1", "option -1 is not known"),
+        ("torchrun -- digits", "option -- is not known"),
         ("torchrun digits wokers=2", "wokers"),
         ("torchrun nothing", "nothing"),
         ("torchrun digits --np 999", "999"),

@@ -15,7 +15,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.inputs import Inputs, open_inputs
 from lsgd.learner import Learner
 from lsgd.profile import Trace, profiling, stragglers
-from lsgd.profile.phases import listening, listening_to_data
+from lsgd.profile.phases import reporting_data_wait, reporting_phases
 from lsgd.profile.stragglers import BETWEEN
 from lsgd.run.metrics import Log
 from lsgd.run.rows import read_rows
@@ -136,7 +136,10 @@ def test_each_phase_is_told_of_as_it_begins() -> None:
     made = config.load_recipe([*WORDS, "workers_per_pass=2"])
     learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
     phases: list[str] = []
-    with listening(learner.timed(), phases.append), listening_to_data(inputs, phases.append):
+    with (
+        reporting_phases(learner.timed(), phases.append),
+        reporting_data_wait(inputs, phases.append),
+    ):
         make_steps(learner, inputs, 1)
     one_pass = ["data wait", "forward", "backward"]
     assert phases == [
