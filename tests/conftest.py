@@ -104,7 +104,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of lsgd with small studies, and in bin/ an mpirun whose trials train nothing."""
     folder = tmp_path_factory.mktemp("installation")
-    for name in ("lsgd", "conf", "recipes"):
+    for name in ("lsgd", "conf", "recipes", "data/digits"):
         shutil.copytree(REPOSITORY / name, folder / name)
     for name, recipes, seeds in (
         ("small", ["digits", "digits_unscaled"], [0, 1]),

@@ -171,8 +171,8 @@ def test_a_run_that_is_refused_leaves_no_folder(
     [
         ([], "no benchmark is named; write python -m lsgd.bench inputs"),
         (["input"], "there is no benchmark 'input'; --help names"),
-        (["step", "+recipe=a b"], "in a checkout .*: python -m benchmarks.step '.recipe=a b'"),
-        (["startup"], "in a checkout of its repository: python -m benchmarks.startup$"),
+        (["step", "+recipe=a b"], "in a checkout python -m benchmarks.step '.recipe=a b'"),
+        (["startup"], "in a checkout python -m benchmarks.startup$"),
         (["inputs"], "no recipe is given"),
         (["inputs", "+recipe=digits"], "digits has no image files to load"),
         (["inputs", "+recipe=bs256", "rehearse=true"], "a rehearsal has no image files to load"),
