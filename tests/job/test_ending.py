@@ -29,13 +29,14 @@ time.sleep(100)
 
 
 def test_a_tag_is_the_whole_value_of_its_variable() -> None:
-    environment = os.environ | {"LSGD_TEST_TAG": "/runs/a", "LSGD_TEST_OTHER": "/runs/b"}
+    folder = f"/runs/{os.getpid()}"  # others may run this test on this machine too
+    environment = os.environ | {"LSGD_TEST_TAG": f"{folder}/a", "LSGD_TEST_OTHER": f"{folder}/b"}
     with subprocess.Popen(["sleep", "100"], env=environment) as process:
         try:
-            assert tagged(("LSGD_TEST_TAG", "/runs/a")) == {process.pid}
-            assert tagged(("LSGD_TEST_TAG", "/runs/")) == set()
-            assert tagged(("LSGD_TEST_TAG", "/runs/b")) == set()
-            assert tagged(("TEST_TAG", "/runs/a")) == set()
+            assert tagged(("LSGD_TEST_TAG", f"{folder}/a")) == {process.pid}
+            assert tagged(("LSGD_TEST_TAG", f"{folder}/")) == set()
+            assert tagged(("LSGD_TEST_TAG", f"{folder}/b")) == set()
+            assert tagged(("TEST_TAG", f"{folder}/a")) == set()
         finally:
             process.kill()
 
