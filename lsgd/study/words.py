@@ -29,14 +29,9 @@ class StudyRequest:
     """Whether to show what is done and what would run, and start nothing."""
 
 
-def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
-    """What the words ask for, with options that a study does not know being the launcher's.
-
-    `about` is the text of the help. Raises Refused.
-    """
+def _parser(about: str, *, lists_studies: bool) -> Parser:
     about, _, more = about.partition("\n\n")
-    if {"-h", "--help"} & set(argv):
-        # Every study, which nothing else has to read.
+    if lists_studies:
         more = f"{more}\nstudies:\n{_catalogue()}"
     usage = "python -m lsgd.study +study=NAME [key=value ...] [options]"
     parser = Parser("lsgd.study", about, usage=usage, epilog=more)
@@ -59,6 +54,16 @@ def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
         action="store_true",
         help="show what is done and the commands of the rest, and start nothing",
     )
+    return parser
+
+
+def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
+    """What the words ask for, with options that a study does not know being the launcher's.
+
+    `about` is the text of the help. Raises Refused.
+    """
+    # Every study is read for the help alone.
+    parser = _parser(about, lists_studies=bool({"-h", "--help"} & set(argv)))
     options, rest = parser.parse_known_args(argv)
     # launch/slurm.sh means slurm.
     launcher = Path(options.launch).stem

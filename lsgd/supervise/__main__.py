@@ -21,8 +21,7 @@ def _hosts(text: str) -> dict[str, int]:
         raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N") from None
 
 
-def read(argv: Sequence[str]) -> argparse.Namespace:
-    """The options and the command; raises Refused if they do not fit together."""
+def _parser() -> Parser:
     about, _, rest = (supervise.__doc__ or "").partition("\n\n")
     parser = Parser(
         "lsgd.supervise",
@@ -66,7 +65,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
         f"{SAVING:g})",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    return parser
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """The options and the command; raises Refused if they do not fit together."""
+    options = _parser().parse_args(argv)
     options.command = options.command[options.command[:1] == ["--"] :]
     words = " ".join(options.command)
     if options.processes and options.hosts:

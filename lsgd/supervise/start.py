@@ -49,38 +49,9 @@ def run_job(
         start_new_session=True,
     )
     with helper:
-        try:
-            launcher = subprocess.Popen(
-                command,
-                env=os.environ | {TAG: str(folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # Ctrl-C reaches the supervisor alone, which passes it on in its own way.
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Refused(f"{command[0]} cannot be started ({error.strerror})") from None
+        launcher = _launched(command, folder, output)
         with Watch(folder, launcher.pid) as watch:
-            began, stop_at, passed_on, silent = time.time(), float("inf"), 0, False
-            while launcher.poll() is None and time.monotonic() < stop_at:
-                watch.wait(WAKE)
-                if any(member.code not in (0, Preempted.exit_code) for member in watch.dead):
-                    # The launcher may end the others by itself.
-                    stop_at = min(stop_at, time.monotonic() + GRACE)
-                if passed_on < len(signals):
-                    passed_on += 1
-                    logbook.say("asked", f"{signal.Signals(signals[-1]).name}: the job is to end")
-                    watch.wait(0)
-                    # The processes themselves, as launchers give them too little time to save.
-                    # Where none has reported yet, the launcher's group, which a minus sign names.
-                    for pid in [member.pid for member in watch.alive.values()] or [-launcher.pid]:
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGTERM)
-                    stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
-                if silence and time.time() - max(began, last_written(folder)) > silence:
-                    silent, stop_at = True, 0
-            watch.wait(0)
+            silent = _watch_to_the_end(watch, launcher, logbook, signals, silence, grace)
             code = launcher.poll()
         members.stop(folder)
         launcher.wait()
@@ -95,6 +66,57 @@ def run_job(
         cause = f"{ending.cause}; the kernel has killed a process for want of memory meanwhile"
         return Ending(ending.code, cause, lost=True)
     return ending
+
+
+def _launched(
+    command: Sequence[str], folder: Path, output: IO[str] | None
+) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            env=os.environ | {TAG: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C reaches the supervisor alone, which passes it on in its own way.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Refused(f"{command[0]} cannot be started ({error.strerror})") from None
+
+
+def _watch_to_the_end(
+    watch: Watch,
+    launcher: "subprocess.Popen[bytes]",
+    logbook: Logbook,
+    signals: Sequence[int],
+    silence: float | None,
+    grace: float,
+) -> bool:
+    """Wait until the launcher has ended or the job is to be stopped; returns whether for silence.
+
+    A signal is passed on at once, and the job gets `grace` seconds to save after the first.
+    """
+    began, stop_at, passed_on, silent = time.time(), float("inf"), 0, False
+    while launcher.poll() is None and time.monotonic() < stop_at:
+        watch.wait(WAKE)
+        if any(member.code not in (0, Preempted.exit_code) for member in watch.dead):
+            # The launcher may end the others by itself.
+            stop_at = min(stop_at, time.monotonic() + GRACE)
+        if passed_on < len(signals):
+            passed_on += 1
+            logbook.say("asked", f"{signal.Signals(signals[-1]).name}: the job is to end")
+            watch.wait(0)
+            # The processes themselves, as launchers give them too little time to save. Where none
+            # has reported yet, the launcher's group, which a minus sign names.
+            for pid in [member.pid for member in watch.alive.values()] or [-launcher.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            stop_at = min(stop_at, time.monotonic() + (grace if passed_on == 1 else 0))
+        if silence and time.time() - max(began, last_written(watch.folder)) > silence:
+            silent, stop_at = True, 0
+    watch.wait(0)
+    return silent
 
 
 def _memory_kills() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from PIL import Image
 
 from lsgd import config
@@ -137,20 +138,11 @@ def test_memory_of_children_counts() -> None:
 # --- What is refused -------------------------------------------------------------------------
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What the command line says; it must be one sentence, and exit code 2."""
-    assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lsgd: ")
-    assert said.count("\n") == 1
-    return said
-
-
 def test_results_are_never_overwritten(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "README.md").write_text("mine")
-    said = refusal(capsys, "inputs", *words(root), "--out", str(tmp_path))
+    said = refusal(main, capsys, "inputs", *words(root), "--out", str(tmp_path))
     assert f"--out {tmp_path} is there already" in said
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -160,7 +152,7 @@ def test_a_run_that_is_refused_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refusal(
-        capsys, "inputs", *words(tmp_path / "nowhere"), "--out", str(tmp_path / "results")
+        main, capsys, "inputs", *words(tmp_path / "nowhere"), "--out", str(tmp_path / "results")
     )
     assert "there is no such folder" in said
     assert list(tmp_path.iterdir()) == []
@@ -186,7 +178,7 @@ def test_a_run_that_is_refused_leaves_no_folder(
 def test_what_makes_no_sense_is_refused(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert re.search(message, refusal(capsys, *argv))
+    assert re.search(message, refusal(main, capsys, *argv))
 
 
 def test_what_is_missing_is_named(

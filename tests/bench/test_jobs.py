@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from lsgd.bench import scaling
 from lsgd.bench.__main__ import main
@@ -22,14 +23,6 @@ def test_efficiency_is_speed_by_processes() -> None:
     assert cells == ["4, x", "1, threads: 1", "8", "2", "300 (300 to 300)", "75 % (75 to 75)"]
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lsgd: ")
-    assert said.count("\n") == 1
-    return said
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -40,18 +33,18 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_what_makes_no_sense_is_refused(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refusal(capsys, *argv)
+    assert message in refusal(main, capsys, *argv)
 
 
 def test_it_starts_its_own_processes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lsgd.bench.setting.detect", lambda: Launch("torchrun", world_size=2))
-    said = refusal(capsys, "scaling", *DIGITS)
+    said = refusal(main, capsys, "scaling", *DIGITS)
     assert "torchrun started 2 processes, and this benchmark starts its own; start it" in said
 
 
 def test_an_existing_folder_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "is there already" in refusal(capsys, "scaling", *DIGITS, "--out", str(tmp_path))
+    assert "is there already" in refusal(main, capsys, "scaling", *DIGITS, "--out", str(tmp_path))

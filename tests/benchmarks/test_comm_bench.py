@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from helpers.refusals import refusal
 
 from benchmarks import comm
 from benchmarks.comm import exposed, hidden, main
@@ -42,14 +43,6 @@ def test_a_job_that_cannot_be_is_missing_and_stops_no_other(
     }
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lsgd: ")
-    assert said.count("\n") == 1
-    return said
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -67,10 +60,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_what_makes_no_sense_is_refused(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refusal(capsys, *argv)
+    assert message in refusal(main, capsys, *argv)
 
 
 def test_an_existing_folder_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "is there already" in refusal(capsys, *DIGITS, "--out", str(tmp_path))
+    assert "is there already" in refusal(main, capsys, *DIGITS, "--out", str(tmp_path))
