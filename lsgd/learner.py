@@ -17,7 +17,7 @@ from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import optim, sampler
 from lsgd.rules.batchnorm import RunningStatistics
-from lsgd.rules.metric import median_of_last
+from lsgd.rules.metric import TOP1
 from lsgd.rules.sampler import Pass
 from lsgd.run.checkpoint import Checkpoint, order_hash
 from lsgd.tally import Tally
@@ -132,7 +132,7 @@ class Learner:
 
     def error(self) -> float:
         """The paper's metric: the median of the last 5 top-1 errors, in percent (section 5.1)."""
-        return median_of_last(self.rates)
+        return TOP1.number(self.rates)
 
     def combine_statistics(self) -> None:
         """Write BN's running statistics of all processes into the model, to evaluate or save it."""

@@ -16,7 +16,7 @@ from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules import augmentation, sampler
-from lsgd.rules.metric import ERROR
+from lsgd.rules.metric import TOP1
 from lsgd.rules.sampler import Pass
 
 ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
@@ -164,7 +164,7 @@ def _evaluation(recipe: Recipe) -> Finding:
 
 def _metric(recipe: Recipe) -> Finding:
     learner = miniature(recipe)
-    learner.rates = {epoch: {ERROR: error} for epoch, error in enumerate(ERRORS, start=1)}
+    learner.rates = {epoch: {TOP1.key: error} for epoch, error in enumerate(ERRORS, start=1)}
     named = {
         4.0: "median top-1 error of the last 5 epochs",
         2.0: "top-1 error of the last epoch",

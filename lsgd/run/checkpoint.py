@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lsgd import config
 from lsgd.errors import Refused
-from lsgd.rules.metric import ERROR
+from lsgd.rules.metric import TOP1
 
 FILE = "checkpoint.pt"
 """The name of a link to the newest checkpoint."""
@@ -183,7 +183,7 @@ def _from_format_1(fields: dict[str, Any]) -> None:
     # The epochs of a rehearsal have gaps, so that counting from 0 would not do.
     epochs = (epoch for epoch, _ in config.from_saved(fields["recipe"]).epochs_from(0))
     evaluated = zip(epochs, fields.pop("errors"), strict=False)
-    fields["rates"] = {epoch + 1: {ERROR: error} for epoch, error in evaluated}
+    fields["rates"] = {epoch + 1: {TOP1.key: error} for epoch, error in evaluated}
 
 
 def read(path: Path) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lsgd.rules.metric import ERROR
+from lsgd.rules.metric import TOP1
 from lsgd.run.rows import Row
 
 
@@ -39,7 +39,7 @@ class Console:
             errors = (
                 "top-1 error {val_top1_error:.2f} % (train {train_top1_error:.2f} %), top-5 error "
                 "{val_top5_error:.2f} %"
-                if ERROR in row
+                if TOP1.key in row
                 else "not evaluated (train {train_top1_error:.2f} %)"
             )
             line = f"epoch {{epoch}}: {errors}, {{images_per_second:.0f}} images/s"

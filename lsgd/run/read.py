@@ -10,7 +10,7 @@ from typing import Any
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import ERROR, median_of_last
+from lsgd.rules.metric import TOP1
 from lsgd.run.rows import Row, damaged_line, number, read_rows
 
 
@@ -80,7 +80,7 @@ class Run:
     @property
     def error(self) -> float:
         """Median of the last 5 top-1 validation errors so far, in percent (section 5.1)."""
-        return median_of_last(self.epochs)
+        return TOP1.number(self.epochs)
 
     def of_kind(self, kind: str) -> list[Row]:
         """The rows of this kind."""
@@ -109,8 +109,8 @@ def read_run(path: Path) -> Run:
         raise NotARun("metrics.jsonl has rows that lsgd did not write")
     run = Run(path, recipe, rows)
     for epoch, row in run.epochs.items():
-        if number(row, ERROR) is None and (ERROR in row or epoch == recipe.epochs):
-            raise NotARun(f"metrics.jsonl has no number for {ERROR} of epoch {epoch}")
+        if number(row, TOP1.key) is None and (TOP1.key in row or epoch == recipe.epochs):
+            raise NotARun(f"metrics.jsonl has no number for {TOP1.key} of epoch {epoch}")
     if run.epoch > recipe.epochs:
         raise NotARun(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run
