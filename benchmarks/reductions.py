@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lsgd.bench.member import main
 from lsgd.comm import Comm
-from lsgd.comm.reducer import Reducer
+from lsgd.strategy.reducer import Reducer
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.models import DTYPES, layout, make_network

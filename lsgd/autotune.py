@@ -11,22 +11,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.inputs import Batch, Inputs
-from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.inputs import Inputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.profile.phases import reporting_phases
-from lsgd.recipe import Recipe
+from lsgd.recipe import InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
 from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
 from lsgd.step import train_step
+from lsgd.strategy import Task
 
 BUDGET = 10.0
 """Larger passes are tried until the timed ones have taken these seconds, warming up apart, …"""
@@ -65,13 +66,13 @@ def with_fastest_pass(
     everyone = comm.gather_objects(mine)
     workers, speed = choose(everyone)
     largest = max(everyone[0])
-    line = f"workers_per_pass={workers}: {speed / 1000:.1f} thousand images/s, of 1 … {largest}"
+    line = f"workers_per_pass={workers}: {speed / 1000:.1f} thousand examples/s, of 1 … {largest}"
     return replace(recipe, workers_per_pass=workers), [line]
 
 
 def choose(everyone: list[dict[int, float]]) -> tuple[int, float]:
     """The workers per pass, of those that all processes have timed, with which the slowest of them
-    is fastest, as the others wait for it; and its images/s."""
+    is fastest, as the others wait for it; and its examples/s."""
     common = [w for w in everyone[0] if all(w in each for each in everyone)]
     slowest = {w: min(each[w] for each in everyone) for w in common}
     best = max(common, key=lambda w: slowest[w])
@@ -79,26 +80,27 @@ def choose(everyone: list[dict[int, float]]) -> tuple[int, float]:
 
 
 def speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float]:
-    """Images/s of passes of 1, 2, 4, … workers, as far as it makes sense to try."""
+    """Examples/s of passes of 1, 2, 4, … workers, as far as it makes sense to try."""
     # With hardly any lr nothing can diverge.
     slow = replace(recipe.schedule, reference_lr=1e-9)
-    learner = Learner(replace(recipe, schedule=slow), SingleComm(), device)
-    inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
+    made_up = InputsSettings(loader="synthetic")
+    learner = Learner(replace(recipe, schedule=slow, inputs=made_up), SingleComm(), device)
+    inputs = learner.workload.inputs()
     speed_of: dict[int, float] = {}
     spent = 0.0
     for workers in (2**power for power in range(hosted.bit_length())):
-        images = workers * recipe.worker_batch
-        passes = [Pass(0, np.arange(images), workers)]
+        examples = workers * recipe.worker_batch
+        only = Pass(0, np.arange(examples), range(workers))
         _forget_memory(device)
         try:
-            times = _times(learner, passes, inputs)
+            times = _times(learner, Task(0, examples, workers, [only]), inputs)
         except torch.OutOfMemoryError:
             if not speed_of:
                 raise
             break
         if speed_of and _too_full(device):
             break
-        speed_of[workers] = images / min(times)
+        speed_of[workers] = examples / min(times)
         spent += sum(times)
         slower = speed_of[workers] < WORSE * max(speed_of.values())
         if spent > BUDGET or slower or _nearly_full(device):
@@ -106,16 +108,16 @@ def speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float
     return speed_of
 
 
-def _times(learner: Learner, passes: list[Pass], inputs: Inputs) -> list[float]:
-    """Seconds of a pass, from its images to its gradients, when nothing is in its way.
+def _times(learner: Learner, task: Task, inputs: Inputs) -> list[float]:
+    """Seconds of a task, from its batches to its gradients, when nothing is in its way.
 
     What comes once per step, whatever its passes, is left out: it would favour large ones.
     """
     begin = end = 0.0
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Iterator[Any]:
         nonlocal begin
-        ready = list(inputs.train(passes))
+        ready = list(inputs.train(task.passes))
         _finish(learner.device)
         begin = time.perf_counter()
         yield from ready
@@ -128,9 +130,9 @@ def _times(learner: Learner, passes: list[Pass], inputs: Inputs) -> list[float]:
 
     times: list[float] = []
     with reporting_phases(learner.timed(), listen):
-        train_step(learner, 0, passes, batches())  # the first one also compiles and allocates
+        train_step(learner, task, batches())  # the first one also compiles and allocates
         while len(times) < 3 and sum(times) < 1:
-            train_step(learner, 0, passes, batches())
+            train_step(learner, task, batches())
             times.append(end - begin)
     return times
 

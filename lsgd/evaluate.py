@@ -17,18 +17,18 @@ from lsgd import config
 from lsgd.comm import agree, open_comm
 from lsgd.errors import Refused
 from lsgd.evaluation import TrainedModel, evaluate
-from lsgd.inputs import open_inputs
 from lsgd.job.command import Parser, run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
-from lsgd.models import make_network
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
+from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.tally import Scores
+from lsgd.workloads import open_workload
 
 
-def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
-    """The scores of a checkpoint over the whole validation set of its recipe.
+def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scores]:
+    """The scores of a checkpoint over each whole evaluation set of its recipe.
 
     `words` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
     Refused if the checkpoint is damaged, the data is not there, or a word changes the trajectory.
@@ -55,7 +55,7 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> Scores:
     return _evaluate(recipe, saved.model, str(path))
 
 
-def evaluate_weights(path: Path, words: Sequence[str]) -> Scores:
+def evaluate_weights(path: Path, words: Sequence[str]) -> dict[str, Scores]:
     """The scores of plain weights, such as torchvision publishes, on the data of a recipe.
 
     Raises Refused if the file holds no weights, or not those of the recipe's model.
@@ -73,11 +73,12 @@ def evaluate_weights(path: Path, words: Sequence[str]) -> Scores:
     return _evaluate(recipe, weights, str(path))
 
 
-def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
+def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> dict[str, Scores]:
     device = pick_device(recipe.device)
     comm = open_comm(recipe.comm, device)
     try:
-        model = make_network(recipe).to(device)
+        workload = open_workload(recipe, device)
+        model = workload.network().to(device)
         try:
             model.load_state_dict(weights)
         except (RuntimeError, TypeError) as error:
@@ -87,10 +88,22 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> Scores:
                 f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
                 "have them"
             ) from None
-        inputs = agree(comm, lambda: open_inputs(recipe, device))
-        return evaluate(TrainedModel(recipe, model, comm, device), inputs)
+        inputs = agree(comm, workload.inputs)
+        return evaluate(TrainedModel(workload, model, comm, device), inputs)
     finally:
         comm.close()
+
+
+def _in_words(split: str, scores: Scores) -> str:
+    """The number of examples of a set, its rates and its loss; val is not named."""
+    kind, count = next(iter(scores.counts.items()))
+    rates = [
+        f"{METRICS[name].words} {METRICS[name].amount(rate)}"
+        for name, rate in scores.rates.items()
+        if name != "loss"
+    ]
+    text = ", ".join([*rates, f"loss {scores.rates['loss']:.4f}"])
+    return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -116,10 +129,7 @@ def main(argv: Sequence[str]) -> int:
         evaluation = evaluate_weights if plain else evaluate_checkpoint
         scores = evaluation(arguments.checkpoint, arguments.words)
         if detect().rank == 0:
-            print(
-                f"{scores.examples} images: top-1 error {scores.top1_error:.2f} %, top-5 error "
-                f"{scores.top5_error:.2f} %, loss {scores.loss:.4f}"
-            )
+            print("\n".join(_in_words(split, of_set) for split, of_set in scores.items()))
 
     return run_command(command)
 

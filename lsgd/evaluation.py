@@ -1,29 +1,25 @@
-"""Exact evaluation: every validation image once, at any number of processes."""
+"""Exact evaluation: every example of a set once, at any number of processes."""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from lsgd.comm import Comm, sum_
 from lsgd.inputs import Inputs
 from lsgd.job.preemption import Rounds
-from lsgd.models import DTYPES
-from lsgd.recipe import Recipe
-from lsgd.rules import sampler
-from lsgd.tally import Scores, Tally, scores
+from lsgd.tally import Scores, Tally
+from lsgd.workloads import Workload, scores
 
 
 class Evaluated(Protocol):
-    """A model on this process's device, with the recipe that says on which data: a Learner is."""
+    """A model on this process's device, with the workload that evaluates it: a Learner is."""
 
     @property
-    def recipe(self) -> Recipe:
-        """Its `data.val_examples` are evaluated, `val_batch` at a time, in its precision."""
+    def workload(self) -> Workload:
+        """The evaluation sets, and what is counted in them."""
 
     @property
     def model(self) -> nn.Module:
@@ -31,50 +27,52 @@ class Evaluated(Protocol):
 
     @property
     def comm(self) -> Comm:
-        """The processes that share the images."""
+        """The processes that share the examples."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
     """A model with weights from elsewhere, which no Learner trains."""
 
-    recipe: Recipe
+    workload: Workload
     model: nn.Module
     comm: Comm
     device: torch.device
 
 
 @torch.inference_mode()
-def evaluate(learner: Evaluated, inputs: Inputs) -> Scores:
-    """Loss and errors over the validation set of the learner's recipe; the same on every process.
+def evaluate(learner: Evaluated, inputs: Inputs) -> dict[str, Scores]:
+    """Loss and rates over each evaluation set of the workload; the same on every process.
 
-    Each process takes a contiguous share in chunks of `val_batch`, nothing is padded, and integer
-    counts are summed, so the errors do not depend on the number of processes or on the chunks. The
-    forward pass is without autocast, also where training is in bfloat16. Raises Preempted, on all
-    processes, at the end of a chunk.
+    Each example is in one pass of one process, nothing is padded, and integer counts are summed, so
+    the rates do not depend on the number of processes or on the passes. The forward pass is without
+    autocast, also where training is in bfloat16. Raises Preempted, on all processes, at the end of
+    a pass.
     """
-    model, comm, device = learner.model, learner.comm, learner.device
-    examples, batch = learner.recipe.data.val_examples, learner.recipe.val_batch
-    dtype = DTYPES[learner.recipe.precision]
-    mine = sampler.share(examples, comm.world_size, comm.rank)
-    ids = np.arange(mine.start, mine.stop)
-    chunks = [ids[i : i + batch] for i in range(0, len(ids), batch)]
-    # Process 0 has the most chunks; the others make the rounds that they lack without images.
-    most = -(-len(sampler.share(examples, comm.world_size, 0)) // batch)
+    learner.model.eval()
+    try:
+        # Eager, since compiling for an evaluation takes longer than it saves.
+        with torch.compiler.set_stance("force_eager"):
+            return {split: _evaluate_set(learner, inputs, split) for split in learner.workload.sets}
+    finally:
+        learner.model.train()
+
+
+def _evaluate_set(learner: Evaluated, inputs: Inputs, split: str) -> Scores:
+    workload, model, comm = learner.workload, learner.model, learner.comm
+    passes = workload.evaluation(split, comm.rank, comm.world_size)
+    # Process 0 has the most passes; the others make the rounds that they lack without examples.
+    most = len(workload.evaluation(split, 0, comm.world_size))
     rounds = Rounds(comm.start_sum_)
-    tally = Tally(device)
-    model.eval()
-    for images, labels in inputs.validation(chunks):
-        logits = model(images.to(device, dtype, non_blocking=True))
-        labels = labels.to(device, non_blocking=True)
-        tally.add(F.cross_entropy(logits, labels, reduction="sum"), logits, labels)
+    tally = Tally(len(workload.counts), learner.device)
+    for each, batch in zip(passes, inputs.evaluation(passes), strict=True):
+        tally.add(*workload.loss(model, batch, each))
         rounds.end_round()
-    for _ in range(most - len(chunks)):
+    for _ in range(most - len(passes)):
         rounds.end_round()
     rounds.finish()
-    model.train()
-    return scores(tally.state(partial(sum_, comm)))
+    return scores(workload, tally.state(partial(sum_, comm)))

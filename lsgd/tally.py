@@ -6,50 +6,44 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+State = dict[str, Tensor]
+"""`counts` (kinds,) and `loss` (), summed over the processes: as Tally.state has them."""
+
 
 @dataclass(frozen=True)
 class Scores:
     """What a tally says, once summed over all processes."""
 
-    examples: int
-    loss: float
-    """Mean over the examples."""
-    top1_error: float
-    """Percent."""
-    top5_error: float
-    """Percent."""
+    counts: dict[str, int]
+    """Each kind of things counted, the one first that the loss is a mean over."""
+    rates: dict[str, float]
+    """The mean loss, and what follows from loss and counts, by the names in lsgd.rules.metric."""
 
     def named(self, split: str) -> dict[str, float]:
-        """The scores as metrics of a split: train_loss, train_top1_error, train_top5_error."""
-        return {
-            f"{split}_{key}": getattr(self, key) for key in ("loss", "top1_error", "top5_error")
-        }
+        """The rates as those of a split: train_loss, train_top1_error, …"""
+        return {f"{split}_{name}": rate for name, rate in self.rates.items()}
 
 
 class Tally:
-    """Loss and correct answers of the examples that this process has seen."""
+    """The loss, and the counts of some kinds of things, over what this process has seen."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(3, dtype=torch.int64, device=device)
-        """Examples, right at the first guess, right within five guesses."""
+    def __init__(self, kinds: int, device: torch.device) -> None:
+        self.counts = torch.zeros(kinds, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a pass: the sum of its losses, logits (images, classes) and labels (images,)."""
-        guesses = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
+    def add(self, loss: Tensor, counts: Tensor) -> None:
+        """Add a pass: the sum of its losses, shape (), and its counts, shape (kinds,)."""
         self.loss += loss.detach()
-        self.counts[0] += len(labels)
-        self.counts[1] += guesses[:, 0].sum()
-        self.counts[2] += guesses.sum()
+        self.counts += counts
 
-    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
+    def state(self, sum_: Callable[[Tensor], None]) -> State:
         """The tally of all processes together, as tensors of their own."""
         counts, loss = self.counts.clone(), self.loss.clone()
         sum_(counts)
         sum_(loss)
         return {"counts": counts, "loss": loss}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: State) -> None:
         """Go on counting from a state."""
         self.counts.copy_(state["counts"])
         self.loss.copy_(state["loss"])
@@ -60,17 +54,6 @@ class Tally:
         self.loss.zero_()
 
 
-def scores(state: dict[str, Tensor]) -> Scores:
-    """The mean loss and the errors of a summed state, which must have seen an example."""
-    examples, top1, top5 = state["counts"].tolist()
-    return Scores(
-        examples,
-        loss=state["loss"].item() / examples,
-        top1_error=100 * (examples - top1) / examples,
-        top5_error=100 * (examples - top5) / examples,
-    )
-
-
-def difference(now: dict[str, Tensor], before: dict[str, Tensor]) -> dict[str, Tensor]:
+def difference(now: State, before: State) -> State:
     """The state of what was seen between two states."""
     return {key: now[key] - before[key] for key in now}

@@ -15,15 +15,14 @@ same. The data of a step flows like this:
 
 import sys
 from collections.abc import Sequence
-
-import torch
+from itertools import tee
 
 from lsgd import config
 from lsgd.autotune import with_fastest_pass
 from lsgd.comm import agree, from_first, open_comm
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
-from lsgd.inputs import Inputs, open_inputs
+from lsgd.inputs import Inputs
 from lsgd.job import preemption
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
@@ -35,13 +34,14 @@ from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import Saver
 from lsgd.step import train_step
-from lsgd.tally import scores
+from lsgd.workloads import open_workload
 
 
 def train(recipe: Recipe) -> float:
-    """Train the recipe, or what is left of it in its run folder; return its error in percent.
+    """Train the recipe, or what is left of it in its run folder; return the number of the run.
 
-    The error is the paper's: the median top-1 validation error of the last 5 epochs (section 5.1).
+    For images it is the paper's: the median top-1 validation error of the last 5 epochs, in percent
+    (section 5.1).
     Raises Refused before anything is written if the run makes no sense here, Diverged as soon as a
     loss or gradient is not finite, and Preempted once a signal to any process has made all of them
     save and leave.
@@ -50,7 +50,7 @@ def train(recipe: Recipe) -> float:
     comm = open_comm(recipe.comm, device)
     try:
         check_world_size(recipe, comm.world_size)
-        inputs = agree(comm, lambda: open_inputs(recipe, device))
+        inputs = agree(comm, lambda: open_workload(recipe, device).inputs())
         run = from_first(comm, lambda: open_run(recipe))
         recipe, choices = with_fastest_pass(recipe, run.workers_per_pass, comm, device)
         learner = Learner(recipe, comm, device)
@@ -63,9 +63,9 @@ def train(recipe: Recipe) -> float:
             saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
             with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
                 train_epochs(learner, inputs, saver, log)
-            error = learner.error()
-            log.end(recipe.outcome(error))
-        return error
+            number = learner.number()
+            log.end(recipe.outcome(learner.workload.metric, number))
+        return number
     finally:
         comm.close()
 
@@ -87,35 +87,29 @@ def train_epoch(
     learner: Learner, inputs: Inputs, epoch: int, steps: list[int], saver: Saver, log: metrics.Log
 ) -> None:
     """The given steps of the run, all of this epoch, then evaluation and a checkpoint."""
-    recipe = learner.recipe
-    plan = learner.passes(epoch, steps)
-    batches = metrics.Timed(inputs.train(each for passes in plan for each in passes))
-    meter = metrics.Meter(learner.counted(), batches)
-    for step, passes in zip(steps, plan, strict=True):
-        train_step(learner, step, passes, batches)
+    recipe, strategy = learner.recipe, learner.strategy
+    # Two readers of the same tasks: the loader takes them some steps ahead.
+    tasks, ahead = tee(strategy.tasks(epoch, steps))
+    batches = metrics.Timed(inputs.train(each for task in ahead for each in task.passes))
+    meter = metrics.Meter(learner, learner.counted(), batches)
+    for task in tasks:
+        train_step(learner, task, batches)
         done = learner.next_step
         if done % recipe.log_steps == 0:
             log.write("train", done, **learner.now(), **meter.read(learner.counted()))
-        learner.guard.leave_if_told()
-        if step != steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
+        strategy.check()
+        if done <= steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
             saver.save(learner.checkpoint())
 
-    learner.guard.check()
+    strategy.settle()
     counted = learner.counted()
-    speed = meter.whole(counted)
-    rates = scores(counted).named("train") | validated(learner, inputs)
+    speed, rates = meter.whole(counted), learner.scores(counted).named("train")
+    for split, scores in evaluate(learner, inputs).items():
+        rates |= scores.named(split)
     learner.end_epoch(epoch, rates)
     done = learner.next_step
     log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **rates, **speed)
     saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
-
-
-def validated(learner: Learner, inputs: Inputs) -> dict[str, float]:
-    """The rates of the model as it is now over the whole validation set."""
-    learner.combine_statistics()
-    # Eager, as lsgd.evaluate does it: compiling for an evaluation takes longer than it saves.
-    with torch.compiler.set_stance("force_eager"):
-        return evaluate(learner, inputs).named("val")
 
 
 def main(argv: Sequence[str]) -> int:

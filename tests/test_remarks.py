@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.comm.reducer import Reducer
+from lsgd.strategy.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.rules import optim, sampler
 from lsgd.rules.schedule import learning_rate

@@ -3,10 +3,7 @@
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lsgd import paths
 from lsgd.errors import Refused
@@ -27,16 +24,19 @@ IN_MEMORY = ("digits", "fashion-mnist", "cifar10")
 
 
 class Inputs(Protocol):
-    """A dataset behind a loader; one round of train or validation at a time."""
+    """A dataset behind a loader; one round of training or evaluation at a time.
+
+    A batch is what the workload's loss takes; of images it is a Batch.
+    """
 
     name: str
     """The name of the loader, in words for the log."""
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass in turn, cropped and flipped as augmentation has it."""
+    def train(self, passes: Iterable[Pass]) -> Iterator[Any]:
+        """The batch of each training pass in turn, augmented as the recipe says."""
 
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """The images of the validation set with these ids, chunk by chunk."""
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Any]:
+        """The batch of each pass over an evaluation set in turn, with the examples as they are."""
 
 
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:

@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
-from lsgd.inputs.decoding import Wanted, load_image, needed
+from lsgd.inputs.decoding import load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
@@ -58,8 +58,8 @@ class DaliInputs:
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
         self.in_shards = any(index.in_shards() for index in indexes)
         self.channels_last = channels_last
-        self.requests: Iterator[tuple[Wanted, _Feed]] = iter(())
-        self.under_way: deque[Wanted] = deque()
+        self.requests: Iterator[tuple[Pass, _Feed]] = iter(())
+        self.under_way: deque[Pass] = deque()
         self.readers = ThreadPoolExecutor(AHEAD)
         self.pipeline = dali.Pipeline(
             batch_size=largest_batch,
@@ -75,9 +75,9 @@ class DaliInputs:
         """The images of each pass, cropped and flipped, in the order of the passes."""
         return self._load(passes)
 
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """The images of each chunk of ids, resized and cropped at the centre."""
-        return self._load(chunks)
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """The images of each pass, resized and cropped at the centre."""
+        return self._load(passes)
 
     def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
         """Normalised images, and the lengths of the files they were read from."""
@@ -96,11 +96,11 @@ class DaliInputs:
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
 
-    def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
+    def _load(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         self.requests = iter(())
         while self.under_way:  # what is left of a round that was given up
             self._run()
-        self.requests = self._ahead(wanted)
+        self.requests = self._ahead(passes)
         self.pipeline.reset()
         while (batch := self._run()) is not None:
             yield batch
@@ -114,44 +114,42 @@ class DaliInputs:
             return None
         except RuntimeError as error:
             raise self._why(error) from None
-        wanted = self.under_way.popleft()
-        index, ids = self._images_of(wanted)
-        self._check_lengths(index, ids, np.array(lengths.as_tensor())[:, 0], wanted)
+        each = self.under_way.popleft()
+        index, ids = self._index_of(each), each.examples
+        self._check_lengths(np.array(lengths.as_tensor())[:, 0], each)
         tensor = from_dlpack(images.as_tensor())
         labels = torch.from_numpy(index.labels(ids))
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
 
-    def _images_of(self, wanted: Wanted) -> tuple[Index, NDArray[np.int64]]:
-        if isinstance(wanted, Pass):
-            return self.train_index, wanted.examples
-        return self.val_index, wanted
+    def _index_of(self, each: Pass) -> Index:
+        return self.train_index if each.split == "train" else self.val_index
 
     def _next(self) -> "_Feed":
         """The next feed of DALI, which calls this ahead of the batches that it has handed out."""
-        wanted, feed = next(self.requests)
-        self.under_way.append(wanted)
+        each, feed = next(self.requests)
+        self.under_way.append(each)
         return feed
 
-    def _ahead(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, "_Feed"]]:
+    def _ahead(self, passes: Iterable[Pass]) -> Iterator[tuple[Pass, "_Feed"]]:
         """Each request with its feed, made by threads while DALI works on earlier ones."""
-        pending = deque[tuple[Wanted, Future[_Feed]]]()
-        for request in wanted:
-            pending.append((request, self.readers.submit(self._feed, request)))
+        pending = deque[tuple[Pass, Future[_Feed]]]()
+        for each in passes:
+            pending.append((each, self.readers.submit(self._feed, each)))
             if len(pending) == AHEAD:
                 first, feed = pending.popleft()
                 yield first, feed.result()
         for first, feed in pending:
             yield first, feed.result()
 
-    def _feed(self, wanted: Wanted) -> "_Feed":
-        index, ids = self._images_of(wanted)
+    def _feed(self, each: Pass) -> "_Feed":
+        index, ids = self._index_of(each), each.examples
         try:
             sizes = index.sizes(ids)
             files = self._files(index, ids)
         except InputFailed as error:
-            raise needed(error, wanted, index) from None
-        if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
-            draw = {"seed": self.seed, "epoch": wanted.epoch}
+            raise needed(error, each, index) from None
+        if each.epoch is not None and self.data.augmentation == "crop_flip":
+            draw = {"seed": self.seed, "epoch": each.epoch}
             windows = augmentation.crop_windows(sizes, ids, **draw)
             mirror = augmentation.flips(ids, **draw)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
@@ -178,25 +176,24 @@ class DaliInputs:
             contents = [root + path for path in index.paths(ids)]
         return [np.frombuffer(content, np.uint8) for content in contents]
 
-    def _check_lengths(
-        self, index: Index, ids: NDArray[np.int64], lengths: NDArray[np.int64], wanted: Wanted
-    ) -> None:
+    def _check_lengths(self, lengths: NDArray[np.int64], each: Pass) -> None:
+        index, ids = self._index_of(each), each.examples
         # DALI decodes no more of a file than the window needs, so it may not notice a cut.
         for example in ids[lengths != index.lengths(ids)]:
             try:
                 index.read(example)
             except InputFailed as error:
-                raise needed(error, wanted, index) from None
+                raise needed(error, each, index) from None
 
     def _why(self, error: RuntimeError) -> InputFailed:
         """The failure of the first image under way that cannot be decoded."""
-        for wanted in self.under_way:
-            index, ids = self._images_of(wanted)
-            for example in ids:
+        for each in self.under_way:
+            index = self._index_of(each)
+            for example in each.examples:
                 try:
                     load_image(index, example)
                 except InputFailed as failed:
-                    return needed(failed, wanted, index)
+                    return needed(failed, each, index)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return InputFailed(f"DALI has stopped: {' '.join(lines)[:500]}")
 

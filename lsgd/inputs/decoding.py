@@ -3,15 +3,11 @@
 import io
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from lsgd.errors import InputFailed
 from lsgd.inputs.index import Index, prepare_command
 from lsgd.rules.sampler import Pass
-
-Wanted = Pass | NDArray[np.int64]
-"""A request to a loader: a pass to train on, or ids to validate with."""
 
 
 def load_image(index: Index, example: int) -> Image.Image:
@@ -37,11 +33,11 @@ def load_image(index: Index, example: int) -> Image.Image:
     return image
 
 
-def needed(error: InputFailed, wanted: Wanted, index: Index) -> InputFailed:
+def needed(error: InputFailed, each: Pass, index: Index) -> InputFailed:
     """The failure with the moment at which the image was needed and what to do about it."""
     when = "in an evaluation"
-    if isinstance(wanted, Pass):
-        when = f"in step {wanted.step + 1} of epoch {wanted.epoch + 1}"
+    if each.epoch is not None:
+        when = f"in step {each.step + 1} of epoch {each.epoch + 1}"
     command = prepare_command("imagenet", index.root, index.file.parent)
     if index.in_shards():
         return InputFailed(

@@ -45,20 +45,20 @@ class MemoryInputs:
         for each in passes:
             ids = torch.from_numpy(each.examples).to(self.train_labels.device)
             images = self.train_images[ids]
-            if self.shifts:
-                images = self._shift_flip(images, each)
+            if self.shifts and each.epoch is not None:
+                images = self._shift_flip(images, each.examples, each.epoch)
             yield self.normalise(images), self.train_labels[ids]
 
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """The images of each chunk of ids, as they are."""
-        for chunk in chunks:
-            ids = torch.from_numpy(chunk).to(self.val_labels.device)
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """The images of each pass, as they are."""
+        for each in passes:
+            ids = torch.from_numpy(each.examples).to(self.val_labels.device)
             yield self.normalise(self.val_images[ids]), self.val_labels[ids]
 
-    def _shift_flip(self, images: Tensor, each: Pass) -> Tensor:
+    def _shift_flip(self, images: Tensor, examples: NDArray[np.int64], epoch: int) -> Tensor:
         device, side = images.device, images.shape[-1]
-        corners = augmentation.shifts(each.examples, PADDING, seed=self.seed, epoch=each.epoch)
-        flips = augmentation.flips(each.examples, seed=self.seed, epoch=each.epoch)
+        corners = augmentation.shifts(examples, PADDING, seed=self.seed, epoch=epoch)
+        flips = augmentation.flips(examples, seed=self.seed, epoch=epoch)
         rows = torch.from_numpy(corners[:, :1] + np.arange(side)).to(device)
         read = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
         columns = torch.from_numpy(corners[:, 1:] + read).to(device)

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lsgd.inputs import Batch
 from lsgd.recipe import Data
@@ -27,10 +25,10 @@ class SyntheticInputs:
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The made-up images of each pass; nothing is drawn anew."""
-        return self.validation(each.examples for each in passes)
-
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """The made-up images of each chunk of ids."""
-        for chunk in chunks:
-            ids = torch.from_numpy(chunk).to(self.images.device)
+        for each in passes:
+            ids = torch.from_numpy(each.examples).to(self.images.device)
             yield self.images[ids % BANK], ids % self.classes
+
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """The same images again."""
+        return self.train(passes)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
-from lsgd.inputs.decoding import Wanted, load_image, needed
+from lsgd.inputs.decoding import load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.inputs.normalise import Normalise
 from lsgd.job import preemption
@@ -41,7 +41,7 @@ class FolderInputs:
         decoders: int,
     ) -> None:
         self.name = f"torchvision in {decoders} processes"
-        self.wanted = _Requests()
+        self.requests = _Requests()
         self.normalise = Normalise(data, device)
         if decoders:
             # A launcher may signal every process there is; these end with the one they work for.
@@ -51,7 +51,7 @@ class FolderInputs:
         self.loader: DataLoader[tuple[Tensor, Tensor] | InputFailed] = DataLoader(
             _Images(data, indexes, seed=seed),
             # What the sampler yields goes to the dataset as it is: here a whole pass.
-            sampler=self.wanted,
+            sampler=self.requests,
             batch_size=None,
             num_workers=decoders,
             prefetch_factor=settings.prefetch if decoders else None,
@@ -65,12 +65,12 @@ class FolderInputs:
         """The images of each pass, cropped and flipped, in the order of the passes."""
         return self._load(passes)
 
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """The images of each chunk of ids, resized and cropped at the centre."""
-        return self._load(chunks)
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """The images of each pass, resized and cropped at the centre."""
+        return self._load(passes)
 
-    def _load(self, wanted: Iterable[Wanted]) -> Iterator[Batch]:
-        self.wanted.now = wanted
+    def _load(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        self.requests.passes = passes
         try:
             batches = iter(self.loader)
             # Registered after torch's own exit handlers, this runs before them: after a SIGTERM
@@ -98,41 +98,40 @@ def _kill_children() -> None:
         child.kill()
 
 
-class _Requests(Sampler[Wanted]):
-    """A sampler whose requests are replaced for each round, since the processes outlive a round."""
+class _Requests(Sampler[Pass]):
+    """A sampler whose passes are replaced for each round, since the processes outlive a round."""
 
-    now: Iterable[Wanted] = ()
+    passes: Iterable[Pass] = ()
 
-    def __iter__(self) -> Iterator[Wanted]:
-        return iter(self.now)
+    def __iter__(self) -> Iterator[Pass]:
+        return iter(self.passes)
 
 
 class _Images(Dataset[tuple[Tensor, Tensor] | InputFailed]):
-    """A dataset whose items are whole passes and chunks of ids, not single images."""
+    """A dataset whose items are whole passes, not single images."""
 
     def __init__(self, data: Data, indexes: tuple[Index, Index], *, seed: int) -> None:
         self.data, self.seed = data, seed
         self.train, self.val = indexes
 
-    def __getitem__(self, wanted: Wanted) -> tuple[Tensor, Tensor] | InputFailed:
+    def __getitem__(self, each: Pass) -> tuple[Tensor, Tensor] | InputFailed:
         """8-bit pixels (images, height, width, 3) and labels.
 
         A failure is returned, not raised: torch would wrap its text into a traceback.
         """
-        index = self.train if isinstance(wanted, Pass) else self.val
+        index = self.train if each.split == "train" else self.val
         try:
-            return self._load(index, wanted)
+            return self._load(index, each)
         except InputFailed as error:
-            return needed(error, wanted, index)
+            return needed(error, each, index)
 
-    def _load(self, index: Index, wanted: Wanted) -> tuple[Tensor, Tensor]:
-        ids = wanted.examples if isinstance(wanted, Pass) else wanted
-        side = self.data.image_size
+    def _load(self, index: Index, each: Pass) -> tuple[Tensor, Tensor]:
+        ids, side = each.examples, self.data.image_size
         pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
         if get_worker_info():
             pixels.share_memory_()  # written where the training process reads it
-        if isinstance(wanted, Pass) and self.data.augmentation == "crop_flip":
-            draw = {"seed": self.seed, "epoch": wanted.epoch}
+        if each.epoch is not None and self.data.augmentation == "crop_flip":
+            draw = {"seed": self.seed, "epoch": each.epoch}
             windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
             flips = augmentation.flips(ids, **draw)
             for i, example in enumerate(ids):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.models import make_network
 from lsgd.recipe import Recipe
+from lsgd.strategy.reducer import Reducer
 
 UNFUSED = 1e-9
 """A bucket size in MiB so small that no second tensor fits into a bucket."""

@@ -117,7 +117,8 @@ class Profile:
         """Gather what all processes have measured; process 0 says and writes it."""
         self.reported = True
         learner = self.learner
-        mine = Timing(learner.comm.rank, platform.node(), len(learner.hosted), self._steps())
+        hosted = len(learner.strategy.hosted)
+        mine = Timing(learner.comm.rank, platform.node(), hosted, self._steps())
         timings = learner.comm.gather_objects(mine)
         sentence = slowest(timings)
         last = learner.next_step

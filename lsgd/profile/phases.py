@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from lsgd.inputs import Batch, Inputs
+from lsgd.inputs import Inputs
 from lsgd.profile.stragglers import BETWEEN
 from lsgd.rules.sampler import Pass
 
@@ -58,11 +58,11 @@ def _reporting(
 
 
 def _batches(
-    train: Callable[[Iterable[Pass]], Iterator[Batch]], listener: Listener, passes: Iterable[Pass]
-) -> Iterator[Batch]:
+    train: Callable[[Iterable[Pass]], Iterator[Any]], listener: Listener, passes: Iterable[Pass]
+) -> Iterator[Any]:
     batches = train(passes)  # at once, as a loader may begin to load here
 
-    def reporting() -> Iterator[Batch]:
+    def reporting() -> Iterator[Any]:
         while True:
             listener("data wait")
             try:

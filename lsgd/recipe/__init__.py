@@ -26,6 +26,7 @@ from lsgd.recipe.fields import (
     trajectory,
 )
 from lsgd.rules import sampler, schedule
+from lsgd.rules.metric import Metric
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Data:
     from the numbers of examples."""
     skip: list[str] = field(default_factory=list, metadata=later([]))
     """Images that are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
+    workload: str = field(default="images", metadata=later("images") | one_of("images"))
+    """What is learned of it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,14 @@ class Schedule:
     milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
     """Epochs at which the lr is multiplied by gamma."""
     gamma: float = field(default=0.1, metadata=above_0())
+
+
+@dataclass(frozen=True)
+class StrategySettings:
+    """How what the workers compute becomes updates of one model."""
+
+    name: str = field(default="allreduce", metadata=one_of("allreduce"))
+    """allreduce is synchronous SGD: an update by the mean over all kn examples of a step."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +206,9 @@ class Recipe:
     deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
     """The rules of the paper that this recipe does not follow, each with the reason."""
     target: Target | None = field(default=None, metadata=EXECUTION)
+    strategy: StrategySettings = field(
+        default_factory=StrategySettings, metadata=later({"name": "allreduce"})
+    )
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts."""
@@ -332,13 +346,15 @@ class Recipe:
         ]
         return "\n".join(lines)
 
-    def outcome(self, error: float) -> str:
+    def outcome(self, metric: Metric, number: float) -> str:
         """The result of the run in a sentence, with the published number if the data are the same.
 
         The error of a rehearsal means nothing, and is left out.
         """
         if self.rehearse:
             return "rehearsal done: steps, evaluations and checkpoints all went through"
-        outcome = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
+        outcome = f"{metric.words} {metric.amount(number)} ({metric.whose})"
         on_its_data = self.data.name == TARGET_DATA and self.inputs.loader != "synthetic"
-        return f"{outcome}; {self.target.beside(error)}" if self.target and on_its_data else outcome
+        return (
+            f"{outcome}; {self.target.beside(number)}" if self.target and on_its_data else outcome
+        )

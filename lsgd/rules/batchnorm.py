@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lsgd.rules.sampler import Pass
+
 NormaliseWorkers = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
 """Takes images (images, channels, height, width) of several workers in turns, as Pass.examples has
 them, gamma, beta, the number of workers and epsilon.
@@ -105,8 +107,13 @@ def _compiled() -> Callable[[Tensor, int, Tensor, Tensor, float], tuple[Tensor, 
     return torch.compile(_expression, dynamic=True)
 
 
+def worker_norms(model: nn.Module) -> list[WorkerBatchNorm2d]:
+    """The layers of a model that normalise worker by worker; there may be none."""
+    return [module for module in model.modules() if isinstance(module, WorkerBatchNorm2d)]
+
+
 class RunningStatistics:
-    """This process's share of all running means and variances of a model.
+    """This process's share of all running means and variances of a model, which has some.
 
     The moving average is linear, so it may be kept in parts: after a step every process does
 
@@ -114,12 +121,16 @@ class RunningStatistics:
 
     having started with hosted / workers of the initial value, and the sum of the shares is what one
     process with all workers would have. So a step needs no communication. Whoever wants the
-    statistics, to evaluate or to save, asks for them with `combine`.
+    statistics, to evaluate or to save, asks for them with `settle`.
     """
 
-    def __init__(self, model: nn.Module, *, hosted: int, workers: int, world_size: int) -> None:
-        self.world_size = world_size
-        self.layers = [m for m in model.modules() if isinstance(m, WorkerBatchNorm2d)]
+    name = "batchnorm"
+
+    def __init__(
+        self, model: nn.Module, *, hosted: int, workers: int, rank: int, world_size: int
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.layers = worker_norms(model)
         # The paper's running average with momentum 0.9 is PyTorch's momentum 0.1.
         self.momentum = 0.1
         self.fraction = hosted / workers
@@ -132,8 +143,9 @@ class RunningStatistics:
             count for layer in self.layers if (count := layer.num_batches_tracked) is not None
         ]
 
-    def start_pass(self, workers: int) -> None:
+    def start_pass(self, each: Pass) -> None:
         """Tell every layer how many workers the coming pass carries."""
+        workers = len(each.workers)
         for layer in self.layers:
             layer.workers = workers
 
@@ -144,27 +156,28 @@ class RunningStatistics:
         # All at once, which a GPU needs one launch for.
         torch._foreach_add_(self.counters, 1)
 
-    def combine(self, sum_: Callable[[Tensor], None]) -> None:
+    def settle(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the sum of all shares into the model; `sum_` adds a tensor over the processes."""
         total = self.share.clone()
         sum_(total)
         self._write(total)
 
-    def all_shares(self, sum_: Callable[[Tensor], None], *, rank: int) -> Tensor:
+    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
         """Every process's share, shape (world_size, statistics), for a checkpoint."""
         shares = self.share.new_zeros(self.world_size, len(self.share))
-        shares[rank] = self.share
+        shares[self.rank] = self.share
         sum_(shares)
-        return shares
+        return {"shares": shares}
 
-    def restore(self, shares: Tensor, *, rank: int) -> None:
-        """Go on from all_shares of a checkpoint, made by any number of processes.
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from the state in a checkpoint, made by any number of processes.
 
         As many processes as before take up their own shares, bit by bit; another number divides
         the sum among themselves.
         """
+        shares = state["shares"]
         same = len(shares) == self.world_size
-        self.share.copy_(shares[rank] if same else shares.sum(0) * self.fraction)
+        self.share.copy_(shares[self.rank] if same else shares.sum(0) * self.fraction)
 
     def _read(self) -> Tensor:
         return torch.cat([buffer for layer in self.layers for buffer in _running(layer)])

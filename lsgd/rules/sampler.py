@@ -18,23 +18,28 @@ ORDER = 0
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass of one process, which carries whole workers, all with as many examples."""
+    """One forward pass of one process. In training it carries whole workers, all with as many
+    examples; in evaluation it carries none, and examples only."""
 
-    epoch: int
+    epoch: int | None
+    """The epoch of the run, or None in evaluation."""
     examples: NDArray[np.int64]
     """Example ids in turns: the first of each worker, then the second of each, and so on.
 
     So a layer that tells its workers apart, as BN has to, finds them side by side.
     """
-    workers: int = 1
-    """How many it carries; each has len(examples) / workers."""
+    workers: range = range(1)
+    """The workers of the run that it carries; each has len(examples) / len(workers)."""
     step: int = 0
-    """The step of the epoch that it is a part of."""
+    """The step of the epoch that it is a part of; in evaluation its place among the passes of its
+    process."""
+    split: str = "train"
+    """`train`, or the name of the evaluation set that the examples are of."""
 
     @property
     def by_worker(self) -> NDArray[np.int64]:
         """The examples of each worker, shape (workers, n)."""
-        return self.examples.reshape(-1, self.workers).T
+        return self.examples.reshape(-1, len(self.workers)).T
 
 
 def epoch_order(examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -92,12 +97,11 @@ def step_passes(
     full, rest = divmod(last - first, worker_batch)
     # The hosted workers are neighbours, so that their examples are one stretch of the order.
     by_worker = order[first : last - rest].reshape(full, worker_batch)
-    passes = [
-        Pass(epoch, carried.T.ravel(), len(carried), step)
-        for carried in np.split(by_worker, range(workers_per_pass, full, workers_per_pass))
-        if len(carried)
-    ]
+    filled = hosted[:full]
+    begins = range(0, full, workers_per_pass)
+    carried = [slice(begin, begin + workers_per_pass) for begin in begins]
+    passes = [Pass(epoch, by_worker[each].T.ravel(), filled[each], step) for each in carried]
     # A pass of its own, since the workers of one pass have to have equally many examples.
     if rest:
-        passes.append(Pass(epoch, order[last - rest : last], 1, step))
+        passes.append(Pass(epoch, order[last - rest : last], hosted[full : full + 1], step))
     return passes

@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import lsgd
 from lsgd.comm import Comm, describe
@@ -22,15 +21,26 @@ from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
 from lsgd.job.device import device_name
 from lsgd.recipe import Recipe
+from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.rows import Row, damaged_line, read_rows
-from lsgd.tally import difference, scores
+from lsgd.tally import Scores, State, difference
 
-State = dict[str, Tensor]
-"""The counts of a Tally, summed over the processes."""
 Reading = tuple[State, float, float]
 """Counts, the time in seconds, and the seconds waited for data until then."""
+
+
+class Counting(Protocol):
+    """What a log has to know of a workload: what is counted, and what the run's number is."""
+
+    @property
+    def metric(self) -> Metric:
+        """The rate that the number of the run is made of."""
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The names of what is counted, that of the speed first."""
 
 
 class Progress(Protocol):
@@ -39,8 +49,18 @@ class Progress(Protocol):
     recipe: Recipe
     comm: Comm
     device: torch.device
-    next_step: int
     rates: dict[int, dict[str, float]]
+
+    @property
+    def workload(self) -> Counting:
+        """The workload of the run."""
+
+    @property
+    def next_step(self) -> int:
+        """The next step of the run."""
+
+    def scores(self, counted: State) -> Scores:
+        """What some counts come to."""
 
 
 class Log:
@@ -98,6 +118,7 @@ class RunLog(Log):
         """Write down recipe, machine, host, commit and versions, as a row and as lines."""
         machine = "; ".join([describe(run.comm, run.device), loader, *choices])
         parts = {
+            "metric": run.workload.metric.name,
             "machine": machine,
             "device": device_name(run.device),
             "processes": run.comm.world_size,
@@ -172,29 +193,30 @@ class Timed:
 
 
 class Meter:
-    """Turns counts of an epoch into rates since the last reading."""
+    """Turns the counts of an epoch of a run into rates since the last reading."""
 
-    def __init__(self, counts: State, batches: Timed) -> None:
-        self.batches = batches
+    def __init__(self, run: Progress, counts: State, batches: Timed) -> None:
+        self.run, self.batches = run, batches
         self.begin = self.last = (counts, time.perf_counter(), batches.waited)
 
     def read(self, counts: State) -> Row:
-        """Loss, error and speed since the last reading; data_wait is this process's."""
+        """Loss, metric and speed since the last reading; data_wait is this process's."""
         before, self.last = self.last, (counts, time.perf_counter(), self.batches.waited)
-        seen = scores(difference(counts, before[0]))
-        return {"loss": seen.loss, "top1_error": seen.top1_error, **_speed(before, self.last)}
+        rates = self.run.scores(difference(counts, before[0])).rates
+        metric = self.run.workload.metric.name
+        return {"loss": rates["loss"], metric: rates[metric], **self._speed(before, self.last)}
 
     def whole(self, counts: State) -> Row:
-        """Images per second and data_wait since the meter was made."""
-        return _speed(self.begin, (counts, time.perf_counter(), self.batches.waited))
+        """Speed and data_wait since the meter was made."""
+        return self._speed(self.begin, (counts, time.perf_counter(), self.batches.waited))
 
-
-def _speed(before: Reading, now: Reading) -> Row:
-    seconds = now[1] - before[1]
-    images = int(now[0]["counts"][0] - before[0]["counts"][0])
-    # A run that had to leave in an evaluation resumes with no image left of the epoch.
-    speed = images / seconds if images else math.nan
-    return {"images_per_second": speed, "data_wait": (now[2] - before[2]) / seconds}
+    def _speed(self, before: Reading, now: Reading) -> Row:
+        seconds = now[1] - before[1]
+        count = int(now[0]["counts"][0] - before[0]["counts"][0])
+        # A run that had to leave in an evaluation resumes with nothing left of the epoch.
+        speed = count / seconds if count else math.nan
+        kind = self.run.workload.counts[0]
+        return {f"{kind}_per_second": speed, "data_wait": (now[2] - before[2]) / seconds}
 
 
 def _set_damaged_aside(path: Path) -> str:

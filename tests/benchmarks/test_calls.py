@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import calls
-from lsgd.comm.reducer import Reducer
+from lsgd.strategy.reducer import Reducer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CASE = "small_resnet, 1 pass of 8 workers"

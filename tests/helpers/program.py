@@ -17,7 +17,7 @@ import torch
 
 from lsgd import config
 from lsgd.comm import Comm, open_comm
-from lsgd.comm.reducer import Reducer
+from lsgd.strategy.reducer import Reducer
 from lsgd.errors import Diverged
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs

@@ -7,7 +7,7 @@ import torch
 from helpers.threaded import on_processes
 
 from lsgd.comm import Comm
-from lsgd.comm.guard import Guard
+from lsgd.strategy.guard import Guard
 from lsgd.errors import Preempted
 from lsgd.job import preemption
 from lsgd.job.preemption import SIGNALS, Rounds

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lsgd.comm.reducer import Reducer
+from lsgd.strategy.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
 from lsgd.models import make_model

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lsgd.comm.reducer import Reducer
+from lsgd.strategy.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
 from lsgd.learner import Learner

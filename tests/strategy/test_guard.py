@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lsgd.comm.guard import Guard
+from lsgd.strategy.guard import Guard
 from lsgd.errors import Diverged
 
 

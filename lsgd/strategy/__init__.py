@@ -1,0 +1,108 @@
+"""How what the workers compute becomes updates of one model: a seam.
+
+A second strategy is a file here that has what `Strategy` asks for, and a case in `open_strategy`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lsgd.recipe import Recipe
+from lsgd.rules.sampler import Pass
+
+if TYPE_CHECKING:
+    # For types only: the order of updates is known without torch.
+    from torch import Tensor, nn
+
+    from lsgd.comm import Comm
+    from lsgd.workloads import Part, Workload
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process computes between reading the model and giving what it has computed."""
+
+    step: int
+    """The step of the run, from 0, whose update this is for."""
+    divisor: int
+    """What the gradient of the whole update is divided by: the weights of its examples, on all
+    processes, as Workload.weights has them."""
+    active_workers: int
+    """How many workers of all processes have examples in this update."""
+    passes: list[Pass]
+    """The passes of this process; there may be none."""
+
+
+class Strategy(Protocol):
+    """Owner of gradients, momentum and parts. A step reads the model, makes the backward pass of
+    each of its passes, and gives; all processes make the same steps.
+    """
+
+    hosted: range
+    """The workers of this process. Process 0 hosts one at least; a process of servers may not."""
+    parts: "tuple[Part, ...]"
+    """What these workers carry along."""
+    next_step: int
+    """The next step of the run: the number of updates that the model has had."""
+
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
+        """The tasks of this process in these steps of the run, all of one epoch.
+
+        Loaders take some of them before the first is given, so none waits for one to be given.
+        """
+
+    def read(self, task: Task, *, leave: bool) -> None:
+        """Begin a task: the model holds what it is to be computed with, the gradients are clear.
+
+        With `leave` all processes learn that this one has been told to leave.
+        """
+
+    def backward(self, loss: "Tensor") -> None:
+        """Make the backward pass of a loss that is summed over its examples."""
+
+    def give(self, task: Task) -> None:
+        """End a task: its update, once the parts have moved, or its part of one.
+
+        Raises Diverged if the loss or a gradient of a step before was not finite, and PeerLost.
+        """
+
+    def check(self) -> None:
+        """Raise Preempted, after the same step on all processes, if any was told to leave."""
+
+    def settle(self) -> None:
+        """Wait until nothing is under way: model, momentum and parts are whole on every process.
+
+        Called before each evaluation and save, by all processes. Raises Diverged.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """The momentum, and whatever else decides the next steps, for a checkpoint.
+
+        All processes call it, settled. It is whole on process 0, and alike for all strategies of
+        one fingerprint.
+        """
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Go on at this step of the run, from a state that any such strategy has made."""
+
+    def now(self) -> dict[str, float]:
+        """What a row of metrics has about the last step, such as the norm of its gradient."""
+
+    def timed(self) -> list[tuple[str, object, str]]:
+        """The phases of a step in their order, each as (phase, object, name of its method).
+
+        A phase begins with the call of that method, and the step ends with the last one. They are
+        all but `data wait`, which is the loader's, and `forward`, which is the workload's.
+        """
+
+
+def open_strategy(
+    recipe: Recipe, workload: "Workload", model: "nn.Module", comm: "Comm"
+) -> Strategy:
+    """The strategy of a recipe for this model, which is on its device."""
+    match recipe.strategy.name:
+        case "allreduce":
+            from lsgd.strategy.allreduce import AllReduce
+
+            return AllReduce(recipe, workload, model, comm)
+    raise ValueError(recipe.strategy.name)

@@ -1,0 +1,118 @@
+"""Synchronous SGD by all-reduce: every process has the gradient of all workers, and updates its
+copy of the model by it."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.comm import Comm, sum_
+from lsgd.recipe import Recipe
+from lsgd.rules import optim, sampler
+from lsgd.strategy import Task
+from lsgd.strategy.guard import Guard
+from lsgd.strategy.reducer import Reducer
+from lsgd.workloads import Workload
+
+
+class AllReduce:
+    """The strategy of the paper: one update per step, by the mean over kn examples (section 3)."""
+
+    def __init__(self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm) -> None:
+        self.recipe, self.workload, self.comm = recipe, workload, comm
+        self.hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
+        self.parts = workload.parts(model, self.hosted, comm)
+        self.reducer = Reducer(
+            model.parameters(),
+            comm,
+            bucket_mb=recipe.comm.bucket_mb,
+            compression=recipe.gradient_compression,
+        )
+        self.optimizer = optim.make_optimizer(model, **asdict(recipe.optim))
+        self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
+        self.guard = Guard(self.reducer.flags)
+        self.next_step = 0
+
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
+        """The hosted workers' part of each step; kn examples are the next of the epoch's order."""
+        recipe, order, weights = self.recipe, self.workload.order(epoch), self.workload.weights
+        for step in steps:
+            of_epoch = step % recipe.steps_per_epoch
+            begin = of_epoch * recipe.batch_size
+            examples = order[begin : begin + recipe.batch_size]
+            yield Task(
+                step,
+                divisor=len(examples) if weights is None else int(weights[examples].sum()),
+                # In a short last step only the first workers have examples.
+                active_workers=-(-len(examples) // recipe.worker_batch),
+                passes=sampler.step_passes(
+                    order,
+                    epoch=epoch,
+                    step=of_epoch,
+                    workers=recipe.workers,
+                    worker_batch=recipe.worker_batch,
+                    hosted=self.hosted,
+                    workers_per_pass=recipe.pass_workers,
+                ),
+            )
+
+    def read(self, task: Task, *, leave: bool) -> None:
+        """Clear the gradients; this process's copy of the model is up to date."""
+        self.reducer.start(task.divisor, len(task.passes), leave=leave)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients, and start their sums in the last pass."""
+        self.reducer.backward(loss)
+
+    def give(self, task: Task) -> None:
+        """Wait for the sums of the gradients, and make the update at lr(step)."""
+        self.reducer.finish()
+        self._update(task)
+
+    def _update(self, task: Task) -> None:
+        for part in self.parts:
+            part.end_step(task.active_workers)
+        optim.set_lr(self.optimizer, self.recipe.lr(task.step))
+        self.optimizer.step()  # which skips the update where found_inf is 1
+        self.next_step = task.step + 1
+        self.guard.watch(task.step)  # reads the flags a step late, so the host never waits for them
+
+    def check(self) -> None:
+        """Raise Preempted if the flags of the step before the last said so."""
+        self.guard.leave_if_told()
+
+    def settle(self) -> None:
+        """Check the flags of the last step, and bring the parts of all processes together."""
+        self.guard.check()
+        for part in self.parts:
+            part.settle(partial(sum_, self.comm))
+
+    def state(self) -> dict[str, Any]:
+        """The state of the optimizer, the same on every process."""
+        return self.optimizer.state_dict()
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Take up the momentum."""
+        self.optimizer.load_state_dict(state)
+        for parameter, values in self.optimizer.state.items():
+            for name, value in values.items():
+                # A fused update walks memory, so momentum has to lie as the parameter does now,
+                # even if the run was saved with the other channels_last.
+                values[name] = torch.empty_like(parameter).copy_(value)
+        self.next_step = step
+
+    def now(self) -> dict[str, float]:
+        """The norm of the last reduced gradient; reading it waits for the device."""
+        return {"gradient_norm": self.reducer.gradient_norm.item()}
+
+    def timed(self) -> list[tuple[str, object, str]]:
+        """Clearing gradients counts as the optimizer's, and the wait for sums is communication."""
+        return [
+            ("optimizer", self.reducer, "start"),
+            ("backward", self.reducer, "backward"),
+            ("communication", self.reducer, "finish"),
+            ("optimizer", self, "_update"),
+        ]

@@ -1,0 +1,91 @@
+"""Image classification: a residual network, cross-entropy, and two errors (Goyal et al. 2017)."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lsgd.comm import Comm
+from lsgd.inputs import Batch, Inputs, open_inputs
+from lsgd.models import DTYPES, layout, make_network
+from lsgd.recipe import Recipe
+from lsgd.rules import sampler
+from lsgd.rules.batchnorm import RunningStatistics, worker_norms
+from lsgd.rules.metric import TOP1
+from lsgd.rules.sampler import Pass
+from lsgd.workloads import Part
+
+
+class Images:
+    """The workload of all recipes of the paper. An example is an image, and counts once."""
+
+    metric = TOP1
+    counts: tuple[str, ...] = ("images", "top1", "top5")
+    weights: NDArray[np.int64] | None = None
+    sets: tuple[str, ...] = ("val",)
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self.dtype, self.layout = DTYPES[recipe.precision], layout(recipe)
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+
+    def network(self) -> nn.Module:
+        """The recipe's network, in its precision and memory layout."""
+        return make_network(self.recipe)
+
+    def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
+        """BN's running statistics, if the network has BN."""
+        if not worker_norms(model):
+            return ()
+        return (
+            RunningStatistics(
+                model,
+                hosted=len(hosted),
+                workers=self.recipe.workers,
+                rank=comm.rank,
+                world_size=comm.world_size,
+            ),
+        )
+
+    def inputs(self) -> Inputs:
+        """The loader that the recipe asks for, its dataset checked against the recipe's numbers."""
+        return open_inputs(self.recipe, self.device)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The permutation of all training images that the epoch goes through."""
+        # Kept, since every checkpoint asks for it and ImageNet's takes a fifth of a second.
+        if self._order is None or self._order[0] != epoch:
+            count, seed = self.recipe.data.train_examples, self.recipe.seed
+            self._order = epoch, sampler.epoch_order(count, seed=seed, epoch=epoch)
+        return self._order[1]
+
+    def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
+        """A contiguous share of the validation images, in passes of `val_batch`; none is padded."""
+        share = sampler.share(self.recipe.data.val_examples, world_size, rank)
+        ids, size = np.arange(share.start, share.stop), self.recipe.val_batch
+        chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
+        return [Pass(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]
+
+    def loss(self, model: nn.Module, batch: Batch, each: Pass) -> tuple[Tensor, Tensor]:
+        """Cross-entropy summed over the images, and how many are right at the first guess, and
+        within five guesses."""
+        images, labels = batch
+        # The recipe's layout is for training; an evaluation takes the images as they come.
+        layout = self.layout if each.split == "train" else torch.preserve_format
+        images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
+        labels = labels.to(self.device, non_blocking=True)
+        logits = model(images)
+        # Summed, not averaged: the step divides by the examples of all processes (remark 3).
+        loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")
+        guesses = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
+        right = guesses[:, 0].sum(), guesses.sum()
+        return loss, torch.stack((torch.full_like(right[0], len(labels)), *right))
+
+    def rates(self, loss: float, counts: list[int]) -> dict[str, float]:
+        """The errors at the first guess and within five guesses, in percent."""
+        images, top1, top5 = counts
+        return {
+            "top1_error": 100 * (images - top1) / images,
+            "top5_error": 100 * (images - top5) / images,
+        }
