@@ -17,7 +17,6 @@ import torch
 
 from lsgd import config
 from lsgd.comm import Comm, open_comm
-from lsgd.strategy.reducer import Reducer
 from lsgd.errors import Diverged
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
@@ -26,6 +25,7 @@ from lsgd.recipe import CommSettings, Recipe
 from lsgd.rules import sampler
 from lsgd.run import checkpoint
 from lsgd.step import train_step
+from lsgd.strategy.reducer import Reducer
 
 CPU = torch.device("cpu")
 
