@@ -129,7 +129,7 @@ def _times(learner: Learner, task: Task, inputs: Inputs) -> list[float]:
             end = time.perf_counter()
 
     times: list[float] = []
-    with reporting_phases(learner.timed(), listen):
+    with reporting_phases(learner.strategy.timed(), listen):
         train_step(learner, task, batches())  # the first one also compiles and allocates
         while len(times) < 3 and sum(times) < 1:
             train_step(learner, task, batches())

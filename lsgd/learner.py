@@ -57,10 +57,6 @@ class Learner:
             if epoch + 1 not in self.rates:
                 yield epoch, [step for step in steps if step >= self.next_step]
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """The phases of a step, as in Strategy.timed, with the forward pass of the workload."""
-        return [("forward", self.workload, "loss"), *self.strategy.timed()]
-
     def now(self) -> dict[str, float]:
         """Where the last step was, and what the strategy says of it."""
         return {

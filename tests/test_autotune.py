@@ -15,10 +15,10 @@ from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.sampler import Pass
 from lsgd.run.folder import open_run
 from lsgd.run.metrics import read_rows
 from lsgd.step import train_step
+from lsgd.strategy import Task
 from lsgd.train import train
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def test_auto_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert line in after
     name, _, rest = line.partition(": ")
     assert name in {f"workers_per_pass={2**power}" for power in range(5)}
-    assert "thousand images/s, of 1 … " in rest
+    assert "thousand examples/s, of 1 … " in rest
     written = torch.load(tmp_path / "auto" / "checkpoint.pt", weights_only=True)["recipe"]
     assert name == f"workers_per_pass={written['workers_per_pass']}"
 
@@ -121,10 +121,10 @@ def test_passes_that_do_not_fit_are_not_taken(monkeypatch: pytest.MonkeyPatch) -
     """Those that went before are; and if not even one worker fits, that is the error."""
 
     def full_from(workers: int) -> None:
-        def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
-            if made[0].workers >= workers:
+        def step(learner: Learner, task: Task, batches: Iterator[Batch]) -> None:
+            if len(task.passes[0].workers) >= workers:
                 raise torch.OutOfMemoryError("planted")
-            train_step(learner, step, made, batches)
+            train_step(learner, task, batches)
 
         monkeypatch.setattr(autotune, "train_step", step)
 
@@ -149,14 +149,14 @@ def test_only_the_pass_itself_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0, started=set())
     monkeypatch.setattr(autotune.time, "perf_counter", lambda: clock.now)
 
-    def step(learner: Learner, step: int, made: list[Pass], batches: Iterator[Batch]) -> None:
-        workers = made[0].workers
-        learner.reducer.start(8, 1)
+    def step(learner: Learner, task: Task, batches: Iterator[Batch]) -> None:
+        workers = len(task.passes[0].workers)
+        learner.strategy.reducer.start(8, 1)
         clock.now += 5
         next(batches)
         clock.now += workers / 10 + (0 if workers in clock.started else 100)
         clock.started.add(workers)
-        learner.reducer.finish()
+        learner.strategy.reducer.finish()
         clock.now += 7
 
     monkeypatch.setattr(autotune, "train_step", step)

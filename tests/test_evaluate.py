@@ -66,11 +66,13 @@ def test_published_weights_give_what_torchvision_says_of_them(
     with torch.inference_mode():
         logits = theirs(images)
     right = (logits.argmax(dim=1) == torch.arange(3)).sum().item()
-    found = evaluate_weights(tmp_path / "resnet50.pth", words(root, f"inputs={loader}"))
-    assert found.examples == 3
-    assert found.top1_error == pytest.approx(100 - 100 * right / 3)
+    found = evaluate_weights(tmp_path / "resnet50.pth", words(root, f"inputs={loader}"))["val"]
+    assert found.counts["images"] == 3
+    assert found.rates["top1_error"] == pytest.approx(100 - 100 * right / 3)
     expected = F.cross_entropy(logits, torch.arange(3)).item()
-    assert found.loss == pytest.approx(expected, rel=1e-6 if loader == "torchvision" else 1e-3)
+    assert found.rates["loss"] == pytest.approx(
+        expected, rel=1e-6 if loader == "torchvision" else 1e-3
+    )
 
 
 @pytest.mark.data

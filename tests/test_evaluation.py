@@ -1,11 +1,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from helpers.threaded import on_processes
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lsgd import config
@@ -14,8 +12,11 @@ from lsgd.comm.single import SingleComm
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import Batch
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.sampler import Pass
 from lsgd.tally import Scores
+from lsgd.workloads import open_workload
 
+CPU = torch.device("cpu")
 EXAMPLES, CLASSES = 53, 7
 DIGITS = config.load_recipe(["+recipe=digits", "precision=float64"])
 
@@ -29,10 +30,10 @@ class Images:
         self.labels = torch.randint(CLASSES, (EXAMPLES,), generator=generator)
         self.asked: list[list[int]] = []
 
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        for chunk in chunks:
-            self.asked.append(chunk.tolist())
-            yield self.images[chunk], self.labels[chunk]
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        for each in passes:
+            self.asked.append(each.examples.tolist())
+            yield self.images[each.examples], self.labels[each.examples]
 
 
 class Model(nn.Module):
@@ -54,15 +55,15 @@ class Model(nn.Module):
 
 
 def evaluated(comm: Comm, batch: int) -> tuple[Scores, list[list[int]]]:
-    """The scores, and the ids of the chunks that this process asked for."""
+    """The scores, and the ids of the passes that this process asked for."""
     inputs = Images()
-    return evaluate(candidate(Model(), comm, EXAMPLES, batch), inputs), inputs.asked
+    return evaluate(candidate(Model(), comm, EXAMPLES, batch), inputs)["val"], inputs.asked
 
 
 def candidate(model: nn.Module, comm: Comm, examples: int, batch: int) -> TrainedModel:
-    """The model, to be evaluated on so many images in chunks of this size."""
+    """The model, to be evaluated on so many images in passes of this size."""
     recipe = replace(DIGITS, val_batch=batch, data=replace(DIGITS.data, val_examples=examples))
-    return TrainedModel(recipe, model, comm, torch.device("cpu"))
+    return TrainedModel(open_workload(recipe, CPU), model, comm, CPU)
 
 
 def expected() -> Scores:
@@ -72,8 +73,14 @@ def expected() -> Scores:
         logits = Model().eval()(inputs.images.double())
     rank = (logits > logits[torch.arange(EXAMPLES), inputs.labels][:, None]).sum(1)
     wrong1, wrong5 = (int((rank >= guesses).sum()) for guesses in (1, 5))
-    loss = nn.functional.cross_entropy(logits, inputs.labels).item()
-    return Scores(EXAMPLES, loss, 100 * wrong1 / EXAMPLES, 100 * wrong5 / EXAMPLES)
+    return Scores(
+        {"images": EXAMPLES, "top1": EXAMPLES - wrong1, "top5": EXAMPLES - wrong5},
+        {
+            "loss": nn.functional.cross_entropy(logits, inputs.labels).item(),
+            "top1_error": 100 * wrong1 / EXAMPLES,
+            "top5_error": 100 * wrong5 / EXAMPLES,
+        },
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 4, 52, 53, 100])
@@ -83,8 +90,9 @@ def test_every_image_counts_once(processes: int, batch: int) -> None:
     found = on_processes(processes, lambda comm: evaluated(comm, batch))
     by_hand = expected()
     for scores, _ in found:
-        assert scores == replace(by_hand, loss=scores.loss)
-        assert scores.loss == pytest.approx(by_hand.loss, rel=1e-12)
+        loss = scores.rates["loss"]
+        assert scores == replace(by_hand, rates=by_hand.rates | {"loss": loss})
+        assert loss == pytest.approx(by_hand.rates["loss"], rel=1e-12)
     chunks = [chunk for _, asked in found for chunk in asked]
     assert [i for chunk in chunks for i in chunk] == list(range(EXAMPLES))
     assert max(map(len, chunks)) <= batch
@@ -93,7 +101,8 @@ def test_every_image_counts_once(processes: int, batch: int) -> None:
 def test_more_processes_than_images() -> None:
     """The rest take part in the sums and look at nothing."""
     found = on_processes(EXAMPLES + 2, lambda comm: evaluated(comm, 4))
-    assert {scores.top1_error for scores, _ in found} == {expected().top1_error}
+    errors = {scores.rates["top1_error"] for scores, _ in found}
+    assert errors == {expected().rates["top1_error"]}
     assert found[-1][1] == []
 
 

@@ -45,8 +45,8 @@ def recipe(*words: str) -> Recipe:
 def after(made: Recipe, *steps: int) -> Learner:
     """A learner which has made these steps of the run, all of one epoch."""
     learner = Learner(made, SingleComm(), CPU)
-    for step, passes in zip(steps, learner.passes(0, list(steps)), strict=True):
-        train_step(learner, step, passes, open_inputs(made, CPU).train(passes))
+    for task in learner.strategy.tasks(0, list(steps)):
+        train_step(learner, task, open_inputs(made, CPU).train(task.passes))
     return learner
 
 
@@ -61,15 +61,15 @@ def gradients(learner: Learner) -> list[Tensor]:
 def batch(made: Recipe, step: int) -> Batch:
     """All images of a step, worker by worker, and their labels."""
     apart = replace(made, workers_per_pass=1)
-    (passes,) = Learner(apart, SingleComm(), CPU).passes(0, [step])
-    images, labels = zip(*open_inputs(made, CPU).train(passes), strict=True)
+    (task,) = Learner(apart, SingleComm(), CPU).strategy.tasks(0, [step])
+    images, labels = zip(*open_inputs(made, CPU).train(task.passes), strict=True)
     return torch.cat(images).double(), torch.cat(labels)
 
 
 def test_7_workers_in_passes_of_4_make_one_update() -> None:
     """timm: 7 batches accumulated by 4 make 3 updates, the last with a third of the weight."""
     at_once, in_passes = (after(recipe(f"workers_per_pass={p}"), 0, 1) for p in (7, 4))
-    assert [len(passes) for passes in in_passes.passes(0, [0, 1])] == [2, 2]
+    assert [len(task.passes) for task in in_passes.strategy.tasks(0, [0, 1])] == [2, 2]
     torch.testing.assert_close(parameters(in_passes), parameters(at_once), **CLOSE)
 
 
@@ -92,7 +92,7 @@ def test_a_short_last_step_is_divided_by_its_own_size() -> None:
     expected = torch.autograd.grad(loss, list(model.parameters()))
     learner = after(made, last)
     torch.testing.assert_close(gradients(learner), list(expected), **CLOSE)
-    learner.combine_statistics()
+    learner.strategy.settle()
     mean, var = learner.model.bn1.running_mean, learner.model.bn1.running_var
     torch.testing.assert_close(mean, 0.1 * model.bn1.seen[0] / 6, **CLOSE)
     torch.testing.assert_close(var, 0.9 + 0.1 * model.bn1.seen[1] / 6, **CLOSE)
@@ -104,8 +104,8 @@ def test_a_step_without_gradient_decays_by_lr_times_1e_4(nesterov: bool) -> None
     made = replace(recipe(), optim=replace(recipe().optim, nesterov=nesterov))
     learner = Learner(made, SingleComm(), CPU)
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-    optim.set_lr(learner.optimizer, 0.5)
-    learner.optimizer.step()
+    optim.set_lr(learner.strategy.optimizer, 0.5)
+    learner.strategy.optimizer.step()
     # Nesterov's first step goes 1 + m times as far.
     factor = 1 - 0.5 * 1e-4 * (1.9 if nesterov else 1)
     for name, parameter in learner.model.named_parameters():
@@ -119,17 +119,18 @@ def test_a_resume_in_mid_epoch_skips_and_repeats_nothing(stop: int) -> None:
     """timm and NVIDIA's example: a checkpoint of a part of an epoch goes on with the next epoch."""
     made = recipe("epochs=2", "schedule.milestones=[]", "schedule.warmup=none")
     first = Learner(made, SingleComm(), CPU)
-    first.next_step = stop
+    first.strategy.next_step = stop
     saved = first.checkpoint()
     second = Learner(made, SingleComm(), CPU)
     second.restore(saved)
     taken: list[list[int]] = [[], []]
     for learner, begin, end in ((first, 0, stop), (second, second.next_step, made.total_steps)):
         for epoch, steps in made.epochs_from(begin):
-            for passes in learner.passes(epoch, [step for step in steps if step < end]):
-                taken[epoch] += [i for each in passes for i in each.by_worker.ravel().tolist()]
+            for task in learner.strategy.tasks(epoch, [step for step in steps if step < end]):
+                ids = [each.by_worker.ravel().tolist() for each in task.passes]
+                taken[epoch] += [i for of_pass in ids for i in of_pass]
     for epoch, ids in enumerate(taken):
-        assert np.array_equal(ids, first.order(epoch))
+        assert np.array_equal(ids, first.workload.order(epoch))
 
 
 def test_processes_of_two_machines_have_shares_of_their_own() -> None:
@@ -149,7 +150,7 @@ def test_processes_of_two_machines_have_shares_of_their_own() -> None:
     for launch in launches:
         comm = SingleComm()
         comm.rank, comm.world_size = launch.rank, launch.world_size
-        hosted += [*Learner(recipe(), comm, CPU).hosted]
+        hosted += [*Learner(recipe(), comm, CPU).strategy.hosted]
     assert hosted == list(range(7)) == [*share(7, 1, 0)]
 
 

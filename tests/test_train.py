@@ -15,6 +15,7 @@ from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import normalise, open_inputs
 from lsgd.learner import Learner
 from lsgd.models import make_model
+from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint
 from lsgd.run.rows import read_rows
 from lsgd.step import train_step
@@ -87,7 +88,7 @@ def test_configuration_and_outcome_are_there_to_read(tmp_path: Path) -> None:
         error = train(made)
         read = texts(tmp_path / "run")
         assert {"    workers: 16", "    seed: 0"} <= set(read["config"].splitlines())
-        assert read["outcome"] == made.outcome(error)
+        assert read["outcome"] == made.outcome(TOP1, error)
         assert "published" not in read["outcome"]  # which is of other data
 
 
@@ -147,8 +148,9 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(tmp_path: Path
     train(recipe(tmp_path / "run"))
     last = [row for row in curves(tmp_path / "run") if row["kind"] == "epoch"][-1]
     found = evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["val_batch=7"])
-    assert (found.top1_error, found.top5_error) == (last["val_top1_error"], last["val_top5_error"])
-    assert found.examples == 355
+    rates = found["val"].named("val")
+    assert rates == {name: last[name] if name != "val_loss" else rates[name] for name in rates}
+    assert found["val"].counts["images"] == 355
     # How it was loaded is no part of it, and a group's word chooses as on the training's line.
     assert (
         evaluate_checkpoint(tmp_path / "run" / "checkpoint.pt", ["val_batch=7", "inputs=memory"])
@@ -210,8 +212,8 @@ def test_resumed_with_the_other_layout_it_is_the_same_run(tmp_path: Path, then: 
     made = recipe(tmp_path / "parts", *words, f"channels_last={first}")
     learner = Learner(made, SingleComm(), torch.device("cpu"))
     inputs = open_inputs(made, learner.device)
-    for step, passes in enumerate(learner.passes(0, [0, 1, 2])):
-        train_step(learner, step, passes, inputs.train(passes))
+    for task in learner.strategy.tasks(0, [0, 1, 2]):
+        train_step(learner, task, inputs.train(task.passes))
     (tmp_path / "parts").mkdir()
     checkpoint.write(learner.checkpoint(), tmp_path / "parts")
     train(recipe(tmp_path / "parts", *words, f"channels_last={then}"))
@@ -259,17 +261,17 @@ def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, words: list[str]) -> N
     device = torch.device("cuda")
     learner = Learner(made, SingleComm(), device)
     inputs = open_inputs(made, device)
-    for step, passes in enumerate(learner.passes(0, [0, 1, 2, 3])):
+    for task in learner.strategy.tasks(0, [0, 1, 2, 3]):
         batches = [
-            (images.to(device), labels.to(device)) for images, labels in inputs.train(passes)
+            (images.to(device), labels.to(device)) for images, labels in inputs.train(task.passes)
         ]
         # The first steps compile, choose algorithms and make the momentum.
-        torch.cuda.set_sync_debug_mode("error" if step > 1 else "default")
+        torch.cuda.set_sync_debug_mode("error" if task.step > 1 else "default")
         try:
-            train_step(learner, step, passes, iter(batches))
+            train_step(learner, task, iter(batches))
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    learner.guard.check()
+    learner.strategy.guard.check()
 
 
 def test_rows_are_json_that_any_reader_takes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from lsgd.errors import FULL
 from lsgd.files import whole
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
-from lsgd.profile.phases import reporting_data_wait, reporting_phases
+from lsgd.profile.phases import reporting_batches, reporting_phases
 from lsgd.profile.stragglers import BETWEEN, PhaseTimes, Timing, by_process, slowest, split
 from lsgd.run.metrics import Log
 
@@ -61,7 +61,8 @@ def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator
     folder = run / "profile" / learner.comm.broadcast_object(f"{datetime.now():%Y%m%d-%H%M%S}")
     profile = Profile(learner, folder, log)
     try:
-        with reporting_phases(learner.timed(), profile), reporting_data_wait(inputs, profile):
+        phases = reporting_phases(learner.strategy.timed(), profile)
+        with phases, reporting_batches(inputs, profile):
             yield
         profile.finish()
     finally:

@@ -20,7 +20,7 @@ Listener = Callable[[str], None]
 def reporting_phases(
     calls: Sequence[tuple[str, object, str]], listener: Listener
 ) -> Iterator[None]:
-    """Report the phases of every step made in here to the listener; Learner.timed has the calls.
+    """Report the phases of every step made in here to the listener; Strategy.timed has the calls.
 
     After the last of these calls the step has ended, and BETWEEN begins.
     """
@@ -35,8 +35,9 @@ def reporting_phases(
 
 
 @contextmanager
-def reporting_data_wait(inputs: Inputs, listener: Listener) -> Iterator[None]:
-    """Report `data wait` to the listener whenever a batch is requested in here."""
+def reporting_batches(inputs: Inputs, listener: Listener) -> Iterator[None]:
+    """Report `data wait` whenever a batch of training is requested in here, and `forward` when it
+    has come, since the forward pass is next."""
     inputs.train = partial(_batches, inputs.train, listener)  # type: ignore[method-assign]
     try:
         yield
@@ -69,6 +70,7 @@ def _batches(
                 batch = next(batches)
             except StopIteration:
                 return
+            listener("forward")
             yield batch
 
     return reporting()

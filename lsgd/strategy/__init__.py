@@ -92,7 +92,7 @@ class Strategy(Protocol):
         """The phases of a step in their order, each as (phase, object, name of its method).
 
         A phase begins with the call of that method, and the step ends with the last one. They are
-        all but `data wait`, which is the loader's, and `forward`, which is the workload's.
+        all but `data wait` and `forward`, which begin when a batch is requested and when it comes.
         """
 
 

@@ -21,7 +21,7 @@ from lsgd.learner import Learner
 from lsgd.models import make_network
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
-from lsgd.step import train_step
+from lsgd.strategy import Task
 
 CPU = torch.device("cpu")
 SMALL = ["+recipe=digits", "device=cpu", "data.train_examples=512", "model.last_gamma=1.0"]
@@ -31,18 +31,26 @@ def recipe(*words: str) -> Recipe:
     return config.load_recipe([*SMALL, *words])
 
 
+def task_of_step(made: Recipe, number: int) -> Task:
+    return Task(number, made.batch_size, made.workers, passes_of_step(made, number))
+
+
 def make_steps(made: Recipe, step: comparison.StepFunction, count: int) -> None:
     """The first steps of the run, on other images each."""
     inputs = SyntheticInputs(made.data, seed=1, device=CPU)
     for number in range(count):
-        passes = passes_of_step(made, number)
-        step(number, passes, inputs.train(passes))
+        task = task_of_step(made, number)
+        step(task, inputs.train(task.passes))
 
 
 def state(learner: Learner | BareLoop) -> list[Tensor]:
     """Parameters, BN's share of running statistics, and momentum."""
-    momentum = [state["momentum_buffer"] for state in learner.optimizer.state.values()]
-    return [*learner.model.parameters(), learner.running.share, *momentum]
+    if isinstance(learner, BareLoop):
+        optimizer, running = learner.optimizer, learner.running
+    else:
+        optimizer, (running,) = learner.strategy.optimizer, learner.strategy.parts
+    momentum = [state["momentum_buffer"] for state in optimizer.state.values()]
+    return [*learner.model.parameters(), running.share, *momentum]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_the_bare_loop_makes_our_steps(words: list[str]) -> None:
     made = recipe("workers_per_pass=4", *words)
     ours, bare = Learner(made, SingleComm(), CPU), BareLoop(made, CPU)
     start = [parameter.clone() for parameter in ours.model.parameters()]
-    make_steps(made, lambda *args: train_step(ours, *args), 3)
+    make_steps(made, comparison.step_of(ours), 3)
     make_steps(made, bare.step, 3)
     assert all(map(torch.equal, state(ours), state(bare)))
     assert not any(map(torch.equal, start, ours.model.parameters()))
@@ -87,7 +95,7 @@ def test_the_batchnorms_differ_in_nothing_else() -> None:
         made = recipe(f"workers={workers}", "workers_per_pass=4", "schedule.warmup=none")
         learners = either_learner(made)
         for learner in learners:
-            make_steps(made, lambda *args, learner=learner: train_step(learner, *args), 2)
+            make_steps(made, comparison.step_of(learner), 2)
         return [[p.detach() for p in learner.model.parameters()] for learner in learners]
 
     assert all(map(torch.equal, *after(1)))
@@ -99,7 +107,7 @@ def test_running_statistics_are_kept_once() -> None:
     made = recipe("workers_per_pass=2")
     _, plain = either_learner(made)
     layers = [layer for layer in plain.model.modules() if isinstance(layer, nn.BatchNorm2d)]
-    make_steps(made, lambda *args: train_step(plain, *args), 1)
+    make_steps(made, comparison.step_of(plain), 1)
     assert all(layer.running_mean.any() for layer in layers)
     # Counted once a pass, and not once more at the end of the step.
     assert {layer.num_batches_tracked.item() for layer in layers} == {made.workers // 2}
@@ -114,10 +122,10 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
     script = step.SCRIPTS[f"{library}'s training step"](made, CPU)
     layer = next(each for each in script.model.modules() if isinstance(each, nn.BatchNorm2d))
     assert type(layer) is nn.BatchNorm2d
-    passes = passes_of_step(made, 0)
-    batches = list(SyntheticInputs(made.data, seed=1, device=CPU).train(passes))
-    script.step(0, passes, iter(batches))
-    assert layer.num_batches_tracked == len(passes) == made.workers // 4
+    task = task_of_step(made, 0)
+    batches = list(SyntheticInputs(made.data, seed=1, device=CPU).train(task.passes))
+    script.step(task, iter(batches))
+    assert layer.num_batches_tracked == len(task.passes) == made.workers // 4
 
     model = with_plain_batchnorm(make_network(made)).double()
     sgd = torch.optim.SGD(model.parameters(), lr=made.lr(0), momentum=0.9, nesterov=True)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lsgd.inputs.torchvision
-from lsgd import check, config, models, paths, recipe, step, vision
+from lsgd import check, config, models, paths, recipe, vision
 from lsgd.check.__main__ import main, table, verdict
-from lsgd.comm import reducer
 from lsgd.errors import Refused
 from lsgd.inputs.normalise import Normalise
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules import augmentation, batchnorm, optim, sampler, schedule
+from lsgd.strategy import Task, allreduce, reducer
+from lsgd.workloads import images
 
 # --- Faults ----------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ def halved_decay(patch: Patch) -> None:
 @plant("weight_decay")
 def decay_scaled_by_k(patch: Patch) -> None:
     def after(self: Learner, recipe: Recipe, *_: Any) -> None:
-        self.optimizer.param_groups[0]["weight_decay"] *= recipe.workers
+        self.strategy.optimizer.param_groups[0]["weight_decay"] *= recipe.workers
 
     then(patch, Learner, "__init__", after)
 
@@ -123,7 +125,7 @@ def decay_scaled_by_k(patch: Patch) -> None:
 @plant("weight_decay")
 def no_decay_on_biases(patch: Patch) -> None:
     def after(self: Learner, *_: Any) -> None:
-        (group, kept) = self.optimizer.param_groups
+        (group, kept) = self.strategy.optimizer.param_groups
         kept["params"] += [p for p in group["params"] if p.dim() == 1]
         group["params"] = [p for p in group["params"] if p.dim() > 1]
 
@@ -255,7 +257,7 @@ def lr_set_after_the_update(patch: Patch) -> None:
         optim.set_lr(optimizer, late.get(id(optimizer), 0.0))
         late[id(optimizer)] = lr
 
-    patch.setattr(step, "optim", SimpleNamespace(set_lr=set_lr))
+    patch.setattr(allreduce, "optim", SimpleNamespace(**vars(optim) | {"set_lr": set_lr}))
 
 
 @plant("last_gamma")
@@ -367,7 +369,12 @@ def gradient_divided_by_n(patch: Patch) -> None:
 
 @plant("gradient")
 def gradient_divided_by_kn_in_a_short_step_too(patch: Patch) -> None:
-    patch.setattr(sampler, "step_size", lambda examples, batch_size, step: batch_size)
+    real = allreduce.AllReduce.tasks
+
+    def tasks(self: Any, *steps: Any) -> list[Task]:
+        return [replace(task, divisor=self.recipe.batch_size) for task in real(self, *steps)]
+
+    patch.setattr(allreduce.AllReduce, "tasks", tasks)
 
 
 @plant("gradient")
@@ -375,7 +382,7 @@ def mean_of_means(patch: Patch) -> None:
     def cross_entropy(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
         return 4 * F.cross_entropy(logits, labels)
 
-    patch.setattr(step, "F", SimpleNamespace(cross_entropy=cross_entropy))
+    patch.setattr(images, "F", SimpleNamespace(cross_entropy=cross_entropy))
 
 
 @plant("batchnorm")
@@ -415,7 +422,8 @@ def running_average_of_sums(patch: Patch) -> None:
 
 @plant("precision")
 def autocast_without_being_asked(patch: Patch) -> None:
-    patch.setattr(Learner, "autocast", lambda self: torch.autocast("cpu", torch.bfloat16))
+    bfloat16 = torch.autocast("cpu", torch.bfloat16)
+    then(patch, Learner, "__init__", lambda self, *_: setattr(self, "autocast", bfloat16))
 
 
 @plant("gradient_compression", "gradient")
@@ -430,7 +438,7 @@ def n_of_64(patch: Patch) -> None:
 
     def step_passes(*args: Any, **own: Any) -> list[sampler.Pass]:
         return [
-            sampler.Pass(each.epoch, each.by_worker.ravel(), 1, each.step)
+            sampler.Pass(each.epoch, each.by_worker.ravel(), step=each.step)
             for each in real(*args, **own)
         ]
 
@@ -505,12 +513,12 @@ def errors(learner: Learner) -> list[float]:
 
 @plant("metric")
 def the_best_epoch(patch: Patch) -> None:
-    patch.setattr(Learner, "error", lambda self: min(errors(self)))
+    patch.setattr(Learner, "number", lambda self: min(errors(self)))
 
 
 @plant("metric")
 def the_last_epoch(patch: Patch) -> None:
-    patch.setattr(Learner, "error", lambda self: errors(self)[-1])
+    patch.setattr(Learner, "number", lambda self: errors(self)[-1])
 
 
 @plant("augmentation")

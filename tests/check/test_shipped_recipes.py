@@ -45,9 +45,11 @@ def findings(recipe: Recipe) -> list[Finding]:
         first = [*images.findings(recipe), *network.findings(built), *step.findings(built)]
         common[key] = first, passes.findings(built)
     learner = copy.copy(any_learner())
-    learner.recipe, learner.hosted = recipe, range(recipe.workers)
-    learner._order = 0, np.arange(recipe.data.train_examples)  # n is the same in any order
-    own = passes._worker_batch(learner.passes(0, [0]))
+    strategy, workload = copy.copy(learner.strategy), copy.copy(learner.workload)
+    learner.recipe = strategy.recipe = recipe
+    strategy.hosted, strategy.workload = range(recipe.workers), workload
+    workload._order = 0, np.arange(recipe.data.train_examples)  # n is the same in any order
+    own = passes._worker_batch([task.passes for task in strategy.tasks(0, [0])])
     first, last = common[key]
     last = [own if each.rule == own.rule else each for each in last]
     return [*first, *rate.findings(learner), *last]

@@ -8,10 +8,10 @@ A fault is a table in one of the TOML files beside this one:
     [[fault]]
     name = "loss-not-divided"              # reducer.loss-not-divided, in reducer.toml
     why = "One sentence: whose bug it is, and what it does."
-    file = "lsgd/comm/reducer.py"
+    file = "lsgd/strategy/reducer.py"
     old = "part = loss / self._examples"   # occurs once in the file
     new = "part = loss"
-    test = "tests/comm/test_reducer.py::test_large_gradients_survive_fp16[2]"
+    test = "tests/strategy/test_reducer.py::test_large_gradients_survive_fp16[2]"
 
 Each named test first has to pass without a fault. With it, a test that is skipped, is not found or
 stops at an error before its first line has caught nothing.

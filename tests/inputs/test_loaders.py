@@ -22,6 +22,7 @@ from helpers.folders import (
     opened,
     stored,
 )
+from helpers.passes import evaluating
 from PIL import Image
 
 from lsgd.errors import InputFailed
@@ -67,7 +68,7 @@ def some_passes(epochs: int) -> Iterator[Pass]:
     for epoch in range(epochs):
         order = np.random.default_rng(epoch).permutation(569)
         for step, ids in enumerate(np.split(order, [100, 228, 229, 400])):
-            yield Pass(epoch, ids, 1, step)
+            yield Pass(epoch, ids, step=step)
 
 
 # --- The same images -------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_windows_and_flips_are_those_of_augmentation(root: Path, loader: str) ->
     inputs = opened(root, loader, data)
     ids = np.array([7, 0, 11, 2, 9, 4, 5, 6, 3, 8, 1, 10])
     for epoch in (EPOCH, EPOCH + 1):
-        ((images, labels),) = inputs.train([Pass(epoch, ids, 2)])
+        ((images, labels),) = inputs.train([Pass(epoch, ids, range(2))])
         expected = torch.stack([normalised(drawn(root, i, epoch), data) for i in ids.tolist()])
         levels = (images - expected).abs() / LEVEL
         # Made-up noise of few pixels is all edge: the bound of DALI is that of the mean.
@@ -131,10 +132,10 @@ def test_pixels_are_normalised_per_channel(root: Path, loader: str) -> None:
 @pytest.mark.parametrize("channels_last", ["true", "false"])
 def test_images_lie_as_the_model_wants_them(root: Path, loader: str, channels_last: str) -> None:
     """The same images; DALI writes them so, and the page turns those of torchvision."""
-    ((images, _),) = opened(root, loader, DATA, f"channels_last={channels_last}").validation(
-        [np.arange(6)]
+    ((images, _),) = opened(root, loader, DATA, f"channels_last={channels_last}").evaluation(
+        evaluating(np.arange(6))
     )
-    ((others, _),) = opened(root, loader).validation([np.arange(6)])
+    ((others, _),) = opened(root, loader).evaluation(evaluating(np.arange(6)))
     assert images.shape == (6, 3, SIDE, SIDE)
     torch.testing.assert_close(images, others, rtol=0, atol=0)
     if loader == "dali":
@@ -150,7 +151,7 @@ def test_validation_is_the_centre_of_a_short_side_of_256_for_224(
     """Here 32 for 28; and training images too if nothing is to be drawn."""
     data = replace(DATA, augmentation=augmentation, mean=[0.0] * 3, std=[1.0] * 3)
     inputs = opened(root, loader, data)
-    ((images, labels),) = inputs.validation([np.array([0, 5])])
+    ((images, labels),) = inputs.evaluation(evaluating(np.array([0, 5])))
     splits = [("val", images, (0, 5))]
     assert labels.tolist() == [0, 2]
     if augmentation == "none":
@@ -173,8 +174,8 @@ def test_validation_is_the_centre_of_a_short_side_of_256_for_224(
 def test_validation_agrees_on_real_images(sample: Path) -> None:
     chunks = np.split(np.arange(569), [64, 65, 300])
     pairs = zip(
-        opened(sample, "torchvision", SAMPLE).validation(chunks),
-        opened(sample, "dali", SAMPLE, "val_batch=300").validation(chunks),
+        opened(sample, "torchvision", SAMPLE).evaluation(evaluating(*chunks)),
+        opened(sample, "dali", SAMPLE, "val_batch=300").evaluation(evaluating(*chunks)),
         strict=True,
     )
     for (theirs, labels), (images, same) in pairs:
@@ -212,7 +213,8 @@ def test_every_example_once(numbered: Path, loader: str, processes: int) -> None
     for rank in range(processes):
         ids = np.array(sampler.share(53, processes, rank))
         chunks = [ids[i : i + 4] for i in range(0, len(ids), 4)]
-        validated += [x for _, labels in inputs.validation(chunks) for x in labels.tolist()]
+        batches = inputs.evaluation(evaluating(*chunks))
+        validated += [x for _, labels in batches for x in labels.tolist()]
     assert validated == list(range(53))
 
 
@@ -233,7 +235,8 @@ def test_a_round_that_is_given_up_leaves_nothing_behind(numbered: Path, loader: 
     given_up = inputs.train(asked.append(each) or each for each in some * 100)
     next(given_up)
     del given_up
-    labels = [labels.tolist() for _, labels in inputs.validation([np.array([3]), np.array([1])])]
+    two = evaluating(np.array([3]), np.array([1]))
+    labels = [labels.tolist() for _, labels in inputs.evaluation(two)]
     assert labels == [[3], [1]]
     assert len(asked) < 20
     labels = [labels.tolist() for _, labels in inputs.train(some[1:2])]
@@ -303,7 +306,8 @@ def test_odd_files_agree_after_resizing(odd: Path) -> None:
     passes = [Pass(epoch, np.arange(14)) for epoch in range(3)]
     for (expected, _), (found, _) in zip(*(i.train(passes) for i in loaders), strict=True):
         close_pixels("dali", found, expected)
-    ((expected, _),), ((found, _),) = (list(i.validation([np.arange(14)])) for i in loaders)
+    whole = evaluating(np.arange(14))
+    ((expected, _),), ((found, _),) = (list(i.evaluation(whole)) for i in loaders)
     assert (found - expected).abs().max() / LEVEL < WITHIN + 1e-3
 
 
@@ -352,7 +356,7 @@ def test_a_bad_file_is_named_with_its_step(
     inputs = opened(made, loader)
     if when == "after it":
         damage(bad, how)
-    passes = [Pass(4, np.arange(4), 1, 0), Pass(4, np.arange(4, 12), 1, 1)]
+    passes = [Pass(4, np.arange(4)), Pass(4, np.arange(4, 12), step=1)]
     with pytest.raises(InputFailed) as failure:
         list(inputs.train(passes))
     message = str(failure.value)
@@ -368,7 +372,7 @@ def test_a_bad_file_of_an_evaluation_is_named(root: Path, tmp_path: Path, loader
     inputs = opened(made, loader)
     damage(made / "val" / "n01" / "gray.JPEG", "no image")
     with pytest.raises(InputFailed, match=r"val/n01/gray\.JPEG cannot .* needed in an evaluation"):
-        list(inputs.validation([np.arange(6)]))
+        list(inputs.evaluation(evaluating(np.arange(6))))
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -393,5 +397,5 @@ def test_skipped_images_are_left_out(root: Path, tmp_path: Path, loader: str) ->
     ((images, labels),) = inputs.train([Pass(EPOCH, np.arange(11))])
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     assert images.isfinite().all()
-    ((_, labels),) = inputs.validation([np.arange(5)])
+    ((_, labels),) = inputs.evaluation(evaluating(np.arange(5)))
     assert labels.tolist() == [0, 1, 1, 2, 2]

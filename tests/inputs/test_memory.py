@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.passes import evaluating
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -80,7 +81,7 @@ def test_passes_come_in_order_and_unchanged_without_augmentation(
 
 def test_validation_is_never_augmented(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of(8, "shift_flip", monkeypatch)
-    ((images, labels),) = inputs.validation([np.array([7, 19])])
+    ((images, labels),) = inputs.evaluation(evaluating(np.array([7, 19])))
     expected = torch.stack([normalised(arrays(20, 8).images[i]) for i in (7, 19)])
     torch.testing.assert_close(images.double(), expected, rtol=1e-5, atol=1e-5)
     assert labels.tolist() == [7, 9]

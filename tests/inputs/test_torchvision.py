@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from helpers.folders import DATA, make_folder, opened, recipe
+from helpers.passes import evaluating
 
 import lsgd.inputs
 from lsgd.errors import InputFailed, Refused
@@ -50,7 +51,9 @@ def test_processes_change_nothing_and_live_on(root: Path) -> None:
     for _ in range(2):
         for rounds in (
             zip(alone.train(some_passes()), helped.train(some_passes()), strict=True),
-            zip(*(i.validation([np.array([5, 1])]) for i in (alone, helped)), strict=True),
+            zip(
+                *(i.evaluation(evaluating(np.array([5, 1]))) for i in (alone, helped)), strict=True
+            ),
         ):
             for (images, labels), (theirs, their_labels) in rounds:
                 assert torch.equal(images, theirs)

@@ -15,7 +15,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.inputs import Inputs, open_inputs
 from lsgd.learner import Learner
 from lsgd.profile import Trace, profiling, stragglers
-from lsgd.profile.phases import reporting_data_wait, reporting_phases
+from lsgd.profile.phases import reporting_batches, reporting_phases
 from lsgd.profile.stragglers import BETWEEN
 from lsgd.run.metrics import Log
 from lsgd.run.rows import read_rows
@@ -32,10 +32,10 @@ PHASES = {"data wait", "forward", "backward", "communication", "optimizer", "bet
 
 def make_steps(learner: Learner, inputs: Inputs, count: int) -> None:
     """The first steps of the first epoch."""
-    plan = learner.passes(0, list(range(count)))
-    batches = inputs.train(each for passes in plan for each in passes)
-    for step, passes in enumerate(plan):
-        train_step(learner, step, passes, batches)
+    tasks = list(learner.strategy.tasks(0, list(range(count))))
+    batches = inputs.train(each for task in tasks for each in task.passes)
+    for task in tasks:
+        train_step(learner, task, batches)
 
 
 def run(folder: Path, *words: str) -> list[dict]:
@@ -111,9 +111,10 @@ def test_a_resumed_run_is_profiled_beside_the_first(tmp_path: Path) -> None:
 
 def wrapped(learner: Learner, inputs: Inputs) -> set[str]:
     """The methods that an instance has of its own, and not by its class."""
-    subjects = [inputs, *(subject for _, subject, _ in learner.timed())]
+    timed = learner.strategy.timed()
+    subjects = [inputs, *(subject for _, subject, _ in timed)]
     own = {name: value for subject in subjects for name, value in vars(subject).items()}
-    methods = {method for _, _, method in learner.timed()} | {"train"}
+    methods = {method for _, _, method in timed} | {"train"}
     return own.keys() & methods
 
 
@@ -124,7 +125,7 @@ def test_nothing_is_wrapped_unless_it_is_profiled(tmp_path: Path) -> None:
     with profiling(learner, inputs, tmp_path, Log()):
         assert not wrapped(learner, inputs)
     learner.recipe = replace(made, profile=True)
-    methods = {"train", "start", "start_pass", "backward", "finish", "end_step", "watch"}
+    methods = {"train", "start", "backward", "finish", "_update"}
     with suppress(KeyError), profiling(learner, inputs, tmp_path, Log()):
         assert wrapped(learner, inputs) == methods
         raise KeyError
@@ -137,14 +138,12 @@ def test_each_phase_is_told_of_as_it_begins() -> None:
     learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
     phases: list[str] = []
     with (
-        reporting_phases(learner.timed(), phases.append),
-        reporting_data_wait(inputs, phases.append),
+        reporting_phases(learner.strategy.timed(), phases.append),
+        reporting_batches(inputs, phases.append),
     ):
         make_steps(learner, inputs, 1)
     one_pass = ["data wait", "forward", "backward"]
-    assert phases == [
-        "optimizer", *one_pass, *one_pass, "communication", "optimizer", "optimizer", BETWEEN,
-    ]  # fmt: skip
+    assert phases == ["optimizer", *one_pass, *one_pass, "communication", "optimizer", BETWEEN]
     assert {*phases} == {*stragglers.PHASES, BETWEEN} == PHASES
 
 

@@ -6,6 +6,7 @@ from functools import partialmethod
 import numpy as np
 import pytest
 import torch
+from helpers.passes import carrying
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -64,8 +65,8 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
     """Output, gradients and statistics are those of one nn.BatchNorm2d, worker by worker."""
     torch.manual_seed(0)
     ours, plain = bn_pair()
-    running = RunningStatistics(ours, hosted=8, workers=8, world_size=1)
-    running.start_pass(workers)
+    running = RunningStatistics(ours, hosted=8, workers=8, rank=0, world_size=1)
+    running.start_pass(carrying(workers))
     monkeypatch.setattr("lsgd.rules.batchnorm.normalisation", lambda images, workers: normalise)
     images = torch.randn(size * workers, CHANNELS, 5, 4, dtype=torch.float64) * 3 + 1
     images = images.contiguous(memory_format=layout)
@@ -169,11 +170,11 @@ def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.Mo
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=compiler))
     monkeypatch.setattr(torch.compiler.config, "recompile_limit", 8)  # put back afterwards
     model = make_model("small_resnet", classes=10, channels=1, last_gamma=0.0, seed=0)
-    running = RunningStatistics(model, hosted=4, workers=4, world_size=1)
+    running = RunningStatistics(model, hosted=4, workers=4, rank=0, world_size=1)
     compile_parts(model)
     with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
         for workers, size in ((4, 4), (2, 4), (1, 3), (4, 4)):
-            running.start_pass(workers)
+            running.start_pass(carrying(workers))
             model(torch.randn(workers * size, 1, 8, 8)).sum().backward()
     assert compiler.frame_count > 8
 
@@ -185,12 +186,12 @@ def test_on_a_gpu_resnet50_stays_within_the_recompilations(whole: bool) -> None:
     torch._dynamo.reset()
     model = make_model("resnet50", classes=10, channels=3, last_gamma=0.0, seed=0)
     model = model.to("cuda", memory_format=torch.channels_last)
-    running = RunningStatistics(model, hosted=4, workers=4, world_size=1)
+    running = RunningStatistics(model, hosted=4, workers=4, rank=0, world_size=1)
     with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
         if whole:
             compile_parts(model)
         for workers, size in ((4, 8), (2, 8), (1, 3), (4, 8)):
-            running.start_pass(workers)
+            running.start_pass(carrying(workers))
             images = torch.randn(workers * size, 3, 64, 64, device="cuda")
             with torch.autocast("cuda", torch.bfloat16):
                 model(images.contiguous(memory_format=torch.channels_last)).sum().backward()
@@ -199,8 +200,8 @@ def test_on_a_gpu_resnet50_stays_within_the_recompilations(whole: bool) -> None:
 def test_evaluation_is_that_of_pytorch() -> None:
     """Whatever the last training pass carried, and without moving anything."""
     ours, plain = bn_pair()
-    running = RunningStatistics(ours, hosted=2, workers=2, world_size=1)
-    running.start_pass(2)
+    running = RunningStatistics(ours, hosted=2, workers=2, rank=0, world_size=1)
+    running.start_pass(carrying(2))
     images = torch.randn(7, CHANNELS, 4, 4, dtype=torch.float64)
     assert torch.equal(ours.eval()(images), plain.eval()(images))
     assert not running.seen.any()
@@ -215,11 +216,16 @@ class Process:
     layer: WorkerBatchNorm2d
     running: RunningStatistics = field(init=False)
     workers: int
+    rank: int
     world_size: int
 
     def __post_init__(self) -> None:
         self.running = RunningStatistics(
-            self.layer, hosted=len(self.hosted), workers=self.workers, world_size=self.world_size
+            self.layer,
+            hosted=len(self.hosted),
+            workers=self.workers,
+            rank=self.rank,
+            world_size=self.world_size,
         )
 
     def step(self, images: Tensor) -> None:
@@ -233,7 +239,7 @@ class Process:
             hosted=self.hosted,
             workers_per_pass=self.workers_per_pass,
         ):
-            self.running.start_pass(each.workers)
+            self.running.start_pass(each)
             self.layer(images[each.examples])
         self.running.end_step(-(-len(images) // IMAGES))
 
@@ -248,6 +254,7 @@ def job(
             workers_per_pass,
             copy.deepcopy(layer),
             workers,
+            rank,
             world_size,
         )
         for rank in range(world_size)
@@ -263,17 +270,17 @@ def summed(tensors: list[Tensor]) -> Callable[[Tensor], None]:
     return sum_
 
 
-def shares(processes: list[Process]) -> Tensor:
-    """What all_shares gives on every process of the job."""
-    rows = []
-    for rank, process in enumerate(processes):
-        process.running.all_shares(rows.append, rank=rank)
-    return torch.stack(rows).sum(0)
+def state(processes: list[Process]) -> dict[str, Tensor]:
+    """The state that every process of the job gives."""
+    rows: list[Tensor] = []
+    for process in processes:
+        process.running.state(rows.append)
+    return {"shares": torch.stack(rows).sum(0)}
 
 
 def combined(processes: list[Process]) -> nn.BatchNorm2d:
     """The layer of the first process with the job's statistics in it."""
-    processes[0].running.combine(summed([p.running.share for p in processes]))
+    processes[0].running.settle(summed([p.running.share for p in processes]))
     return processes[0].layer
 
 
@@ -330,10 +337,10 @@ def test_statistics_move_once_per_step_by_the_mean_over_workers(
                 process.step(step)
         assert_statistics(combined(processes), reference.mean, reference.var)
         if not stop:
-            saved, layer = shares(processes), processes[0].layer
+            saved, layer = state(processes), processes[0].layer
             processes = job(layer, workers, data.draw(st.integers(1, workers)), layout[2])
-            for rank, process in enumerate(processes):
-                process.running.restore(saved, rank=rank)
+            for process in processes:
+                process.running.restore(saved)
 
 
 def test_a_resume_on_as_many_processes_is_bit_equal() -> None:
@@ -341,11 +348,11 @@ def test_a_resume_on_as_many_processes_is_bit_equal() -> None:
     processes = job(bn_pair()[0], 5, 3, 2)
     for process in processes:
         process.step(torch.randn(5 * IMAGES, CHANNELS, 3, 3, dtype=torch.float64))
-    saved = shares(processes)
-    assert saved.shape == (3, 2 * CHANNELS)
+    saved = state(processes)
+    assert saved["shares"].shape == (3, 2 * CHANNELS)
     resumed = job(combined(processes), 5, 3, 2)
     for rank, process in enumerate(resumed):
-        process.running.restore(saved, rank=rank)
+        process.running.restore(saved)
         assert torch.equal(process.running.share, processes[rank].running.share)
 
 
@@ -362,14 +369,14 @@ def test_every_layer_of_a_model_has_statistics_of_its_own() -> None:
     model = nn.Sequential(WorkerBatchNorm2d(2), nn.Conv2d(2, 5, 1), WorkerBatchNorm2d(5)).double()
     plain = nn.Sequential(nn.BatchNorm2d(2), nn.Conv2d(2, 5, 1), nn.BatchNorm2d(5)).double()
     plain.load_state_dict(model.state_dict())
-    running = RunningStatistics(model, hosted=1, workers=1, world_size=1)
+    running = RunningStatistics(model, hosted=1, workers=1, rank=0, world_size=1)
     for _ in range(3):
         images = torch.randn(6, 2, 3, 3, dtype=torch.float64)
-        running.start_pass(1)
+        running.start_pass(carrying(1))
         model(images)
         running.end_step(1)
         plain(images)
-    running.combine(lambda _: None)
+    running.settle(lambda _: None)
     for (name, ours), theirs in zip(
         model.state_dict().items(), plain.state_dict().values(), strict=True
     ):

@@ -70,12 +70,14 @@ def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
         full, remainder = divmod(left, n)
         sizes = [len(ids) for each in passes for ids in each.by_worker]
         assert sizes == [n] * full + [remainder] * (remainder > 0)
+        # Each worker of the run in one pass, but for those that have no example.
+        assert [w for each in passes for w in each.workers] == list(range(len(sizes)))
         for each in passes:
             assert (each.epoch, each.step) == (3, step)
             # In turns: the first example of each worker, then the second of each.
             turns = [turn for ids in zip(*each.by_worker.tolist(), strict=True) for turn in ids]
             assert each.examples.tolist() == turns
-            assert 1 <= each.workers <= layout.workers_per_pass
+            assert 1 <= len(each.workers) <= layout.workers_per_pass
 
 
 @settings(deadline=None)

@@ -68,12 +68,12 @@ def test_the_epochs_left_are_those_that_have_not_ended() -> None:
     )
     steps = learner.recipe.steps_per_epoch
     assert [epoch for epoch, _ in learner.epochs_left()] == [0, 1, 2, 3]
-    learner.rates[1], learner.next_step = {}, 2 * steps
+    learner.rates[1], learner.strategy.next_step = {}, 2 * steps
     left = list(learner.epochs_left())
     assert [epoch for epoch, _ in left] == [1, 2, 3]
     assert [len(each) for _, each in left] == [0, steps, steps]
     learner.rates |= {2: {}, 4: {}}
-    learner.next_step += 1
+    learner.strategy.next_step += 1
     ((epoch, rest),) = learner.epochs_left()
     assert (epoch, rest) == (2, list(range(2 * steps + 1, 3 * steps)))
 
@@ -99,16 +99,18 @@ def test_a_resume_may_change_the_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["flag", "parameter", "statistic", "momentum"])
 def test_nothing_is_saved_that_is_not_finite(what: str, value: float) -> None:
     learner = after(recipe(), 0, 1)
-    momentum = next(iter(learner.optimizer.state.values()))["momentum_buffer"]
+    strategy = learner.strategy
+    momentum = next(iter(strategy.optimizer.state.values()))["momentum_buffer"]
+    (running,) = strategy.parts
     places = {
         "parameter": learner.model.fc.bias.data,
-        "statistic": learner.running.share,
+        "statistic": running.share,
         "momentum": momentum,
     }
     learner.checkpoint()
     if what == "flag":
-        learner.reducer.found_inf.fill_(1)
-        learner.guard.watch(1)
+        strategy.reducer.found_inf.fill_(1)
+        strategy.guard.watch(1)
     else:
         places[what].view(-1)[-1] = value
     with pytest.raises(Diverged, match="is not finite"):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,18 @@ from hypothesis import strategies as st
 
 from lsgd.comm import describe
 from lsgd.comm.single import SingleComm
+from lsgd.config import load_recipe
 from lsgd.job.device import device_name
 from lsgd.run import metrics
 from lsgd.run.metrics import Meter, RunLog, Timed, open_log
 from lsgd.run.rows import read_rows
+from lsgd.workloads import scores
+from lsgd.workloads.images import Images
 
 TRAIN = {"epoch": 0.5, "lr": 0.1, "images_per_second": 100.0}
 RATES = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.0}
 EPOCH = TRAIN | RATES | {"epoch": 3}
+IMAGES = Images(load_recipe(["+recipe=digits"]), torch.device("cpu"))
 
 
 def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleNamespace:
@@ -38,6 +43,8 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         device=torch.device("cpu"),
         next_step=first_step,
         rates={epoch: {} for epoch in epochs},
+        workload=IMAGES,
+        scores=partial(scores, IMAGES),
     )
 
 
@@ -71,6 +78,7 @@ def test_rows_and_curves_hold_what_was_written(tmp_path: Path) -> None:
         log.write("epoch", 3, **EPOCH)
     start, *rows = read_rows(tmp_path / "metrics.jsonl")
     assert (start["kind"], start["step"]) == ("start", 0)
+    assert start["metric"] == "top1_error"
     assert start["machine"].startswith("1 process, CPU, threads per process: ")
     assert start["machine"].endswith("; a loader; workers_per_pass=3")
     assert start["torch"] == torch.__version__
@@ -274,7 +282,7 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
         return {"counts": counts, "loss": torch.tensor(loss)}
 
     timed = Timed(batches())
-    meter = Meter(state(10, 5, 10.0), timed)
+    meter = Meter(progress(), state(10, 5, 10.0), timed)
     next(timed)
     clock[0] += 3
     first = {"loss": 2.0, "top1_error": 60.0, "images_per_second": 5.0, "data_wait": 0.25}

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.passes import carrying
 from helpers.threaded import ThreadComm, on_processes, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,9 +194,11 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
     stem = compiled.model.get_parameter("conv1.weight")
     stem.register_post_accumulate_grad_hook(lambda _: events.append("stem"))
     for learner in (plain, compiled):
-        learner.running.start_pass(2)
-        learner.reducer.start(examples=8, passes=1)
-        learner.reducer.backward(learner.model(images).pow(2).sum())
+        strategy = learner.strategy
+        for part in strategy.parts:
+            part.start_pass(carrying(2))
+        strategy.reducer.start(examples=8, passes=1)
+        strategy.reducer.backward(learner.model(images).pow(2).sum())
     assert len(compiled.reducer.buckets) > 2
     assert events.index("stem") > 1
     compiled.reducer.finish()
