@@ -58,11 +58,6 @@ def steps_per_epoch(examples: int, batch_size: int, *, keeps_tail: bool) -> int:
     return -(-examples // batch_size) if keeps_tail else examples // batch_size
 
 
-def step_size(examples: int, batch_size: int, step: int) -> int:
-    """How many examples step `step` of an epoch has: batch_size, or what is left for the tail."""
-    return min(batch_size, examples - step * batch_size)
-
-
 def share(count: int, world_size: int, rank: int) -> range:
     """The part of 0 … count-1 that falls to a process: contiguous, sizes differ by one at most.
 
