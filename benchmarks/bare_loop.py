@@ -11,7 +11,7 @@ from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
-from lsgd.rules.sampler import Pass
+from lsgd.strategy import Task
 
 
 class BareLoop:
@@ -32,7 +32,7 @@ class BareLoop:
         self.model = make_network(recipe).to(device)
         self.forward = torch.compile(self.model, dynamic=False) if recipe.compile else self.model
         self.running = RunningStatistics(
-            self.model, hosted=recipe.workers, workers=recipe.workers, world_size=1
+            self.model, hosted=recipe.workers, workers=recipe.workers, rank=0, world_size=1
         )
         self.optimizer = torch.optim.SGD(
             optim.parameter_groups(self.model, recipe.optim.weight_decay),
@@ -42,22 +42,22 @@ class BareLoop:
             fused=True,
         )
 
-    def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
+    def step(self, task: Task, batches: Iterator[Batch]) -> None:
         """Make a step of the run from the images and labels of each pass, as train_step does."""
         bfloat16 = self.recipe.precision == "bfloat16"
         self.optimizer.zero_grad()
-        for each in passes:
+        for each in task.passes:
             images, labels = next(batches)
             images = images.to(
                 self.device, self.dtype, memory_format=self.layout, non_blocking=True
             )
             labels = labels.to(self.device, non_blocking=True)
-            self.running.start_pass(each.workers)
+            self.running.start_pass(each)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
                 logits = self.forward(images)
             loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")
             (loss / self.recipe.batch_size).backward()
         self.running.end_step(self.recipe.workers)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr(step)
+            group["lr"] = self.recipe.lr(task.step)
         self.optimizer.step()

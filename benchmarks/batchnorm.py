@@ -12,22 +12,8 @@ from lsgd.errors import Refused
 from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import RunningStatistics
 
 PER_WORKER, PLAIN = "per-worker BN", "plain BN"
-
-
-class KeptByLayers(RunningStatistics):
-    """Running statistics that PyTorch's layers keep themselves, so that nothing is to be done."""
-
-    def __init__(self) -> None:
-        pass
-
-    def start_pass(self, workers: int) -> None:
-        """Do nothing, where RunningStatistics begins a pass."""
-
-    def end_step(self, active_workers: int) -> None:
-        """Do nothing, where RunningStatistics moves them."""
 
 
 def learners(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, Learner]:
@@ -42,7 +28,8 @@ def learners(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, Lear
         )
     plain = Learner(recipe, comm, device)
     with_plain_batchnorm(plain.model)
-    plain.running = KeptByLayers()
+    # PyTorch's layers keep their running statistics themselves.
+    plain.strategy.parts = ()
     return {PER_WORKER: Learner(recipe, comm, device), PLAIN: plain}
 
 

@@ -26,7 +26,6 @@ from torch.autograd import profiler
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
-from lsgd.inputs import open_inputs
 from lsgd.job.command import Parser, run_alone
 from lsgd.learner import Learner
 from lsgd.step import train_step
@@ -78,14 +77,13 @@ def count(words: Sequence[str]) -> Counts:
     comm, device = CountedSums(), torch.device("cpu")
     with alike_everywhere():
         learner = Learner(recipe, comm, device)
-        steps = range(WARMUP_STEPS + 2)
-        plan = learner.passes(0, list(steps))
-        inputs = open_inputs(recipe, device)
-        batches = [iter(list(inputs.train(passes))) for passes in plan]
+        tasks = list(learner.strategy.tasks(0, list(range(WARMUP_STEPS + 2))))
+        inputs = learner.workload.inputs()
+        steps = [(task, iter(list(inputs.train(task.passes)))) for task in tasks][::-1]
 
         def step() -> None:
-            number = learner.next_step
-            train_step(learner, number, plan[number], batches[number])
+            task, batches = steps.pop()
+            train_step(learner, task, batches)
 
         for _ in range(WARMUP_STEPS):
             step()

@@ -5,6 +5,7 @@ The report is Markdown, for a README as for a terminal.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -21,15 +22,15 @@ from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.job.device import pick_device
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.sampler import Pass
 from lsgd.step import train_step
+from lsgd.strategy import Task
 from lsgd.tables import markdown
 
 FASTER = 1.15
 """At least how many times the images/s of each script lsgd's step is to make."""
 
-StepFunction = Callable[[int, list[Pass], Iterator[Batch]], None]
-"""A function that makes a step of the run from its number, its passes and their batches."""
+StepFunction = Callable[[Task, Iterator[Batch]], None]
+"""A function that makes a step of the run from its task and the batches of its passes."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,14 @@ def bench(comparison: Comparison, recipe: Recipe, *, rounds: int, steps: int) ->
         "steps_per_round": steps,
     }
     # The first step of the run again and again: its lr does not rise with what is measured.
-    passes = passes_of_step(recipe, 0)
-    batches = list(SyntheticInputs(recipe.data, seed=recipe.seed, device=device).train(passes))
+    task = Task(0, recipe.batch_size, recipe.workers, passes_of_step(recipe, 0))
+    inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
+    batches = list(inputs.train(task.passes))
 
     def timed_work(step: StepFunction) -> TimedWork:
         def of_round(number: int) -> int:
             for _ in range(steps):
-                step(0, passes, iter(batches))
+                step(task, iter(batches))
             finish(device)
             return steps * recipe.batch_size
 
@@ -145,4 +147,4 @@ def open_single(recipe: Recipe) -> tuple[Comm, torch.device]:
 
 def step_of(learner: Learner) -> StepFunction:
     """lsgd's step with this learner."""
-    return lambda step, passes, batches: train_step(learner, step, passes, batches)
+    return partial(train_step, learner)

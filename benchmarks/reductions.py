@@ -19,13 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lsgd.bench.member import main
 from lsgd.comm import Comm
-from lsgd.strategy.reducer import Reducer
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
+from lsgd.rules.sampler import Pass
+from lsgd.strategy.reducer import Reducer
 
 OURS, DDP, HOROVOD = "ours", "DistributedDataParallel", "hvd.DistributedOptimizer"
 BARE, ALONE = "without any sum", "the sums alone"
@@ -93,12 +94,14 @@ class Candidate:
         self.dtype = DTYPES[recipe.precision]
         self.bfloat16 = recipe.precision == "bfloat16"
         self.workers, self.examples = recipe.workers, recipe.batch_size
-        self.carried = recipe.pass_workers
+        images = np.arange(recipe.pass_workers * recipe.worker_batch)
+        self.carried = Pass(0, images, range(recipe.pass_workers))
         self.model = make_network(recipe).to(device)
         self.running = RunningStatistics(
             self.model,
             hosted=recipe.workers // comm.world_size,
             workers=recipe.workers,
+            rank=comm.rank,
             world_size=comm.world_size,
         )
         self.forward: nn.Module = self.model
@@ -205,12 +208,12 @@ class HorovodOptimizer(Candidate):
 def _batches(recipe: Recipe, passes: int, rank: int, device: torch.device) -> list[Batch]:
     """The images of every pass of this process, made up, on the device already."""
     images = recipe.pass_workers * recipe.worker_batch
-    chunks = [np.arange(images) + (rank * passes + number) * images for number in range(passes)]
+    begins = [(rank * passes + number) * images for number in range(passes)]
     inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     dtype = DTYPES[recipe.precision]
     return [
         (pixels.to(dtype=dtype, memory_format=layout(recipe)), labels.to(device))
-        for pixels, labels in inputs.validation(chunks)
+        for pixels, labels in inputs.train(Pass(0, begin + np.arange(images)) for begin in begins)
     ]
 
 

@@ -14,7 +14,7 @@ from lsgd.inputs import Batch
 from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
-from lsgd.rules.sampler import Pass
+from lsgd.strategy import Task
 
 
 class Torchvision:
@@ -43,10 +43,10 @@ class Torchvision:
             nesterov=recipe.optim.nesterov,
         )
 
-    def step(self, step: int, passes: list[Pass], batches: Iterator[Batch]) -> None:
+    def step(self, task: Task, batches: Iterator[Batch]) -> None:
         """Train on the images of a step of the recipe, in as many updates as there are passes."""
         with torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True):
-            for _ in passes:
+            for _ in task.passes:
                 images, labels = next(batches)
                 images = images.to(
                     self.device, self.dtype, memory_format=self.layout, non_blocking=True

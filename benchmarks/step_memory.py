@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from lsgd.bench.loaders import passes_of_step
 from lsgd.bench.member import main
 from lsgd.comm import Comm
 from lsgd.inputs.synthetic import SyntheticInputs
@@ -33,15 +32,15 @@ class StepMemory:
         data = replace(self.recipe.data, train_examples=workers * self.recipe.worker_batch)
         recipe = replace(self.recipe, workers=workers, data=data)
         self.learner = Learner(recipe, self.comm, self.device)
-        self.passes = passes_of_step(recipe, 0)
-        assert len(self.passes) == setting
+        [self.task] = self.learner.strategy.tasks(0, [0])
+        assert len(self.task.passes) == setting
         self.inputs = SyntheticInputs(data, seed=recipe.seed, device=self.device)
 
     def make_steps(self, number: int) -> int:
         """Make steps; returns the bytes that this process has needed at most."""
         for _ in range(number):
-            train_step(self.learner, 0, self.passes, self.inputs.train(self.passes))
-        self.learner.guard.check()
+            train_step(self.learner, self.task, self.inputs.train(self.task.passes))
+        self.learner.strategy.settle()
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return resident_peak()

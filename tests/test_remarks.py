@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.strategy.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.rules import optim, sampler
 from lsgd.rules.schedule import learning_rate
+from lsgd.strategy.reducer import Reducer
 
 WORKERS, IMAGES, STEPS = 8, 4, 60
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from lsgd.bench.job import open_job
@@ -18,6 +17,7 @@ from lsgd.bench.member import main
 from lsgd.comm import Comm
 from lsgd.inputs import open_inputs
 from lsgd.recipe import Recipe
+from lsgd.workloads import open_workload
 
 LIMIT = 6 * 3600.0
 """Seconds of an epoch after which a loader is given up; ImageNet needs 2 hours of two cores."""
@@ -69,13 +69,12 @@ class LoadedEpochs:
     def load(self, epoch: int) -> int:
         """Load all images of an epoch; returns the bytes that are in RAM afterwards."""
         recipe, device = self.recipe, self.device
-        ids = np.arange(recipe.data.val_examples)
-        chunks = np.split(ids, range(recipe.val_batch, len(ids), recipe.val_batch))
+        evaluation = open_workload(recipe, device).evaluation("val", rank=0, world_size=1)
         steps = recipe.steps_per_epoch
         of_epoch = range(epoch * steps, (epoch + 1) * steps)
         passes = (each for step in of_epoch for each in passes_of_step(recipe, step))
         consume(self.inputs.train(passes), device)
-        consume(self.inputs.validation(chunks), device)
+        consume(self.inputs.evaluation(evaluation), device)
         return resident(os.getpid())
 
 

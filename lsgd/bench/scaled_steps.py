@@ -43,12 +43,12 @@ class ScaledSteps:
         )
         learner = Learner(recipe, self.comm, self.device)
         inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=self.device)
-        [passes] = learner.passes(0, [0])
-        batches = list(inputs.train(passes))
+        [task] = learner.strategy.tasks(0, [0])
+        batches = list(inputs.train(task.passes))
 
         def steps(number: int) -> None:
             for _ in range(number):
-                train_step(learner, 0, passes, iter(batches))
+                train_step(learner, task, iter(batches))
 
         steps(1)  # not measured, since only the first one allocates and compiles
         self.candidates = {setting: steps}
@@ -56,7 +56,7 @@ class ScaledSteps:
             "over": self.comm.library,
             "threads": torch.get_num_threads(),
             "images": recipe.batch_size,
-            "workers_per_pass": max(each.workers for each in passes),
+            "workers_per_pass": max(len(each.workers) for each in task.passes),
         }
 
 

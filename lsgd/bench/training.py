@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lsgd.bench.loaders import LoaderSetting, consume, finish, passes_of_step, requests
+from lsgd.bench.loaders import LoaderSetting, consume, finish, requests
 from lsgd.bench.timing import Samples, estimate, measure, ratio
 from lsgd.inputs import Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
@@ -46,21 +46,25 @@ def measure_training(
     """Measure rounds of `steps` steps, fed by this loader and by images that are on the device
     already, and rounds of the loader alone."""
     recipe, device = common.recipe, common.device
+    learner = Learner(recipe, common.comm, device)
     plan = [
-        [passes_of_step(recipe, number * steps + step) for step in range(steps)]
+        [
+            task
+            for step in range(number * steps, (number + 1) * steps)
+            for task in learner.strategy.tasks(step // recipe.steps_per_epoch, [step])
+        ]
         for number in range(rounds + 1)
     ]
-    passes = [[each for of_step in of_round for each in of_step] for of_round in plan]
+    passes = [[each for task in of_round for each in task.passes] for of_round in plan]
     images = [sum(len(each.examples) for each in of_round) for of_round in passes]
-    learner = Learner(recipe, common.comm, device)
     on_device = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     waited = [0.0] * (rounds + 1)
 
     def train(source: Inputs, number: int) -> float:
         """Train for a round; returns the seconds waited for images."""
         batches = Timed(source.train(passes[number]))
-        for of_step in plan[number]:
-            train_step(learner, learner.next_step, of_step, batches)
+        for task in plan[number]:
+            train_step(learner, task, batches)
         finish(device)
         return batches.waited
 

@@ -85,7 +85,7 @@ def _of_files(recipe: Recipe) -> list[Finding]:
     ids = np.arange(len(SIZES))
     with _loader(recipe) as (inputs, stored):
         train = {epoch: next(inputs.train([Pass(epoch, ids)]))[0] for epoch in range(3)}
-        val = next(inputs.validation([ids]))[0]
+        val = next(inputs.evaluation([Pass(None, ids, range(0), split="val")]))[0]
 
     def matches(batch: Tensor, images: list[Image.Image]) -> bool:
         pixels = torch.stack([torch.from_numpy(np.array(image)) for image in images])

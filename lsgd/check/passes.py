@@ -18,7 +18,9 @@ from lsgd.recipe import Recipe
 from lsgd.rules import augmentation, sampler
 from lsgd.rules.metric import TOP1
 from lsgd.rules.sampler import Pass
+from lsgd.workloads import open_workload
 
+CPU = torch.device("cpu")
 ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
 """Errors of six epochs whose last, best, mean and median of all are not the last five's median."""
 
@@ -26,7 +28,8 @@ ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
 def findings(learner: Learner) -> list[Finding]:
     """The rules of sections 2.3, 3 and 5.1: n, the order, seeds, evaluation and metric."""
     recipe = learner.recipe
-    steps = learner.passes(0, list(range(recipe.steps_per_epoch)))
+    tasks = learner.strategy.tasks(0, list(range(recipe.steps_per_epoch)))
+    steps = [task.passes for task in tasks]
     return [
         _worker_batch(steps),
         _tail(recipe, steps),
@@ -45,7 +48,7 @@ def _worker_batch(steps: list[list[Pass]]) -> Finding:
         "worker_batch",
         "2.3, 5.1",
         "n = 32",
-        f"n = {n} in each of k = {sum(each.workers for each in steps[0])} workers",
+        f"n = {n} in each of k = {sum(len(each.workers) for each in steps[0])} workers",
         sizes == {32},
     )
 
@@ -64,7 +67,7 @@ def _tail(recipe: Recipe, steps: list[list[Pass]]) -> Finding:
 
 def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
     count, seed = learner.recipe.data.train_examples, learner.recipe.seed
-    first, second = learner.order(0), learner.order(1)
+    first, second = learner.workload.order(0), learner.workload.order(1)
     whole = all((np.bincount(each, minlength=count) == 1).all() for each in (first, second))
     taken = np.concatenate([each.by_worker.ravel() for passes in steps for each in passes])
     faults = {
@@ -129,23 +132,25 @@ class _RecordingInputs:
         """Yield no batch, since only evaluations are recorded."""
         return iter(())
 
-    def validation(self, chunks: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-        """Record the ids of each chunk, and yield zeros as its logits and labels."""
-        for chunk in chunks:
-            self.ids += chunk.tolist()
-            yield torch.zeros(len(chunk), 2), torch.zeros(len(chunk), dtype=torch.int64)
+    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+        """Record the ids of each pass, and yield zeros as its logits and labels."""
+        for each in passes:
+            self.ids += each.examples.tolist()
+            count = len(each.examples)
+            yield torch.zeros(count, 2), torch.zeros(count, dtype=torch.int64)
 
 
 def _evaluation(recipe: Recipe) -> Finding:
     """The images that the processes of a job evaluate together, for jobs of one and of three."""
     examples, twice, counted = recipe.data.val_examples, 0, []
+    workload = open_workload(recipe, CPU)
     for world_size in (1, 3):
         inputs, count = _RecordingInputs(), 0
         for rank in range(world_size):
             comm = SingleComm()
             comm.rank, comm.world_size = rank, world_size
-            candidate = TrainedModel(recipe, nn.Identity(), comm, torch.device("cpu"))
-            count += evaluate(candidate, inputs).examples
+            candidate = TrainedModel(workload, nn.Identity(), comm, CPU)
+            count += evaluate(candidate, inputs)["val"].counts["images"]
         if sorted(inputs.ids) != list(range(examples)):
             twice += 1
         counted.append(count)
@@ -170,5 +175,5 @@ def _metric(recipe: Recipe) -> Finding:
         2.0: "top-1 error of the last epoch",
         1.0: "least top-1 error",
     }
-    run = named.get(learner.error(), "something else than the median of the last 5 errors")
+    run = named.get(learner.number(), "something else than the median of the last 5 errors")
     return Finding("metric", "5.1", named[4.0], run, run == named[4.0])

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,10 +17,13 @@ from lsgd.check.finding import Finding
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
+from lsgd.models import DTYPES
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
+from lsgd.rules.batchnorm import RunningStatistics
 from lsgd.rules.sampler import Pass
 from lsgd.step import train_step
+from lsgd.strategy.allreduce import AllReduce
 
 WORKERS, IMAGES, SIDE = 3, 4, 8
 RATES = (0.1, 0.4, 0.4, 0.04)
@@ -68,11 +72,24 @@ def miniature(recipe: Recipe) -> Learner:
     return Learner(small, SingleComm(), torch.device("cpu"))
 
 
+def _allreduce(learner: Learner) -> AllReduce:
+    """The strategy, whose reducer and optimizer are examined."""
+    assert isinstance(learner.strategy, AllReduce)
+    return learner.strategy
+
+
+def _running(learner: Learner) -> RunningStatistics:
+    """BN's running statistics, all that the workers of the miniature carry along."""
+    [running] = learner.strategy.parts
+    assert isinstance(running, RunningStatistics)
+    return running
+
+
 def _decay(learner: Learner) -> list[Finding]:
     """The decay of each tensor; gamma and beta are recognised by the type of their module."""
     decays = {
         parameter: float(group["weight_decay"])
-        for group in learner.optimizer.param_groups
+        for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
     norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -106,7 +123,8 @@ def _by_value(decays: Sequence[float]) -> str:
 def _momentum(recipe: Recipe) -> Finding:
     """The optimizer against both equations; (10) with momentum correction moves as (9) does."""
     learner = miniature(recipe)
-    groups = learner.optimizer.param_groups
+    optimizer = _allreduce(learner).optimizer
+    groups = optimizer.param_groups
     cases = [(p, p.detach().clone(), g["weight_decay"]) for g in groups for p in g["params"]]
     generator = torch.Generator().manual_seed(0)
     gradients = [
@@ -117,8 +135,8 @@ def _momentum(recipe: Recipe) -> Finding:
         for (parameter, _, _), gradient in zip(cases, step, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(gradient)
-        optim.set_lr(learner.optimizer, lr)
-        learner.optimizer.step()
+        optim.set_lr(optimizer, lr)
+        optimizer.step()
 
     m = groups[0]["momentum"]
     forms = product((9, 10), (True, False))
@@ -164,14 +182,14 @@ def _lr_of_a_step(recipe: Recipe) -> Finding:
     learner = miniature(recipe)
     small = learner.recipe
     used: list[float] = []
-    learner.optimizer.register_step_pre_hook(
+    _allreduce(learner).optimizer.register_step_pre_hook(
         lambda optimizer, *_: used.extend(group["lr"] for group in optimizer.param_groups)
     )
     lrs = [small.lr(step) for step in range(small.total_steps)]
     drop = next((step for step, lr in enumerate(lrs) if lr < lrs[0]), 1)
     for step in (drop - 1, drop):
-        passes = learner.passes(step // small.steps_per_epoch, [step])[0]
-        train_step(learner, step, passes, _made_up(passes))
+        [task] = learner.strategy.tasks(step // small.steps_per_epoch, [step])
+        train_step(learner, task, _made_up(task.passes))
     groups = len(used) // 2
     same = used == [lrs[drop - 1]] * groups + [lrs[drop]] * groups
     return Finding(
@@ -205,15 +223,16 @@ def _gradient(recipe: Recipe) -> Finding:
 def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     """The gradient of a step over the mean of all its images' gradients, if it is parallel."""
     learner = miniature(recipe)
-    passes = learner.passes(0, [step])[0]
+    [task] = learner.strategy.tasks(0, [step])
+    running, passes = _running(learner), task.passes
     parameters = list(learner.model.parameters())
     total = torch.zeros(())
     for each, (images, labels) in zip(passes, _made_up(passes), strict=True):
-        learner.running.start_pass(each.workers)
+        running.start_pass(each)
         total = total + F.cross_entropy(learner.model(images), labels, reduction="none").sum()
     mean = torch.autograd.grad(total / sum(len(each.examples) for each in passes), parameters)
-    learner.running.seen.zero_()
-    train_step(learner, step, passes, _made_up(passes))
+    running.seen.zero_()
+    train_step(learner, task, _made_up(passes))
     expected = torch.cat([gradient.flatten() for gradient in mean])
     actual = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
     ratio = (actual @ expected / (expected @ expected)).item()
@@ -236,7 +255,7 @@ def _batchnorm(learner: Learner) -> Finding:
     layer = next(m for m in small.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     kinds = {type(norm) for norm in norms}
     images = _features(layer)[:6]
-    small.running.start_pass(2)
+    _running(small).start_pass(Pass(0, np.arange(6), range(2)))
     with torch.no_grad():
         output = layer(images)
         workers = [_normalised(images[worker::2], layer) for worker in (0, 1)]
@@ -280,14 +299,15 @@ def _normalised(group: Tensor, layer: nn.modules.batchnorm._BatchNorm) -> Tensor
 def _running_average(recipe: Recipe) -> Finding:
     """The share of the old mean and variance, 0 and 1, that is left after a step of two workers."""
     small = miniature(recipe)
-    layer = small.running.layers[0]
+    running = _running(small)
+    layer = running.layers[0]
     images = _features(layer)
     with torch.no_grad():
         for group in images.split((4, 3)):  # two passes
-            small.running.start_pass(1)
+            running.start_pass(Pass(0, np.arange(len(group))))
             layer(group)
-    small.running.end_step(active_workers=2)
-    small.combine_statistics()
+    running.end_step(active_workers=2)
+    small.strategy.settle()
     groups = images.split((4, 3))
     mean = torch.stack([group.mean((0, 2, 3)) for group in groups]).mean(0)
     var = torch.stack([group.var((0, 2, 3)) for group in groups]).mean(0)
@@ -307,15 +327,15 @@ def _running_average(recipe: Recipe) -> Finding:
 
 
 def _precision(learner: Learner) -> Finding:
-    with learner.autocast():
-        one = torch.ones(1, 1, dtype=learner.dtype)
+    with learner.autocast:
+        one = torch.ones(1, 1, dtype=DTYPES[learner.recipe.precision])
         kinds = {(one @ one).dtype, *(p.dtype for p in learner.model.parameters())}
     names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
     return Finding("precision", "4", "float32", " and ".join(names), kinds == {torch.float32})
 
 
 def _compression(learner: Learner) -> Finding:
-    run = "fp16 between processes" if learner.reducer.compresses else "none"
+    run = "fp16 between processes" if _allreduce(learner).reducer.compresses else "none"
     return Finding(
         "gradient_compression", "4", "none: gradients are summed as float32", run, run == "none"
     )

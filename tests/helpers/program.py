@@ -17,7 +17,6 @@ import torch
 
 from lsgd import config
 from lsgd.comm import Comm, open_comm
-from lsgd.strategy.reducer import Reducer
 from lsgd.errors import Diverged
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
@@ -26,6 +25,8 @@ from lsgd.recipe import CommSettings, Recipe
 from lsgd.rules import sampler
 from lsgd.run import checkpoint
 from lsgd.step import train_step
+from lsgd.strategy.reducer import Reducer
+from lsgd.workloads import open_workload
 
 CPU = torch.device("cpu")
 
@@ -56,11 +57,11 @@ def run_steps(learner: Learner, first: int, last: int) -> list[int]:
     ids = []
     for epoch, steps in learner.recipe.epochs_from(first):
         steps = [step for step in steps if step < last]
-        plan = learner.passes(epoch, steps)
-        batches = inputs.train(each for passes in plan for each in passes)
-        for step, passes in zip(steps, plan, strict=True):
-            ids += [i for each in passes for i in each.by_worker.ravel().tolist()]
-            train_step(learner, step, passes, batches)
+        tasks = list(learner.strategy.tasks(epoch, steps))
+        batches = inputs.train(each for task in tasks for each in task.passes)
+        for task in tasks:
+            ids += [i for each in task.passes for i in each.by_worker.ravel().tolist()]
+            train_step(learner, task, batches)
     return ids
 
 
@@ -107,10 +108,11 @@ def evaluated(comm: Comm) -> tuple[int, float, float]:
     """53 images in batches of 4: how many were counted, and the errors."""
     learner = Learner(recipe(), comm, CPU)
     run_steps(learner, FIRST, FIRST + 2)
-    learner.combine_statistics()
+    learner.strategy.settle()
     few = replace(learner.recipe, val_batch=4, data=replace(learner.recipe.data, val_examples=53))
-    found = evaluate(TrainedModel(few, learner.model, comm, CPU), open_inputs(learner.recipe, CPU))
-    return found.examples, found.top1_error, found.top5_error
+    model = TrainedModel(open_workload(few, CPU), learner.model, comm, CPU)
+    scores = evaluate(model, open_inputs(learner.recipe, CPU))["val"]
+    return scores.counts["images"], scores.rates["top1_error"], scores.rates["top5_error"]
 
 
 def compressed(comm: Comm, value: float) -> float:
@@ -129,17 +131,16 @@ def diverged(comm: Comm) -> dict[str, Any]:
     learner = Learner(recipe(), comm, CPU)
     run_steps(learner, FIRST, FIRST + 2)
     before = [p.detach().clone() for p in learner.model.parameters()]
-    plan = learner.passes(0, [FIRST + 2, FIRST + 3])
     poisoned = comm.rank == comm.world_size - 1
     message = ""
     try:
-        for step, passes in zip((FIRST + 2, FIRST + 3), plan, strict=True):
+        for task in learner.strategy.tasks(0, [FIRST + 2, FIRST + 3]):
             inputs = open_inputs(learner.recipe, CPU)
             batches = (
                 (images * (float("nan") if poisoned else 1), labels)
-                for images, labels in inputs.train(passes)
+                for images, labels in inputs.train(task.passes)
             )
-            train_step(learner, step, passes, batches)
+            train_step(learner, task, batches)
     except Diverged as error:
         message = str(error)
     kept = all(map(torch.equal, before, learner.model.parameters()))

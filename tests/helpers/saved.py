@@ -6,7 +6,6 @@ import torch
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
-from lsgd.inputs import open_inputs
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
@@ -23,10 +22,10 @@ def recipe(*words: str) -> Recipe:
 
 def make_steps(learner: Learner, first: int, last: int) -> None:
     """Make these steps of the run, all of its first epoch."""
-    plan = learner.passes(0, list(range(first, last)))
-    batches = open_inputs(learner.recipe, CPU).train(each for passes in plan for each in passes)
-    for step, passes in zip(range(first, last), plan, strict=True):
-        train_step(learner, step, passes, batches)
+    tasks = list(learner.strategy.tasks(0, list(range(first, last))))
+    batches = learner.workload.inputs().train(each for task in tasks for each in task.passes)
+    for task in tasks:
+        train_step(learner, task, batches)
 
 
 def after(made: Recipe, first: int, last: int) -> Learner:

@@ -7,10 +7,10 @@ import torch
 from helpers.threaded import on_processes
 
 from lsgd.comm import Comm
-from lsgd.strategy.guard import Guard
 from lsgd.errors import Preempted
 from lsgd.job import preemption
 from lsgd.job.preemption import SIGNALS, Rounds
+from lsgd.strategy.guard import Guard
 
 
 @pytest.mark.parametrize("number", SIGNALS)

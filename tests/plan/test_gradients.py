@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lsgd.strategy.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
 from lsgd.models import make_model
 from lsgd.plan.gradients import multiply_adds, pieces
 from lsgd.recipe import Recipe
+from lsgd.strategy.reducer import Reducer
 
 FLAGS = 2 * 4
 """Bytes that the last bucket carries behind its gradients."""

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lsgd.strategy.guard import Guard
 from lsgd.errors import Diverged
+from lsgd.strategy.guard import Guard
 
 
 def guarded(steps: int) -> tuple[Guard, torch.Tensor]:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lsgd.strategy.reducer import Reducer
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
 from lsgd.learner import Learner
+from lsgd.strategy.reducer import Reducer
 
 KB = 1 / 1024
 """In MiB, the unit of bucket_mb."""
