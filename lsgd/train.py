@@ -31,6 +31,7 @@ from lsgd.learner import Learner
 from lsgd.profile import profiling
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
+from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
 from lsgd.run.saver import Saver
@@ -64,7 +65,7 @@ def train(recipe: Recipe) -> float:
             with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
                 train_epochs(learner, inputs, saver, log)
             error = learner.error()
-            log.end(recipe.outcome(error))
+            log.end(recipe.outcome(TOP1, error))
         return error
     finally:
         comm.close()
