@@ -22,6 +22,7 @@ from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
 from lsgd.job.device import device_name
 from lsgd.recipe import Recipe
+from lsgd.rules.metric import TOP1
 from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.rows import Row, damaged_line, read_rows
@@ -92,7 +93,7 @@ class RunLog(Log):
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, run.recipe.examples)
-        self.console = Console(run.next_step, run.recipe.total_steps)
+        self.console = Console(run.next_step, run.recipe.total_steps, TOP1)
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
         """Write down recipe, machine, host, commit and versions, as a row and as lines."""
