@@ -1,4 +1,4 @@
-"""Runs grouped by recipe: those that differ in nothing but the seed are samples of one error."""
+"""Runs grouped by recipe: those that differ in nothing but the seed are samples of one number."""
 
 import json
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from lsgd.recipe.study import Study
 from lsgd.report.search import LeftOut
 from lsgd.report.welch import Sample, sample
 from lsgd.rules import schedule
+from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.read import Run
 
 
@@ -33,16 +34,31 @@ class Group:
 
     @property
     def sample(self) -> Sample | None:
-        """The errors of its finished runs; None if there are none."""
-        errors = [run.error for run in self.runs if run.finished]
-        return sample(errors) if errors else None
+        """The numbers of its finished runs; None if there are none."""
+        numbers = [run.number for run in self.runs if run.finished]
+        return sample(numbers) if numbers else None
+
+    def sample_on(self, evaluation_set: str) -> Sample | None:
+        """The same of another evaluation set."""
+        numbers = [run.number_on(evaluation_set) for run in self.runs if run.finished]
+        known = [number for number in numbers if number is not None]
+        return sample(known) if known else None
 
     @property
     def claimed(self) -> Sample | None:
-        """The errors that decide claims: those of all its runs, with chance for a diverged one."""
-        guess = chance(self.recipe)
-        errors = [run.error if run.finished else guess for run in self.runs]
-        return sample(errors) if errors else None
+        """The numbers that decide claims: those of all its runs, a guess for a diverged one."""
+        numbers = [run.number if run.finished else self.guess for run in self.runs]
+        return sample(numbers) if numbers else None
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of its runs."""
+        return next((run.metric for run in self.runs), TOP1)
+
+    @property
+    def guess(self) -> float:
+        """The number of guessing, with which a diverged run counts in claims."""
+        return self.metric.guess(self.recipe.data.classes)
 
     @property
     def diverged(self) -> int:
@@ -65,11 +81,6 @@ class Group:
             reference_batch=rule.reference_batch,
             scaling=rule.scaling,
         )
-
-
-def chance(recipe: Recipe) -> float:
-    """Top-1 error of guessing, in percent, with which a diverged run counts in claims."""
-    return 100 * (1 - 1 / recipe.data.classes)
 
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:
@@ -171,7 +182,7 @@ def _done(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
         if run.finished or (run.diverged is not None and not run.recipe.rehearse):
             done.append(run)
         elif run.recipe.rehearse:
-            left_out.append(LeftOut(run.path, "a rehearsal: its errors mean nothing"))
+            left_out.append(LeftOut(run.path, f"a rehearsal: its {run.metric.plural} mean nothing"))
         elif not run.rows:
             left_out.append(LeftOut(run.path, "empty: metrics.jsonl has no rows"))
         else:

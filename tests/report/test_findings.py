@@ -78,7 +78,7 @@ def test_of_the_same_seed_twice_the_first_that_ended_counts(tmp_path: Path) -> N
     findings = found(tmp_path)
     only = findings.groups[0]
     assert [run.path.relative_to(tmp_path).parts[0] for run in only.runs] == ["b", "d"]
-    assert [run.error for run in only.repeats] == [8.0, 16.0]
+    assert [run.number for run in only.repeats] == [8.0, 16.0]
     assert (findings.counted, only.diverged) == (2, 1)
 
 
@@ -119,7 +119,7 @@ def test_a_study_changed_by_words_has_the_runs_that_were_trained_with_them(tmp_p
     finished(tmp_path / "a", "fashion_bs64", 0, 8.0)
     finished(tmp_path / "b", "fashion_bs64", 0, 9.0, "optim.momentum=0.8")
     findings = find(*find_runs([tmp_path]), study(), ["optim.momentum=0.8"])
-    assert [run.error for run in group(findings, "fashion_bs64").runs] == [9.0]
+    assert [run.number for run in group(findings, "fashion_bs64").runs] == [9.0]
     assert [each.path.parent.name for each in findings.left_out] == ["a"]
 
 
@@ -266,7 +266,7 @@ def test_efficiency_is_against_the_fewest_processes_on_the_same_hardware(tmp_pat
         errors = [9.0] * 9
         write_run(tmp_path / name, words, more, errors=errors, machine=machine, speed=speed)
     speeds = found(tmp_path).speeds
-    assert [(each.processes, each.images_per_second, each.efficiency) for each in speeds] == [
+    assert [(each.processes, each.per_second, each.efficiency) for each in speeds] == [
         (1, 1000.0, None),
         (2, 1500.0, 0.75),
         (2, 4000.0, None),  # another layout, and nothing to compare it with
@@ -306,6 +306,6 @@ def test_hardware_is_what_a_run_says_of_its_device_and_not_what_it_timed(tmp_pat
         lines = [json.dumps(json.loads(start) | parts), *rows]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     speeds = found(tmp_path).speeds
-    assert [(each.processes, each.images_per_second) for each in speeds] == [(1, 1100), (2, 1650)]
+    assert [(each.processes, each.per_second) for each in speeds] == [(1, 1100), (2, 1650)]
     assert speeds[1].efficiency == pytest.approx(0.75)
     assert {each.hardware.partition("; workers")[0] for each in speeds} == {"H200; in memory"}

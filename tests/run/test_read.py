@@ -14,7 +14,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     run = read_run(finished(tmp_path, "fashion_bs64", 3, 8.0))
     assert run.finished
     assert run.state == "finished"
-    assert run.error == 8.0  # of 11, 7.5, 8, 8.5 and 7, not of all nine
+    assert run.number == 8.0  # of 11, 7.5, 8, 8.5 and 7, not of all nine
     assert run.recipe.seed == 3
     assert run.start["torch"] == "2.13.0"
 
@@ -23,7 +23,7 @@ def test_a_run_that_is_under_way_has_the_error_so_far(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[30.0, 20.0]))
     assert not run.finished
     assert run.state == "2 of 9 epochs done"
-    assert run.error == 25.0
+    assert run.number == 25.0
 
 
 def test_a_run_need_not_be_evaluated_after_every_epoch(tmp_path: Path) -> None:
@@ -34,10 +34,10 @@ def test_a_run_need_not_be_evaluated_after_every_epoch(tmp_path: Path) -> None:
         row["val_top1_error"] = error
     write(folder, rows[:6])
     run = read_run(folder)
-    assert (run.state, run.finished, run.error) == ("6 of 9 epochs done", False, 20.0)
+    assert (run.state, run.finished, run.number) == ("6 of 9 epochs done", False, 20.0)
     write(folder, rows)
     run = read_run(folder)
-    assert (run.state, run.finished, run.error) == ("finished", True, 30.0)
+    assert (run.state, run.finished, run.number) == ("finished", True, 30.0)
 
 
 def test_a_run_whose_rows_are_lost_is_not_finished(tmp_path: Path) -> None:
