@@ -5,15 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.run_folders import finished, write_run
+from helpers.run_folders import finished, write_perplexity_run, write_run
 
 from lsgd import config
+from lsgd.errors import Refused
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.findings import Findings, find
 from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
 from lsgd.report.search import find_runs
 from lsgd.report.verdict import Verdict, judge
+from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run.read import Run
 
 
@@ -94,6 +96,45 @@ def test_a_diverged_run_counts_as_chance_in_claims_and_not_in_the_mean(tmp_path:
     assert decision.difference
     assert decision.difference.mean == pytest.approx((8.1 + 8.2 + 90.0) / 3 - 8.1)  # ten classes
     assert decision.outcome == "not resolved"
+
+
+def test_a_perplexity_is_held_against_that_of_guessing_and_no_published_error(
+    tmp_path: Path,
+) -> None:
+    for seed in range(3):
+        for recipe, value in (("bs256", 120.0 + seed), ("bs512", 130.0)):
+            write_perplexity_run(
+                tmp_path / f"{recipe}-{seed}",
+                f"+recipe={recipe}",
+                seed=seed,
+                perplexities=[value] * (90 if (recipe, seed) != ("bs512", 2) else 1),
+                diverged=(recipe, seed) == ("bs512", 2),
+            )
+    claim = Claim("worse", "bs512", "worse_than", "bs256")
+    findings = found(tmp_path, study(claim, recipes=("bs256", "bs512")))
+    assert findings.metric is METRICS["perplexity"]
+    assert (findings.sets, findings.things, findings.examples) == (["test"], "tokens", "examples")
+    [decision] = findings.decisions
+    assert decision.difference
+    assert decision.difference.mean == pytest.approx((2 * 130 + 1000) / 3 - 121)  # 1000 classes
+    assert {verdict.word for verdict in findings.verdicts} == {"none published"}
+
+
+def test_runs_of_two_metrics_are_refused_where_both_count(tmp_path: Path) -> None:
+    """In a study too; one that is still under way is left out anyway."""
+    finished(tmp_path, "fashion_bs64", 0, 8.0)
+    words = "+recipe=fashion_bs2k"
+    other = write_perplexity_run(tmp_path / "p", words, perplexities=[120.0])
+    assert found(tmp_path).metric is TOP1
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "diverged", "step": 30, "text": "loss is nan"}\n')
+    for of in (None, study()):
+        with pytest.raises(Refused) as caught:
+            found(tmp_path, of)
+        assert str(caught.value) == (
+            f"{tmp_path}/fashion_bs64-seed0 is a run of top-1 error and {other} one of perplexity, "
+            "which cannot be compared; give runs of one of them"
+        )
 
 
 def test_what_is_left_out_of_a_study_says_why(tmp_path: Path) -> None:
