@@ -31,8 +31,8 @@ GROUND = "#fefdfe"
 BLUE, RED, GREY = "#0072b2", "#d55e00", "#8a8a8a"
 COLOURS = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """The colours of Okabe and Ito, which colour-blind readers can tell apart."""
-TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 90)
-"""The ticks of two decades."""
+TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70)
+"""The ticks of two decades on a logarithmic axis."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -180,8 +180,9 @@ def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
 
 def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
     """The ticks of a logarithmic axis that lie between two values."""
-    scales = (1,) if metric.highest else (0.01, 1, 100, 10_000)
-    ticks = [scale * tick for scale in scales for tick in TICKS]
+    ticks: list[float] = [*TICKS, 90]
+    if metric.highest is None:
+        ticks = [scale * tick for scale in (0.01, 1, 100, 10_000) for tick in TICKS]
     return [tick for tick in ticks if low < tick < high]
 
 

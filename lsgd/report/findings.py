@@ -1,7 +1,7 @@
 """All that a report says, before it is put into words: computed once, written in three forms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lsgd.errors import Refused
 from lsgd.recipe.study import Study
@@ -82,10 +82,12 @@ def find(
     Raises Refused if the runs that count are of different metrics.
     """
     groups, more = group_study(study, runs, words) if study else group_runs(runs)
+    metric = _metric(groups)
+    groups = [replace(group, metric=metric) for group in groups]
     by_name = {group.recipe.name: group for group in groups}
     return Findings(
         study=study,
-        metric=_metric(groups),
+        metric=metric,
         groups=groups,
         verdicts=[judge(group) for group in groups],
         baseline=by_name[study.baseline] if study else _reference(groups),

@@ -31,6 +31,8 @@ class Group:
     """The run that counts for each seed, finished or diverged, by seed."""
     repeats: list[Run] = field(default_factory=list)
     """More runs of the same seeds; they do not count, as they are not independent."""
+    metric: Metric = TOP1
+    """The metric of all runs of the report."""
 
     @property
     def sample(self) -> Sample | None:
@@ -49,11 +51,6 @@ class Group:
         """The numbers that decide claims: those of all its runs, a guess for a diverged one."""
         numbers = [run.number if run.finished else self.guess for run in self.runs]
         return sample(numbers) if numbers else None
-
-    @property
-    def metric(self) -> Metric:
-        """The metric of its runs."""
-        return next((run.metric for run in self.runs), TOP1)
 
     @property
     def guess(self) -> float:
