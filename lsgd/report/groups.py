@@ -41,7 +41,7 @@ class Group:
         return sample(numbers) if numbers else None
 
     def sample_on(self, evaluation_set: str) -> Sample | None:
-        """The same of another evaluation set."""
+        """The numbers on an evaluation set of its finished runs; None if there are none."""
         numbers = [run.number_on(evaluation_set) for run in self.runs if run.finished]
         known = [number for number in numbers if number is not None]
         return sample(known) if known else None

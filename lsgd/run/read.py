@@ -96,7 +96,7 @@ class Run:
         return [name for name in names if name != "train"]
 
     def number_on(self, evaluation_set: str) -> float | None:
-        """The same of another evaluation set; None if the run has never been evaluated on it."""
+        """The number on any evaluation set; None if the run has never been evaluated on it."""
         if evaluation_set not in self.sets:
             return None
         return self.metric.number(self.epochs, evaluation_set)
