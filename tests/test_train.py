@@ -15,6 +15,7 @@ from lsgd.evaluate import evaluate_checkpoint
 from lsgd.inputs import normalise, open_inputs
 from lsgd.learner import Learner
 from lsgd.models import make_model
+from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint
 from lsgd.run.rows import read_rows
 from lsgd.step import train_step
@@ -87,7 +88,7 @@ def test_configuration_and_outcome_are_there_to_read(tmp_path: Path) -> None:
         error = train(made)
         read = texts(tmp_path / "run")
         assert {"    workers: 16", "    seed: 0"} <= set(read["config"].splitlines())
-        assert read["outcome"] == made.outcome(error)
+        assert read["outcome"] == made.outcome(TOP1, error)
         assert "published" not in read["outcome"]  # which is of other data
 
 
