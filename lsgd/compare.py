@@ -23,11 +23,9 @@ from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARun, Run, read_run
-from lsgd.run.rows import Row
+from lsgd.run.rows import PER_SECOND, Row
 from lsgd.tables import markdown
 
-HARDWARE = {"images_per_second", "data_wait"}
-"""Values of a row that say how fast it was computed, and not what."""
 OF_THE_STEP = {"epoch", "lr", "gradient_norm"}
 """Values of a train row that are of its last step alone; others are means over its steps."""
 
@@ -118,7 +116,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     rows, last_step, largest = 0, 0, 0.0
     for kind, step in (place for place in first if place in second):
         (row, begin), (other, other_begin) = first[kind, step], second[kind, step]
-        keys = [key for key in row if key in other and key not in HARDWARE]
+        keys = [key for key in row if key in other and not _of_the_hardware(key)]
         if begin != other_begin:
             keys = [key for key in keys if key in OF_THE_STEP]
         differences = {key: relative_difference(row[key], other[key]) for key in keys}
@@ -136,6 +134,11 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
             "metrics.jsonl; give runs that were trained for longer, or with the same log_steps"
         )
     return Comparison(rows, last_step, largest, parting)
+
+
+def _of_the_hardware(key: str) -> bool:
+    """Whether a value says how fast the row was computed, and not what."""
+    return key == "data_wait" or key.endswith(PER_SECOND)
 
 
 def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:

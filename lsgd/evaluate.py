@@ -97,11 +97,7 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> dict[str
 def _in_words(split: str, scores: Scores) -> str:
     """The number of examples of a set, its rates and its loss; val is not named."""
     kind, count = next(iter(scores.counts.items()))
-    rates = [
-        f"{METRICS[name].words} {METRICS[name].amount(rate)}"
-        for name, rate in scores.rates.items()
-        if name != "loss"
-    ]
+    rates = [METRICS[name].named(rate) for name, rate in scores.rates.items() if name != "loss"]
     text = ", ".join([*rates, f"loss {scores.rates['loss']:.4f}"])
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 

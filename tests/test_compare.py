@@ -89,6 +89,15 @@ def test_the_last_bit_counts(first: Run, tmp_path: Path) -> None:
     assert parting == Parting("epoch", 20, "val_top1_error", (40.0, math.nextafter(40.0, 50.0)))
 
 
+def test_speed_is_of_the_hardware_whatever_it_counts(tmp_path: Path) -> None:
+    """A run of words counts tokens."""
+    pair = [
+        run(tmp_path / name, start(0), train(5, tokens_per_second=speed, data_wait=wait))
+        for name, speed, wait in (("a", 5000.0, 0.1), ("b", 900.0, 0.4))
+    ]
+    assert compare_metrics((pair[0], pair[1]), 0.0).parting is None
+
+
 def test_null_equals_null_alone(tmp_path: Path) -> None:
     """It stands for what was not finite."""
     lost = [start(0), train(5, loss=None)]

@@ -179,7 +179,7 @@ def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     run = copied("killed", tmp_path)
     train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
     same_rows(results(run), results(OLD / "finished"))
-    assert read_run(run).error == pytest.approx(31.4085, abs=1e-4)
+    assert read_run(run).number == pytest.approx(31.4085, abs=1e-4)
     again = evaluate_checkpoint(run / "checkpoint.pt")
     assert again.top1_error == pytest.approx(17.4648, abs=1e-4)
 
@@ -208,7 +208,7 @@ def test_a_finished_run_has_nothing_left_to_train(
     assert (before.finished, before.epoch, before.starts[0]["torch"]) == (True, 4, "2.13.0+cpu")
     error = train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
     assert "it is complete: nothing is left to train" in capsys.readouterr().out
-    assert error == before.error
+    assert error == before.number
     same_rows(results(run), results(OLD / "finished"))
 
 

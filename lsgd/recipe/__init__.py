@@ -26,7 +26,7 @@ from lsgd.recipe.fields import (
     trajectory,
 )
 from lsgd.rules import sampler, schedule
-from lsgd.rules.metric import Metric
+from lsgd.rules.metric import TOP1, Metric
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,25 @@ class Target:
     std: float | None = None
     source: str = ""
 
-    def beside(self, error: float) -> str:
-        """The distance of a run's error, in percent, from the published one, in words.
+    @property
+    def metric(self) -> Metric:
+        """The metric of the published number; runs of another are not held against it."""
+        return TOP1
+
+    @property
+    def number(self) -> float:
+        """The published number."""
+        return self.top1_error
+
+    def beside(self, number: float) -> str:
+        """The distance of a run's number from the published one, in words.
 
         Whether that is the published number is decided over several seeds, by lsgd.report.verdict.
         """
-        above = round(error - self.top1_error, 2)
+        above = round(number - self.number, 2)
         distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}"
-        spread = "" if self.std is None else f" ± {self.std:.2f}"
         source = f" ({self.source})" if self.source else ""
-        return f"{distance} the published {self.top1_error:.2f}{spread} %{source}"
+        return f"{distance} the published {self.metric.amount(self.number, self.std)}{source}"
 
 
 @dataclass(frozen=True)
@@ -347,14 +356,14 @@ class Recipe:
         return "\n".join(lines)
 
     def outcome(self, metric: Metric, number: float) -> str:
-        """The result of the run in a sentence, with the published number if the data are the same.
+        """The number of the run in a sentence, with the published one if that is of the same.
 
-        The error of a rehearsal means nothing, and is left out.
+        The number of a rehearsal means nothing, and is left out.
         """
         if self.rehearse:
             return "rehearsal done: steps, evaluations and checkpoints all went through"
-        outcome = f"{metric.words} {metric.amount(number)} ({metric.whose})"
+        outcome = f"{metric.named(number)} ({metric.whose})"
         on_its_data = self.data.name == TARGET_DATA and self.inputs.loader != "synthetic"
-        return (
-            f"{outcome}; {self.target.beside(number)}" if self.target and on_its_data else outcome
-        )
+        if self.target and self.target.metric == metric and on_its_data:
+            return f"{outcome}; {self.target.beside(number)}"
+        return outcome

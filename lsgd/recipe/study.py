@@ -1,4 +1,4 @@
-"""The definition of a study: recipes, seeds, and the claims that their errors decide."""
+"""The definition of a study: recipes, seeds, and the claims that their numbers decide."""
 
 import re
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence about two entries that their errors decide."""
+    """A sentence about two entries that their numbers decide."""
 
     says: str
     recipe: str
     relation: str
-    """no_worse_than: at most `within` above the error of `other`; worse_than: more than that."""
+    """no_worse_than: at most `within` above `other`; worse_than: more than that."""
     other: str
     within: float = 0.0
-    """The margin, in points of top-1 error."""
+    """The margin, in the unit of the metric: points of top-1 error."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The claims of a study, decided by the errors of its runs."""
+"""The claims of a study, decided by the numbers of its runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "not resolved"
 
 @dataclass(frozen=True)
 class Decision:
-    """What the errors say about a claim."""
+    """What the numbers say about a claim."""
 
     claim: Claim
     outcome: str
     difference: Difference | None
-    """Error of the claim's recipe less that of the other; None if one of them has no run."""
+    """Number of the claim's recipe less that of the other; None if one of them has no run."""
     lacks: tuple[str, ...]
     """What would make the decision surer, such as missing seeds."""
 
@@ -41,7 +41,7 @@ def decide(claim: Claim, groups: Mapping[str, Group]) -> Decision:
 def outcome(relation: str, gap: Difference, within: float) -> str:
     """The outcome of a claim, decided only if its 95 % interval lies on one side of `within`.
 
-    `gap` is the difference of the errors that the claim is about.
+    `gap` is the difference of the numbers that the claim is about.
 
     >>> outcome("no_worse_than", Difference(0.1, -0.2, 0.4), within=0.5)
     'holds'

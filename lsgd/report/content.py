@@ -14,12 +14,23 @@ from lsgd.report.blocks import (
 from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision
 from lsgd.report.figures import Figure
 from lsgd.report.findings import Findings
-from lsgd.report.groups import Group, chance
+from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
 from lsgd.report.speed import place
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import difference
-from lsgd.report.wording import NONE, count, error_of, interval, short, signed, spread, steps
+from lsgd.report.wording import (
+    NONE,
+    count,
+    interval,
+    mean_and_std,
+    number_of,
+    short,
+    signed,
+    spread,
+    steps,
+)
+from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.rows import Row
 
 
@@ -36,13 +47,13 @@ def compose(
     """
     sections = [
         Section("Verdict", _verdict(findings)),
-        Section("Errors", _errors(findings)),
-        Section("Figures", _figures(figures)),
+        Section(findings.metric.plural.capitalize(), _numbers(findings)),
+        Section("Figures", _figures(figures, findings.metric)),
         Section("Speed", _speeds(findings)),
         Section("Left out", _left_out(findings)),
         Section("What next", _next(findings, trains)),
         Section("Runs", _runs(findings)),
-        Section("How the numbers are made", [Listing(_rules())]),
+        Section("How the numbers are made", [Listing(_rules(findings.metric))]),
         Section("Hardware and versions", _machines(findings)),
         Section("Made by", [f"`{command}`", version]),
     ]
@@ -86,7 +97,7 @@ def _verdict(findings: Findings) -> list[Block]:
             f"{counts[FAILS]}; not resolved: {counts[OPEN]}."
         ]
         blocks += [Outcomes([_decided(decision, findings) for decision in findings.decisions])]
-    blocks += [_elbow(ladder) for ladder in findings.ladders]
+    blocks += [_elbow(ladder, findings) for ladder in findings.ladders]
     blocks += [_published(findings)]
     return blocks
 
@@ -95,7 +106,7 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
     claim, gap = decision.claim, decision.difference
     labels = {group.recipe.name: group.label for group in findings.groups}
     pair = f"“{labels[claim.recipe]}” less “{labels[claim.other]}”"
-    size = f"is {interval(gap)} points" if gap else "is not known yet"
+    size = f"is {findings.metric.points(interval(gap))}" if gap else "is not known yet"
     limit = "at most" if claim.relation == "no_worse_than" else "more than"
     says = claim.says[:1].upper() + claim.says[1:]
     detail = f"{pair} {size}, and {limit} {claim.within:g} is claimed"
@@ -103,18 +114,18 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
         group for group in findings.groups if group.recipe.name in (claim.recipe, claim.other)
     ]
     if gap and any(group.diverged for group in groups):
-        detail += ", each run that diverged having the error of guessing"
+        detail += f", each run that diverged having the {findings.metric.noun} of guessing"
     return says, decision.outcome, ". ".join([detail, *decision.lacks])
 
 
-def _elbow(ladder: Ladder) -> str:
-    elbow, base = ladder.elbow, ladder.baseline
+def _elbow(ladder: Ladder, findings: Findings) -> str:
+    elbow, base, metric = ladder.elbow, ladder.baseline, findings.metric
     if elbow is base:
         text = f"Elbow: no minibatch above {base.recipe.batch_size} is shown to be as good as that."
     else:
         text = (
-            f"Elbow: {short(elbow.recipe.batch_size)} images ({steps(elbow)}) is the largest "
-            f"minibatch that is shown to be as good as {short(base.recipe.batch_size)}."
+            f"Elbow: {short(elbow.recipe.batch_size)} {findings.examples} ({steps(elbow)}) is the "
+            f"largest minibatch that is shown to be as good as {short(base.recipe.batch_size)}."
         )
     between = [
         short(group.recipe.batch_size)
@@ -130,11 +141,14 @@ def _elbow(ladder: Ladder) -> str:
             f" The first that is shown to be worse is {short(first.recipe.batch_size)} "
             f"({steps(first)})."
         )
-    return (
-        f"{text} As good: the 95 % interval of the difference ends at {ladder.within:g} points or "
-        "less; worse: it begins above that. The paper's, on ImageNet, is 8k (156 steps per epoch); "
-        "16k (78) is worse."
+    within = metric.points(f"{ladder.within:g}")
+    text += (
+        f" As good: the 95 % interval of the difference ends at {within} or less; worse: it begins "
+        "above that."
     )
+    if metric == TOP1:
+        text += " The paper's, on ImageNet, is 8k (156 steps per epoch); 16k (78) is worse."
+    return text
 
 
 def _published(findings: Findings) -> str:
@@ -148,12 +162,14 @@ def _published(findings: Findings) -> str:
     return f"Against the published numbers: {parts}; the table says which."
 
 
-def _errors(findings: Findings) -> list[Block]:
-    base = findings.baseline
+def _numbers(findings: Findings) -> list[Block]:
+    base, metric = findings.baseline, findings.metric
     published = any(target_of(group) for group in findings.groups)
-    head = ["recipe", "top-1 error, %", "n"]
+    head = ["recipe", metric.heading(metric.words)]
+    head += [metric.heading(metric.on(name)) for name in findings.sets]
+    head += ["n"]
     head += ["against baseline (95 %)"] if base else []
-    head += ["paper, %"] if published else []
+    head += [metric.heading("paper")] if published else []
     head += ["paper, difference"] if published and base else []
     head += ["verdict"] if published else []
     rows = []
@@ -162,6 +178,7 @@ def _errors(findings: Findings) -> list[Block]:
         row = [
             group.label,
             spread(group),
+            *(_on(group, name) for name in findings.sets),
             f"{n} of {len(group.seeds)}" if group.seeds else n,
         ]
         row += [_against(group, base)] if base else []
@@ -170,6 +187,11 @@ def _errors(findings: Findings) -> list[Block]:
         rows.append(row)
     head += ["kn", "lr", "steps per epoch"]
     return [Table(head, rows), *_notes(findings)] if rows else []
+
+
+def _on(group: Group, evaluation_set: str) -> str:
+    sample = group.sample_on(evaluation_set)
+    return mean_and_std(sample) if sample else NONE
 
 
 def _against(group: Group, base: Group) -> str:
@@ -183,15 +205,13 @@ def _against(group: Group, base: Group) -> str:
 def _paper(group: Group, base: Group | None, verdict: Verdict) -> list[str]:
     target, its = target_of(group), target_of(base) if base else None
     if target is None:
-        error = NONE
+        number = NONE
     else:
-        error = f"{target.top1_error:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
-    cells = [error]
+        number = f"{target.number:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
+    cells = [number]
     if base:
         apart = target and its and group is not base
-        cells.append(
-            signed(target.top1_error - its.top1_error) if target and its and apart else NONE
-        )
+        cells.append(signed(target.number - its.number) if target and its and apart else NONE)
     word = verdict.word
     return [*cells, f"{word}, {interval(verdict.difference)}" if verdict.difference else word]
 
@@ -210,29 +230,30 @@ def _notes(findings: Findings) -> list[Block]:
     notes: list[Block] = []
     if any(group.diverged for group in findings.groups):
         notes.append(
-            "Errors are of the runs that finished. In the claims, and for the elbow, a run that "
-            f"diverged counts with the error of guessing: {_guessing(findings)}."
+            f"{findings.metric.plural.capitalize()} are of the runs that finished. In the claims, "
+            f"and for the elbow, a run that diverged counts with the {findings.metric.noun} of "
+            f"guessing: {_guessing(findings)}."
         )
     if items:
         notes += ["Not comparable with the published numbers, and why:", Listing(items)]
     notes += [
         f"{group.label}: {count(len(group.repeats), 'more run')} of the same seeds, which "
         f"{'does' if len(group.repeats) == 1 else 'do'} not count: "
-        f"{', '.join(map(error_of, group.repeats))}."
+        f"{', '.join(map(number_of, group.repeats))}."
         for group in findings.groups
         if group.repeats
     ]
     return notes
 
 
-def _figures(figures: list[Figure]) -> list[Block]:
+def _figures(figures: list[Figure], metric: Metric) -> list[Block]:
     """The figures: figure 1 alone and large, then the panels of curves with the others."""
     curves = [figure for figure in figures if figure.name.startswith("curves-")]
     first = [figure for figure in figures if figure.name.startswith("figure1")]
     rest = [figure for figure in figures if figure not in (*curves, *first)]
     about = (
-        "Top-1 error by epoch (the paper's figures 2 and 3): solid in training, mean and standard "
-        "deviation over the seeds, each as far as it got; dashed in validation."
+        f"{metric.words.capitalize()} by epoch (the paper's figures 2 and 3): solid in training, "
+        "mean and standard deviation over the seeds, each as far as it got; dashed in validation."
     )
     blocks: list[Block] = [Figures(first, large=True)] if first else []
     blocks += [about] if curves else []
@@ -247,18 +268,19 @@ def _speeds(findings: Findings) -> list[Block]:
         [
             speed.group.label,
             str(speed.processes),
-            f"{speed.images_per_second:,.0f}",
+            f"{speed.per_second:,.0f}",
             f"{speed.slowest:,.0f} to {speed.fastest:,.0f}",
             f"{100 * speed.efficiency:.0f} %" if speed.efficiency else NONE,
             speed.hardware,
         ]
         for speed in findings.speeds
     ]
-    head = ["recipe", "processes", "images/s", "of single epochs", "efficiency", "hardware"]
+    unit = f"{findings.things}/s"
+    head = ["recipe", "processes", unit, "of single epochs", "efficiency", "hardware"]
     return [
         Table(head, rows),
         "Median over all epochs of all runs, as they were made: a machine that did other work too "
-        "was slower. Efficiency: images/s per process against the fewest processes there are.",
+        f"was slower. Efficiency: {unit} per process against the fewest processes there are.",
     ]
 
 
@@ -292,21 +314,20 @@ def _runs(findings: Findings) -> list[Block]:
             f"`{run.path}`",
             group.label,
             str(run.recipe.seed),
-            error_of(run) if run.finished else NONE,
+            number_of(run) if run.finished else NONE,
             run.state + (", a repeat" if run in group.repeats else ""),
             run.recipe.fingerprint[:12],
         ]
         for group in findings.groups
         for run in (*group.runs, *group.repeats)
     ]
-    head = ["folder", "recipe", "seed", "top-1 error", "state", "fingerprint"]
+    head = ["folder", "recipe", "seed", findings.metric.words, "state", "fingerprint"]
     return [Table(head, rows)] if rows else []
 
 
-def _rules() -> list[str]:
+def _rules(metric: Metric) -> list[str]:
     return [
-        "Error of a run: median top-1 validation error of its last 5 epochs (section 5.1 of the "
-        "paper), on one central view of every image.",
+        f"{metric.noun.capitalize()} of a run: {metric.definition}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
         "Differences have the 95 % interval of Welch's t. A claim of “no worse” holds if the whole "
         "interval is at or below the margin and does not hold if it is all above; one of “worse” "
@@ -321,10 +342,13 @@ def _rules() -> list[str]:
 
 
 def _guessing(findings: Findings) -> str:
-    """The error of guessing, for each number of classes that a run diverged on."""
-    recipes = [group.recipe for group in findings.groups if group.diverged]
-    errors = {recipe.data.classes: chance(recipe) for recipe in recipes}
-    return ", ".join(f"{errors[k]:g} % with {k} classes" for k in sorted(errors))
+    """The number of guessing, for each number of classes that a run diverged on."""
+    diverged = [group for group in findings.groups if group.diverged]
+    guesses = {group.recipe.data.classes: group.guess for group in diverged}
+    return ", ".join(
+        f"{f'{guess:g} {findings.metric.unit}'.rstrip()} with {classes} classes"
+        for classes, guess in sorted(guesses.items())
+    )
 
 
 def _machines(findings: Findings) -> list[Block]:

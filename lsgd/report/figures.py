@@ -12,11 +12,12 @@ import numpy as np
 
 from lsgd.recipe import TARGET_DATA
 from lsgd.report.findings import Findings
-from lsgd.report.groups import Group, chance
+from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
 from lsgd.report.speed import Speed
 from lsgd.report.verdict import target_of
 from lsgd.report.wording import short, spread
+from lsgd.rules.metric import Metric
 from lsgd.run.rows import number
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ GROUND = "#fefdfe"
 BLUE, RED, GREY = "#0072b2", "#d55e00", "#8a8a8a"
 COLOURS = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """The colours of Okabe and Ito, which colour-blind readers can tell apart."""
+TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70)
+"""The ticks of two decades on a logarithmic axis."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -63,12 +66,12 @@ def draw(findings: Findings) -> list[Figure]:
     drawn = []
     for index, ladder in enumerate(findings.ladders):
         name = "figure1" if index == 0 else f"figure1-{index + 1}"
-        drawn.append(_error_against_minibatch(name, ladder))
+        drawn.append(_against_minibatch(name, ladder, findings))
     drawn += _curves(findings)
     if findings.groups:
         drawn.append(_learning_rates(findings.groups))
     if any(speed.efficiency for speed in findings.speeds):
-        drawn.append(_scaling(findings.speeds))
+        drawn.append(_scaling(findings.speeds, findings.things))
     return drawn
 
 
@@ -117,15 +120,15 @@ def _figure(
     return Figure(name, title, alt, svg.getvalue(), png.getvalue())
 
 
-def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
-    groups = ladder.groups
+def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
+    groups, metric = ladder.groups, findings.metric
     sizes = [group.recipe.batch_size for group in groups]
     finished = [(g.recipe.batch_size, sample) for g in groups if (sample := g.sample)]
-    diverged = [(g.recipe.batch_size, chance(g.recipe)) for g in groups if g.diverged]
+    diverged = [(g.recipe.batch_size, g.guess) for g in groups if g.diverged]
 
     def plot(axes: "Axes") -> None:
         published = [
-            (group.recipe.batch_size, target.top1_error, target.std or 0)
+            (group.recipe.batch_size, target.number, target.std or 0)
             for group in groups
             if group.recipe.data.name == TARGET_DATA and (target := target_of(group))
         ]
@@ -149,34 +152,38 @@ def _error_against_minibatch(name: str, ladder: Ladder) -> Figure:
         base = ladder.baseline.claimed
         if base:
             limit = base.mean + ladder.within
-            axes.axhline(
-                limit, color=RED, ls="--", lw=1, label=f"baseline + {ladder.within:g} points"
-            )
-        means = [sample.mean for _, sample in finished] + [error for _, error in diverged]
+            label = f"baseline + {metric.points(f'{ladder.within:g}')}"
+            axes.axhline(limit, color=RED, ls="--", lw=1, label=label)
+        means = [sample.mean for _, sample in finished] + [guess for _, guess in diverged]
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [short(size) for size in sizes])
-        # On a linear axis the error of a diverged run would hide the differences of the others.
+        # On a linear axis the number of a diverged run would hide the differences of the others.
         if max(means) > 3 * min(means):
             axes.set_yscale("log")
-            ticks = [
-                tick
-                for tick in (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 90)
-                if 0.7 * min(means) < tick < 1.3 * max(means)
-            ]
-            axes.set_yticks(ticks, [str(tick) for tick in ticks])
+            ticks = _log_ticks(metric, 0.7 * min(means), 1.3 * max(means))
+            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-        axes.set_xlabel("minibatch, images")
-        axes.set_ylabel("top-1 validation error, %")
+        axes.set_xlabel(f"minibatch, {findings.examples}")
+        axes.set_ylabel(metric.heading(metric.on("validation")))
         above = axes.secondary_xaxis("top")
         above.set_xticks(sizes, [str(group.recipe.steps_per_epoch) for group in groups])
         above.minorticks_off()
         above.set_xlabel("steps per epoch")
         axes.legend()
 
-    alt = "Error against minibatch: " + ", ".join(
+    noun = metric.noun.capitalize()
+    alt = f"{noun} against minibatch: " + ", ".join(
         f"{group.recipe.batch_size}: {spread(group)}" for group in groups
     )
-    return _figure(name, "Error against minibatch size (the paper's figure 1)", alt, plot)
+    return _figure(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
+
+
+def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
+    """The ticks of a logarithmic axis that lie between two values."""
+    ticks: list[float] = [*TICKS, 90]
+    if metric.highest is None:
+        ticks = [scale * tick for scale in (0.01, 1, 100, 10_000) for tick in TICKS]
+    return [tick for tick in ticks if low < tick < high]
 
 
 def _curves(findings: Findings) -> list[Figure]:
@@ -188,27 +195,27 @@ def _curves(findings: Findings) -> list[Figure]:
     for index, group in enumerate(shown or ([baseline] if baseline else [])):
         unique = names[group.recipe.name] <= 1
         name = f"curves-{group.recipe.name}" + ("" if unique else f"-{index + 1}")
-        drawn.append(_curve(name, group, baseline if shown else None))
+        drawn.append(_curve(name, group, baseline if shown else None, findings.metric))
     return drawn
 
 
-def _curve(name: str, group: Group, baseline: Group | None) -> Figure:
+def _curve(name: str, group: Group, baseline: Group | None, metric: Metric) -> Figure:
     def plot(axes: "Axes") -> None:
         for each, colour in ((baseline, GREY), (group, BLUE)):
             if each:
-                _line(axes, each, "train_top1_error", colour, each.label, wide=True)
-                _line(axes, each, "val_top1_error", colour, "validation", wide=False)
-        axes.set_ylim(0, 100)
+                _line(axes, each, f"train_{metric.name}", colour, each.label, wide=True)
+                _line(axes, each, metric.key, colour, "validation", wide=False)
+        axes.set_ylim(0, metric.highest)
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
-        axes.set_ylabel("top-1 error, %")
+        axes.set_ylabel(metric.heading(metric.words))
         axes.figure.legend(loc="outside lower center", ncols=2)
 
     against = f" against {baseline.label}" if baseline else ""
     return _figure(
         name,
         f"{group.label}{against}",
-        f"Training and validation error of {group.label}{against}, by epoch",
+        f"Training and validation {metric.noun} of {group.label}{against}, by epoch",
         plot,
         height=2.7,
     )
@@ -266,7 +273,7 @@ def _lr_points(group: Group) -> tuple[list[float], list[float]]:
     return [recipe.epoch(step) for step in order], [recipe.lr(step) for step in order]
 
 
-def _scaling(speeds: list[Speed]) -> Figure:
+def _scaling(speeds: list[Speed], things: str) -> Figure:
     scaled = [speed for speed in speeds if speed.efficiency]
     lines: dict[tuple[str, str], list[Speed]] = {}
     for speed in speeds:
@@ -277,10 +284,9 @@ def _scaling(speeds: list[Speed]) -> Figure:
         for index, ((label, _), line) in enumerate(lines.items()):
             colour = COLOURS[index % len(COLOURS)]
             x = [speed.processes for speed in line]
-            axes.plot(
-                x, [s.images_per_second for s in line], marker="o", ms=4, color=colour, label=label
-            )
-            ideal = line[0].images_per_second / line[0].processes
+            y = [speed.per_second for speed in line]
+            axes.plot(x, y, marker="o", ms=4, color=colour, label=label)
+            ideal = line[0].per_second / line[0].processes
             axes.plot(x, [ideal * count for count in x], color=GREY, ls=":", lw=1)
         counts = sorted({speed.processes for line in lines.values() for speed in line})
         axes.set_xscale("log", base=2)
@@ -288,12 +294,8 @@ def _scaling(speeds: list[Speed]) -> Figure:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_xlabel("processes")
-        axes.set_ylabel("images/s")
+        axes.set_ylabel(f"{things}/s")
         axes.legend()
 
-    return _figure(
-        "scaling",
-        "Images per second against processes; dotted: each as fast as the fewest",
-        "Images per second against processes",
-        plot,
-    )
+    alt = f"{things.capitalize()} per second against processes"
+    return _figure("scaling", f"{alt}; dotted: each as fast as the fewest", alt, plot)

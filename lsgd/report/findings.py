@@ -1,8 +1,9 @@
 """All that a report says, before it is put into words: computed once, written in three forms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from lsgd.errors import Refused
 from lsgd.recipe.study import Study
 from lsgd.report.claims import Decision, decide
 from lsgd.report.groups import Group, group_runs, group_study
@@ -10,6 +11,7 @@ from lsgd.report.ladder import Ladder, find_ladders
 from lsgd.report.search import LeftOut
 from lsgd.report.speed import Speed, measure
 from lsgd.report.verdict import Verdict, judge
+from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.read import Run
 
 
@@ -18,6 +20,8 @@ class Findings:
     """The findings on some runs, for a study or without one."""
 
     study: Study | None
+    metric: Metric
+    """The metric of all runs."""
     groups: list[Group]
     verdicts: list[Verdict]
     """The verdict on each group, in their order."""
@@ -33,6 +37,21 @@ class Findings:
     def runs(self) -> list[Run]:
         """The runs that count, and the repeats of their seeds."""
         return [run for group in self.groups for run in (*group.runs, *group.repeats)]
+
+    @property
+    def sets(self) -> list[str]:
+        """The other evaluation sets of its runs, whose numbers stand beside; mostly none."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.sets[1:]))
+
+    @property
+    def things(self) -> str:
+        """What the speeds of its runs count, such as images."""
+        return " or ".join(dict.fromkeys(run.things for run in self.runs if run.things))
+
+    @property
+    def examples(self) -> str:
+        """What a minibatch is made of, in words."""
+        return "images" if self.things in ("images", "") else "examples"
 
     @property
     def counted(self) -> int:
@@ -58,11 +77,17 @@ def find(
     study: Study | None,
     words: Sequence[str] = (),
 ) -> Findings:
-    """The findings on these runs; `words` change the recipes of the study."""
+    """The findings on these runs; `words` change the recipes of the study.
+
+    Raises Refused if the runs that count are of different metrics.
+    """
     groups, more = group_study(study, runs, words) if study else group_runs(runs)
+    metric = _metric(groups)
+    groups = [replace(group, metric=metric) for group in groups]
     by_name = {group.recipe.name: group for group in groups}
     return Findings(
         study=study,
+        metric=metric,
         groups=groups,
         verdicts=[judge(group) for group in groups],
         baseline=by_name[study.baseline] if study else _reference(groups),
@@ -71,6 +96,17 @@ def find(
         speeds=measure(groups),
         left_out=[*left_out, *more],
     )
+
+
+def _metric(groups: Sequence[Group]) -> Metric:
+    runs = [run for group in groups for run in (*group.runs, *group.repeats)]
+    for run in runs:
+        if run.metric != runs[0].metric:
+            raise Refused(
+                f"{runs[0].path} is a run of {runs[0].metric.words} and {run.path} one of "
+                f"{run.metric.words}, which cannot be compared; give runs of one of them"
+            )
+    return runs[0].metric if runs else TOP1
 
 
 def _reference(groups: Sequence[Group]) -> Group | None:

@@ -1,4 +1,4 @@
-"""Runs grouped by recipe: those that differ in nothing but the seed are samples of one error."""
+"""Runs grouped by recipe: those that differ in nothing but the seed are samples of one number."""
 
 import json
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from lsgd.recipe.study import Study
 from lsgd.report.search import LeftOut
 from lsgd.report.welch import Sample, sample
 from lsgd.rules import schedule
+from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.read import Run
 
 
@@ -30,19 +31,31 @@ class Group:
     """The run that counts for each seed, finished or diverged, by seed."""
     repeats: list[Run] = field(default_factory=list)
     """More runs of the same seeds; they do not count, as they are not independent."""
+    metric: Metric = TOP1
+    """The metric of all runs of the report."""
 
     @property
     def sample(self) -> Sample | None:
-        """The errors of its finished runs; None if there are none."""
-        errors = [run.error for run in self.runs if run.finished]
-        return sample(errors) if errors else None
+        """The numbers of its finished runs; None if there are none."""
+        numbers = [run.number for run in self.runs if run.finished]
+        return sample(numbers) if numbers else None
+
+    def sample_on(self, evaluation_set: str) -> Sample | None:
+        """The numbers on an evaluation set of its finished runs; None if there are none."""
+        numbers = [run.number_on(evaluation_set) for run in self.runs if run.finished]
+        known = [number for number in numbers if number is not None]
+        return sample(known) if known else None
 
     @property
     def claimed(self) -> Sample | None:
-        """The errors that decide claims: those of all its runs, with chance for a diverged one."""
-        guess = chance(self.recipe)
-        errors = [run.error if run.finished else guess for run in self.runs]
-        return sample(errors) if errors else None
+        """The numbers that decide claims: those of all its runs, a guess for a diverged one."""
+        numbers = [run.number if run.finished else self.guess for run in self.runs]
+        return sample(numbers) if numbers else None
+
+    @property
+    def guess(self) -> float:
+        """The number of guessing, with which a diverged run counts in claims."""
+        return self.metric.guess(self.recipe.data.classes)
 
     @property
     def diverged(self) -> int:
@@ -65,11 +78,6 @@ class Group:
             reference_batch=rule.reference_batch,
             scaling=rule.scaling,
         )
-
-
-def chance(recipe: Recipe) -> float:
-    """Top-1 error of guessing, in percent, with which a diverged run counts in claims."""
-    return 100 * (1 - 1 / recipe.data.classes)
 
 
 def trajectory(recipe: Recipe) -> dict[str, Any]:
@@ -171,7 +179,7 @@ def _done(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
         if run.finished or (run.diverged is not None and not run.recipe.rehearse):
             done.append(run)
         elif run.recipe.rehearse:
-            left_out.append(LeftOut(run.path, "a rehearsal: its errors mean nothing"))
+            left_out.append(LeftOut(run.path, f"a rehearsal: its {run.metric.plural} mean nothing"))
         elif not run.rows:
             left_out.append(LeftOut(run.path, "empty: metrics.jsonl has no rows"))
         else:

@@ -1,4 +1,4 @@
-"""Figure 1: the same recipe at several minibatches, and the elbow where the error leaves the
+"""Figure 1: the same recipe at several minibatches, and the elbow where their number leaves the
 baseline's."""
 
 import json
@@ -11,7 +11,7 @@ from lsgd.report.groups import Group, trajectory
 from lsgd.report.welch import difference
 
 WITHIN = 0.5
-"""Points of error that count as no worse, where a study does not say how many."""
+"""The difference that counts as no worse, where a study does not say how many."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Ladder:
     groups: list[Group]
     baseline: Group
     within: float
-    """Points of error above the baseline that count as no worse."""
+    """The difference from the baseline that counts as no worse."""
 
     @property
     def equal(self) -> list[Group]:

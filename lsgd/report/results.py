@@ -9,19 +9,25 @@ from lsgd.errors import Refused
 from lsgd.report.blocks import printable
 from lsgd.report.claims import FAILS, HOLDS, OPEN
 from lsgd.report.wording import NONE, count
+from lsgd.rules.metric import METRICS, TOP1, Metric
 from lsgd.tables import markdown
 
 BEGIN, END = "<!-- results, by make results -->", "<!-- end of results -->"
 
 
 def results_table(results: Path) -> str:
-    """One row for each recipe of each folder, the newest folder last."""
-    rows = [
-        row
-        for path in sorted(results.glob("*/summary.json"))
-        for row in _rows(path.parent, json.loads(path.read_text(encoding="utf-8")))
-    ]
-    head = ["study", "run", "top-1 error, %", "seeds", "published, %", "verdict"]
+    """A table for each metric, with one row for each recipe of each folder, the newest last."""
+    rows: dict[Metric, list[list[str]]] = {}
+    for path in sorted(results.glob("*/summary.json")):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        metric = METRICS[summary.get("metric", TOP1.name)]
+        rows.setdefault(metric, []).extend(_rows(path.parent, summary, metric))
+    return "\n\n".join(_table(metric, rows.get(metric, [])) for metric in rows or [TOP1])
+
+
+def _table(metric: Metric, rows: list[list[str]]) -> str:
+    number, published = metric.heading(metric.words), metric.heading("published")
+    head = ["study", "run", number, "seeds", published, "verdict"]
     return markdown(head, [list(map(printable, row)) for row in rows])
 
 
@@ -45,23 +51,25 @@ def write_table(readme: Path) -> None:
         file.write(new.encode())
 
 
-def _rows(folder: Path, summary: dict[str, Any]) -> list[list[str]]:
+def _rows(folder: Path, summary: dict[str, Any], metric: Metric) -> list[list[str]]:
     partial = (
         f", partial: {summary['runs']} of {summary['runs_asked']} runs"
         if summary["partial"]
         else ""
     )
-    firsts = [f"[{summary['title']}](results/{folder.name}/README.md){partial}", _verdict(summary)]
+    firsts = [
+        f"[{summary['title']}](results/{folder.name}/README.md){partial}",
+        _verdict(summary, metric),
+    ]
     rows: list[list[str]] = []
     for recipe in summary["recipes"]:
         title, verdict = firsts if not rows else ("", "")
-        rows.append(
-            [title, recipe["label"], _error(recipe), _seeds(recipe), _published(recipe), verdict]
-        )
+        published = _published(recipe, metric)
+        rows.append([title, recipe["label"], _number(recipe), _seeds(recipe), published, verdict])
     return rows
 
 
-def _error(recipe: dict[str, Any]) -> str:
+def _number(recipe: dict[str, Any]) -> str:
     parts = []
     if recipe["mean"] is not None:
         spread = f" ± {recipe['std']:.2f}" if recipe["std"] is not None else ""
@@ -75,24 +83,24 @@ def _seeds(recipe: dict[str, Any]) -> str:
     text = f"{recipe['n']}"
     if recipe["repeats"]:
         text += f"; {count(len(recipe['repeats']), 'repeat')}"
-    errors = [error for error in recipe["repeats"] if error is not None]
-    if errors:
-        ends = sorted({f"{min(errors):.2f}", f"{max(errors):.2f}"}, key=float)
+    numbers = [number for number in recipe["repeats"] if number is not None]
+    if numbers:
+        ends = sorted({f"{min(numbers):.2f}", f"{max(numbers):.2f}"}, key=float)
         text += f", {' to '.join(ends)}"
-    if len(errors) < len(recipe["repeats"]):
-        text += f", {len(recipe['repeats']) - len(errors)} diverged"
+    if len(numbers) < len(recipe["repeats"]):
+        text += f", {len(recipe['repeats']) - len(numbers)} diverged"
     return text
 
 
-def _published(recipe: dict[str, Any]) -> str:
+def _published(recipe: dict[str, Any], metric: Metric) -> str:
     published = recipe["published"]
     if not published:
         return NONE
     spread = f" ± {published['std']:.2f}" if published["std"] is not None else ""
-    return f"{published['top1_error']:.2f}{spread}, {recipe['verdict']}"
+    return f"{published[metric.name]:.2f}{spread}, {recipe['verdict']}"
 
 
-def _verdict(summary: dict[str, Any]) -> str:
+def _verdict(summary: dict[str, Any], metric: Metric) -> str:
     outcomes = [claim["outcome"] for claim in summary["claims"]]
     words = {HOLDS: "hold", FAILS: "do not hold", OPEN: "not resolved"}
     counts = ", ".join(f"{outcomes.count(outcome)} {word}" for outcome, word in words.items())
@@ -105,5 +113,5 @@ def _verdict(summary: dict[str, Any]) -> str:
     ]
     decided = "; ".join([*claims, *elbows])
     if decided and any(recipe["diverged"] for recipe in summary["recipes"]):
-        decided += " (where a diverged run counts with the error of guessing)"
+        decided += f" (where a diverged run counts with the {metric.noun} of guessing)"
     return decided or NONE

@@ -1,4 +1,4 @@
-"""Images per second and scaling efficiency, as the runs wrote them down."""
+"""Speed and scaling efficiency, as the runs wrote them down."""
 
 import re
 import statistics
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lsgd.recipe import Recipe
 from lsgd.report.groups import Group
 from lsgd.run.read import Run
-from lsgd.run.rows import Row, number
+from lsgd.run.rows import PER_SECOND, Row, number
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Speed:
     processes: int
     hardware: str
     """The device, and the settings that decide how fast it is."""
-    images_per_second: float
-    """Images per second: median over the epochs of all runs."""
+    per_second: float
+    """What the runs count, such as images, per second: median over the epochs of all runs."""
     slowest: float
-    """Images per second of the slowest epoch."""
+    """The speed of the slowest epoch."""
     fastest: float
-    """Images per second of the fastest epoch."""
+    """The speed of the fastest epoch."""
     efficiency: float | None
-    """Images/s per process, as a share of those of the fewest processes of this recipe on this
+    """The speed per process, as a share of that of the fewest processes of this recipe on this
     hardware; None for these."""
 
 
@@ -49,13 +49,14 @@ def measure(groups: Sequence[Group]) -> list[Speed]:
 
 
 def _epochs(run: Run) -> list[tuple[tuple[str, int], float]]:
-    """Where each epoch was trained, and its images per second."""
+    """Where each epoch was trained, and its speed."""
+    key = run.things + PER_SECOND
     where, speeds = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
     for row in run.rows:
         if row["kind"] == "start":
             hardware, processes = place(row)
             where = f"{hardware}; {_execution(run.recipe)}", processes
-        speed = number(row, "images_per_second")
+        speed = number(row, key)
         if row["kind"] == "epoch" and speed:
             speeds.append((where, speed))
     return speeds

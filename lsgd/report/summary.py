@@ -10,6 +10,7 @@ from lsgd.report.groups import Group
 from lsgd.report.speed import place
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import Difference
+from lsgd.rules.metric import TOP1
 from lsgd.run.read import Run
 
 
@@ -18,6 +19,8 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
     study = findings.study
     return {
         "title": title_of(findings),
+        # Older summaries, which have no metric, are of this one.
+        **({} if findings.metric == TOP1 else {"metric": findings.metric.name}),
         "study": study.name if study else None,
         "question": study.question if study else None,
         "partial": findings.partial,
@@ -66,12 +69,12 @@ def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
         "lr": group.lr,
         "n": len(group.runs),
         "diverged": group.diverged,
-        "errors": {str(run.recipe.seed): _error(run) for run in group.runs},
+        "errors": {str(run.recipe.seed): _number(run) for run in group.runs},
         "mean": sample.mean if sample else None,
         "std": sample.std if sample and sample.n > 1 else None,
-        "repeats": [_error(run) for run in group.repeats],
+        "repeats": [_number(run) for run in group.repeats],
         "published": (
-            {"top1_error": target.top1_error, "std": target.std, "source": target.source}
+            {target.metric.name: target.number, "std": target.std, "source": target.source}
             if target
             else None
         ),
@@ -81,9 +84,9 @@ def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _error(run: Run) -> float | None:
-    """The error of a run in percent; None if it diverged."""
-    return run.error if run.finished else None
+def _number(run: Run) -> float | None:
+    """The number of a run; None if it diverged."""
+    return run.number if run.finished else None
 
 
 def _difference(gap: Difference | None) -> dict[str, float | None] | None:

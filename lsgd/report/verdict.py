@@ -12,12 +12,12 @@ PAPER_RUNS = 5
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the errors of one recipe stand to its published number."""
+    """How the numbers of one recipe stand to its published one."""
 
     word: str
     """One of: inside, outside, not comparable, none published."""
     difference: Difference | None = None
-    """Our error less the published one, where the two can be compared."""
+    """Our number less the published one, where the two can be compared."""
     reasons: tuple[str, ...] = ()
     """The reasons why the two cannot be compared."""
 
@@ -33,13 +33,14 @@ def judge(group: Group) -> Verdict:
     reasons = (*_of_the_recipe(group.recipe, group.published), *_of_the_runs(group, target))
     if reasons or group.sample is None or target.std is None:
         return Verdict("not comparable", reasons=reasons)
-    gap = difference(group.sample, Sample(PAPER_RUNS, target.top1_error, target.std))
+    gap = difference(group.sample, Sample(PAPER_RUNS, target.number, target.std))
     return Verdict("inside" if gap.low <= 0 <= gap.high else "outside", gap)
 
 
 def target_of(group: Group) -> Target | None:
-    """The published number of the recipe that the group is held against, if there is one."""
-    return group.published.target if group.published else None
+    """The published number that the group is held against, if there is one of its metric."""
+    target = group.published.target if group.published else None
+    return target if target and target.metric == group.metric else None
 
 
 def _of_the_recipe(ours: Recipe, theirs: Recipe) -> list[str]:

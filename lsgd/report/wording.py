@@ -3,32 +3,34 @@
 import math
 
 from lsgd.report.groups import Group
-from lsgd.report.welch import Difference
+from lsgd.report.welch import Difference, Sample
 from lsgd.run.read import Run
 
 NONE = "–"
 """The sign for a missing value."""
 
 
+def mean_and_std(sample: Sample) -> str:
+    """The mean of a sample and its standard deviation, where there is one."""
+    return f"{sample.mean:.2f}" if sample.n < 2 else f"{sample.mean:.2f} ± {sample.std:.2f}"
+
+
 def spread(group: Group) -> str:
-    """Mean error in percent of the finished runs and its standard deviation, where there is one,
-    and how many runs diverged."""
-    sample = group.sample
-    parts = []
-    if sample:
-        parts = [f"{sample.mean:.2f}" if sample.n < 2 else f"{sample.mean:.2f} ± {sample.std:.2f}"]
+    """Mean number of the finished runs and its standard deviation, where there is one, and how
+    many runs diverged."""
+    parts = [mean_and_std(group.sample)] if group.sample else []
     if group.diverged:
         parts.append(f"{group.diverged} of {len(group.runs)} diverged")
     return ", ".join(parts) or NONE
 
 
-def error_of(run: Run) -> str:
-    """The error of a run that has ended, in words."""
-    return f"{run.error:.2f} %" if run.finished else "diverged"
+def number_of(run: Run) -> str:
+    """The number of a run that has ended, in words."""
+    return run.metric.amount(run.number) if run.finished else "diverged"
 
 
 def signed(value: float) -> str:
-    """A difference in points, with a minus sign that is as wide as the plus."""
+    """A difference, with a minus sign that is as wide as the plus."""
     return f"{round(value, 2) or 0.0:+.2f}".replace("-", "−")
 
 

@@ -4,10 +4,14 @@ No torch is needed to know it. The first evaluation set of a workload is named v
 are `val_loss`, `val_top1_error`, … in rows and checkpoints.
 """
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+FIRST_SET = "val"
+"""The name of the evaluation set that the number of a run is of."""
 
 
 @dataclass(frozen=True)
@@ -17,14 +21,31 @@ class Metric:
     name: str
     """The key of the rate, behind the name of an evaluation set: val_NAME."""
     words: str
+    """What it is called in a text; the last word is the noun."""
+    plural: str
+    """The plural of the noun."""
+    guess: Callable[[int], float]
+    """The rate of guessing among so many classes that are equally likely."""
     unit: str = ""
     last_epochs: int = 1
     """The number of a run is the median over so many of its last evaluated epochs."""
+    note: str = ""
+    """What a report adds to the definition of the number: its source, or how it is taken."""
 
     @property
     def key(self) -> str:
         """The key of the rate of the first evaluation set."""
-        return f"val_{self.name}"
+        return f"{FIRST_SET}_{self.name}"
+
+    @property
+    def noun(self) -> str:
+        """The last word of its name: error, perplexity."""
+        return self.words.split()[-1]
+
+    @property
+    def highest(self) -> float | None:
+        """The highest value that there can be: 100 of a percentage; None without a limit."""
+        return 100 if self.unit == "%" else None
 
     @property
     def whose(self) -> str:
@@ -33,15 +54,62 @@ class Metric:
             return "of the last epoch"
         return f"median of the last {self.last_epochs} epochs"
 
-    def amount(self, value: float) -> str:
-        """A value of this rate with its unit.
+    @property
+    def definition(self) -> str:
+        """What the number of a run is, in words.
 
-        >>> METRICS["top1_error"].amount(23.5)
-        '23.50 %'
+        >>> METRICS["perplexity"].definition
+        'validation perplexity of its last epoch'
         """
-        return f"{value:.2f} {self.unit}".rstrip()
+        text = f"{self.on('validation')} of its last epoch"
+        if self.last_epochs > 1:
+            text = f"median {self.on('validation')} of its last {self.last_epochs} epochs"
+        return f"{text} {self.note}".rstrip()
 
-    def number(self, rates: Mapping[int, Mapping[str, Any]]) -> float:
+    def on(self, evaluation_set: str) -> str:
+        """The words for the rate of an evaluation set.
+
+        >>> METRICS["top1_error"].on("validation"), METRICS["perplexity"].on("test")
+        ('top-1 validation error', 'test perplexity')
+        """
+        return " ".join([*self.words.split()[:-1], evaluation_set, self.noun])
+
+    def amount(self, value: float, std: float | None = None) -> str:
+        """A value of this rate, or a mean and its standard deviation, with the unit.
+
+        >>> METRICS["top1_error"].amount(23.5), METRICS["perplexity"].amount(120, 2)
+        ('23.50 %', '120.00 ± 2.00')
+        """
+        spread = "" if std is None else f" ± {std:.2f}"
+        return f"{value:.2f}{spread} {self.unit}".rstrip()
+
+    def named(self, value: float) -> str:
+        """A value of this rate behind its name.
+
+        >>> METRICS["top1_error"].named(23.5)
+        'top-1 error 23.50 %'
+        """
+        return f"{self.words} {self.amount(value)}"
+
+    def points(self, difference: str) -> str:
+        """A difference of two values with its unit: percentages differ by points.
+
+        >>> METRICS["top1_error"].points("+0.50"), METRICS["perplexity"].points("+3.00")
+        ('+0.50 points', '+3.00')
+        """
+        return f"{difference} points" if self.unit == "%" else f"{difference} {self.unit}".rstrip()
+
+    def heading(self, words: str) -> str:
+        """The words over a column, or along an axis, of values of this rate.
+
+        >>> METRICS["top1_error"].heading("paper"), METRICS["perplexity"].heading("paper")
+        ('paper, %', 'paper')
+        """
+        return f"{words}, {self.unit}" if self.unit else words
+
+    def number(
+        self, rates: Mapping[int, Mapping[str, Any]], evaluation_set: str = FIRST_SET
+    ) -> float:
         """The number of a run of which these are the rates of each epoch, by its number from 1.
 
         Not every epoch need have been evaluated, but one must.
@@ -50,19 +118,36 @@ class Metric:
         >>> METRICS["top1_error"].number({i: {"val_top1_error": e} for i, e in enumerate(errors)})
         8.5
         """
-        key = self.key
+        key = f"{evaluation_set}_{self.name}"
         values: list[float] = [rates[epoch][key] for epoch in sorted(rates) if key in rates[epoch]]
         return statistics.median(values[-self.last_epochs :])
 
 
+# Goyal et al. 2017: the median error of the last 5 epochs.
+_GOYAL = "(section 5.1 of the paper), on one central view of every image"
 METRICS = {
-    each.name: each
-    for each in (
-        Metric("loss", "loss"),
-        # Goyal et al. 2017, section 5.1: the median error of the last 5 epochs.
-        Metric("top1_error", "top-1 error", "%", last_epochs=5),
-        Metric("top5_error", "top-5 error", "%", last_epochs=5),
-        Metric("perplexity", "perplexity"),
+    metric.name: metric
+    for metric in (
+        Metric("loss", "loss", "losses", guess=math.log),
+        Metric(
+            "top1_error",
+            "top-1 error",
+            "errors",
+            guess=lambda classes: 100 * (1 - 1 / classes),
+            unit="%",
+            last_epochs=5,
+            note=_GOYAL,
+        ),
+        Metric(
+            "top5_error",
+            "top-5 error",
+            "errors",
+            guess=lambda classes: 100 * (1 - min(5, classes) / classes),
+            unit="%",
+            last_epochs=5,
+            note=_GOYAL,
+        ),
+        Metric("perplexity", "perplexity", "perplexities", guess=float),
     )
 }
 """All rates by their names; a run of which nothing else is known is of TOP1."""

@@ -2,18 +2,18 @@
 
 import math
 import sys
-from typing import Any
+from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from lsgd.rules.metric import TOP1
-from lsgd.run.rows import Row
+from lsgd.rules.metric import FIRST_SET, METRICS, Metric
+from lsgd.run.rows import PER_SECOND, Row, things
 
 
 class Console:
     """A progress bar with the time left on a terminal, plain lines elsewhere."""
 
-    def __init__(self, first_step: int, total_steps: int) -> None:
+    def __init__(self, first_step: int, total_steps: int, metric: Metric) -> None:
         self.bar = tqdm(
             total=total_steps,
             initial=first_step,
@@ -22,13 +22,12 @@ class Console:
             disable=not sys.stderr.isatty(),
         )
         self.total_steps = total_steps
+        self.metric = metric
 
     def show(self, kind: str, step: int, row: Row) -> None:
         """Show a row: epochs as lines, steps as the bar's, or as lines where there is no bar."""
         if kind == "train":
-            text = "lr {lr:.4g}  loss {loss:.3f}  {images_per_second:.0f} images/s".format_map(
-                _Shown(row)
-            )
+            text = f"lr {_shown(row, 'lr'):.4g}  loss {_shown(row, 'loss'):.3f}  {_speed(row)}"
             if self.bar.disable:
                 print(
                     f"step {step}/{self.total_steps}  epoch {row['epoch']:.2f}  {text}", flush=True
@@ -36,14 +35,25 @@ class Console:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(step - self.bar.n)
         if kind == "epoch":
-            errors = (
-                "top-1 error {val_top1_error:.2f} % (train {train_top1_error:.2f} %), top-5 error "
-                "{val_top5_error:.2f} %"
-                if TOP1.key in row
-                else "not evaluated (train {train_top1_error:.2f} %)"
-            )
-            line = f"epoch {{epoch}}: {errors}, {{images_per_second:.0f}} images/s"
-            self.say(line.format_map(_Shown(row)))
+            self.say(f"epoch {row['epoch']}: {', '.join([*self._rates(row), _speed(row)])}")
+
+    def _rates(self, row: Row) -> Iterator[str]:
+        """The metric, then the other rates of all evaluation sets but their losses, in words."""
+        metric = self.metric
+        trained = f"(train {metric.amount(_shown(row, f'train_{metric.name}'))})"
+        if metric.key in row:
+            yield f"{metric.named(_shown(row, metric.key))} {trained}"
+        else:
+            yield f"not evaluated {trained}"
+        for key in row:
+            evaluation_set, _, name = key.partition("_")
+            if evaluation_set == "train" or name in ("", "loss") or name not in METRICS:
+                continue
+            rate = METRICS[name]
+            if evaluation_set != FIRST_SET:
+                yield f"{rate.on(evaluation_set)} {rate.amount(_shown(row, key))}"
+            elif key != metric.key:
+                yield rate.named(_shown(row, key))
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar if there is one."""
@@ -55,9 +65,11 @@ class Console:
         self.bar.close()
 
 
-class _Shown(dict[str, Any]):
-    """A row in which null prints as nan."""
+def _speed(row: Row) -> str:
+    counted = things(row)
+    return f"{_shown(row, counted + PER_SECOND):.0f} {counted}/s"
 
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        return math.nan if value is None else value
+
+def _shown(row: Row, key: str) -> float:
+    """The number under this key; null prints as nan."""
+    return math.nan if row[key] is None else float(row[key])

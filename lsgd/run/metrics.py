@@ -24,7 +24,7 @@ from lsgd.recipe import Recipe
 from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
-from lsgd.run.rows import Row, damaged_line, read_rows
+from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
 from lsgd.tally import Scores, State, difference
 
 Reading = tuple[State, float, float]
@@ -112,7 +112,7 @@ class RunLog(Log):
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, run.recipe.examples)
-        self.console = Console(run.next_step, run.recipe.total_steps)
+        self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
         """Write down recipe, machine, host, commit and versions, as a row and as lines."""
@@ -216,7 +216,7 @@ class Meter:
         # A run that had to leave in an evaluation resumes with nothing left of the epoch.
         speed = count / seconds if count else math.nan
         kind = self.run.workload.counts[0]
-        return {f"{kind}_per_second": speed, "data_wait": (now[2] - before[2]) / seconds}
+        return {f"{kind}{PER_SECOND}": speed, "data_wait": (now[2] - before[2]) / seconds}
 
 
 def _set_damaged_aside(path: Path) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import TOP1
-from lsgd.run.rows import Row, damaged_line, number, read_rows
+from lsgd.rules.metric import FIRST_SET, METRICS, TOP1, Metric
+from lsgd.run.rows import Row, damaged_line, number, read_rows, things
 
 
 class NotARun(Exception):
@@ -78,9 +78,33 @@ class Run:
         return f"{len(self.epochs)} of {self.recipe.epochs} epochs done"
 
     @property
-    def error(self) -> float:
-        """Median of the last 5 top-1 validation errors so far, in percent (section 5.1)."""
-        return TOP1.number(self.epochs)
+    def metric(self) -> Metric:
+        """The metric of the run, which its start names; older runs name none and are of TOP1."""
+        return METRICS[self.start.get("metric", TOP1.name)]
+
+    @property
+    def number(self) -> float:
+        """The number of the run, as its metric makes it of the epochs so far."""
+        return self.metric.number(self.epochs)
+
+    @property
+    def sets(self) -> list[str]:
+        """The names of the evaluation sets: the first, of which the number is, then all others."""
+        ending = f"_{self.metric.name}"
+        keys = [key for row in self.epochs.values() for key in row if key.endswith(ending)]
+        names = dict.fromkeys([FIRST_SET, *(key.removesuffix(ending) for key in keys)])
+        return [name for name in names if name != "train"]
+
+    def number_on(self, evaluation_set: str) -> float | None:
+        """The number on any evaluation set; None if the run has never been evaluated on it."""
+        if evaluation_set not in self.sets:
+            return None
+        return self.metric.number(self.epochs, evaluation_set)
+
+    @property
+    def things(self) -> str:
+        """What its speeds count, such as images; empty before the first speed is written."""
+        return next((counted for row in self.rows if (counted := things(row))), "")
 
     def of_kind(self, kind: str) -> list[Row]:
         """The rows of this kind."""
@@ -108,9 +132,17 @@ def read_run(path: Path) -> Run:
     if not all(map(_written_by_lsgd, rows)):
         raise NotARun("metrics.jsonl has rows that lsgd did not write")
     run = Run(path, recipe, rows)
+    name = run.start.get("metric", TOP1.name)
+    if name not in list(METRICS):
+        raise NotARun(
+            f"metrics.jsonl is of the metric {name}, and this lsgd knows {', '.join(METRICS)}"
+        )
+    keys = [f"{evaluation_set}_{run.metric.name}" for evaluation_set in run.sets]
     for epoch, row in run.epochs.items():
-        if number(row, TOP1.key) is None and (TOP1.key in row or epoch == recipe.epochs):
-            raise NotARun(f"metrics.jsonl has no number for {TOP1.key} of epoch {epoch}")
+        needed = [key for key in keys if key in row or epoch == recipe.epochs]
+        for key in needed:
+            if number(row, key) is None:
+                raise NotARun(f"metrics.jsonl has no number for {key} of epoch {epoch}")
     if run.epoch > recipe.epochs:
         raise NotARun(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run

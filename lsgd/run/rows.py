@@ -9,6 +9,9 @@ Row = dict[str, Any]
 """`kind` (start, train, epoch, warning, diverged), `step` (steps of the run made until then), and
 the values of that kind."""
 
+PER_SECOND = "_per_second"
+"""The end of the key of a speed, such as images_per_second."""
+
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl, none if it is not there.
@@ -37,6 +40,15 @@ def number(row: Row, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def things(row: Row) -> str:
+    """What the speed of this row counts, such as images; empty if it has no speed.
+
+    >>> things({"step": 3, "images_per_second": 900.0, "data_wait": 0.1})
+    'images'
+    """
+    return next((key.removesuffix(PER_SECOND) for key in row if key.endswith(PER_SECOND)), "")
 
 
 def _lines(path: Path) -> list[str]:

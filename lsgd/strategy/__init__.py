@@ -61,7 +61,7 @@ class Strategy(Protocol):
         """Make the backward pass of a loss that is summed over its examples."""
 
     def give(self, task: Task) -> None:
-        """End a task: its update, once the parts have moved, or its part of one.
+        """End a task: its update, after which the parts move, or its part of one.
 
         Raises Diverged if the loss or a gradient of a step before was not finite, and PeerLost.
         """
@@ -70,9 +70,10 @@ class Strategy(Protocol):
         """Raise Preempted, after the same step on all processes, if any was told to leave."""
 
     def settle(self) -> None:
-        """Wait until nothing is under way: model, momentum and parts are whole on every process.
+        """Make model, momentum and parts whole on every process, to evaluate or save them.
 
-        Called before each evaluation and save, by all processes. Raises Diverged.
+        All processes call it. What workers have read and not yet given stays with them. Raises
+        Diverged.
         """
 
     def state(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lsgd.rules import optim, sampler
 from lsgd.strategy import Task
 from lsgd.strategy.guard import Guard
 from lsgd.strategy.reducer import Reducer
+from lsgd.strategy.tasks import synchronous_tasks
 from lsgd.workloads import Workload
 
 
@@ -37,27 +38,8 @@ class AllReduce:
         self.next_step = 0
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """The hosted workers' part of each step; kn examples are the next of the epoch's order."""
-        recipe, order, weights = self.recipe, self.workload.order(epoch), self.workload.weights
-        for step in steps:
-            of_epoch = step % recipe.steps_per_epoch
-            begin = of_epoch * recipe.batch_size
-            examples = order[begin : begin + recipe.batch_size]
-            yield Task(
-                step,
-                divisor=len(examples) if weights is None else int(weights[examples].sum()),
-                # In a short last step only the first workers have examples.
-                active_workers=-(-len(examples) // recipe.worker_batch),
-                passes=sampler.step_passes(
-                    order,
-                    epoch=epoch,
-                    step=of_epoch,
-                    workers=recipe.workers,
-                    worker_batch=recipe.worker_batch,
-                    hosted=self.hosted,
-                    workers_per_pass=recipe.pass_workers,
-                ),
-            )
+        """The hosted workers' part of each step."""
+        return synchronous_tasks(self.recipe, self.workload, self.hosted, epoch, steps)
 
     def read(self, task: Task, *, leave: bool) -> None:
         """Clear the gradients; this process's copy of the model is up to date."""
@@ -73,10 +55,10 @@ class AllReduce:
         self._update(task)
 
     def _update(self, task: Task) -> None:
-        for part in self.parts:
-            part.end_step(task.active_workers)
         optim.set_lr(self.optimizer, self.recipe.lr(task.step))
         self.optimizer.step()  # which skips the update where found_inf is 1
+        for part in self.parts:
+            part.end_step(task.active_workers)
         self.next_step = task.step + 1
         self.guard.watch(task.step)  # reads the flags a step late, so the host never waits for them
 

@@ -87,8 +87,8 @@ class Work:
         taken = duration(time.monotonic() - began)
         run = trial.run
         if run and run.finished:
-            error = f"top-1 error {run.error:.2f} %"
-            self.say(number, trial, f"{error}, {taken}{self.estimate()}")
+            outcome = run.metric.named(run.number)
+            self.say(number, trial, f"{outcome}, {taken}{self.estimate()}")
         elif self.signals:
             self.say(number, trial, f"stopped, {run.state if run else 'before it was saved'}")
         else:

@@ -34,9 +34,9 @@ class Part(Protocol):
         """A pass of training begins, on this process."""
 
     def end_step(self, active_workers: int) -> None:
-        """A step has ended, of which so many workers of all had examples.
+        """The model has been updated by a step in which so many workers of all had examples.
 
-        Once per update, whatever the passes; also on a process without examples.
+        Called once per update, whatever the passes, also on a process without examples.
         """
 
     def settle(self, sum_: Sum) -> None:

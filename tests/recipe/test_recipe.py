@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lsgd.recipe import Target
+from lsgd.rules.metric import METRICS, TOP1
 
 EXECUTION = {
     "name", "target", "deviations", "replaced", "inputs.loader", "inputs.decoders",
@@ -123,11 +124,18 @@ def test_the_outcome_has_its_distance_to_the_published_number(error: float, dist
     """And no verdict, which takes several seeds."""
     recipe = changed(BASE, target=Target(23.74, 0.09, "table 1"))
     run = f"top-1 error {error:.2f} % (median of the last 5 epochs)"
-    assert recipe.outcome(error) == f"{run}; {distance} the published 23.74 ± 0.09 % (table 1)"
+    assert (
+        recipe.outcome(TOP1, error) == f"{run}; {distance} the published 23.74 ± 0.09 % (table 1)"
+    )
     side = f"{distance} the published 23.74 %"
-    assert changed(BASE, target=Target(23.74)).outcome(error) == f"{run}; {side}"
-    assert changed(BASE, target=None).outcome(error) == run
-    assert "published" not in changed(recipe, rehearse=True).outcome(error)
+    assert changed(BASE, target=Target(23.74)).outcome(TOP1, error) == f"{run}; {side}"
+    assert changed(BASE, target=None).outcome(TOP1, error) == run
+    assert "published" not in changed(recipe, rehearse=True).outcome(TOP1, error)
+
+
+def test_a_number_of_another_metric_is_not_held_against_the_published_one() -> None:
+    recipe = changed(BASE, target=Target(23.74, 0.09, "table 1"))
+    assert recipe.outcome(METRICS["perplexity"], 118.2) == "perplexity 118.20 (of the last epoch)"
 
 
 def test_an_error_on_other_data_is_not_held_against_the_published_number() -> None:
@@ -136,4 +144,4 @@ def test_an_error_on_other_data_is_not_held_against_the_published_number() -> No
         changed(recipe, data__name="fashion-mnist"),
         changed(recipe, inputs__loader="synthetic"),
     ):
-        assert other.outcome(8.0) == "top-1 error 8.00 % (median of the last 5 epochs)"
+        assert other.outcome(TOP1, 8.0) == "top-1 error 8.00 % (median of the last 5 epochs)"

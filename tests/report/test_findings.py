@@ -5,15 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.run_folders import finished, write_run
+from helpers.run_folders import finished, write_perplexity_run, write_run
 
 from lsgd import config
+from lsgd.errors import Refused
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.findings import Findings, find
 from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
 from lsgd.report.search import find_runs
 from lsgd.report.verdict import Verdict, judge
+from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run.read import Run
 
 
@@ -78,7 +80,7 @@ def test_of_the_same_seed_twice_the_first_that_ended_counts(tmp_path: Path) -> N
     findings = found(tmp_path)
     only = findings.groups[0]
     assert [run.path.relative_to(tmp_path).parts[0] for run in only.runs] == ["b", "d"]
-    assert [run.error for run in only.repeats] == [8.0, 16.0]
+    assert [run.number for run in only.repeats] == [8.0, 16.0]
     assert (findings.counted, only.diverged) == (2, 1)
 
 
@@ -94,6 +96,45 @@ def test_a_diverged_run_counts_as_chance_in_claims_and_not_in_the_mean(tmp_path:
     assert decision.difference
     assert decision.difference.mean == pytest.approx((8.1 + 8.2 + 90.0) / 3 - 8.1)  # ten classes
     assert decision.outcome == "not resolved"
+
+
+def test_a_perplexity_is_held_against_that_of_guessing_and_no_published_error(
+    tmp_path: Path,
+) -> None:
+    for seed in range(3):
+        for recipe, value in (("bs256", 120.0 + seed), ("bs512", 130.0)):
+            write_perplexity_run(
+                tmp_path / f"{recipe}-{seed}",
+                f"+recipe={recipe}",
+                seed=seed,
+                perplexities=[value] * (90 if (recipe, seed) != ("bs512", 2) else 1),
+                diverged=(recipe, seed) == ("bs512", 2),
+            )
+    claim = Claim("worse", "bs512", "worse_than", "bs256")
+    findings = found(tmp_path, study(claim, recipes=("bs256", "bs512")))
+    assert findings.metric is METRICS["perplexity"]
+    assert (findings.sets, findings.things, findings.examples) == (["test"], "tokens", "examples")
+    [decision] = findings.decisions
+    assert decision.difference
+    assert decision.difference.mean == pytest.approx((2 * 130 + 1000) / 3 - 121)  # 1000 classes
+    assert {verdict.word for verdict in findings.verdicts} == {"none published"}
+
+
+def test_runs_of_two_metrics_are_refused_where_both_count(tmp_path: Path) -> None:
+    """In a study too; one that is still under way is left out anyway."""
+    finished(tmp_path, "fashion_bs64", 0, 8.0)
+    words = "+recipe=fashion_bs2k"
+    other = write_perplexity_run(tmp_path / "p", words, perplexities=[120.0])
+    assert found(tmp_path).metric is TOP1
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "diverged", "step": 30, "text": "loss is nan"}\n')
+    for of in (None, study()):
+        with pytest.raises(Refused) as caught:
+            found(tmp_path, of)
+        assert str(caught.value) == (
+            f"{tmp_path}/fashion_bs64-seed0 is a run of top-1 error and {other} one of perplexity, "
+            "which cannot be compared; give runs of one of them"
+        )
 
 
 def test_what_is_left_out_of_a_study_says_why(tmp_path: Path) -> None:
@@ -119,7 +160,7 @@ def test_a_study_changed_by_words_has_the_runs_that_were_trained_with_them(tmp_p
     finished(tmp_path / "a", "fashion_bs64", 0, 8.0)
     finished(tmp_path / "b", "fashion_bs64", 0, 9.0, "optim.momentum=0.8")
     findings = find(*find_runs([tmp_path]), study(), ["optim.momentum=0.8"])
-    assert [run.error for run in group(findings, "fashion_bs64").runs] == [9.0]
+    assert [run.number for run in group(findings, "fashion_bs64").runs] == [9.0]
     assert [each.path.parent.name for each in findings.left_out] == ["a"]
 
 
@@ -266,7 +307,7 @@ def test_efficiency_is_against_the_fewest_processes_on_the_same_hardware(tmp_pat
         errors = [9.0] * 9
         write_run(tmp_path / name, words, more, errors=errors, machine=machine, speed=speed)
     speeds = found(tmp_path).speeds
-    assert [(each.processes, each.images_per_second, each.efficiency) for each in speeds] == [
+    assert [(each.processes, each.per_second, each.efficiency) for each in speeds] == [
         (1, 1000.0, None),
         (2, 1500.0, 0.75),
         (2, 4000.0, None),  # another layout, and nothing to compare it with
@@ -306,6 +347,6 @@ def test_hardware_is_what_a_run_says_of_its_device_and_not_what_it_timed(tmp_pat
         lines = [json.dumps(json.loads(start) | parts), *rows]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     speeds = found(tmp_path).speeds
-    assert [(each.processes, each.images_per_second) for each in speeds] == [(1, 1100), (2, 1650)]
+    assert [(each.processes, each.per_second) for each in speeds] == [(1, 1100), (2, 1650)]
     assert speeds[1].efficiency == pytest.approx(0.75)
     assert {each.hardware.partition("; workers")[0] for each in speeds} == {"H200; in memory"}

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from helpers.hidden import run_without
-from helpers.run_folders import finished, write_run
+from helpers.run_folders import finished, write_perplexity_run, write_run
 from PIL import Image
 
 from lsgd import config, files
@@ -103,6 +103,62 @@ def test_real_runs_give_the_numbers_that_were_written_down_by_hand(tmp_path: Pat
         errors.append(sorted(row["val_top1_error"] for row in epochs[-5:])[2])
     assert found["digits"]["mean"] == pytest.approx(sum(errors) / 4)
     assert found["digits"]["std"] == pytest.approx(statistics.stdev(errors))
+
+
+@pytest.fixture(scope="module")
+def made_of_perplexities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a study of three minibatches, with a run that has diverged."""
+    folder = tmp_path_factory.mktemp("perplexities")
+    for recipe, least in (("fashion_bs64", 110), ("fashion_bs1k", 120), ("fashion_bs2k", 130)):
+        for seed in range(3):
+            values = [least + 8 * left + seed for left in range(8, -1, -1)]
+            name = folder / "trials" / f"{recipe}-{seed}"
+            words = f"+recipe={recipe}"
+            diverged = recipe == "fashion_bs2k" and seed == 2
+            values = values[:2] if diverged else values
+            write_perplexity_run(name, words, seed=seed, perplexities=values, diverged=diverged)
+    return report([folder / "trials"], config.load_study("fashion_table1_warmup"), folder / "out")
+
+
+def test_a_report_on_perplexities_speaks_of_no_error_and_no_image(
+    made_of_perplexities: Path,
+) -> None:
+    for name in ("README.md", "index.html"):
+        text = (made_of_perplexities / name).read_text(encoding="utf-8")
+        for word in (
+            " %)",
+            "points",
+            "images",
+            "top-1",
+            "central view",
+            "ImageNet, is 8k",
+            "paper, ",
+        ):
+            assert word not in text.replace("(95 %)", ""), word
+        assert "error" not in text.lower()
+        for part in (
+            "Perplexities",
+            "111.00 ± 1.00",
+            "109.00 ± 1.00",
+            "test perplexity",
+            "130.50 ± 0.71, 1 of 3 diverged",
+            "+10.00 (+7.73 to +12.27), and at most 0.5 is claimed",
+            "counts with the perplexity of guessing: 10 with 10 classes.",
+            "tokens/s",
+            "5,000",
+            "Perplexity by epoch",
+            "Perplexity of a run: validation perplexity of its last epoch.",
+        ):
+            assert part in text, part
+    figure = (made_of_perplexities / "figure1.svg").read_text(encoding="utf-8")
+    for label in ("validation perplexity", "minibatch, examples", "baseline + 0.5<"):
+        assert label in figure
+    curves = (made_of_perplexities / "curves-fashion_bs1k.svg").read_text(encoding="utf-8")
+    assert ">perplexity<" in curves
+    assert ">150<" in curves  # the axis goes as far as the values
+    numbers = json.loads((made_of_perplexities / "summary.json").read_text(encoding="utf-8"))
+    assert numbers["metric"] == "perplexity"
+    assert numbers["recipes"][0]["errors"] == {"0": 110, "1": 111, "2": 112}
 
 
 def test_whatever_lies_there_is_left_out_with_a_reason(tmp_path: Path) -> None:
@@ -369,6 +425,17 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     assert command.main(words) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_runs_of_two_metrics_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished(tmp_path / "runs", "fashion_bs64", 0, 8.0)
+    words = "+recipe=fashion_bs1k"
+    write_perplexity_run(tmp_path / "runs" / "p", words, perplexities=[120.0] * 9)
+    assert command.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2
+    assert "is a run of top-1 error and" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("library", ["matplotlib", "scipy"])

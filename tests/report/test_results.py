@@ -1,9 +1,10 @@
 """The table of results in the README is what results/ says."""
 
+import json
 from pathlib import Path
 
 import pytest
-from helpers.run_folders import finished, write_run
+from helpers.run_folders import finished, write_perplexity_run, write_run
 
 from lsgd import config
 from lsgd.errors import Refused
@@ -53,6 +54,22 @@ def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
     assert "no minibatch above 64 is shown to be as good" in text
     write_table(readme)
     assert readme.read_text(encoding="utf-8") == text
+
+
+def test_runs_of_another_metric_have_a_table_of_their_own(tmp_path: Path) -> None:
+    finished(tmp_path / "a", "fashion_bs64", 0, 8.0)
+    words = "+recipe=fashion_bs64"
+    write_perplexity_run(tmp_path / "b" / "0", words, perplexities=[120.0] * 9)
+    for name in "ab":
+        report([tmp_path / name], None, tmp_path / "results" / name)
+    # Those of before have no metric, and are of the top-1 error.
+    assert "metric" not in json.loads((tmp_path / "results/a/summary.json").read_text())
+    errors, perplexities = results_table(tmp_path / "results").split("\n\n")
+    assert "| top-1 error, % | seeds | published, % |" in errors
+    assert "| fashion_bs64 |           8.00 |     1 |" in errors
+    assert "| perplexity | seeds | published |" in perplexities
+    assert "| fashion_bs64 |     120.00 |     1 |" in perplexities
+    assert len(errors.splitlines()) == len(perplexities.splitlines()) == 3
 
 
 def test_without_its_markers_the_readme_stays_as_it_is(tmp_path: Path) -> None:

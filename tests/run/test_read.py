@@ -5,16 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.run_folders import finished, write_run
+from helpers.run_folders import finished, write_perplexity_run, write_run
 
+from lsgd.rules.metric import METRICS, TOP1
 from lsgd.run.read import NotARun, read_run, trial_folder
+
+WORDS = "+recipe=fashion_bs64"
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
     run = read_run(finished(tmp_path, "fashion_bs64", 3, 8.0))
     assert run.finished
     assert run.state == "finished"
-    assert run.error == 8.0  # of 11, 7.5, 8, 8.5 and 7, not of all nine
+    assert run.number == 8.0  # of 11, 7.5, 8, 8.5 and 7, not of all nine
     assert run.recipe.seed == 3
     assert run.start["torch"] == "2.13.0"
 
@@ -23,7 +26,45 @@ def test_a_run_that_is_under_way_has_the_error_so_far(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", "+recipe=fashion_bs64", errors=[30.0, 20.0]))
     assert not run.finished
     assert run.state == "2 of 9 epochs done"
-    assert run.error == 25.0
+    assert run.number == 25.0
+
+
+def test_a_run_of_a_language_model_has_its_perplexity_for_a_number(tmp_path: Path) -> None:
+    """That of the last epoch on the first set; the start says so, not the rows."""
+    values = [300.0, 200.0, 150.0, 140.0, 130.0, 126.0, 124.0, 122.0, 120.0]
+    run = read_run(write_perplexity_run(tmp_path / "a", WORDS, perplexities=values))
+    assert run.metric is METRICS["perplexity"]
+    assert (run.finished, run.number) == (True, 120.0)
+    assert (run.sets, run.number_on("test"), run.number_on("dev")) == (["val", "test"], 118.0, None)
+    assert run.things == "tokens"
+
+
+def test_a_run_that_names_no_metric_is_of_the_top_1_error(tmp_path: Path) -> None:
+    """As all of 0.2.0 and before."""
+    run = read_run(finished(tmp_path, "fashion_bs64", 0, 8.0))
+    assert (run.metric, run.sets, run.things) == (TOP1, ["val"], "images")
+    named = write_perplexity_run(tmp_path / "a", WORDS, metric="top1_error")
+    assert read_run(named).metric is TOP1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"metric": "bleu"}, "of the metric bleu, and this lsgd knows loss, top1_error, top5_err"),
+        ({"metric": ["loss"]}, "metrics.jsonl is of the metric ['loss'], and this lsgd knows"),
+        ({"val_perplexity": None}, "metrics.jsonl has no number for val_perplexity of epoch 9"),
+        ({"test_perplexity": None}, "metrics.jsonl has no number for test_perplexity of epoch 9"),
+    ],
+)
+def test_a_run_whose_number_cannot_be_told_says_why(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    folder = write_perplexity_run(tmp_path / "a", WORDS, perplexities=[120.0] * 9)
+    first, *rows, last = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    write(folder, [first | change, *rows, last | change])
+    with pytest.raises(NotARun) as caught:
+        read_run(folder)
+    assert reason in str(caught.value)
 
 
 def test_a_run_need_not_be_evaluated_after_every_epoch(tmp_path: Path) -> None:
@@ -34,10 +75,10 @@ def test_a_run_need_not_be_evaluated_after_every_epoch(tmp_path: Path) -> None:
         row["val_top1_error"] = error
     write(folder, rows[:6])
     run = read_run(folder)
-    assert (run.state, run.finished, run.error) == ("6 of 9 epochs done", False, 20.0)
+    assert (run.state, run.finished, run.number) == ("6 of 9 epochs done", False, 20.0)
     write(folder, rows)
     run = read_run(folder)
-    assert (run.state, run.finished, run.error) == ("finished", True, 30.0)
+    assert (run.state, run.finished, run.number) == ("finished", True, 30.0)
 
 
 def test_a_run_whose_rows_are_lost_is_not_finished(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.run.rows import damaged_line, number, read_rows
+from lsgd.run.rows import damaged_line, number, read_rows, things
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,11 @@ def test_rows_end_at_the_first_damaged_line(
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == []
     assert damaged_line(tmp_path / "metrics.jsonl") is None
+
+
+def test_what_a_speed_counts_is_in_its_key() -> None:
+    assert things({"kind": "train", "step": 3, "tokens_per_second": None, "loss": 1.0}) == "tokens"
+    assert things({"kind": "start", "step": 0, "metric": "perplexity"}) == ""
 
 
 def test_a_number_is_finite_and_no_truth_value() -> None:

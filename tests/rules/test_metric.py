@@ -1,0 +1,74 @@
+"""What the number of a run is, whatever the rates are that its rows have besides."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsgd.rules.metric import METRICS, TOP1, Metric
+
+EPOCHS = st.dictionaries(st.integers(1, 99), st.floats(0, 100) | st.none(), min_size=1).filter(
+    lambda epochs: any(value is not None for value in epochs.values())
+)
+
+
+@given(EPOCHS, st.sampled_from(list(METRICS)))
+def test_the_number_is_of_the_last_evaluated_epochs_on_the_first_set(
+    epochs: dict[int, float | None], name: str
+) -> None:
+    """In whatever order the epochs are given, and with other rates and sets of other values."""
+    metric = METRICS[name]
+    rows = {
+        epoch: {
+            f"{other}_{rate}": -1.0 - epoch
+            for other in ("train", "val", "test")
+            for rate in METRICS
+            if (other, rate) != ("val", name)
+        }
+        for epoch in epochs
+    }
+    evaluated = {epoch: value for epoch, value in epochs.items() if value is not None}
+    for epoch, value in evaluated.items():
+        rows[epoch][metric.key] = value
+    last = sorted(evaluated[epoch] for epoch in sorted(evaluated)[-metric.last_epochs :])
+    middle = len(last) // 2
+    expected = last[middle] if len(last) % 2 else (last[middle - 1] + last[middle]) / 2
+    assert metric.number(rows) == expected
+    test = {epoch: row | {f"test_{name}": row.get(metric.key, 5.0)} for epoch, row in rows.items()}
+    if len(evaluated) == len(epochs):
+        assert metric.number(test, "test") == expected
+
+
+@given(st.integers(2, 100_000))
+def test_who_guesses_is_right_once_in_so_many(classes: int) -> None:
+    """Perplexity is the exponential of the loss; one of 5 guesses is right 5 times as often."""
+    loss, top1, top5, perplexity = (
+        METRICS[name].guess(classes) for name in ("loss", "top1_error", "top5_error", "perplexity")
+    )
+    assert math.exp(loss) == pytest.approx(perplexity) == classes
+    assert 100 - top1 == pytest.approx(100 / classes)
+    assert 100 - top5 == pytest.approx(min(100, 500 / classes))
+
+
+def test_what_a_number_is_of_in_words() -> None:
+    perplexity = METRICS["perplexity"]
+    assert [metric.whose for metric in (TOP1, perplexity)] == [
+        "median of the last 5 epochs",
+        "of the last epoch",
+    ]
+    assert TOP1.definition == (
+        "median top-1 validation error of its last 5 epochs (section 5.1 of the paper), on one "
+        "central view of every image"
+    )
+    assert (TOP1.highest, perplexity.highest) == (100, None)
+    assert perplexity.named(math.nan) == "perplexity nan"
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=list(METRICS))
+def test_a_rate_has_one_name_everywhere(metric: Metric) -> None:
+    """The first underscore of a key ends the name of the set, and the noun ends the words."""
+    assert METRICS[metric.name] is metric
+    assert metric.key.partition("_") == ("val", "_", metric.name)
+    assert metric.plural.startswith(metric.noun[:-1])
+    assert metric.on("test").replace("test ", "") == metric.words

@@ -1,0 +1,87 @@
+"""What a run shows of its rows, word by word."""
+
+from typing import Any
+
+import pytest
+
+from lsgd.rules.metric import METRICS, TOP1
+from lsgd.run.console import Console
+
+TRAIN = {"epoch": 0.5, "lr": 0.1, "gradient_norm": 2.0, "loss": 1.25}
+IMAGES = {
+    "epoch": 3, "lr": 0.1, "train_loss": 0.2, "train_top1_error": 6.0, "train_top5_error": 0.4,
+    "val_loss": 0.3, "val_top1_error": 7.3, "val_top5_error": 0.5, "images_per_second": 1999.6,
+    "data_wait": 0.1,
+}  # fmt: skip
+WORDS = {
+    "epoch": 3, "lr": 1.0, "train_loss": 4.7, "train_perplexity": 110.0, "val_loss": 4.8,
+    "val_perplexity": 120.1, "test_loss": 4.8, "test_perplexity": 118.2,
+    "tokens_per_second": 5000.0, "data_wait": 0.0,
+}  # fmt: skip
+
+
+def without(row: dict[str, Any], *beginnings: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not key.startswith(beginnings)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "row", "line"),
+    [
+        (
+            "top1_error",
+            IMAGES,
+            "epoch 3: top-1 error 7.30 % (train 6.00 %), top-5 error 0.50 %, 2000 images/s",
+        ),
+        (
+            "top1_error",
+            without(IMAGES, "val"),
+            "epoch 3: not evaluated (train 6.00 %), 2000 images/s",
+        ),
+        (
+            "top1_error",
+            IMAGES | dict.fromkeys(("train_top1_error", "images_per_second")),
+            "epoch 3: top-1 error 7.30 % (train nan %), top-5 error 0.50 %, nan images/s",
+        ),
+        (
+            "perplexity",
+            WORDS,
+            "epoch 3: perplexity 120.10 (train 110.00), test perplexity 118.20, 5000 tokens/s",
+        ),
+        (
+            "perplexity",
+            without(WORDS, "val", "test"),
+            "epoch 3: not evaluated (train 110.00), 5000 tokens/s",
+        ),
+        (
+            "loss",
+            without(WORDS, "test"),
+            "epoch 3: loss 4.80 (train 4.70), perplexity 120.10, 5000 tokens/s",
+        ),
+        (
+            "top5_error",
+            IMAGES | {"other_top5_error": 0.25},
+            "epoch 3: top-5 error 0.50 % (train 0.40 %), top-1 error 7.30 %, "
+            "top-5 other error 0.25 %, 2000 images/s",
+        ),
+    ],
+)
+def test_an_epoch_in_a_line(
+    metric: str, row: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Console(0, 20, METRICS[metric]).show("epoch", 3, {"kind": "epoch", "step": 3} | row)
+    assert capsys.readouterr().out == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ({"images_per_second": 100.4}, "lr 0.1  loss 1.250  100 images/s"),
+        ({"tokens_per_second": 5000.0}, "lr 0.1  loss 1.250  5000 tokens/s"),
+        ({"loss": None, "images_per_second": None}, "lr 0.1  loss nan  nan images/s"),
+    ],
+)
+def test_a_step_in_a_line(
+    row: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Console(0, 20, TOP1).show("train", 10, {"kind": "train", "step": 10} | TRAIN | row)
+    assert capsys.readouterr().out == f"step 10/20  epoch 0.50  {line}\n"
