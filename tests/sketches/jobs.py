@@ -20,12 +20,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from sketches.averages import AveragedImages
-from sketches.language_model import LanguageModel
-from sketches.normless import NormlessImages
-from sketches.parameter_server import ParameterServer
-from sketches.replay import Replay
-
 from lsgd import config
 from lsgd.comm import Comm, open_comm
 from lsgd.errors import Diverged, Preempted
@@ -33,6 +27,11 @@ from lsgd.job.preemption import SIGNALS
 from lsgd.recipe import CommSettings
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
+from sketches.averages import AveragedImages
+from sketches.language_model import LanguageModel
+from sketches.normless import NormlessImages
+from sketches.parameter_server import ParameterServer
+from sketches.replay import Replay
 
 EVERY = [
     "+recipe=digits", "precision=float64", "epochs=3", "schedule.milestones=[2]",
@@ -47,7 +46,7 @@ IMAGES = [
 # 5 windows of 16 streams.
 TEXT = [
     "workers=8", "worker_batch=2", "data.train_examples=80", "data.val_examples=9",
-    "schedule.reference_batch=16", "schedule.reference_lr=0.2", "workers_per_pass=8",
+    "schedule.reference_batch=16", "schedule.reference_lr=2", "workers_per_pass=8",
 ]  # fmt: skip
 # 9 updates an epoch.
 REPLAYED = [
@@ -133,7 +132,8 @@ def cases(comm: Comm, out: Path) -> dict[str, list[str]]:
     for kind, carried in (("language", (1, 3, 8)), ("averages", (1, 4))):
         for workers in carried:
             made(f"{kind}-{workers}", kind, f"workers_per_pass={workers}")
-    made("server", "server")
+    for kind in ("server", "normless"):
+        made(kind, kind)
     for kind in ("language", "averages", "server", "normless"):
         made(f"{kind}-left", kind, told=last)
         # What one process has left; the server goes on with a run of all-reduce.
