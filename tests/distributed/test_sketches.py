@@ -24,7 +24,6 @@ from sketches.replay import pushes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
@@ -116,11 +115,6 @@ def go_on(run: Path, kind: str, folder: Path) -> Path:
     return folder / "gone-on"
 
 
-def recipe(kind: str, *words: str) -> Recipe:
-    """The recipe of this kind of run."""
-    return config.load_recipe([*jobs.EVERY, *jobs.KINDS[kind][2], *words])
-
-
 WHOLE = {
     "language-1": "language-8",
     "language-3": "language-8",
@@ -189,7 +183,7 @@ class TestTogether:
 
 
 def test_the_server_hosts_no_worker() -> None:
-    made = recipe("server")
+    made = jobs.recipe("server")
 
     def hosted(comm: ThreadComm) -> range:
         workload = Images(made, CPU)
@@ -222,7 +216,7 @@ def by_hand(workload: LanguageModel, made: Recipe) -> tuple[nn.Module, Tensor]:
 
 def test_a_language_model_is_that_of_a_plain_loop(alone: Path) -> None:
     """Weights, hidden state and both perplexities; of an evaluation the text is read in one go."""
-    made = recipe("language")
+    made = jobs.recipe("language")
     workload = LanguageModel(made, CPU)
     model, state = by_hand(workload, made)
     kept = saved(alone / "language-8")
@@ -257,7 +251,7 @@ def test_an_evaluation_is_of_what_is_saved(alone: Path) -> None:
     """With BN's statistics, and with the mean of the weights."""
     kept = saved(alone / "averages-4")
     with patch("lsgd.workloads.images.Images", AveragedImages):
-        learner = Learner(recipe("averages"), SingleComm(), CPU)
+        learner = Learner(jobs.recipe("averages"), SingleComm(), CPU)
     learner.restore(kept)
     inputs = learner.workload.inputs()
     for split, scores in evaluate(learner, inputs).items():
@@ -306,11 +300,11 @@ def test_a_replay_of_one_worker_is_all_reduce_bit_by_bit(tmp_path: Path) -> None
 
 
 def test_a_push_is_of_what_its_worker_read_at_its_push_before(tmp_path: Path) -> None:
-    """Without momentum and decay an update is lr times the gradient there, on its ticket's batch."""
+    """Without momentum and decay an update is lr times the gradient there, on its ticket."""
     words = ["optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", "epochs=1"]
     kept = ["schedule.milestones=[]", "checkpoint_steps=1", "keep_checkpoints=99"]
     run = replayed(tmp_path, "run", *words, *kept)
-    made = recipe("replay", *words, *kept)
+    made = jobs.recipe("replay", *words, *kept)
     learner = Learner(made, SingleComm(), CPU)
     models = [learner.model.state_dict() | {}]
     models += [checkpoint(run / f"checkpoint-{step}.pt").model for step in range(1, 10)]

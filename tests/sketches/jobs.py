@@ -1,4 +1,4 @@
-"""The runs of the sketches, as test_sketches.py makes them alone and as every process of a job does.
+"""The runs of the sketches, as a test makes them alone and as every process of a job does.
 
     torchrun --nproc-per-node N tests/sketches/jobs.py OUT
 
@@ -12,6 +12,8 @@ import shutil
 import signal
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +26,7 @@ from lsgd import config
 from lsgd.comm import Comm, open_comm
 from lsgd.errors import Diverged, Preempted
 from lsgd.job.preemption import SIGNALS
-from lsgd.recipe import CommSettings
+from lsgd.recipe import CommSettings, Recipe
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.train import train
 from sketches.averages import AveragedImages
@@ -65,6 +67,12 @@ TOLD = 6
 """The step of the run in which a process is told to leave: the second of the second epoch."""
 
 
+@cache
+def recipe(kind: str, *words: str) -> Recipe:
+    """The recipe of a kind of run, changed by these words; kept, since reading takes long."""
+    return config.load_recipe([*EVERY, *KINDS[kind][2], *words])
+
+
 def told_to_leave(strategy: type) -> type:
     """The strategy, on a process that gets a signal in a step."""
 
@@ -90,11 +98,15 @@ def poisoned(workload: type) -> type:
 
 def run(
     comm: Comm, folder: Path, kind: str, *words: str, told: int = -1, poison: int = -1,
-    begin_with: Path | None = None, workers: int = 4,
+    begin_with: Path | None = None, workers: int = 4, **fields: Any,
 ) -> str:  # fmt: skip
-    """Train in this folder, or go on from that one's state; returns the end, if it was an early
-    one. The processes of these ranks are told to leave, or get a loss that is no number."""
-    workload, strategy, its_words = KINDS[kind]
+    """Train in this folder, or go on there from that one's state, with these fields of the recipe.
+
+    Returns how the run ended, if early. The process of the rank `told` is told to leave, and that
+    of `poison` gets a loss that is no number; `workers` are those of a replay.
+    """
+    workload, strategy, _ = KINDS[kind]
+    trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
     if begin_with and comm.rank == 0:
         shutil.copytree(begin_with, folder, symlinks=True)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -112,7 +124,7 @@ def run(
             stack.enter_context(patch(name, value))
         stack.enter_context(patch.object(comm, "close"))
         try:
-            train(config.load_recipe([*EVERY, *its_words, *words, f"run_dir={folder}"]))
+            train(trained)
         except (Diverged, Preempted) as early:
             return f"{type(early).__name__}: {early}"
         finally:
@@ -126,12 +138,12 @@ def cases(comm: Comm, out: Path) -> dict[str, list[str]]:
     last, alone = comm.world_size - 1, out.parent / "alone"
     said = {}
 
-    def made(name: str, kind: str, *words: str, **how: Any) -> None:
-        said[name] = comm.gather_objects(run(comm, out / name, kind, *words, **how))
+    def made(name: str, kind: str, **how: Any) -> None:
+        said[name] = comm.gather_objects(run(comm, out / name, kind, **how))
 
     for kind, carried in (("language", (1, 3, 8)), ("averages", (1, 4))):
         for workers in carried:
-            made(f"{kind}-{workers}", kind, f"workers_per_pass={workers}")
+            made(f"{kind}-{workers}", kind, workers_per_pass=workers)
     for kind in ("server", "normless"):
         made(kind, kind)
     for kind in ("language", "averages", "server", "normless"):
