@@ -14,8 +14,8 @@ SEAMS = ("workload", "strategy")
 def choices(source: str) -> list[str]:
     """What the source chooses by, in words: the tests of its ifs and loops, and what it matches.
 
-    >>> choices("if a.b: pass\\nmatch c:\\n  case 1 if d: pass\\nx = 1 if e else [f for f in g if h]")
-    ['a.b', 'c', 'e', 'd', 'h']
+    >>> choices("if a.b: pass\\nmatch c:\\n  case 1 if d: pass\\n[e if f else g for h in i if j]")
+    ['a.b', 'c', 'd', 'f', 'j']
     """
     made: list[ast.expr] = []
     for node in ast.walk(ast.parse(source)):

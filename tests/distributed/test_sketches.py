@@ -43,20 +43,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Path:
-    """The folder of one process."""
-    (folder / "alone").mkdir()
-    said = jobs.cases(SingleComm(), folder / "alone")
-    (folder / "alone" / "said.json").write_text(json.dumps(said))
-    return folder / "alone"
+def alone(folder: Path):
+    """The folder of a run that one process makes, when it is first asked for."""
+
+    @cache
+    def made(name: str) -> Path:
+        kind, how = jobs.RUNS[name]
+        jobs.run(SingleComm(), folder / "alone" / name, kind, **how)
+        return folder / "alone" / name
+
+    return made
 
 
 @pytest.fixture(scope="module")
-def together(folder: Path, alone: Path):
-    """The folder of so many processes."""
+def together(folder: Path, alone):
+    """The folder of all runs of so many processes."""
 
     @cache
     def made(processes: int) -> Path:
+        for _, left in jobs.TAKEN_OVER.values():
+            alone(left)
         (out := folder / str(processes)).mkdir()
         done = launch("torch", processes, jobs.__file__, str(out))
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -105,8 +111,10 @@ def checkpoint(path: Path) -> Checkpoint:
     return load(read(path), str(path))
 
 
-def said(out: Path) -> dict[str, list[str]]:
-    return json.loads((out / "said.json").read_text())
+def end(out: Path, name: str) -> str:
+    """How a run of a job ended, on all of its processes alike."""
+    (message,) = {ends[name] for ends in json.loads((out / "ends.json").read_text())}
+    return message
 
 
 def go_on(run: Path, kind: str, folder: Path) -> Path:
@@ -137,15 +145,15 @@ ALSO = {"server": "averages", "averages": "server"}
 
 
 @pytest.mark.parametrize("name", [name for name, same in WHOLE.items() if name != same])
-def test_the_workers_per_pass_change_nothing(alone: Path, name: str) -> None:
+def test_the_workers_per_pass_change_nothing(alone, name: str) -> None:
     """And of one process a server is all-reduce."""
-    assert distance(alone / name, alone / WHOLE[name]) < 1e-10
+    assert distance(alone(name), alone(WHOLE[name])) < 1e-10
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_one_process_goes_on_bit_by_bit(alone: Path, kind: str, tmp_path: Path) -> None:
-    run = go_on(alone / f"{kind}-left", kind, tmp_path)
-    assert distance(run, alone / LEFT[kind]) == 0
+def test_one_process_goes_on_bit_by_bit(alone, kind: str, tmp_path: Path) -> None:
+    run = go_on(alone(f"{kind}-left"), kind, tmp_path)
+    assert distance(run, alone(LEFT[kind])) == 0
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -154,7 +162,7 @@ class TestTogether:
 
     @pytest.mark.parametrize("name", WHOLE)
     def test_undisturbed(self, alone, together, processes, name) -> None:
-        assert distance(together(processes) / name, alone / WHOLE[name]) < 1e-10
+        assert distance(together(processes) / name, alone(WHOLE[name])) < 1e-10
 
     @pytest.mark.parametrize("kind", LEFT)
     def test_all_leave_within_the_epoch_and_one_goes_on(
@@ -162,23 +170,23 @@ class TestTogether:
     ) -> None:
         """The last process was told to; of a server's run it is the server."""
         left = together(processes) / f"{kind}-left"
-        (message,) = {*said(together(processes))[left.name]}
-        assert message.startswith("Preempted: told to leave by a signal: saved after step ")
+        said = end(left.parent, left.name)
+        assert said.startswith("Preempted: told to leave by a signal: saved after step ")
         assert jobs.TOLD < saved(left).step < 10
         run = go_on(left, ALSO.get(kind, kind), tmp_path)
-        assert distance(run, alone / LEFT[kind]) < 1e-10
+        assert distance(run, alone(LEFT[kind])) < 1e-10
 
     @pytest.mark.parametrize("kind", LEFT)
     def test_what_one_process_has_left_is_taken_over(
         self, alone, together, processes, kind
     ) -> None:
-        assert distance(together(processes) / f"{kind}-taken-over", alone / LEFT[kind]) < 1e-10
+        assert distance(together(processes) / f"{kind}-taken-over", alone(LEFT[kind])) < 1e-10
 
     def test_a_loss_that_is_no_number_stops_workers_and_server(self, together, processes) -> None:
         """At the step before which nothing of it was saved."""
         out = together(processes)
-        (message,) = {*said(out)["server-diverged"]}
-        assert message == "Diverged: the loss or a gradient of step 6 is not finite"
+        said = "Diverged: the loss or a gradient of step 6 is not finite"
+        assert end(out, "server-diverged") == said
         assert saved(out / "server-diverged").step == 5
 
 
@@ -202,7 +210,7 @@ def by_hand(workload: LanguageModel, made: Recipe) -> tuple[nn.Module, Tensor]:
     numbers = np.arange(made.data.train_examples).reshape(-1, workload.streams)
     texts = list(workload.inputs().train([Pass(0, window) for window in numbers]))
     for epoch in range(made.epochs):
-        state = model.beginning(workload.streams)
+        state = None
         for window, text in enumerate(texts):
             logits, state = model(text[:, :-1].clamp(min=0), state)
             targets = text[:, 1:] != PADDING
@@ -214,12 +222,12 @@ def by_hand(workload: LanguageModel, made: Recipe) -> tuple[nn.Module, Tensor]:
     return model, state
 
 
-def test_a_language_model_is_that_of_a_plain_loop(alone: Path) -> None:
+def test_a_language_model_is_that_of_a_plain_loop(alone) -> None:
     """Weights, hidden state and both perplexities; of an evaluation the text is read in one go."""
     made = jobs.recipe("language")
     workload = LanguageModel(made, CPU)
     model, state = by_hand(workload, made)
-    kept = saved(alone / "language-8")
+    kept = saved(alone("language-8"))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(kept.model[name], value, rtol=0, atol=1e-10)
     torch.testing.assert_close(kept.parts["hidden"]["values"], state, rtol=0, atol=1e-10)
@@ -227,10 +235,10 @@ def test_a_language_model_is_that_of_a_plain_loop(alone: Path) -> None:
         passes = workload.evaluation(split, 0, 1)
         windows = [*workload.inputs().evaluation(passes)]
         text = torch.cat([window[0, :-1] for window in windows] + [windows[-1][0, -1:]])[None]
-        logits, _ = model(text[:, :-1], model.beginning(1))
+        logits, _ = model(text[:, :-1])
         perplexity = F.cross_entropy(logits[0], text[0, 1:]).exp().item()
         assert kept.rates[3][f"{split}_perplexity"] == pytest.approx(perplexity, rel=1e-10)
-    (row, *_) = rows(alone / "language-8", "train")
+    (row, *_) = rows(alone("language-8"), "train")
     assert {"perplexity", "bytes_per_second"} <= row.keys()
 
 
@@ -247,9 +255,9 @@ def test_the_mean_of_the_weights_moves_once_per_update(tmp_path: Path) -> None:
         torch.testing.assert_close(part[name], mean, rtol=0, atol=1e-12)
 
 
-def test_an_evaluation_is_of_what_is_saved(alone: Path) -> None:
+def test_an_evaluation_is_of_what_is_saved(alone) -> None:
     """With BN's statistics, and with the mean of the weights."""
-    kept = saved(alone / "averages-4")
+    kept = saved(alone("averages-4"))
     with patch("lsgd.workloads.images.Images", AveragedImages):
         learner = Learner(jobs.recipe("averages"), SingleComm(), CPU)
     learner.restore(kept)
@@ -260,8 +268,8 @@ def test_an_evaluation_is_of_what_is_saved(alone: Path) -> None:
     assert kept.rates[3]["val_loss"] != kept.rates[3]["averaged_loss"]
 
 
-def test_a_network_without_norms_carries_nothing(alone: Path) -> None:
-    assert saved(alone / "normless").parts == {}
+def test_a_network_without_norms_carries_nothing(alone) -> None:
+    assert saved(alone("normless")).parts == {}
 
 
 def replayed(folder: Path, name: str, *words: str, **how: Any) -> Path:

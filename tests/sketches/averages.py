@@ -53,7 +53,7 @@ class MeanOfWeights:
 class AveragedImages(Images):
     """The workload of images, evaluated with the weights and with their mean."""
 
-    sets = ("val", "averaged")
+    sets: tuple[str, ...] = ("val", "averaged")
 
     def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
         """Beside BN's statistics the mean of the weights."""

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node N tests/sketches/jobs.py OUT
 
 Each run goes through lsgd.train.train as it is and leaves its folder below OUT. One launch makes
-all of them, since starting costs most; OUT/said.json has how each ended on each process.
+all of them, since starting costs most; OUT/ends.json has how each ended on each process.
 """
 
 import json
@@ -63,6 +63,29 @@ KINDS: dict[str, tuple[type, type, list[str]]] = {
     "replay": (AveragedImages, Replay, REPLAYED),
 }
 """The workload, the strategy and the words of each kind of run."""
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "language-1": ("language", {"workers_per_pass": 1}),
+    "language-3": ("language", {"workers_per_pass": 3}),
+    "language-8": ("language", {"workers_per_pass": 8}),
+    "averages-1": ("averages", {"workers_per_pass": 1}),
+    "averages-4": ("averages", {"workers_per_pass": 4}),
+    "server": ("server", {}),
+    "normless": ("normless", {}),
+    "language-left": ("language", {"told": True}),
+    "averages-left": ("averages", {"told": True}),
+    "server-left": ("server", {"told": True}),
+    "normless-left": ("normless", {"told": True}),
+    "server-diverged": ("server", {"poison": True}),
+}
+"""The runs that any number of processes makes, by the names of their folders; of each the kind, and
+what `run` is to do."""
+TAKEN_OVER = {
+    "language-taken-over": ("language", "language-left"),
+    "averages-taken-over": ("averages", "averages-left"),
+    "server-taken-over": ("server", "averages-left"),
+    "normless-taken-over": ("normless", "normless-left"),
+}
+"""Of each run that a job takes over the kind, and the run that one process has left."""
 TOLD = 6
 """The step of the run in which a process is told to leave: the second of the second epoch."""
 
@@ -97,25 +120,27 @@ def poisoned(workload: type) -> type:
 
 
 def run(
-    comm: Comm, folder: Path, kind: str, *words: str, told: int = -1, poison: int = -1,
-    begin_with: Path | None = None, workers: int = 4, **fields: Any,
+    comm: Comm, folder: Path, kind: str, *words: str, begin_with: Path | None = None,
+    told: bool = False, poison: bool = False, workers: int = 4, **fields: Any,
 ) -> str:  # fmt: skip
     """Train in this folder, or go on there from that one's state, with these fields of the recipe.
 
-    Returns how the run ended, if early. The process of the rank `told` is told to leave, and that
-    of `poison` gets a loss that is no number; `workers` are those of a replay.
+    Returns how the run ended, if early: if the last process is told to leave, or the first gets a
+    loss that is no number. `workers` are those of a replay.
     """
     workload, strategy, _ = KINDS[kind]
     trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
     if begin_with and comm.rank == 0:
         shutil.copytree(begin_with, folder, symlinks=True)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    if poison and comm.rank == 0:
+        workload = poisoned(workload)
+    if told and comm.rank == comm.world_size - 1:
+        strategy = told_to_leave(strategy)
     with ExitStack() as stack:
         put = {
-            "lsgd.workloads.images.Images": poisoned(workload) if poison == comm.rank else workload,
-            "lsgd.strategy.allreduce.AllReduce": (
-                told_to_leave(strategy) if told == comm.rank else strategy
-            ),
+            "lsgd.workloads.images.Images": workload,
+            "lsgd.strategy.allreduce.AllReduce": strategy,
             "lsgd.train.open_comm": lambda *_: comm,  # joining once is enough
             "lsgd.run.console.Console.show": lambda *_: None,
             "sketches.replay.Replay.workers": workers,
@@ -133,36 +158,16 @@ def run(
     return ""
 
 
-def cases(comm: Comm, out: Path) -> dict[str, list[str]]:
-    """All that any number of processes has to show; returns how each run ended, by process."""
-    last, alone = comm.world_size - 1, out.parent / "alone"
-    said = {}
-
-    def made(name: str, kind: str, **how: Any) -> None:
-        said[name] = comm.gather_objects(run(comm, out / name, kind, **how))
-
-    for kind, carried in (("language", (1, 3, 8)), ("averages", (1, 4))):
-        for workers in carried:
-            made(f"{kind}-{workers}", kind, workers_per_pass=workers)
-    for kind in ("server", "normless"):
-        made(kind, kind)
-    for kind in ("language", "averages", "server", "normless"):
-        made(f"{kind}-left", kind, told=last)
-        # What one process has left; the server goes on with a run of all-reduce.
-        left = {"server": "averages"}.get(kind, kind)
-        if last:
-            made(f"{kind}-taken-over", kind, begin_with=alone / f"{left}-left")
-    made("server-diverged", "server", poison=0)
-    return said
-
-
 def main(out: Path) -> None:
-    """All cases, on every process of a job."""
+    """All runs, on every process of a job."""
     comm = open_comm(CommSettings(timeout=60), torch.device("cpu"))
     try:
-        said = cases(comm, out)
+        ends = {name: run(comm, out / name, kind, **how) for name, (kind, how) in RUNS.items()}
+        for name, (kind, left) in TAKEN_OVER.items():
+            ends[name] = run(comm, out / name, kind, begin_with=out.parent / "alone" / left)
+        ends_by_process = comm.gather_objects(ends)
         if comm.rank == 0:
-            (out / "said.json").write_text(json.dumps(said))
+            (out / "ends.json").write_text(json.dumps(ends_by_process))
     finally:
         comm.close()
 

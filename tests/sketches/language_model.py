@@ -20,9 +20,9 @@ from lsgd.recipe import Recipe
 from lsgd.rules import philox
 from lsgd.rules.metric import METRICS
 from lsgd.rules.sampler import Pass
-from lsgd.workloads import Sum
+from lsgd.workloads import Part, Sum
 
-WINDOW, VOCABULARY, WIDTH = 6, 8, 12
+WINDOW, VOCABULARY, LAYERS, WIDTH = 6, 8, 2, 12
 VALIDATION = {"val": 1000, "test": 2000}
 """The evaluation sets, and where the text of each begins among all texts that can be drawn."""
 PADDING = -100
@@ -35,18 +35,16 @@ class NextByte(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, LAYERS, batch_first=True)
         self.output = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, windows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Of windows (streams, T) and a state (2, layers, streams, hidden): logits (streams, T,
-        bytes) and the state that the next windows start with, which has no gradient."""
-        seen, after = self.lstm(self.embedding(windows), (state[0], state[1]))
+    def forward(self, windows: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of windows (streams, T) and a state (2, layers, streams, hidden), at the beginning of a
+        text None: the logits (streams, T, bytes), and the state that the next windows start with,
+        which has no gradient."""
+        before = None if state is None else (state[0], state[1])
+        seen, after = self.lstm(self.embedding(windows), before)
         return self.output(seen), torch.stack(after).detach()
-
-    def beginning(self, streams: int) -> Tensor:
-        """The state at the beginning of so many texts."""
-        return self.output.weight.new_zeros(2, self.lstm.num_layers, streams, WIDTH)
 
 
 class Hidden:
@@ -54,11 +52,11 @@ class Hidden:
 
     name = "hidden"
 
-    def __init__(self, model: NextByte, hosted: range, *, workers: int, worker_batch: int) -> None:
+    def __init__(self, model: nn.Module, hosted: range, *, workers: int, worker_batch: int) -> None:
         self.streams = workers * worker_batch
         self.first, count = hosted.start * worker_batch, len(hosted) * worker_batch
         self.own = slice(self.first, self.first + count)
-        self.values = model.beginning(count)
+        self.values = next(model.parameters()).new_zeros(2, LAYERS, count, WIDTH)
 
     def of(self, each: Pass) -> NDArray[np.int64]:
         """The places of a pass's streams in `values`: not in order, as its workers take turns."""
@@ -77,7 +75,7 @@ class Hidden:
 
     def state(self, sum_: Sum) -> dict[str, Tensor]:
         """The state of all streams, shape (2, layers, k n, hidden)."""
-        values = self.values.new_zeros(*self.values.shape[:2], self.streams, WIDTH)
+        values = self.values.new_zeros(2, LAYERS, self.streams, WIDTH)
         values[:, :, self.own] = self.values
         sum_(values)
         return {"values": values}
@@ -91,8 +89,8 @@ class LanguageModel:
     """The workload. A stream's last window is a shorter one, and some end sooner than others."""
 
     metric = METRICS["perplexity"]
-    counts = ("bytes", "right")
-    sets = tuple(VALIDATION)
+    counts: tuple[str, ...] = ("bytes", "right")
+    sets: tuple[str, ...] = tuple(VALIDATION)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -102,7 +100,7 @@ class LanguageModel:
         self.lengths = windows * WINDOW - np.arange(self.streams) % WINDOW
         places = np.arange(windows)[:, None] * WINDOW
         # A window has as many bytes to guess as are left of its stream, and so has its weight.
-        self.weights = np.minimum(WINDOW, self.lengths - places).ravel()
+        self.weights: NDArray[np.int64] | None = np.minimum(WINDOW, self.lengths - places).ravel()
         self.carried: Tensor | None = None
 
     def network(self) -> nn.Module:
@@ -111,7 +109,7 @@ class LanguageModel:
             torch.manual_seed(self.recipe.seed)
             return NextByte().to(DTYPES[self.recipe.precision])
 
-    def parts(self, model: NextByte, hosted: range, comm: Comm) -> tuple[Hidden]:
+    def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
         """The state of the hosted workers' streams, which `loss` reads and writes too."""
         workers, worker_batch = self.recipe.workers, self.recipe.worker_batch
         self.hidden = Hidden(model, hosted, workers=workers, worker_batch=worker_batch)
@@ -139,8 +137,7 @@ class LanguageModel:
             logits, self.hidden.values[:, :, own] = model(windows, self.hidden.values[:, :, own])
         else:
             # An evaluation has a state of its own, which it hands from pass to pass.
-            before = self.carried if each.step else model.beginning(1)
-            logits, self.carried = model(windows, before)
+            logits, self.carried = model(windows, self.carried if each.step else None)
         loss = F.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum"
         )
