@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm.single import SingleComm
+from lsgd.evaluate import evaluate_checkpoint
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import Pass
-from lsgd.run.checkpoint import Checkpoint, load, read
+from lsgd.run.checkpoint import FILE, Checkpoint, load, read
 from lsgd.workloads.images import Images
 
-pytestmark = pytest.mark.distributed
 CPU = torch.device("cpu")
 
 
@@ -156,6 +156,7 @@ def test_one_process_goes_on_bit_by_bit(alone, kind: str, tmp_path: Path) -> Non
     assert distance(run, alone(LEFT[kind])) == 0
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("processes", [2, 3])
 class TestTogether:
     """Every test reads other runs of the same launch."""
@@ -242,6 +243,16 @@ def test_a_language_model_is_that_of_a_plain_loop(alone) -> None:
     assert {"perplexity", "bytes_per_second"} <= row.keys()
 
 
+def test_a_checkpoint_of_a_language_model_is_evaluated(alone) -> None:
+    path = alone("language-8") / FILE
+    with patch("lsgd.workloads.images.Images", LanguageModel):
+        evaluated = evaluate_checkpoint(path, ["device=cpu"])
+    for split, bytes_ in (("val", 54), ("test", 54)):
+        assert evaluated[split].counts["bytes"] == bytes_
+        rate = checkpoint(path).rates[3][f"{split}_perplexity"]
+        assert evaluated[split].rates["perplexity"] == rate
+
+
 def test_the_mean_of_the_weights_moves_once_per_update(tmp_path: Path) -> None:
     """It is the mean of those in the checkpoints after each step."""
     run = tmp_path / "run"
@@ -292,7 +303,7 @@ def test_a_replay_is_bit_by_bit_the_same_and_its_order_matters(tmp_path: Path) -
     """Also where it was left while workers had read what is no longer the newest."""
     whole, again = (replayed(tmp_path, name) for name in ("whole", "again"))
     assert distance(whole, again) == 0
-    left = replayed(tmp_path, "left", told=0)
+    left = replayed(tmp_path, "left", told=True)
     flight = saved(left).optimizer["read_by"]
     assert jobs.TOLD < saved(left).step < 9
     assert len({read[0].sum().item() for read in flight.values()}) > 1
