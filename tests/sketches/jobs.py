@@ -142,7 +142,6 @@ def run(
             "lsgd.workloads.images.Images": workload,
             "lsgd.strategy.allreduce.AllReduce": strategy,
             "lsgd.train.open_comm": lambda *_: comm,  # joining once is enough
-            "lsgd.run.console.Console.show": lambda *_: None,
             "sketches.replay.Replay.workers": workers,
         }
         for name, value in put.items():
