@@ -1,0 +1,345 @@
+"""Another workload, other strategies and parts than the paper's, through the page as it is.
+
+tests/sketches has them; in float64 every run has to be that of one process to 1e-10.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from helpers.launching import launch
+from helpers.threaded import ThreadComm, on_processes
+from helpers.undisturbed import rows, saved
+from sketches import jobs
+from sketches.averages import AveragedImages
+from sketches.language_model import PADDING, LanguageModel
+from sketches.parameter_server import ParameterServer
+from sketches.replay import pushes
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lsgd.comm.single import SingleComm
+from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluation import evaluate
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.rules.sampler import Pass
+from lsgd.run.checkpoint import FILE, Checkpoint, load, read
+from lsgd.workloads.images import Images
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every launch has a folder, next to that of the process alone."""
+    return tmp_path_factory.mktemp("sketches")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path):
+    """The folder of a run that one process makes, when it is first asked for."""
+
+    @cache
+    def made(name: str) -> Path:
+        kind, how = jobs.RUNS[name]
+        jobs.run(SingleComm(), folder / "alone" / name, kind, **how)
+        return folder / "alone" / name
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def together(folder: Path, alone):
+    """The folder of all runs of so many processes."""
+
+    @cache
+    def made(processes: int) -> Path:
+        for _, left in jobs.TAKEN_OVER.values():
+            alone(left)
+        (out := folder / str(processes)).mkdir()
+        done = launch("torch", processes, jobs.__file__, str(out))
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return out
+
+    return made
+
+
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors in nested values, by where they are."""
+    match value:
+        case Tensor():
+            yield name, value
+        case dict():
+            for key, entry in value.items():
+                yield from tensors(entry, f"{name}.{key}")
+        case list():
+            for key, entry in enumerate(value):
+                yield from tensors(entry, f"{name}.{key}")
+
+
+def state(run: Path) -> dict[str, Tensor]:
+    """All tensors of the newest checkpoint; of the parts of BN's statistics their sum."""
+    kept = saved(run)
+    parts = {name: dict(part) for name, part in kept.parts.items()}
+    if "batchnorm" in parts:
+        parts["batchnorm"]["shares"] = parts["batchnorm"]["shares"].sum(0)
+    return dict(tensors([kept.model, kept.optimizer, parts, kept.tally]))
+
+
+def distance(one: Path, other: Path) -> float:
+    """The largest difference of any number in the newest checkpoints of two runs, and of rates."""
+    ours, theirs = state(one), state(other)
+    assert ours.keys() == theirs.keys()
+    differences = [(ours[key].double() - theirs[key].double()).abs().max() for key in ours]
+    ours, theirs = saved(one), saved(other)
+    assert (ours.step, ours.order, ours.lr) == (theirs.step, theirs.order, theirs.lr)
+    assert ours.rates.keys() == theirs.rates.keys()
+    for epoch, rates in ours.rates.items():
+        assert rates.keys() == theirs.rates[epoch].keys()
+        differences += [abs(rates[key] - theirs.rates[epoch][key]) for key in rates]
+    return float(max(differences))
+
+
+def checkpoint(path: Path) -> Checkpoint:
+    return load(read(path), str(path))
+
+
+def end(out: Path, name: str) -> str:
+    """How a run of a job ended, on all of its processes alike."""
+    (message,) = {ends[name] for ends in json.loads((out / "ends.json").read_text())}
+    return message
+
+
+def go_on(run: Path, kind: str, folder: Path) -> Path:
+    """What one process makes of a run that has been left."""
+    assert jobs.run(SingleComm(), folder / "gone-on", kind, begin_with=run) == ""
+    return folder / "gone-on"
+
+
+WHOLE = {
+    "language-1": "language-8",
+    "language-3": "language-8",
+    "language-8": "language-8",
+    "averages-1": "averages-4",
+    "averages-4": "averages-4",
+    "server": "averages-4",
+    "normless": "normless",
+}
+"""The runs that are not disturbed, with that of one process to which each is equal."""
+LEFT = {
+    "language": "language-8",
+    "averages": "averages-4",
+    "server": "averages-4",
+    "normless": "normless",
+}
+"""The kinds of runs that are left after a signal, with what each comes to."""
+ALSO = {"server": "averages", "averages": "server"}
+"""The kind by which another kind of run is taken over; all others by their own."""
+
+
+@pytest.mark.parametrize("name", [name for name, same in WHOLE.items() if name != same])
+def test_the_workers_per_pass_change_nothing(alone, name: str) -> None:
+    """And of one process a server is all-reduce."""
+    assert distance(alone(name), alone(WHOLE[name])) < 1e-10
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_one_process_goes_on_bit_by_bit(alone, kind: str, tmp_path: Path) -> None:
+    run = go_on(alone(f"{kind}-left"), kind, tmp_path)
+    assert distance(run, alone(LEFT[kind])) == 0
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("processes", [2, 3])
+class TestTogether:
+    """Every test reads other runs of the same launch."""
+
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_undisturbed(self, alone, together, processes, name) -> None:
+        assert distance(together(processes) / name, alone(WHOLE[name])) < 1e-10
+
+    @pytest.mark.parametrize("kind", LEFT)
+    def test_all_leave_within_the_epoch_and_one_goes_on(
+        self, alone, together, processes, kind, tmp_path
+    ) -> None:
+        """The last process was told to; of a server's run it is the server."""
+        left = together(processes) / f"{kind}-left"
+        said = end(left.parent, left.name)
+        assert said.startswith("Preempted: told to leave by a signal: saved after step ")
+        assert jobs.TOLD < saved(left).step < 10
+        run = go_on(left, ALSO.get(kind, kind), tmp_path)
+        assert distance(run, alone(LEFT[kind])) < 1e-10
+
+    @pytest.mark.parametrize("kind", LEFT)
+    def test_what_one_process_has_left_is_taken_over(
+        self, alone, together, processes, kind
+    ) -> None:
+        assert distance(together(processes) / f"{kind}-taken-over", alone(LEFT[kind])) < 1e-10
+
+    def test_a_loss_that_is_no_number_stops_workers_and_server(self, together, processes) -> None:
+        """At the step before which nothing of it was saved."""
+        out = together(processes)
+        said = "Diverged: the loss or a gradient of step 6 is not finite"
+        assert end(out, "server-diverged") == said
+        assert saved(out / "server-diverged").step == 5
+
+
+def test_the_server_hosts_no_worker() -> None:
+    made = jobs.recipe("server")
+
+    def hosted(comm: ThreadComm) -> range:
+        workload = Images(made, CPU)
+        return ParameterServer(made, workload, workload.network(), comm).hosted
+
+    assert on_processes(3, hosted) == [range(2), range(2, 4), range(0)]
+    assert on_processes(1, hosted) == [range(4)]
+
+
+def by_hand(workload: LanguageModel, made: Recipe) -> tuple[nn.Module, Tensor]:
+    """The model that a few lines of torch train on all streams at once, and the state it ends with;
+    the bytes of a step weigh alike, whatever window they are of."""
+    model = workload.network()
+    settings = {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, **settings)
+    numbers = np.arange(made.data.train_examples).reshape(-1, workload.streams)
+    texts = list(workload.inputs().train([Pass(0, window) for window in numbers]))
+    for epoch in range(made.epochs):
+        state = None
+        for window, text in enumerate(texts):
+            logits, state = model(text[:, :-1].clamp(min=0), state)
+            targets = text[:, 1:] != PADDING
+            lost = F.cross_entropy(logits[targets], text[:, 1:][targets], reduction="sum")
+            optimizer.zero_grad()
+            (lost / targets.sum()).backward()
+            optimizer.param_groups[0]["lr"] = made.lr(epoch * len(texts) + window)
+            optimizer.step()
+    return model, state
+
+
+def test_a_language_model_is_that_of_a_plain_loop(alone) -> None:
+    """Weights, hidden state and both perplexities; of an evaluation the text is read in one go."""
+    made = jobs.recipe("language")
+    workload = LanguageModel(made, CPU)
+    model, state = by_hand(workload, made)
+    kept = saved(alone("language-8"))
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(kept.model[name], value, rtol=0, atol=1e-10)
+    torch.testing.assert_close(kept.parts["hidden"]["values"], state, rtol=0, atol=1e-10)
+    for split in workload.sets:
+        passes = workload.evaluation(split, 0, 1)
+        windows = [*workload.inputs().evaluation(passes)]
+        text = torch.cat([window[0, :-1] for window in windows] + [windows[-1][0, -1:]])[None]
+        logits, _ = model(text[:, :-1])
+        perplexity = F.cross_entropy(logits[0], text[0, 1:]).exp().item()
+        assert kept.rates[3][f"{split}_perplexity"] == pytest.approx(perplexity, rel=1e-10)
+    (row, *_) = rows(alone("language-8"), "train")
+    assert {"perplexity", "bytes_per_second"} <= row.keys()
+
+
+def test_a_checkpoint_of_a_language_model_is_evaluated(alone) -> None:
+    path = alone("language-8") / FILE
+    with patch("lsgd.workloads.images.Images", LanguageModel):
+        evaluated = evaluate_checkpoint(path, ["device=cpu"])
+    for split, bytes_ in (("val", 54), ("test", 54)):
+        assert evaluated[split].counts["bytes"] == bytes_
+        rate = checkpoint(path).rates[3][f"{split}_perplexity"]
+        assert evaluated[split].rates["perplexity"] == rate
+
+
+def test_the_mean_of_the_weights_moves_once_per_update(tmp_path: Path) -> None:
+    """It is the mean of those in the checkpoints after each step."""
+    run = tmp_path / "run"
+    words = ["workers_per_pass=1", "checkpoint_steps=1", "keep_checkpoints=99", "epochs=1"]
+    assert jobs.run(SingleComm(), run, "averages", *words, "schedule.milestones=[]") == ""
+    models = [checkpoint(path).model for path in run.glob("checkpoint-*.pt")]
+    part = saved(run).parts["mean_of_weights"]
+    assert part["updates"] == len(models) == 5
+    for name in part.keys() - {"updates"}:
+        mean = torch.stack([model[name] for model in models]).mean(0)
+        torch.testing.assert_close(part[name], mean, rtol=0, atol=1e-12)
+
+
+def test_an_evaluation_is_of_what_is_saved(alone) -> None:
+    """With BN's statistics, and with the mean of the weights."""
+    kept = saved(alone("averages-4"))
+    with patch("lsgd.workloads.images.Images", AveragedImages):
+        learner = Learner(jobs.recipe("averages"), SingleComm(), CPU)
+    learner.restore(kept)
+    inputs = learner.workload.inputs()
+    for split, scores in evaluate(learner, inputs).items():
+        for name, rate in scores.named(split).items():
+            assert kept.rates[3][name] == rate
+    assert kept.rates[3]["val_loss"] != kept.rates[3]["averaged_loss"]
+
+
+def test_a_network_without_norms_carries_nothing(alone) -> None:
+    assert saved(alone("normless")).parts == {}
+
+
+def replayed(folder: Path, name: str, *words: str, **how: Any) -> Path:
+    """A run of the replay in a folder of its own."""
+    ended = jobs.run(SingleComm(), folder / name, "replay", *words, **how)
+    assert ended.startswith("Preempted") if "told" in how else ended == ""
+    return folder / name
+
+
+@pytest.mark.parametrize(("tickets", "workers"), [(9, 4), (9, 1), (3, 4), (50, 7)])
+def test_each_ticket_is_pushed_once_and_in_its_turn(tickets: int, workers: int) -> None:
+    made = pushes(tickets, workers, seed=1, epoch=2)
+    assert sorted(ticket for _, ticket in made) == list(range(tickets))
+    for each in range(workers):
+        own = [ticket for worker, ticket in made if worker == each]
+        assert own == sorted(own)
+
+
+def test_a_replay_is_bit_by_bit_the_same_and_its_order_matters(tmp_path: Path) -> None:
+    """Also where it was left while workers had read what is no longer the newest."""
+    whole, again = (replayed(tmp_path, name) for name in ("whole", "again"))
+    assert distance(whole, again) == 0
+    left = replayed(tmp_path, "left", told=True)
+    flight = saved(left).optimizer["read_by"]
+    assert jobs.TOLD < saved(left).step < 9
+    assert len({read[0].sum().item() for read in flight.values()}) > 1
+    assert distance(go_on(left, "replay", tmp_path), whole) == 0
+    with patch("sketches.replay.LAST_WORD", 10):
+        assert distance(replayed(tmp_path, "other"), whole) > 1e-3
+
+
+def test_a_replay_of_one_worker_is_all_reduce_bit_by_bit(tmp_path: Path) -> None:
+    run = replayed(tmp_path, "replayed", workers=1)
+    assert jobs.run(SingleComm(), tmp_path / "sync", "averages", *jobs.REPLAYED) == ""
+    assert distance(run, tmp_path / "sync") == 0
+
+
+def test_a_push_is_of_what_its_worker_read_at_its_push_before(tmp_path: Path) -> None:
+    """Without momentum and decay an update is lr times the gradient there, on its ticket."""
+    words = ["optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", "epochs=1"]
+    kept = ["schedule.milestones=[]", "checkpoint_steps=1", "keep_checkpoints=99"]
+    run = replayed(tmp_path, "run", *words, *kept)
+    made = jobs.recipe("replay", *words, *kept)
+    learner = Learner(made, SingleComm(), CPU)
+    models = [learner.model.state_dict() | {}]
+    models += [checkpoint(run / f"checkpoint-{step}.pt").model for step in range(1, 10)]
+    models[0] = {name: value.clone() for name, value in models[0].items()}
+    read_at, stale = [0] * 4, 0
+    order, inputs = learner.workload.order(0), learner.workload.inputs()
+    for step, (worker, ticket) in enumerate(pushes(9, 4, seed=0, epoch=0)):
+        stale += read_at[worker] < step
+        learner.model.load_state_dict(models[read_at[worker]])
+        each = Pass(0, order[8 * ticket : 8 * ticket + 8])
+        (batch,) = inputs.train([each])
+        loss, _ = learner.workload.loss(learner.model, batch, each)
+        gradients = torch.autograd.grad(loss / 8, list(learner.model.parameters()))
+        names = [name for name, _ in learner.model.named_parameters()]
+        for name, gradient in zip(names, gradients, strict=True):
+            update = models[step][name] - made.lr(step) * gradient
+            torch.testing.assert_close(models[step + 1][name], update, rtol=0, atol=1e-12)
+        read_at[worker] = step + 1
+    assert stale > 3

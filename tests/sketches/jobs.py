@@ -1,0 +1,176 @@
+"""The runs of the sketches, as a test makes them alone and as every process of a job does.
+
+    torchrun --nproc-per-node N tests/sketches/jobs.py OUT
+
+Each run goes through lsgd.train.train as it is and leaves its folder below OUT. One launch makes
+all of them, since starting costs most; OUT/ends.json has how each ended on each process.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from lsgd import config
+from lsgd.comm import Comm, open_comm
+from lsgd.errors import Diverged, Preempted
+from lsgd.job.preemption import SIGNALS
+from lsgd.recipe import CommSettings, Recipe
+from lsgd.strategy.allreduce import AllReduce
+from lsgd.train import train
+from sketches.averages import AveragedImages
+from sketches.language_model import LanguageModel
+from sketches.normless import NormlessImages
+from sketches.parameter_server import ParameterServer
+from sketches.replay import Replay
+
+EVERY = [
+    "+recipe=digits", "precision=float64", "epochs=3", "schedule.milestones=[2]",
+    "schedule.warmup_epochs=1", "log_steps=1", "device=cpu", "inputs=synthetic", "val_batch=8",
+    "model.last_gamma=1.0",
+]  # fmt: skip
+# 5 steps an epoch, the last of 8 + 8 + 6 + 0 images.
+IMAGES = [
+    "workers=4", "worker_batch=8", "data.train_examples=150", "data.val_examples=37", "tail=keep",
+    "schedule.reference_batch=16", "workers_per_pass=4",
+]  # fmt: skip
+# 5 windows of 16 streams.
+TEXT = [
+    "workers=8", "worker_batch=2", "data.train_examples=80", "data.val_examples=9",
+    "schedule.reference_batch=16", "schedule.reference_lr=2", "workers_per_pass=8",
+]  # fmt: skip
+# 9 updates an epoch.
+REPLAYED = [
+    "workers=1", "worker_batch=8", "data.train_examples=72", "data.val_examples=37",
+    "schedule.reference_batch=16", "workers_per_pass=1",
+]  # fmt: skip
+KINDS: dict[str, tuple[type, type, list[str]]] = {
+    "language": (LanguageModel, AllReduce, TEXT),
+    "averages": (AveragedImages, AllReduce, IMAGES),
+    "server": (AveragedImages, ParameterServer, IMAGES),
+    "normless": (NormlessImages, AllReduce, IMAGES),
+    "replay": (AveragedImages, Replay, REPLAYED),
+}
+"""The workload, the strategy and the words of each kind of run."""
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "language-1": ("language", {"workers_per_pass": 1}),
+    "language-3": ("language", {"workers_per_pass": 3}),
+    "language-8": ("language", {"workers_per_pass": 8}),
+    "averages-1": ("averages", {"workers_per_pass": 1}),
+    "averages-4": ("averages", {"workers_per_pass": 4}),
+    "server": ("server", {}),
+    "normless": ("normless", {}),
+    "language-left": ("language", {"told": True}),
+    "averages-left": ("averages", {"told": True}),
+    "server-left": ("server", {"told": True}),
+    "normless-left": ("normless", {"told": True}),
+    "server-diverged": ("server", {"poison": True}),
+}
+"""The runs that any number of processes makes, by the names of their folders; of each the kind, and
+what `run` is to do."""
+TAKEN_OVER = {
+    "language-taken-over": ("language", "language-left"),
+    "averages-taken-over": ("averages", "averages-left"),
+    "server-taken-over": ("server", "averages-left"),
+    "normless-taken-over": ("normless", "normless-left"),
+}
+"""Of each run that a job takes over the kind, and the run that one process has left."""
+TOLD = 6
+"""The step of the run in which a process is told to leave: the second of the second epoch."""
+
+
+@cache
+def recipe(kind: str, *words: str) -> Recipe:
+    """The recipe of a kind of run, changed by these words; kept, since reading takes long."""
+    return config.load_recipe([*EVERY, *KINDS[kind][2], *words])
+
+
+def told_to_leave(strategy: type) -> type:
+    """The strategy, on a process that gets a signal in a step."""
+
+    class Told(strategy):
+        def read(self, task: Any, *, leave: bool) -> None:
+            if task.step == TOLD:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().read(task, leave=leave)
+
+    return Told
+
+
+def poisoned(workload: type) -> type:
+    """The workload, on a process whose loss in a step is no number."""
+
+    class Poisoned(workload):
+        def loss(self, model: Any, batch: Any, each: Any) -> Any:
+            loss, counts = super().loss(model, batch, each)
+            return (loss * torch.nan if (each.epoch, each.step) == (1, 1) else loss), counts
+
+    return Poisoned
+
+
+def run(
+    comm: Comm, folder: Path, kind: str, *words: str, begin_with: Path | None = None,
+    told: bool = False, poison: bool = False, workers: int = 4, **fields: Any,
+) -> str:  # fmt: skip
+    """Train in this folder, or go on there from that one's state, with these fields of the recipe.
+
+    Returns how the run ended, if early: if the last process is told to leave, or the first gets a
+    loss that is no number. `workers` are those of a replay.
+    """
+    workload, strategy, _ = KINDS[kind]
+    trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
+    if begin_with and comm.rank == 0:
+        shutil.copytree(begin_with, folder, symlinks=True)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    if poison and comm.rank == 0:
+        workload = poisoned(workload)
+    if told and comm.rank == comm.world_size - 1:
+        strategy = told_to_leave(strategy)
+    with ExitStack() as stack:
+        put = {
+            "lsgd.workloads.images.Images": workload,
+            "lsgd.strategy.allreduce.AllReduce": strategy,
+            "lsgd.train.open_comm": lambda *_: comm,  # joining once is enough
+            "sketches.replay.Replay.workers": workers,
+        }
+        for name, value in put.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(patch.object(comm, "close"))
+        try:
+            train(trained)
+        except (Diverged, Preempted) as early:
+            return f"{type(early).__name__}: {early}"
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return ""
+
+
+def main(out: Path) -> None:
+    """All runs, on every process of a job."""
+    comm = open_comm(CommSettings(timeout=60), torch.device("cpu"))
+    try:
+        ends = {name: run(comm, out / name, kind, **how) for name, (kind, how) in RUNS.items()}
+        for name, (kind, left) in TAKEN_OVER.items():
+            ends[name] = run(comm, out / name, kind, begin_with=out.parent / "alone" / left)
+        ends_by_process = comm.gather_objects(ends)
+        if comm.rank == 0:
+            (out / "ends.json").write_text(json.dumps(ends_by_process))
+    finally:
+        comm.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
