@@ -30,7 +30,7 @@ made = config.load_recipe([
 
 class SlowLoader:
     def __init__(self, inputs):
-        self.validation, self.images = inputs.validation, inputs.train
+        self.evaluation, self.images = inputs.evaluation, inputs.train
     def train(self, passes):
         for batch in self.images(passes):
             time.sleep(SECONDS)
