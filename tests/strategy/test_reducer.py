@@ -190,7 +190,7 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
             events.append(name)
             return super().start_sum_(tensor, name)
 
-    compiled.reducer.comm = Watched()
+    compiled.strategy.reducer.comm = Watched()
     stem = compiled.model.get_parameter("conv1.weight")
     stem.register_post_accumulate_grad_hook(lambda _: events.append("stem"))
     for learner in (plain, compiled):
