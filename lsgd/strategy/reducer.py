@@ -61,8 +61,8 @@ class Reducer:
         self._divisor, self._launched = 1, 0
 
     def start(self, divisor: int, passes: int, *, leave: bool = False) -> None:
-        """Begin a step whose gradient is divided by `divisor`, the examples of all processes or what
-        they weigh, with `passes` backward passes of this process.
+        """Begin a step with `passes` backward passes of this process, whose gradient is divided by
+        `divisor`: the number of examples of all processes, or what they weigh together.
 
         During the last pass the sum of a bucket starts once the bucket is full. `leave` tells all
         processes that this one was told to leave.
