@@ -142,8 +142,7 @@ class RunningStatistics:
         self.share.mul_(1 - self.momentum).add_(self.seen, alpha=self.momentum / active_workers)
         self.seen.zero_()
         # All at once, which a GPU needs one launch for.
-        if self.counters:
-            torch._foreach_add_(self.counters, 1)
+        torch._foreach_add_(self.counters, 1)
 
     def combine(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the sum of all shares into the model; `sum_` adds a tensor over the processes."""
@@ -168,8 +167,7 @@ class RunningStatistics:
         self.share.copy_(shares[rank] if same else shares.sum(0) * self.fraction)
 
     def _read(self) -> Tensor:
-        buffers = [buffer for layer in self.layers for buffer in _running(layer)]
-        return torch.cat(buffers) if buffers else torch.empty(0)
+        return torch.cat([buffer for layer in self.layers for buffer in _running(layer)])
 
     def _write(self, statistics: Tensor) -> None:
         parts = iter(statistics.split([n for b in self.layers for n in 2 * (b.num_features,)]))
