@@ -154,7 +154,7 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
 
     Fields that the version did not have mean "as before". Settings of loaders and libraries that
     this one does not have are left out: they come and go with versions, and no result depends on
-    them. Raises Refused.
+    them. Raises Refused, for what only a newer version knows too.
     """
     before = OmegaConf.create()
     for key, value in values_before(Recipe).items():
@@ -167,9 +167,26 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
             settings = completed.get(group)
             if isinstance(settings, DictConfig):
                 completed[group] = {key: settings[key] for key in settings if key in known}
+        _check_choices(completed)
     except OmegaConfBaseException as error:
         raise Refused(f"{_first_line(error)}; give the configuration of a run of lsgd") from None
     return from_mapping(completed, *words)
+
+
+def _check_choices(values: DictConfig) -> None:
+    """Raise Refused for a choice that this version does not know, before a field that comes with
+    it is unknown too."""
+    for key, entry in all_fields(Recipe):
+        value = OmegaConf.select(values, key)
+        if value is None or "one_of" not in entry.metadata:
+            continue
+        try:
+            entry.metadata["one_of"](key, value)
+        except Refused:
+            raise Refused(
+                f"{key}={value} is unknown to this version of lsgd; go on with the version that "
+                "wrote it, or a newer one"
+            ) from None
 
 
 def read_recipe(path: Path) -> Recipe:

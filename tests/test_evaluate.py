@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,26 @@ def test_a_checkpoint_of_a_newer_lsgd_is_named(
     with pytest.raises(
         Refused, match=r"newer lsgd \(it is of format 99\); go on with that version$"
     ):
+        evaluate_checkpoint(tmp_path / checkpoint.FILE)
+
+
+@pytest.mark.parametrize(
+    ("group", "fields", "unknown"),
+    [
+        ("data", {"workload": "language", "window": 35}, "data.workload=language"),
+        ("strategy", {"name": "servers", "servers": 2}, "strategy.name=servers"),
+    ],
+)
+def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
+    group: str, fields: dict[str, object], unknown: str, tmp_path: Path
+) -> None:
+    """Its workload or strategy is named, and not a field that came with that."""
+    recipe = config.load_recipe(["+recipe=digits"])
+    saved = Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint()
+    changed = saved.recipe | {group: saved.recipe[group] | fields}
+    checkpoint.write(replace(saved, recipe=changed), tmp_path)
+    sentence = f"^{unknown} is unknown to this version of lsgd; go on with the version that wrote"
+    with pytest.raises(Refused, match=sentence):
         evaluate_checkpoint(tmp_path / checkpoint.FILE)
 
 

@@ -3,11 +3,22 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
+import benchmarks.batchnorm
+import benchmarks.comm
+import benchmarks.memory
+import benchmarks.step
 import lsgd
+import lsgd.bench.__main__
+import lsgd.check.__main__
+import lsgd.plan.__main__
+from lsgd import config
 from lsgd.__main__ import COMMANDS, main
 
 PACKAGE = Path(lsgd.__file__).parent
@@ -103,3 +114,46 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         monkeypatch.setattr("lsgd.run.provenance.commit", lambda commit=commit: commit)
         assert main() == 0
         assert capsys.readouterr().out == f"lsgd {lsgd.__version__}{printed}\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "known"),
+    [("data.workload", "language", "images"), ("strategy.name", "servers", "allreduce")],
+)
+@pytest.mark.parametrize(
+    ("command", "own", "says"),
+    [
+        (lsgd.check.__main__.main, [], "lsgd.check .*; the paper has no rules for another"),
+        (lsgd.plan.__main__.main, ["nodes=1", "gpus=1"], "lsgd.plan .*; a short run of it with"),
+        (lsgd.bench.__main__.main, ["inputs"], "this benchmark .* profile=true"),
+        (lsgd.bench.__main__.main, ["scaling"], "this benchmark .* profile=true"),
+        (benchmarks.batchnorm.main, [], "this benchmark .* profile=true"),
+        (benchmarks.comm.main, [], "this benchmark .* profile=true"),
+        (benchmarks.memory.main, [], "this benchmark .* profile=true"),
+        (benchmarks.step.main, [], "this benchmark .* profile=true"),
+    ],
+)
+def test_what_knows_only_images_and_allreduce_says_so(
+    command: Callable[[Sequence[str]], int],
+    own: list[str],
+    says: str,
+    key: str,
+    value: str,
+    known: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """In one sentence before any work: CONTRIBUTING.md has a table of all commands."""
+    real, (group, field) = config.load_recipe, key.split(".")
+
+    def load_recipe(words: Sequence[str]) -> config.Recipe:
+        recipe = real(words)
+        return replace(recipe, **{group: replace(getattr(recipe, group), **{field: value})})
+
+    monkeypatch.setattr(config, "load_recipe", load_recipe)
+    monkeypatch.chdir(tmp_path)
+    said = refusal(command, capsys, *own, "+recipe=bs256", "device=cpu", "workers_per_pass=2")
+    assert f"knows only {key}={known}, and bs256 has {key}={value}; " in said
+    assert re.search(says, said)
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, RandomSampler
 
 from lsgd import paths
-from lsgd.bench.setting import check_not_launched
+from lsgd.bench.setting import check_measurable, check_not_launched
 from lsgd.bench.timing import TimedWork
 from lsgd.comm import Comm, open_comm
 from lsgd.errors import Refused
@@ -61,6 +61,7 @@ class Loaders:
 
 def loader_setting(recipe: Recipe) -> LoaderSetting:
     """The common settings of this recipe's loaders; raises Refused if it has no image files."""
+    check_measurable(recipe)
     if recipe.rehearse or recipe.data.name in IN_MEMORY:
         what = "a rehearsal" if recipe.rehearse else recipe.data.name
         raise Refused(

@@ -9,9 +9,17 @@ from lsgd.bench.machine import machine, versions
 from lsgd.errors import Refused
 from lsgd.job.launcher import detect
 from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_known
 
 Result = dict[str, Any]
 """The measurements of a benchmark and the setting they depend on, as JSON can hold them."""
+
+
+def check_measurable(recipe: Recipe) -> None:
+    """Raise Refused for a recipe that no benchmark measures: images are made up or read, and each
+    of several processes makes whole updates."""
+    remedy = "a short run of it with profile=true shows where its time goes"
+    check_known(recipe, "this benchmark", remedy, workloads=("images",), strategies=("allreduce",))
 
 
 def setting(device: torch.device, *peers: str) -> Result:
@@ -25,7 +33,11 @@ def setting(device: torch.device, *peers: str) -> Result:
 
 
 def setting_of(recipe: Recipe, device: torch.device, *peers: str) -> Result:
-    """The entries of setting(), and the fields of the recipe that decide how long a step takes."""
+    """The entries of setting(), and the fields of the recipe that decide how long a step takes.
+
+    Raises Refused as check_measurable does.
+    """
+    check_measurable(recipe)
     return setting(device, *peers) | {
         "recipe": recipe.name,
         "model": recipe.model.name,

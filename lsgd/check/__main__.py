@@ -9,6 +9,7 @@ from lsgd.check import Finding, build, findings
 from lsgd.errors import Refused
 from lsgd.job.command import run_command
 from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_known
 
 ABOUT = """\
 Compare a recipe with Goyal et al. 2017, rule by rule, on the built network, optimizer, schedule,
@@ -77,7 +78,12 @@ def _and(rules: Sequence[str]) -> str:
 
 
 def check(recipe: Recipe) -> None:
-    """Print the table and the verdict; raises Refused if they differ from what is declared."""
+    """Print the table and the verdict; raises Refused if they differ from what is declared.
+
+    So it does for what the paper is not about.
+    """
+    remedy = "the paper has no rules for another, so train it without this check"
+    check_known(recipe, "lsgd.check", remedy, workloads=("images",), strategies=("allreduce",))
     if recipe.rehearse:
         raise Refused("rehearse=true is the run in miniature; check the run itself, without it")
     print(recipe.summary(), end="\n\n", flush=True)

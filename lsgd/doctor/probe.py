@@ -23,7 +23,7 @@ from lsgd import paths
 from lsgd.errors import Refused
 
 if TYPE_CHECKING:
-    from lsgd.recipe import Data
+    from lsgd.recipe import Recipe
 
 Facts = dict[str, Any]
 
@@ -134,17 +134,19 @@ def data() -> Iterator[Facts]:
 
     facts: Facts = {"datasets": []}
     for option in sorted(path.stem for path in (paths.conf_dir() / "data").glob("*.yaml")):
-        recipe = config.load_recipe(["+recipe=digits", f"data={option}"])
-        facts["datasets"].append(_dataset(recipe.data))
+        words = ["+recipe=digits", f"data={option}", f"name={option}"]
+        facts["datasets"].append(_dataset(config.load_recipe(words)))
         # Should a reader crash on the next one, this much is known.
         yield facts
 
 
-def _dataset(data: "Data") -> Facts:
+def _dataset(recipe: "Recipe") -> Facts:
     from lsgd.inputs import IN_MEMORY
     from lsgd.inputs.arrays import load_arrays
     from lsgd.inputs.index import open_indexes, prepare_command
+    from lsgd.recipe.checks import check_known
 
+    data = recipe.data
     root = paths.data_root(data.name)
     facts: Facts = {"name": data.name, "root": str(root), "problem": None}
     facts["prepare"] = prepare_command(data.name, root)
@@ -153,6 +155,8 @@ def _dataset(data: "Data") -> Facts:
     facts["there"] = root.is_dir() and bool(set(os.listdir(root)) - {"README.md", "prepare.py"})
     if facts["there"] or facts["bundled"]:
         try:
+            remedy = "a training looks at its data before it begins"
+            check_known(recipe, "lsgd.doctor", remedy, workloads=("images",))
             (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
         except Refused as refused:
             facts["problem"] = str(refused)

@@ -20,7 +20,7 @@ from lsgd.plan.hardware import H200, PAPER, Hardware
 from lsgd.plan.step import Machine, Measured
 from lsgd.plan.table import counts, one_worker_each, report, row
 from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_world_size
+from lsgd.recipe.checks import check_known, check_world_size
 
 ABOUT = """\
 What a run would take on so many servers: time per step and epoch, hours, efficiency, what bounds
@@ -57,6 +57,8 @@ def plan(argv: Sequence[str]) -> None:
     """Print the plan for these words of the command line, and keep it in --out."""
     sizes, words = take_sizes(argv)
     recipe, options = _command_line().read(words)
+    remedy = "a short run of it with profile=true shows where its time goes"
+    check_known(recipe, "lsgd.plan", remedy, workloads=("images",), strategies=("allreduce",))
     gpus = _gpus(sizes, recipe)
     draw = _plotter() if options.out else None
     step = _measured(recipe, options)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -31,6 +32,10 @@ def check(recipe: Recipe) -> None:
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
+    if recipe.workers_per_pass == AUTO:
+        # A pass is timed in a single process, which is the whole of no other strategy.
+        remedy = "write a number, such as workers_per_pass=8"
+        check_known(recipe, "workers_per_pass=auto", remedy, strategies=("allreduce",))
     if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
         raise Refused(
             f"name={recipe.name} does not make a folder's name; write letters, digits, -, _ and ."
@@ -127,6 +132,29 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
             f"{world_size} processes cannot share workers={recipe.workers}; start at most "
             f"{recipe.workers} processes"
         )
+
+
+def check_known(
+    recipe: Recipe,
+    command: str,
+    remedy: str,
+    *,
+    workloads: Sequence[str] | None = None,
+    strategies: Sequence[str] | None = None,
+) -> None:
+    """Raise Refused for a workload or strategy that a command does not know; None means any.
+
+    The remedy says what to do instead, as the end of the sentence.
+    """
+    for key, value, known in (
+        ("data.workload", recipe.data.workload, workloads),
+        ("strategy.name", recipe.strategy.name, strategies),
+    ):
+        if known is not None and value not in known:
+            raise Refused(
+                f"{command} knows only {key}={' or '.join(known)}, and {recipe.name} has "
+                f"{key}={value}; {remedy}"
+            )
 
 
 def _numbers(values: list[float]) -> str:

@@ -3,13 +3,17 @@
 from dataclasses import replace
 
 from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check_known
 
 
 def rehearsal(recipe: Recipe) -> Recipe:
     """The same run in miniature: its k, steps and lr function, on 2 small images per worker.
 
-    The reference batch shrinks with n, so that the lr at every step of the run is unchanged.
+    The reference batch shrinks with n, so that the lr at every step of the run is unchanged; the
+    strategy stays. Raises Refused for any workload but images.
     """
+    remedy = "leave it out and train a recipe of few steps of that workload"
+    check_known(recipe, "rehearse=true", remedy, workloads=("images",))
     n, size = 2, 32
     data = replace(
         recipe.data,

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lsgd.errors import Refused
-from lsgd.recipe.checks import check, check_world_size
+from lsgd.recipe.checks import check, check_known, check_world_size
 from lsgd.rules import sampler
 
 
@@ -103,3 +103,27 @@ def test_more_processes_than_workers() -> None:
     check_world_size(BASE, 256)
     with pytest.raises(Refused, match=r"257 processes .* workers=256; start at most 256"):
         check_world_size(BASE, 257)
+
+
+def test_a_command_takes_what_it_knows() -> None:
+    other = changed(BASE, data__workload="language", strategy__name="servers")
+    check_known(other, "it", "…")
+    check_known(BASE, "it", "…", workloads=("images",), strategies=("allreduce",))
+    check_known(other, "it", "…", workloads=("images", "language"))
+    with pytest.raises(
+        Refused, match=r"^it knows only data\.workload=images or trees, and"
+    ):
+        check_known(other, "it", "…", workloads=("images", "trees"), strategies=("allreduce",))
+    with pytest.raises(Refused, match=r"strategy\.name=allreduce, .* strategy\.name=servers; …$"):
+        check_known(other, "it", "…", strategies=("allreduce",))
+
+
+def test_passes_are_timed_for_allreduce_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any other strategy workers_per_pass has to be a number."""
+    # As if there were a second strategy.
+    monkeypatch.setattr("lsgd.recipe.checks._check_limits", lambda group: None)
+    other = changed(BASE, strategy__name="servers", workers_per_pass="auto")
+    with pytest.raises(Refused, match=r"^workers_per_pass=auto knows only .* write a number, such"):
+        check(other)
+    check(changed(other, workers_per_pass=8))
+    check(changed(BASE, data__workload="language", workers_per_pass="auto"))

@@ -7,6 +7,7 @@ from helpers.base_recipe import BASE, changed, leaves
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lsgd.errors import Refused
 from lsgd.recipe import Target
 from lsgd.recipe.checks import check
 from lsgd.recipe.rehearsal import rehearsal
@@ -88,3 +89,11 @@ def test_rehearsal_prints_every_replacement() -> None:
     assert {key for key in before if before[key] != after[key]} == {*said, *described}
     assert all(phrase in text for phrase in said.values())
     assert small.target is None
+
+
+def test_a_strategy_is_rehearsed_as_it_is_and_another_workload_not_at_all() -> None:
+    servers = changed(BASE, strategy__name="servers", rehearse=True)
+    assert rehearsal(servers).strategy == servers.strategy
+    assert rehearsal(servers).workers == servers.workers
+    with pytest.raises(Refused, match=r"^rehearse=true knows only data\.workload=images, and base"):
+        rehearsal(changed(servers, data__workload="language"))

@@ -117,6 +117,11 @@ def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
         ("config.yaml", "- a\n- b\n", "config.yaml is no mapping of keys to values"),
         ("config.yaml", "name: [", "config.yaml cannot be read"),
         ("config.yaml", "data: [1]\n", "config.yaml is of no run of this lsgd"),
+        (
+            "config.yaml",
+            "data: {workload: language, window: 35}\n",
+            "of no run of this lsgd: data.workload=language is unknown to this version of lsgd",
+        ),
         ("config.yaml", "inputs: ${x}\n", "config.yaml is of no run of this lsgd"),
         ("config.yaml", "trainer: {max_epochs: 3}\n", "there is no key 'trainer'"),
         ("metrics.jsonl", "[1, 2]\n", "metrics.jsonl has rows that lsgd did not write"),
