@@ -144,7 +144,7 @@ def test_what_knows_only_images_and_allreduce_says_so(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """In one sentence before any work: CONTRIBUTING.md has a table of all commands."""
+    """In one sentence, before any work."""
     real, (group, field) = config.load_recipe, key.split(".")
 
     def load_recipe(words: Sequence[str]) -> config.Recipe:
@@ -157,3 +157,11 @@ def test_what_knows_only_images_and_allreduce_says_so(
     assert f"knows only {key}={known}, and bs256 has {key}={value}; " in said
     assert re.search(says, said)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_says_what_each_command_knows() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## What each command knows\n")
+    table = section.partition("###")[0]
+    first = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    assert {*re.findall(r"`(\w+)/?`", " ".join(first))} == {*LISTED, "benchmarks"}

@@ -110,9 +110,7 @@ def test_a_command_takes_what_it_knows() -> None:
     check_known(other, "it", "…")
     check_known(BASE, "it", "…", workloads=("images",), strategies=("allreduce",))
     check_known(other, "it", "…", workloads=("images", "language"))
-    with pytest.raises(
-        Refused, match=r"^it knows only data\.workload=images or trees, and"
-    ):
+    with pytest.raises(Refused, match=r"^it knows only data\.workload=images or trees, and"):
         check_known(other, "it", "…", workloads=("images", "trees"), strategies=("allreduce",))
     with pytest.raises(Refused, match=r"strategy\.name=allreduce, .* strategy\.name=servers; …$"):
         check_known(other, "it", "…", strategies=("allreduce",))
