@@ -52,7 +52,7 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scor
             "was trained, and only where and how fast may differ: data.root, device, val_batch, "
             "comm.library"
         )
-    return _evaluate(recipe, saved.model, str(path))
+    return _evaluate(recipe, str(path), saved.model, saved.parts)
 
 
 def evaluate_weights(path: Path, words: Sequence[str]) -> dict[str, Scores]:
@@ -70,10 +70,12 @@ def evaluate_weights(path: Path, words: Sequence[str]) -> dict[str, Scores]:
         ) from None
     if isinstance(weights, dict) and "fingerprint" in weights:
         raise Refused(f"{path} is a checkpoint of lsgd, which knows its recipe; leave out +recipe=")
-    return _evaluate(recipe, weights, str(path))
+    return _evaluate(recipe, str(path), weights, parts={})
 
 
-def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> dict[str, Scores]:
+def _evaluate(
+    recipe: Recipe, name: str, weights: dict[str, Tensor], parts: dict[str, dict[str, Tensor]]
+) -> dict[str, Scores]:
     device = pick_device(recipe.device)
     comm = open_comm(recipe.comm, device)
     try:
@@ -88,6 +90,10 @@ def _evaluate(recipe: Recipe, weights: dict[str, Tensor], name: str) -> dict[str
                 f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
                 "have them"
             ) from None
+        # An evaluation may be made with them, as with an average of weights.
+        for part in workload.parts(model, range(0), comm):
+            if part.name in parts:
+                part.restore(parts[part.name])
         inputs = agree(comm, workload.inputs)
         return evaluate(TrainedModel(workload, model, comm, device), inputs)
     finally:

@@ -79,7 +79,11 @@ def test_a_python_program_gets_a_recipe() -> None:
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
     """Also instead of the one that the recipe chooses itself."""
-    words = [f"{group}={option}", *(["model=small_resnet", "workers=4"] if group == "data" else [])]
+    words = [f"{group}={option}"]
+    if group == "data":
+        words += ["model=small_resnet", "workers=4"]
+    if option == "lenet5":
+        words += ["data=fashion_mnist", "workers=4"]
     chosen = getattr(config.load_recipe(["+recipe=bs8k", *words]), group)
     if field := NAMED_BY.get(group):
         named = option.replace("_", "-") if group == "data" else option

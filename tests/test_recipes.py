@@ -112,6 +112,7 @@ def rows() -> dict[str, Row]:
     found["fashion_resnet20"] = fashion(
         128, reference=(128, Fraction(1, 10)), edges=(15, 22, 27, 30)
     )
+    found["fashion_lenet5"] = fashion(64, reference=(64, Fraction(1, 50)), edges=(6, 8, 10))
     digits = functools.partial(Row, examples=1442, reference=DIGITS[0], edges=DIGITS[1])
     found["digits_reference"] = digits(16)
     found["digits"] = digits(256)

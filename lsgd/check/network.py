@@ -15,14 +15,14 @@ BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """The rules of section 5.1: the network and its initialisation."""
+    """The rules of section 5.1 about the layers that the network has, and how they start."""
     model = learner.model
     return [
         _model(learner),
-        _stride(model),
+        *([_stride(model)] if _blocks(model) else []),
         _conv_init(model),
         _fc_init(model),
-        *_gammas(model),
+        *(_gammas(model) if _norms(model.modules()) else []),
     ]
 
 
@@ -67,25 +67,27 @@ def _stride(model: nn.Module) -> Finding:
 
 
 def _conv_init(model: nn.Module) -> Finding:
+    """The start of the convolutions, and of the linear layers before the one of the logits."""
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
-    sides = {
-        "out": all(_is_normal(c.weight, math.sqrt(2 / _fan(c, c.out_channels))) for c in convs),
-        "in": all(_is_normal(c.weight, math.sqrt(2 / _fan(c, c.in_channels))) for c in convs),
-    }
-    side = next((side for side, fits in sides.items() if fits), None)
+    linear = _linear(model)[:-1]
+    layers: list[nn.Conv2d | nn.Linear] = [*convs, *linear]
+    sides = ("out", "in")
+    side = next((s for s in sides if all(_is_he(layer.weight, s) for layer in layers)), None)
+    biased = any(layer.bias is not None and layer.bias.any() for layer in layers)
     return Finding(
         "conv_init",
         "5.1",
         "He: N(0, 2 / fan out)",
-        f"{len(convs)} convolutions " + (f"as N(0, 2 / fan {side})" if side else "otherwise"),
-        side == "out",
+        f"{len(convs)} convolutions {f'and {len(linear)} linear layers ' if linear else ''}"
+        + (f"as N(0, 2 / fan {side})" if side else "otherwise")
+        + (", biases not 0" if biased else ""),
+        side == "out" and not biased,
     )
 
 
 def _fc_init(model: nn.Module) -> Finding:
-    heads = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    weights = torch.cat([head.weight.flatten() for head in heads])
-    biased = any(head.bias.any() for head in heads)
+    head = _linear(model)[-1]
+    weights, biased = head.weight, bool(head.bias.any())
     bias = "and a bias that is not 0" if biased else "and bias 0"
     return Finding(
         "fc_init",
@@ -127,8 +129,15 @@ def _norms(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm
     return [m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
-def _fan(conv: nn.Conv2d, channels: int) -> int:
-    return channels * math.prod(conv.kernel_size)
+def _linear(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers; the last one gives the logits."""
+    return [m for m in model.modules() if isinstance(m, nn.Linear)]
+
+
+def _is_he(weight: Tensor, side: str) -> bool:
+    """Whether a weight (out, in, …) starts as He's initialisation by the fan of this side."""
+    fan = weight.shape[("out", "in").index(side)] * math.prod(weight.shape[2:])
+    return _is_normal(weight, math.sqrt(2 / fan))
 
 
 def _is_normal(weight: Tensor, std: float) -> bool:

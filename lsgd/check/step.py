@@ -31,15 +31,19 @@ RATES = (0.1, 0.4, 0.4, 0.04)
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """The rules of sections 2.3, 3 and 5.1: BN, gradient, momentum, decay and number formats."""
+    """The rules of sections 2.3, 3 and 5.1: BN, gradient, momentum, decay and number formats.
+
+    Those of BN are left out of a network that has none.
+    """
     recipe = learner.recipe
+    has_norms = bool(_norms(learner))
     return [
-        *_decay(learner),
+        _weight_decay(learner),
+        *([_batchnorm_decay(learner)] if has_norms else []),
         _momentum(recipe),
         _lr_of_a_step(recipe),
         _gradient(recipe),
-        _batchnorm(learner),
-        _running_average(recipe),
+        *([_batchnorm(learner), _running_average(recipe)] if has_norms else []),
         _precision(learner),
         _compression(learner),
     ]
@@ -85,34 +89,47 @@ def _running(learner: Learner) -> RunningStatistics:
     return running
 
 
-def _decay(learner: Learner) -> list[Finding]:
-    """The decay of each tensor; gamma and beta are recognised by the type of their module."""
-    decays = {
+def _weight_decay(learner: Learner) -> Finding:
+    decays, of_norms = _decays(learner), _of_norms(learner)
+    others = [p for p in learner.model.parameters() if p not in of_norms]
+    untouched = [p for p in learner.model.parameters() if p not in decays]
+    return Finding(
+        "weight_decay",
+        "3, 5.1",
+        "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
+        _by_value([decays.get(p, 0.0) for p in others])
+        + (f"; {len(untouched)} are not trained" if untouched else ""),
+        {decays.get(p) for p in others} == {1e-4} and not untouched,
+    )
+
+
+def _batchnorm_decay(learner: Learner) -> Finding:
+    decays, of_norms = _decays(learner), _of_norms(learner)
+    return Finding(
+        "batchnorm_decay",
+        "5.1",
+        "none on gamma and beta of any BN",
+        _by_value([decays.get(p, 0.0) for p in of_norms]),
+        not any(decays.get(p) for p in of_norms),
+    )
+
+
+def _decays(learner: Learner) -> dict[nn.Parameter, float]:
+    """The decay of each parameter that the optimizer has."""
+    return {
         parameter: float(group["weight_decay"])
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
-    norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    of_norms = {p for module in norms for p in module.parameters(recurse=False)}
-    others = [p for p in learner.model.parameters() if p not in of_norms]
-    untouched = [p for p in learner.model.parameters() if p not in decays]
-    return [
-        Finding(
-            "weight_decay",
-            "3, 5.1",
-            "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
-            _by_value([decays.get(p, 0.0) for p in others])
-            + (f"; {len(untouched)} are not trained" if untouched else ""),
-            {decays.get(p) for p in others} == {1e-4} and not untouched,
-        ),
-        Finding(
-            "batchnorm_decay",
-            "5.1",
-            "none on gamma and beta of any BN",
-            _by_value([decays.get(p, 0.0) for p in of_norms]),
-            not any(decays.get(p) for p in of_norms),
-        ),
-    ]
+
+
+def _norms(learner: Learner) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def _of_norms(learner: Learner) -> set[nn.Parameter]:
+    """Gamma and beta, which are recognised by the type of their module."""
+    return {p for module in _norms(learner) for p in module.parameters(recurse=False)}
 
 
 def _by_value(decays: Sequence[float]) -> str:
@@ -250,10 +267,9 @@ def _made_up(passes: list[Pass]) -> Iterator[Batch]:
 
 def _batchnorm(learner: Learner) -> Finding:
     """The statistics of a layer of the miniature, for 3 images of each of two workers in a pass."""
-    norms = [m for m in learner.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     small = miniature(learner.recipe)
-    layer = next(m for m in small.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    kinds = {type(norm) for norm in norms}
+    layer = _norms(small)[0]
+    kinds = {type(norm) for norm in _norms(learner)}
     images = _features(layer)[:6]
     _running(small).start_pass(Pass(0, np.arange(6), range(2)))
     with torch.no_grad():

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
@@ -37,6 +37,7 @@ def make_model(
 ) -> nn.Module:
     """The network `name`, initialised by the seed alone: the same weights on every process."""
     # Imported here, since torchvision takes a second and only what makes a network needs it.
+    from lsgd.models.lenet import LeNet5
     from lsgd.models.small import SmallResNet
     from lsgd.vision import models
 
@@ -46,6 +47,7 @@ def make_model(
         "resnet101": partial(models.resnet101, num_classes=classes, norm_layer=norm),
         "resnet20": partial(SmallResNet, classes, channels=channels, blocks=3, width=16),
         "small_resnet": partial(SmallResNet, classes, channels=channels, blocks=1, width=8),
+        "lenet5": partial(LeNet5, classes, channels=channels),
     }
     model: nn.Module = makers[name]()
     initialise(model, last_gamma=last_gamma, seed=seed)
@@ -53,29 +55,58 @@ def make_model(
 
 
 def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
-    """Start the weights as in Goyal et al. 2017, section 5.1.
+    """Start the weights of any network, by the seed alone.
 
-    He's initialisation (fan out) for convolutions, N(0, 0.01²) for the fully connected layer with
-    bias 0, gamma 1 and beta 0, but `last_gamma` for the last BN of every residual block.
+    - The last linear layer, which gives the logits, N(0, 0.01²) (Goyal et al. 2017, section 5.1).
+    - Other linear layers and convolutions N(0, 2 / fan out) (He et al. 2015, equation 14). Either
+      fan will do if all layers have the same: what one gains the next loses, and the rest is one
+      constant for the network. The paper of 2017 takes fan out for its convolutions.
+    - Embeddings and recurrent layers U(-0.1, 0.1), all their parameters (Zaremba et al. 2014,
+      section 4.1, the network of 200 units, and the authors' code).
+    - BN gamma 1 and beta 0, but `last_gamma` for the last BN of every residual block (Goyal et al.
+      2017, section 5.1).
+
+    Biases of linear layers and convolutions start at 0. Raises TypeError for any other layer with
+    parameters of its own, which would keep numbers of torch's global generator.
     """
     from lsgd.vision import models
 
     generator = torch.Generator().manual_seed(seed)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     for module in model.modules():
         match module:
-            case nn.Conv2d():
+            case nn.Linear() if module is linear[-1]:
+                nn.init.normal_(module.weight, std=0.01, generator=generator)
+                _zero(module.bias)
+            case nn.Linear() | nn.Conv2d():
                 nn.init.kaiming_normal_(
                     module.weight, mode="fan_out", nonlinearity="relu", generator=generator
                 )
-            case nn.Linear():
-                nn.init.normal_(module.weight, std=0.01, generator=generator)
-                nn.init.zeros_(module.bias)
+                _zero(module.bias)
+            case nn.Embedding() | nn.RNNBase():
+                for parameter in module.parameters(recurse=False):
+                    nn.init.uniform_(parameter, -0.1, 0.1, generator=generator)
             case nn.BatchNorm2d():
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
+            case _:
+                _check_without_parameters(module)
     for module in model.modules():
         match module:
             case models.resnet.Bottleneck():
                 nn.init.constant_(module.bn3.weight, last_gamma)
             case models.resnet.BasicBlock():
                 nn.init.constant_(module.bn2.weight, last_gamma)
+
+
+def _zero(bias: Tensor | None) -> None:
+    if bias is not None:
+        nn.init.zeros_(bias)
+
+
+def _check_without_parameters(module: nn.Module) -> None:
+    for name, _ in module.named_parameters(recurse=False):
+        raise TypeError(
+            f"{type(module).__name__}.{name} has no rule by which it starts, and would start by "
+            "torch's global generator; give its layer a rule in lsgd.models.initialise"
+        )

@@ -64,7 +64,9 @@ class Data:
 class Model:
     """The network, and how the last BN of every residual block starts."""
 
-    name: str = field(metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet"))
+    name: str = field(
+        metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5")
+    )
     last_gamma: float = 0.0
     """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""

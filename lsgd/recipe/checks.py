@@ -73,6 +73,11 @@ def _check_data(recipe: Recipe) -> None:
             f"model={model} takes images of 3 channels and {data.name} has {data.channels}; write "
             "model=small_resnet or model=resnet20"
         )
+    if model == "lenet5" and data.image_size != 28:
+        raise Refused(
+            f"model=lenet5 takes images of 28 x 28 and data.image_size={data.image_size}; write "
+            "data=fashion_mnist or another model, such as model=small_resnet"
+        )
 
 
 def _check_schedule(recipe: Recipe) -> None:

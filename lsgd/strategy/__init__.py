@@ -94,6 +94,7 @@ class Strategy(Protocol):
 
         A phase begins with the call of that method, and the step ends with the last one. They are
         all but `data wait` and `forward`, which begin when a batch is requested and when it comes.
+        When `communication` begins, all passes of the task have made their gradients.
         """
 
 

@@ -58,15 +58,16 @@ class Reducer:
         self.flags = torch.zeros(2, device=self.flag.device)
         self.found_inf = self.flags[0]
         self.gradient_norm = torch.zeros((), device=self.flag.device)
-        self._examples, self._launched = 1, 0
+        self._divisor, self._launched = 1, 0
 
-    def start(self, examples: int, passes: int, *, leave: bool = False) -> None:
-        """Begin a step of `examples` over all processes, with `passes` backward passes of this one.
+    def start(self, divisor: int, passes: int, *, leave: bool = False) -> None:
+        """Begin a step with `passes` backward passes of this process, whose gradient is divided by
+        `divisor`: the number of examples of all processes, or what they weigh together.
 
         During the last pass the sum of a bucket starts once the bucket is full. `leave` tells all
         processes that this one was told to leave.
         """
-        self._examples, self._launched = examples, 0
+        self._divisor, self._launched = divisor, 0
         for bucket in self.buckets:
             # Autograd adds to it in place. To let each hook copy its gradient needs no zeros, but
             # made a step of a small model 4 % longer.
@@ -79,7 +80,7 @@ class Reducer:
         last; if the loss is not finite, it raises the flag of this step.
         """
         # Before the pass, and not the sum after it: so half precision on the wire holds a mean.
-        part = loss / self._examples
+        part = loss / self._divisor
         self.flag += 0 * part.detach()  # which is NaN, if the loss is infinite or NaN
         part.backward()
 

@@ -55,22 +55,30 @@ class Part(Protocol):
 class Workload(Protocol):
     """What is learned: network, data, order, loss, and what is counted. It holds no weights."""
 
-    metric: Metric
-    """The rate, of the first evaluation set, that the number of a run is made of."""
-    counts: tuple[str, ...]
-    """The names of what `loss` counts. The reported loss is a mean over the first, and so is the
-    speed of training: images, tokens, …"""
-    weights: NDArray[np.int64] | None
-    """What each training example adds to the divisor of a step's gradient, shape (examples,); None
-    means 1 each. Every process knows all of them before any backward pass."""
-    sets: tuple[str, ...]
-    """The evaluation sets, val first, of which the metric is; the others stand beside it."""
+    @property
+    def metric(self) -> Metric:
+        """The rate, of the first evaluation set, that the number of a run is made of."""
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The names of what `loss` counts: first the things that the reported loss is a mean over,
+        and that the speed of training is of, such as images or tokens."""
+
+    @property
+    def weights(self) -> NDArray[np.int64] | None:
+        """What each training example adds to the divisor of a step's gradient, shape (examples,);
+        None means 1 each. Every process knows all of them before any backward pass."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The evaluation sets: val, of which the metric is, then others that stand beside it."""
 
     def network(self) -> nn.Module:
         """The network on the CPU, with weights that depend on the recipe's seed alone."""
 
     def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
-        """What the hosted workers of this process carry along; may be nothing."""
+        """What the hosted workers of this process carry along; may be nothing. `loss` may use it,
+        so the workload keeps what it has made last."""
 
     def inputs(self) -> Inputs:
         """The loader of its examples; raises Refused if these are missing or not the recipe's."""

@@ -21,8 +21,8 @@ class Images:
     """The workload of all recipes of the paper. An example is an image, and counts once."""
 
     metric = TOP1
-    counts: tuple[str, ...] = ("images", "top1", "top5")
-    weights: NDArray[np.int64] | None = None
+    counts = ("images", "top1", "top5")
+    weights = None
     sets: tuple[str, ...] = ("val",)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:

@@ -78,6 +78,18 @@ def test_shipped_recipes_declare_what_deviates(name: str) -> None:
     assert all(reason and len(reason) <= 110 for reason in recipe.deviations.values())
 
 
+def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
+    """LeNet-5 has neither BN nor residual blocks; all else is asked of it."""
+    of_resnet, of_lenet = (
+        {each.rule for each in findings(shipped(name))}
+        for name in ("fashion_bs64", "fashion_lenet5")
+    )
+    assert of_lenet < of_resnet
+    assert of_resnet - of_lenet == {
+        "stride", "last_gamma", "other_gammas", "batchnorm_decay", "batchnorm", "running_average"
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_there_are_a_dozen_kinds() -> None:
     """Each is built and asked for everything once."""

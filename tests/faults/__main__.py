@@ -9,7 +9,7 @@ A fault is a table in one of the TOML files beside this one:
     name = "loss-not-divided"              # reducer.loss-not-divided, in reducer.toml
     why = "One sentence: whose bug it is, and what it does."
     file = "lsgd/strategy/reducer.py"
-    old = "part = loss / self._examples"   # occurs once in the file
+    old = "part = loss / self._divisor"   # occurs once in the file
     new = "part = loss"
     test = "tests/strategy/test_reducer.py::test_large_gradients_survive_fp16[2]"
 

@@ -1,21 +1,31 @@
+"""The shipped networks: their sizes, how their weights start, and by what."""
+
 import functools
+import json
 import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lsgd.models import make_model
+from lsgd import paths
+from lsgd.models import initialise, make_model
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.vision import models
+
+NAMES = sorted(path.stem for path in (paths.conf_dir() / "model").glob("*.yaml"))
+GOLDEN = Path(__file__).parent.parent / "golden/networks.json"
 
 
 @functools.cache
 def made(name: str, *, seed: int = 0, last_gamma: float = 0.0) -> nn.Module:
     """The network as recipes make it; not to be changed."""
-    small = {"classes": 10, "channels": 1}
-    shape = small if name in ("small_resnet", "resnet20") else {"classes": 1000, "channels": 3}
+    large = name in ("resnet50", "resnet101")
+    shape = {"classes": 1000, "channels": 3} if large else {"classes": 10, "channels": 1}
     return make_model(name, **shape, last_gamma=last_gamma, seed=seed)
 
 
@@ -27,10 +37,11 @@ def made(name: str, *, seed: int = 0, last_gamma: float = 0.0) -> nn.Module:
         # He et al. 2016: 0.27 M; here with projections, for 1 channel and 10 classes.
         ("resnet20", 272_474, 68, 22, 9),
         ("small_resnet", 19_890, 32, 10, 3),
+        ("lenet5", 61_706, 10, 0, 0),
     ],
 )
 def test_counts(name: str, parameters: int, tensors: int, norms: int, blocks: int) -> None:
-    """Sizes, and which tensors decay: conv and fc weights and the fc bias, not gamma and beta."""
+    """Sizes, and which tensors decay: all weights and biases but gamma and beta."""
     model = made(name)
     sizes = [p.numel() for p in model.parameters()]
     assert (sum(sizes), len(sizes)) == (parameters, tensors)
@@ -57,15 +68,17 @@ def test_tensors_of_resnet50_that_decay_and_start_at_zero() -> None:
     assert zeros == {f"{block}.bn3.weight" for block in blocks}
 
 
-@pytest.mark.parametrize("name", ["resnet50", "resnet101", "resnet20", "small_resnet"])
+@pytest.mark.parametrize("name", NAMES)
 def test_weights_start_as_in_the_paper(name: str) -> None:
-    for module in made(name).modules():
-        if isinstance(module, nn.Conv2d):
-            fan_out = module.out_channels * math.prod(module.kernel_size)
-            assert_normal(module.weight, std=math.sqrt(2 / fan_out))
-        if isinstance(module, nn.Linear):
-            assert_normal(module.weight, std=0.01)
-            assert not module.bias.any()
+    """The last linear layer as the paper's fc; those before it, as convolutions, by He."""
+    model = made(name)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            fan_out = module.weight.shape[0] * math.prod(module.weight.shape[2:])
+            std = 0.01 if module is linear[-1] else math.sqrt(2 / fan_out)
+            assert_normal(module.weight, std=std)
+            assert module.bias is None or not module.bias.any()
         if isinstance(module, nn.BatchNorm2d):
             assert torch.isin(module.weight, torch.tensor([0.0, 1.0])).all()
             assert not module.bias.any()
@@ -87,18 +100,95 @@ def test_last_gamma_is_the_recipes() -> None:
     assert all((gamma == 1).all() for gamma in gammas)
 
 
-def test_weights_are_a_function_of_the_seed() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_a_function_of_the_seed(name: str) -> None:
     """Of nothing else: neither torch's global generator nor what was made before."""
+    model = made(name)
     torch.manual_seed(123)
-    again = make_model("small_resnet", classes=10, channels=1, last_gamma=0.0, seed=0)
-    for (name, a), b in zip(
-        made("small_resnet").named_parameters(), again.parameters(), strict=True
+    again = made.__wrapped__(name)
+    for (key, tensor), other in zip(
+        model.state_dict().items(), again.state_dict().values(), strict=True
     ):
-        assert torch.equal(a, b), name
-    other = dict(made("small_resnet", seed=1).named_parameters())
-    for name, parameter in again.named_parameters():
+        assert torch.equal(tensor, other), key
+
+
+@pytest.mark.parametrize("name", ["small_resnet", "lenet5"])
+def test_another_seed_makes_other_weights(name: str) -> None:
+    other = dict(made(name, seed=1).named_parameters())
+    for key, parameter in made(name).named_parameters():
         if parameter.dim() > 1:
-            assert not torch.equal(parameter, other[name]), name
+            assert not torch.equal(parameter, other[key]), key
+
+
+class Words(nn.Module):
+    """A language model of the kinds of layers that no shipped network has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 20)
+        self.lstm = nn.LSTM(20, 30, num_layers=2)
+        self.decoder = nn.Linear(30, 50)
+
+
+def test_a_language_model_starts_as_its_paper_has_it() -> None:
+    """Embedding and LSTM uniform to 0.1, biases too; the decoder is a layer of logits."""
+    models = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        models.append(Words())
+        initialise(models[-1], last_gamma=0.0, seed=0)
+    first, second = (model.state_dict() for model in models)
+    for key, tensor in first.items():
+        assert torch.equal(tensor, second[key]), key
+        if not key.startswith("decoder."):
+            assert 0.08 < tensor.abs().max() <= 0.1, key
+            assert abs(tensor.mean()) < 5 * 0.1 / math.sqrt(3 * tensor.numel()), key
+    assert_normal(first["decoder.weight"], std=0.01)
+    assert not first["decoder.bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(nn.PReLU(), "PReLU.weight"), (nn.LayerNorm(4), "LayerNorm.weight"),
+     (nn.ParameterList([torch.zeros(2)]), "ParameterList.0")],
+)  # fmt: skip
+def test_a_layer_without_a_rule_is_an_error(layer: nn.Module, name: str) -> None:
+    """Else it would start by torch's global generator, as its author may not notice."""
+    with pytest.raises(TypeError, match=f"{name} has no rule .* lsgd.models.initialise") as caught:
+        initialise(nn.Sequential(nn.Linear(4, 4), layer), last_gamma=0.0, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_without_biases_or_linear_layers_starts_too() -> None:
+    initialise(nn.Sequential(nn.Conv2d(1, 2, 3, bias=False)), last_gamma=0.0, seed=0)
+    initialise(nn.Sequential(nn.Linear(2, 3, bias=False)), last_gamma=0.0, seed=0)
+
+
+def numbers(name: str) -> dict[str, list[float]]:
+    """The first 8 numbers of the parameters, and of the logits' weights, which are drawn last."""
+    weights: Iterator[Tensor] = (p for p in made(name).parameters() if p.dim() > 1)
+    first, *_, last = weights
+    return {
+        key: [float(f"{number:.9g}") for number in weight.flatten()[:8].tolist()]
+        for key, weight in (("parameters", first), ("logits", last))
+    }
+
+
+def test_networks_start_with_the_numbers_they_had() -> None:
+    """`LSGD_WRITE_GOLDEN=1 pytest -k numbers_they_had` adds those of a new network.
+
+    Equal to a millionth, since processors without AVX2 round the last bits of some otherwise.
+    """
+    started = {name: numbers(name) for name in NAMES}
+    if os.environ.get("LSGD_WRITE_GOLDEN"):
+        lines = [f'  "{name}": {json.dumps(row)}' for name, row in started.items()]
+        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        pytest.skip(f"{GOLDEN} is written anew")
+    golden = json.loads(GOLDEN.read_text())
+    assert sorted(golden) == sorted(started)
+    for name, row in started.items():
+        for key, drawn in row.items():
+            assert drawn == pytest.approx(golden[name][key], abs=1e-6), (name, key)
 
 
 def test_state_loads_into_torchvisions_network() -> None:

@@ -43,6 +43,10 @@ from lsgd.rules import sampler
         ({"data__mean": [0.5]}, "data.mean and data.std need 3 numbers .* have 1 and 3"),
         ({"data__std": [0.2, 0.2, 0.0]}, r"data.std=\[0.2,0.2,0\] .* above 0"),
         ({"data__channels": 1, "data__mean": [0.5], "data__std": [0.2]}, "model=small_resnet"),
+        (
+            {"model__name": "lenet5"},
+            "lenet5 takes images of 28 x 28 .*image_size=224; write data=f",
+        ),
         ({"name": "../run"}, "name=../run .* write letters"),
         ({"run_dir": ""}, "run_dir= is empty; write run_dir=PATH"),
     ],
@@ -65,6 +69,7 @@ def test_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
         {"optim__momentum": 0.0, "optim__nesterov": False},
         {"optim__momentum_correction": True, "optim__equation": 10},
         {"seed": 2**64 - 1},
+        {"model__name": "lenet5", "data__image_size": 28},
     ],
 )
 def test_accepted_up_to_the_edge(values: dict[str, Any]) -> None:

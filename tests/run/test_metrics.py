@@ -242,9 +242,12 @@ DIES = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
+from lsgd.rules.metric import TOP1
 from lsgd.run.metrics import RunLog
 recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20)
-log = RunLog(SimpleNamespace(recipe=recipe, next_step=0, rates={}), Path(sys.argv[1]))
+workload = SimpleNamespace(metric=TOP1)
+run = SimpleNamespace(recipe=recipe, next_step=0, rates={}, workload=workload)
+log = RunLog(run, Path(sys.argv[1]))
 for step in range(1, 9):
     log.write("train", step, loss=1 / step, epoch=step / 10, lr=0.1, images_per_second=1.0)
 os.kill(os.getpid(), 9)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm
-from lsgd.models import DTYPES
+from lsgd.models import DTYPES, initialise
 from lsgd.recipe import Recipe
 from lsgd.rules import philox
 from lsgd.rules.metric import METRICS
@@ -105,9 +105,9 @@ class LanguageModel:
 
     def network(self) -> nn.Module:
         """The network, drawn from the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.recipe.seed)
-            return NextByte().to(DTYPES[self.recipe.precision])
+        model = NextByte()
+        initialise(model, last_gamma=0, seed=self.recipe.seed)
+        return model.to(DTYPES[self.recipe.precision])
 
     def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
         """The state of the hosted workers' streams, which `loss` reads and writes too."""

@@ -107,7 +107,7 @@ def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> Non
             assert parameter.grad.stride() == parameter.stride()
         optimizer.step()
     # Nor does a step without a pass, which has no gradient.
-    reducer.start(examples=2, passes=0)
+    reducer.start(divisor=2, passes=0)
     reducer.finish()
     assert not any(p.grad.any() for p in model.parameters())
     assert [p.grad.data_ptr() for p in model.parameters()] == places
@@ -156,7 +156,7 @@ def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
     model.layers[2].weight.register_post_accumulate_grad_hook(lambda _: events.append("layer 2"))
     reducer = reducer_of(model, Watched())
     images = torch.randn(4, 6, generator=seeded(1), dtype=torch.float64)
-    reducer.start(examples=8, passes=2)
+    reducer.start(divisor=8, passes=2)
     for _ in range(2):
         reducer.backward(model(images).pow(2).sum())
     sums = [f"gradients {i}" for i in range(4)]
@@ -190,19 +190,19 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
             events.append(name)
             return super().start_sum_(tensor, name)
 
-    compiled.reducer.comm = Watched()
+    compiled.strategy.reducer.comm = Watched()
     stem = compiled.model.get_parameter("conv1.weight")
     stem.register_post_accumulate_grad_hook(lambda _: events.append("stem"))
     for learner in (plain, compiled):
         strategy = learner.strategy
         for part in strategy.parts:
             part.start_pass(carrying(2))
-        strategy.reducer.start(examples=8, passes=1)
+        strategy.reducer.start(divisor=8, passes=1)
         strategy.reducer.backward(learner.model(images).pow(2).sum())
-    assert len(compiled.reducer.buckets) > 2
+    assert len(compiled.strategy.reducer.buckets) > 2
     assert events.index("stem") > 1
-    compiled.reducer.finish()
-    plain.reducer.finish()
+    compiled.strategy.reducer.finish()
+    plain.strategy.reducer.finish()
     for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
@@ -214,7 +214,7 @@ def test_large_gradients_survive_fp16(processes: int) -> None:
     def process(comm: ThreadComm) -> tuple[Tensor, Tensor]:
         weight = nn.Parameter(torch.ones(3))
         reducer = Reducer([weight], comm, bucket_mb=1, compression="fp16")
-        reducer.start(examples=4 * processes, passes=1)
+        reducer.start(divisor=4 * processes, passes=1)
         reducer.backward((4 * weight * torch.tensor([40_000.0, 1.0, 1e-3])).sum())
         reducer.finish()
         return weight.grad, reducer.found_inf
@@ -229,7 +229,7 @@ def single_gradient(values: list[float], compression: str) -> tuple[list[float],
     """What a gradient becomes, and found_inf."""
     weight = nn.Parameter(torch.ones(len(values)))
     reducer = Reducer([weight], SingleComm(), bucket_mb=1, compression=compression)
-    reducer.start(examples=1, passes=1)
+    reducer.start(divisor=1, passes=1)
     reducer.backward((weight * torch.tensor(values)).sum())
     reducer.finish()
     return weight.grad.tolist(), reducer.found_inf.item()
