@@ -154,7 +154,7 @@ def test_what_lacks_a_field_is_read_as_before_it(tmp_path: Path) -> None:
         run = read_run(path.parent)
         assert run.recipe.optim.clip_norm is None
         assert f"# fingerprint: {run.recipe.fingerprint}\n" in path.read_text()
-    assert evaluate_checkpoint(OLD / "finished/checkpoint.pt").examples == 355
+    assert evaluate_checkpoint(OLD / "finished/checkpoint.pt")["val"].counts["images"] == 355
     folder = copied("killed", tmp_path)
     opened = open_run(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
     assert opened.path == str(folder / "checkpoint-12.pt")
@@ -180,8 +180,8 @@ def test_a_killed_run_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None
     train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
     same_rows(results(run), results(OLD / "finished"))
     assert read_run(run).number == pytest.approx(31.4085, abs=1e-4)
-    again = evaluate_checkpoint(run / "checkpoint.pt")
-    assert again.top1_error == pytest.approx(17.4648, abs=1e-4)
+    again = evaluate_checkpoint(run / "checkpoint.pt")["val"]
+    assert again.rates["top1_error"] == pytest.approx(17.4648, abs=1e-4)
 
 
 def test_a_rehearsal_resumes(tmp_path: Path) -> None:
@@ -230,12 +230,12 @@ def test_a_checkpoint_evaluates(name: str, words: list[str], step: int, rows: st
     saved = checkpoint.load(path.read_bytes(), name)
     assert saved.step == step
     assert list(saved.rates) == list(range(1, len(saved.rates) + 1))
-    found = evaluate_checkpoint(path, words)
-    assert found.examples == saved.recipe["data"]["val_examples"]
+    found = evaluate_checkpoint(path, words)["val"]
+    assert found.counts["images"] == saved.recipe["data"]["val_examples"]
     if rows:
         last = read_rows(OLD / rows)[-1]
-        assert found.loss == pytest.approx(last["val_loss"], rel=1e-10)
-        assert found.top1_error == last["val_top1_error"]
+        assert found.rates["loss"] == pytest.approx(last["val_loss"], rel=1e-10)
+        assert found.rates["top1_error"] == last["val_top1_error"]
 
 
 def test_an_index_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
