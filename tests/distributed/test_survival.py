@@ -263,7 +263,7 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
 ) -> None:  # fmt: skip
     """Of four epochs only the third and fourth are evaluated, or all; see helpers/sparse.py."""
     monkeypatch.setattr(sparse, "every", every)
-    monkeypatch.setattr("lsgd.train.validated", sparse.sparsely)
+    monkeypatch.setattr("lsgd.train.evaluate", sparse.sparsely)
     words = [*WORDS, "data.val_examples=200"]
     whole, run = tmp_path / "undisturbed", tmp_path / "disturbed"
     train(config.load_recipe([*words, f"run_dir={whole}"]))

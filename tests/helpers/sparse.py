@@ -18,16 +18,17 @@ from lsgd.learner import Learner
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import RunLog
 from lsgd.run.saver import Saver
+from lsgd.tally import Scores
 
-validated, save, write = train.validated, Saver.save, RunLog.write
+evaluate, save, write = train.evaluate, Saver.save, RunLog.write
 every, what, at = 1, "never", 0
 
 
-def sparsely(learner: Learner, inputs: Inputs) -> dict[str, float]:
-    """In the place of train.validated: only after every so many epochs, and the last."""
+def sparsely(learner: Learner, inputs: Inputs) -> dict[str, Scores]:
+    """In the place of train.evaluate: only after every so many epochs, and the last."""
     note("evaluate", learner.next_step)
     epoch, last = learner.next_step // learner.recipe.steps_per_epoch, learner.recipe.epochs
-    return {} if epoch % every and epoch < last else validated(learner, inputs)
+    return {} if epoch % every and epoch < last else evaluate(learner, inputs)
 
 
 def noted_save(self: Saver, made: Checkpoint, *, milestone: bool = False) -> None:
@@ -49,5 +50,5 @@ def note(now: str, step: int) -> None:
 
 if __name__ == "__main__":
     every, what, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    train.validated, Saver.save, RunLog.write = sparsely, noted_save, noted_write
+    train.evaluate, Saver.save, RunLog.write = sparsely, noted_save, noted_write
     sys.exit(train.main(sys.argv[4:]))
