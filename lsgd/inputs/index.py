@@ -187,12 +187,13 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
             f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
             f"the same folders and {_again(data, root)}"
         )
-    if odd := sorted(train.class_names().items() ^ val.class_names().items()):
-        label = odd[0][0]
+    names, others = train.class_names(), val.class_names()
+    if names != others:
+        label = min(label for label, _ in names.items() ^ others.items())
         raise Refused(
             f"{train.file} and {val.file} number their classes differently (label {label} is "
-            f"{train.class_names().get(label)} to train and {val.class_names().get(label)} to "
-            f"validate); {_again(data, root)}"
+            f"{names.get(label)} to train and {others.get(label)} to validate); "
+            f"{_again(data, root)}"
         )
     for name, number, expected in (
         ("classes", len(train.classes()), data.classes),

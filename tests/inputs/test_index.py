@@ -178,11 +178,16 @@ def lost_class(root: Path) -> None:
     ("harm", "message"),
     [
         (other_class_to_validate, "differ in their classes (n01, n03 …)"),
-        (
+        pytest.param(
             partial(other_labels, np.array([0, 2, 1])),
             "val.index.npy number their classes differently (label 1 is n01 to train and n02 to v",
+            id="labels-exchanged",
         ),
-        (partial(other_labels, np.array([1, 2, 3])), "(label 0 is n00 to train and None to valid"),
+        pytest.param(
+            partial(other_labels, np.array([1, 2, 3])),
+            "(label 0 is n00 to train and None to valid",
+            id="labels-moved",
+        ),
         (garbage, "train.index.npy is no index"),
         (half, "train.index.npy is no index"),
         (new_image, "train.index.npy is older than ROOT: ROOT/train/n01/new.JPEG is new; "),
