@@ -5,10 +5,12 @@ pipeline carries the whole share of a process, for training and for evaluation: 
 stored image is decoded, and a region of that window is resized to what the model takes.
 """
 
+import io
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from nvidia import dali
 from nvidia.dali import fn, types
+from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
-from lsgd.inputs.decoding import load_image, needed
+from lsgd.inputs.decoding import load_image, moment, needed, unshared
 from lsgd.inputs.index import Index
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
@@ -58,6 +61,7 @@ class DaliInputs:
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
         self.in_shards = any(index.in_shards() for index in indexes)
         self.channels_last = channels_last
+        self.decoding_gpu = device.index if decodes_on_gpu else None
         self.requests: Iterator[tuple[Pass, _Feed]] = iter(())
         self.under_way: deque[Pass] = deque()
         self.readers = ThreadPoolExecutor(AHEAD)
@@ -186,16 +190,55 @@ class DaliInputs:
                 raise needed(error, each, index) from None
 
     def _why(self, error: RuntimeError) -> InputFailed:
-        """The failure of the first image under way that cannot be decoded."""
-        for each in self.under_way:
+        """The failure of the first image under way that cannot be decoded, or of their batch."""
+        images = [(each, example) for each in self.under_way for example in each.examples]
+        for each, example in images:
             index = self._index_of(each)
-            for example in each.examples:
-                try:
-                    load_image(index, example)
-                except InputFailed as failed:
-                    return needed(failed, each, index)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return InputFailed(f"DALI has stopped: {' '.join(lines)[:500]}")
+            try:
+                load_image(index, example)
+            except InputFailed as failed:
+                return needed(failed, each, index)
+        # PIL reads all of them: which of them does DALI not? Without memory it reads none at all.
+        plain = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(plain, "JPEG")
+        contents = (self._index_of(each).read(example) for each, example in images)
+        alone = decode_each(chain([plain.getvalue()], contents), gpu=self.decoding_gpu)
+        try:
+            next(alone)
+        except RuntimeError:
+            return self._stopped(error)
+        for each, example in images:
+            try:
+                next(alone)
+            except RuntimeError as failed:
+                return self._refused(each, example, failed)
+        return self._stopped(error)
+
+    def _refused(self, each: Pass, example: int, error: RuntimeError) -> InputFailed:
+        """The failure of an image that PIL reads and DALI does not."""
+        index = self._index_of(each)
+        kind = unshared(Image.open(io.BytesIO(index.read(example))))
+        why = f"PIL decodes it and DALI does not, which says {_reason(error)!r}"
+        if kind:
+            why += f": {kind}"
+        return needed(index.failed(example, f"{why}; inputs=torchvision reads it"), each, index)
+
+    def _stopped(self, error: RuntimeError) -> InputFailed:
+        """The failure of a whole batch, where no image of it is known to be the reason."""
+        if not self.under_way:
+            return InputFailed(
+                f"DALI has stopped ({_reason(error)}) before it was given an image; "
+                "inputs=torchvision does without it"
+            )
+        each = self.under_way[0]
+        index = self._index_of(each)
+        return InputFailed(
+            f"DALI has stopped ({_reason(error)}) at one of {len(each.examples)} images needed "
+            f"{moment(each)}, {index.path(each.examples[0])} to {index.path(each.examples[-1])}, "
+            "and not for a fault of a single one; resume with the same words and run_dir, with a "
+            "smaller inputs.prefetch or val_batch if it was for want of memory, or with "
+            "inputs=torchvision"
+        )
 
 
 def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float) -> Any:
@@ -230,19 +273,38 @@ def decoded(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
 
     A run does not need it: it shows whether DALI works on this machine.
     """
-    feed = (
-        [np.frombuffer(content, np.uint8)],
-        [np.zeros(2, np.int32)],
-        [np.full(2, 2**20, np.int32)],
+    return next(decode_each([content], gpu=gpu))
+
+
+def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArray[np.uint8]]:
+    """The pixels (height, width, 3) of each image file, decoded by itself on the CPU or this GPU.
+
+    Raises RuntimeError at the first that DALI does not decode.
+    """
+    feed: tuple[Any, ...] = ()
+    pipeline = dali.Pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=gpu,
+        prefetch_queue_depth=1,  # nothing ahead: an error is that of the image last fed
     )
-    pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=gpu)
     with pipeline:
         file, corner, shape = fn.external_source(source=lambda: feed, num_outputs=3, batch=True)
         window = decode(file, corner, shape, on_gpu=gpu is not None, hardware=0)
         pipeline.set_outputs(window)
-    (pixels,) = pipeline.run()
-    image: NDArray[np.uint8] = np.array(pixels.as_cpu()[0])
-    return image
+    for content in contents:
+        whole = [np.zeros(2, np.int32)], [np.full(2, 2**20, np.int32)]
+        feed = ([np.frombuffer(content, np.uint8)], *whole)
+        (pixels,) = pipeline.run()
+        image: NDArray[np.uint8] = np.array(pixels.as_cpu()[0])
+        yield image
+
+
+def _reason(error: RuntimeError) -> str:
+    """What happened, without where in its graph, as DALI's error has it at length."""
+    lines = str(error).rpartition("encountered:")[2].splitlines()
+    texts = (line.strip() for line in lines if not line.startswith("Current pipeline object"))
+    return " ".join(text for text in texts if text)[:200]
 
 
 def resize(window: Any, data: Data, **region: Any) -> Any:

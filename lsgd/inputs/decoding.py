@@ -1,13 +1,51 @@
-"""One image from its file, as PIL decodes it, and the error where that fails."""
+"""One image from its file, as PIL decodes it, and what of it other loaders read otherwise."""
 
 import io
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from lsgd.errors import InputFailed
 from lsgd.inputs.index import Index, prepare_command
 from lsgd.rules.sampler import Pass
+
+RAW_MODES: dict[str | None, tuple[str, ...]] = {
+    "JPEG": ("L", "RGB", "CMYK;I"),
+    "MPO": ("L", "RGB"),
+    "PNG": ("1", "L;2", "L;4", "L", "LA", "P;1", "P;2", "P;4", "P", "RGB", "RGBA"),
+    "BMP": ("1", "L", "P;1", "P;4", "P", "BGR", "BGRX", "BGRA"),
+    "WEBP": ("RGB", "RGBA"),
+    "TIFF": ("L", "L;I", "P", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr"),
+    "PPM": ("1;I", "L", "RGB"),
+}
+"""The formats that PIL and DALI both read, and the layouts of pixels, by PIL's names, that become
+the same RGB with both, or differ by one level. Not among them: 16 bits per channel."""
+
+ORIENTATION = 0x0112
+"""The tag of a camera's note on how it was held; 1 is upright."""
+
+
+def unshared(image: ImageFile) -> str | None:
+    """What keeps PIL and DALI from reading an opened image alike; None for most images.
+
+    Only the header is looked at, which costs next to nothing; the image may still be broken.
+    """
+    kind = image.format
+    if kind not in RAW_MODES:
+        return f"{kind} is none of the formats that every loader reads"
+    # WEBP's layout is its mode, and not known before it is decoded.
+    layout = image.tile[0][3] if image.tile else image.mode
+    raw_mode, *rest = (layout,) if isinstance(layout, str) else layout or ("unknown",)
+    if raw_mode not in RAW_MODES[kind]:
+        return f"{kind} with pixels of {raw_mode} is not read alike by every loader"
+    if kind == "JPEG" and raw_mode == "CMYK;I" and "adobe" not in image.info:
+        return "CMYK without Adobe's marker is a negative to PIL and not to DALI"
+    if kind == "PPM" and rest and rest[0] != 255:
+        return f"PPM with levels up to {rest[0]} is scaled to 255 by PIL and not by DALI"
+    if kind == "TIFF" and image.getexif().get(ORIENTATION, 1) != 1:
+        return "TIFF with a note to rotate it is rotated by PIL and not by DALI"
+    return None
 
 
 def load_image(index: Index, example: int) -> Image.Image:
@@ -33,11 +71,16 @@ def load_image(index: Index, example: int) -> Image.Image:
     return image
 
 
+def moment(each: Pass) -> str:
+    """When the images of a pass are needed, in words."""
+    if each.epoch is None:
+        return "in an evaluation"
+    return f"in step {each.step + 1} of epoch {each.epoch + 1}"
+
+
 def needed(error: InputFailed, each: Pass, index: Index) -> InputFailed:
     """The failure with the moment at which the image was needed and what to do about it."""
-    when = "in an evaluation"
-    if each.epoch is not None:
-        when = f"in step {each.step + 1} of epoch {each.epoch + 1}"
+    when = moment(each)
     command = prepare_command("imagenet", index.root, index.file.parent)
     if index.in_shards():
         return InputFailed(

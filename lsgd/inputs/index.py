@@ -24,7 +24,7 @@ SPLITS = ("train", "val")
 IndexRow = tuple[bytes, bytes, int, int, int, int, int]
 """A row: path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
 relative too, or nothing; offset there and length in bytes; label; width and height as stored, both
-0 if it is no image, or no whole one."""
+0 if it is no whole image that every loader reads alike."""
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
@@ -104,7 +104,9 @@ class Index:
         rows = self._of(ids)
         if not rows["width"].all():
             first = ids[np.flatnonzero(rows["width"] == 0)[0]]
-            raise self.failed(first, "it is no image, or no whole one, says the index")
+            raise self.failed(
+                first, "it is no whole image that every loader reads alike, says the index"
+            )
         return np.stack((rows["width"], rows["height"]), axis=-1).astype(np.int64)
 
     def lengths(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -119,8 +121,13 @@ class Index:
 
     def classes(self) -> list[str]:
         """Names of the classes in order: the folders that the images are in."""
-        _, first = np.unique(self.rows["label"], return_index=True)
-        return [os.fsdecode(path).split("/")[1] for path in self.rows["path"][first]]
+        return list(self.class_names().values())
+
+    def class_names(self) -> dict[int, str]:
+        """Names of the classes by label, in order."""
+        labels, first = np.unique(self.rows["label"], return_index=True)
+        names = [os.fsdecode(path).split("/")[1] for path in self.rows["path"][first]]
+        return dict(zip(labels.tolist(), names, strict=True))
 
     def in_shards(self) -> bool:
         """Whether the images lie in tar shards."""
@@ -179,6 +186,14 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
         raise Refused(
             f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
             f"the same folders and {_again(data, root)}"
+        )
+    names, others = train.class_names(), val.class_names()
+    if names != others:
+        label = min(label for label, _ in names.items() ^ others.items())
+        raise Refused(
+            f"{train.file} and {val.file} number their classes differently (label {label} is "
+            f"{names.get(label)} to train and {others.get(label)} to validate); "
+            f"{_again(data, root)}"
         )
     for name, number, expected in (
         ("classes", len(train.classes()), data.classes),

@@ -119,9 +119,9 @@ def _prepare(options: argparse.Namespace) -> None:
             )
     elif unreadable:
         raise Refused(
-            f"{len(unreadable)} images are cut short or none ({', '.join(unreadable[:3])} …) and "
-            "would stop a run; replace them, or add --check, which writes a skip list of all that "
-            "cannot be decoded"
+            f"{len(unreadable)} images are cut short, none, or not for every loader "
+            f"({', '.join(unreadable[:3])} …) and would stop a run; replace them, or add --check, "
+            "which says why and writes a skip list of all that cannot be used"
         )
     if options.shards:
         shards = write_shards(

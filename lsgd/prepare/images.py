@@ -6,14 +6,18 @@ import warnings
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from lsgd.errors import Refused
+from lsgd.inputs.decoding import ORIENTATION, unshared
+from lsgd.prepare import png
 
 FATAL = {
     "empty": "no bytes at all",
     "truncated": "ends before the image does",
     "not an image": "PIL knows no such format",
-    "broken": "PIL cannot decode it",
+    "broken": "PIL or DALI cannot decode it",
+    "unshared": "read by one loader only, or otherwise by each; save it as a plain JPEG or PNG",
 }
 ODD = {
     "CMYK": "four inks, converted to RGB when read",
@@ -21,8 +25,10 @@ ODD = {
     "EXIF-rotated": "a camera's note to rotate it, which no loader here follows",
     "gray": "one channel, repeated",
     "tiny": "a side under 32 pixels",
-    "16-bit": "more than 8 bits per channel, cut off when read",
 }
+
+JPEGS = ("JPEG", "MPO")
+"""MPO is a JPEG with more images behind it."""
 
 END_OF_JPEG = b"\xff\xd9"
 
@@ -31,7 +37,7 @@ MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 
 
 def size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as stored; (0, 0) if it is no image, or no whole one.
+    """Width and height of an image as stored; (0, 0) if no loader, or not every one, can use it.
 
     They are in the header. Only a file that does not end as a JPEG does is decoded, to see whether
     it is cut short.
@@ -39,8 +45,9 @@ def size(path: Path) -> tuple[int, int]:
     try:
         with path.open("rb") as file, Image.open(file) as image:
             stored = image.size
+            readable = image.format in JPEGS and unshared(image) is None
             file.seek(-2, os.SEEK_END)
-            ends = file.read(2) == END_OF_JPEG
+            ends = readable and file.read(2) == END_OF_JPEG
     except OSError as error:
         if error.errno:
             raise _unreachable(path, error) from None
@@ -70,22 +77,27 @@ def look(path: Path) -> list[tuple[str, str]]:
 
 def _decode(path: Path) -> list[tuple[str, str]]:
     with Image.open(path) as image:
+        if reason := unshared(image):
+            return [("unshared", reason)]
+        end_of_bmp = _end_of_bmp(image) if image.format == "BMP" else 0
         image.load()
-        orientation = image.getexif().get(0x0112, 1)
+        orientation = image.getexif().get(ORIENTATION, 1)
         width, height = image.size
         by_name = Image.registered_extensions().get(path.suffix.lower())
-        # MPO is a JPEG with more images behind it.
-        actual = "JPEG" if image.format == "MPO" else image.format
-        content = path.read_bytes() if actual == "JPEG" else b""
-        if content and not _has_end(content):
+        actual = "JPEG" if image.format in JPEGS else image.format
+        content = path.read_bytes()
+        if actual == "JPEG" and not _has_end(content):
             return [("truncated", f"{len(content)} bytes, without an end-of-image marker")]
+        if len(content) < end_of_bmp:
+            return [("truncated", f"{len(content)} of {end_of_bmp} bytes")]
+        if actual == "PNG" and (fault := png.fault(content)):
+            return [fault]
         kinds = {
             "CMYK": (image.mode == "CMYK", image.mode),
             "other format": (by_name != actual, f"{actual}, {image.mode}"),
             "EXIF-rotated": (orientation in range(2, 9), f"orientation {orientation}"),
             "gray": (image.mode in ("1", "L", "LA"), image.mode),
             "tiny": (min(width, height) < 32, f"{width} x {height}"),
-            "16-bit": (image.mode[0] in "IF", image.mode),
         }
     return [(kind, detail) for kind, (is_so, detail) in kinds.items() if is_so]
 
@@ -101,6 +113,15 @@ def _has_end(jpeg: bytes) -> bool:
             return True
         position = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2])
     return False
+
+
+def _end_of_bmp(image: ImageFile) -> int:
+    """Where the pixels of an opened BMP end; PIL does without the last row's padding."""
+    codec, _, offset, layout = image.tile[0]
+    if codec != "raw" or not isinstance(layout, tuple):
+        return 0  # its rows are compressed, and not of one length
+    stride: int = layout[1]
+    return offset + stride * image.height
 
 
 def _broken(path: Path, error: Exception) -> tuple[str, str]:

@@ -17,7 +17,7 @@ def index_folder(root: Path, index: Path | None = None, *, processes: int = 1) -
     """Write the indexes of root/train and root/val, of any classes, to `index` or to the root.
 
     Only files that are new or changed since an older index are opened. Returns the paths of
-    files that are no image or are cut short; their size in the index is 0 x 0.
+    files that are no whole image that every loader reads alike; their size in the index is 0 x 0.
     """
     folder = index or root
     folder.mkdir(parents=True, exist_ok=True)

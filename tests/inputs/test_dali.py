@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.bounds import EDGE, within_bounds
 from helpers.folders import DATA, make_folder, make_numbered, opened, recipe
+from helpers.odd_images import HEIGHT, ONE_LEVEL, REFUSED, WIDTH, odd_images
 from numpy.typing import NDArray
 from PIL import Image
 from test_loaders import odd_files
 
 from lsgd.errors import InputFailed, Refused
 from lsgd.inputs import open_inputs
+from lsgd.inputs.index import index_file, write_index
+from lsgd.prepare.scan import index_folder
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
 
@@ -82,6 +86,51 @@ def test_decodes_windows_of_all_real_files_exactly_as_pil(test_data: Path) -> No
         assert np.array_equal(pixels, image.crop((left, top, left + width, top + height)))
 
 
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+def test_decodes_odd_images_exactly_as_pil() -> None:
+    """Or but for one level, where PIL has more digits: CMYK, and what TIFF has of other colours."""
+    refused = {name for names in REFUSED.values() for name in names}
+    files = {name: content for name, content in odd_images().items() if name not in refused}
+    images = [np.array(in_rgb(content)) for content in files.values()]
+    whole = np.array([[0, 0, *image.shape[1::-1]] for image in images])
+    found = decoded(list(files.values()), whole)
+    apart = {
+        name: int(np.abs(pixels.astype(int) - image).max())
+        for name, image, pixels in zip(files, images, found, strict=True)
+    }
+    assert {name: levels for name, levels in apart.items() if levels} == dict.fromkeys(ONE_LEVEL, 1)
+
+
+SIZES = [(1, 1), (1, 300), (3, 5), (17, 2), (33, 33), (64, 64), (333, 500), (1000, 700)]
+
+
+def test_the_bounds_after_resizing_hold_at_every_size() -> None:
+    """Worst is an edge that is white on black; 28 pixels are of a test, 224 of ImageNet."""
+    from nvidia.dali import Pipeline, fn
+
+    from lsgd.inputs.dali import resize
+
+    windows = []
+    for width, height in SIZES:
+        frame = np.full((height, width, 3), 255, np.uint8)
+        frame[1:-1, 1:-1] = 0
+        noise = np.random.default_rng(0).integers(0, 2, (height, width, 3), np.uint8) * 255
+        windows += [frame, 255 - frame, noise]
+    largest = 0.0
+    for side in (28, 224):
+        pipeline = Pipeline(batch_size=len(windows), num_threads=2, device_id=None)
+        with pipeline:
+            batch = fn.external_source(source=lambda: windows, batch=True, layout="HWC")
+            pipeline.set_outputs(resize(batch, replace(DATA, image_size=side)))
+        (resized,) = pipeline.run()
+        for window, pixels in zip(windows, resized, strict=True):
+            image = Image.fromarray(window).resize((side, side), Image.Resampling.BILINEAR)
+            levels = np.abs(np.array(pixels, np.float32) - np.array(image))
+            within_bounds(torch.from_numpy(levels).permute(2, 0, 1))
+            largest = max(largest, levels.max())
+    assert largest > EDGE  # so that the bound of a corner is not one of something else
+
+
 def test_says_what_it_is(tmp_path: Path) -> None:
     from nvidia import dali
 
@@ -103,6 +152,61 @@ def test_a_cut_that_no_window_needs_is_found(tmp_path: Path) -> None:
             InputFailed, match=rf"{bad} cannot be read \(it has {length - 100} bytes"
         ):
             list(inputs.train([Pass(epoch, np.arange(3))]))
+
+
+def believed(root: Path, example: int, size: tuple[int, int]) -> None:
+    """An index that takes the image for a good one of this size, as older ones did."""
+    rows = np.load(index_file(root, "train"))
+    rows["width"][example], rows["height"][example] = size
+    write_index(root, "train", rows.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("gif", "#4'\": GIF is none of the formats that every loader reads"),
+        ("tiff 1", "#3'\": TIFF with pixels of 1 is not read alike by every loader"),
+        ("png sum wrong", "Failed to decode sample #0 :'"),
+    ],
+)
+def test_what_pil_reads_and_dali_does_not_is_named(tmp_path: Path, name: str, why: str) -> None:
+    root = make_numbered(tmp_path / "root", 20)
+    bad = root / "train" / "n013" / "one.JPEG"
+    bad.write_bytes(odd_images()[name])
+    index_folder(root)
+    believed(root, 13, (WIDTH, HEIGHT))
+    data = replace(DATA, train_examples=20, val_examples=20, classes=20)
+    passes = [Pass(2, np.arange(i, i + 5), step=i // 5) for i in range(0, 20, 5)]
+    with pytest.raises(InputFailed) as failure:
+        list(opened(root, "dali", data).train(passes))
+    message = str(failure.value)
+    assert message.startswith(f"{bad} cannot be read (PIL decodes it and DALI does not, which says")
+    assert f"{why}; inputs=torchvision reads it), needed in step 3 of epoch 3; " in message
+    assert f"lsgd.prepare imagenet {root} --check" in message
+
+
+def test_an_error_that_is_of_no_single_image_names_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as want of memory: 500 characters of DALI's graph helped nobody."""
+    root = make_numbered(tmp_path / "root", 4)
+    data = replace(DATA, train_examples=4, val_examples=4, classes=4)
+    inputs = opened(root, "dali", data)
+    batches = inputs.train([Pass(0, np.arange(2)), Pass(0, np.array([3, 2]), step=1)])
+    next(batches)
+    text = "Critical error in pipeline:\n" + "  File graph\n" * 40 + "encountered:\n\nNo memory.\n"
+
+    def failing(stream: object) -> None:
+        raise RuntimeError(text + "Current pipeline object is no longer valid.\n")
+
+    monkeypatch.setattr(inputs.pipeline, "run", failing)
+    with pytest.raises(InputFailed) as failure:
+        next(batches)
+    first, last = (root / "train" / f"n00{i}" / "one.JPEG" for i in (3, 2))
+    assert str(failure.value).startswith(
+        "DALI has stopped (No memory.) at one of 2 images needed in step 2 of epoch 1, "
+        f"{first} to {last}, and not for a fault of a single one; resume with the same words"
+    )
 
 
 CRASHES = """

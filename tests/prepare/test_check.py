@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
+from helpers.odd_images import HEADER_ONLY, REFUSED, odd_images
 from PIL import Image
 
 from lsgd.errors import Refused
@@ -87,11 +88,45 @@ def test_kinds(tmp_path: Path) -> None:
         save(tmp_path / "exif.JPEG", exif=rotated): [("EXIF-rotated", "orientation 6")],
         save(tmp_path / "gray.JPEG", "L"): [("gray", "L")],
         save(tmp_path / "tiny.JPEG", side=31): [("tiny", "31 x 31")],
-        tiff: [("16-bit", "I;16")],
+        tiff: [("unshared", "TIFF with pixels of I;16 is not read alike by every loader")],
         text: [("not an image", "16 bytes, beginning with b'<html>40'")],
         empty: [("empty", "0 bytes")],
     }
     assert {path: look(path) for path in expected} == expected
+
+
+def test_what_no_loader_or_not_every_one_reads_is_unusable(tmp_path: Path) -> None:
+    """182 odd images; that those left are read alike is in inputs/test_decoding.py."""
+    path = tmp_path / "odd.JPEG"
+    kinds, without_size = {}, []
+    for name, content in odd_images().items():
+        path.write_bytes(content)
+        kinds[name] = [kind for kind, _ in look(path) if kind in FATAL]
+        without_size += [name] if size(path) == (0, 0) else []
+    refused = {name: [kind] for kind, names in REFUSED.items() for name in names}
+    assert kinds == {name: refused.get(name, []) for name in kinds}
+    assert set(without_size) == refused.keys() - set(HEADER_ONLY)
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("gif", "GIF is none of the formats that every loader reads"),
+        ("png 16 bits x 1", "PNG with pixels of I;16B is not read alike by every loader"),
+        ("jpeg cmyk without Adobe", "CMYK without Adobe's marker is a negative to PIL and not to"),
+        ("ppm of level 100", "PPM with levels up to 100 is scaled to 255 by PIL and not by DALI"),
+        ("tiff exif 6", "TIFF with a note to rotate it is rotated by PIL and not by DALI"),
+        ("png cut by 8", "6054 bytes, without the chunk that ends it"),
+        ("png sum wrong", "the checksum of its IDAT is wrong"),
+        ("png rows missing", "8648 of 9568 bytes of pixels"),
+        ("png unknown chunk that counts", "its chunks are IHDR QuQu IDAT IEND"),
+        ("bmp cut by 1", "8701 of 8702 bytes"),
+    ],
+)
+def test_the_detail_says_why(tmp_path: Path, name: str, detail: str) -> None:
+    path = tmp_path / "odd.JPEG"
+    path.write_bytes(odd_images()[name])
+    assert detail in look(path)[0][1]
 
 
 def test_an_unreachable_file_is_no_bad_image(tmp_path: Path) -> None:
