@@ -19,7 +19,7 @@ from itertools import tee
 
 from lsgd import config
 from lsgd.autotune import with_fastest_pass
-from lsgd.comm import agree, from_first, open_comm
+from lsgd.comm import agree, open_comm
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
@@ -51,21 +51,21 @@ def train(recipe: Recipe) -> float:
     try:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_workload(recipe, device).inputs())
-        run = from_first(comm, lambda: open_run(recipe))
-        recipe, choices = with_fastest_pass(recipe, run.workers_per_pass, comm, device)
-        learner = Learner(recipe, comm, device)
-        if run.content:
-            learner.restore(checkpoint.load(run.content, run.path))
-        with metrics.open_log(learner, run.folder) as log:
-            log.start(learner, inputs.name, *choices)
-            if run.warning:
-                log.warn(learner.next_step, run.warning)
-            saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
-            with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
-                train_epochs(learner, inputs, saver, log)
-            number = learner.number()
-            log.end(recipe.outcome(learner.workload.metric, number))
-        return number
+        with open_run(recipe, comm) as run:
+            recipe, choices = with_fastest_pass(recipe, run.workers_per_pass, comm, device)
+            learner = Learner(recipe, comm, device)
+            if run.content:
+                learner.restore(checkpoint.load(run.content, run.path))
+            with metrics.open_log(learner, run.folder) as log:
+                log.start(learner, inputs.name, *choices)
+                if run.warning:
+                    log.warn(learner.next_step, run.warning)
+                saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
+                with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
+                    train_epochs(learner, inputs, saver, log)
+                number = learner.number()
+                log.end(recipe.outcome(learner.workload.metric, number))
+            return number
     finally:
         comm.close()
 

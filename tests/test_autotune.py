@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.saved import open_once
 from helpers.threaded import on_processes
 
 from lsgd import autotune, config
@@ -15,7 +16,6 @@ from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.run.folder import open_run
 from lsgd.run.metrics import read_rows
 from lsgd.step import train_step
 from lsgd.strategy import Task
@@ -87,7 +87,7 @@ def test_what_cannot_run_is_refused_before_anything_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.setattr(autotune, "speeds", untimed)
-    open_run(recipe(f"run_dir={tmp_path}"))
+    open_once(recipe(f"run_dir={tmp_path}"))
     with pytest.raises(Refused, match=message):
         train(recipe(f"run_dir={tmp_path}", "workers_per_pass=auto", *words))
 

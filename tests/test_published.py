@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.saved import open_once
 from helpers.undisturbed import same_rows
 
 from lsgd import config
@@ -23,7 +24,6 @@ from lsgd.inputs import index
 from lsgd.recipe import Optim, Recipe
 from lsgd.recipe.fields import EXECUTION, later
 from lsgd.run import checkpoint
-from lsgd.run.folder import open_run
 from lsgd.run.read import read_run
 from lsgd.run.rows import read_rows
 from lsgd.train import train
@@ -156,7 +156,7 @@ def test_what_lacks_a_field_is_read_as_before_it(tmp_path: Path) -> None:
         assert f"# fingerprint: {run.recipe.fingerprint}\n" in path.read_text()
     assert evaluate_checkpoint(OLD / "finished/checkpoint.pt")["val"].counts["images"] == 355
     folder = copied("killed", tmp_path)
-    opened = open_run(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
+    opened = open_once(config.load_recipe([*DIGITS, AS_BEFORE, f"run_dir={folder}"]))
     assert opened.path == str(folder / "checkpoint-12.pt")
 
 

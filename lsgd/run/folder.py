@@ -1,13 +1,17 @@
 """The run folder: made or found, and where a run in it goes on."""
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from lsgd import config
+from lsgd.comm import Comm, from_first
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
+from lsgd.run import lock
 from lsgd.run.checkpoint import FILE, Checkpoint, Damaged, files, load, point_to, read
 
 CONFIG_BESIDE = "config.yaml.tmp"
@@ -28,20 +32,32 @@ class Opened:
     """The workers per pass that the checkpoint was made with: what `auto` came to at the start."""
 
 
-def open_run(recipe: Recipe) -> Opened:
+@contextmanager
+def open_run(recipe: Recipe, comm: Comm) -> Iterator[Opened]:
     """The folder of the run, made if need be, and its newest whole checkpoint if it has one.
 
-    Only process 0 calls it. An empty or new folder starts a run, one with a checkpoint of the same
-    fingerprint resumes it, and so does one which died before its first checkpoint. Raises Refused,
-    having touched nothing, for any other folder, and if all checkpoints are damaged. A damaged one
-    that is newer than the whole one is set aside, under the same name and `.damaged`.
+    An empty or new folder starts a run, one with a checkpoint of the same fingerprint resumes it,
+    and so does one which died before its first checkpoint. Within this context it is this job's
+    alone. Raises Refused, having touched nothing, for any other folder, if all checkpoints are
+    damaged, and while another job is in it. A damaged one that is newer than the whole one is set
+    aside, under the same name and `.damaged`.
     """
+    with ExitStack() as holding:
+        yield from_first(comm, lambda: _open(recipe, holding))
+
+
+def _open(recipe: Recipe, holding: ExitStack) -> Opened:
+    """What open_run does on process 0, which holds the folder from here on."""
     if recipe.run_dir is None:
-        return Opened(_new_folder(recipe))
+        return Opened(_new_folder(recipe, holding))
     folder = Path(recipe.run_dir)
     try:
+        seen = files(folder) if folder.exists() else []
         opened, damaged = _checkpoint_of(recipe, folder)
         folder.mkdir(parents=True, exist_ok=True)
+        holding.enter_context(lock.held(folder))
+        if files(folder) != seen:  # another job was in it until now
+            opened, damaged = _checkpoint_of(recipe, folder)
         # Fails on a full disk, before any file of the run is moved or removed.
         _write_config(recipe, folder)
         for path in damaged:
@@ -57,9 +73,10 @@ def open_run(recipe: Recipe) -> Opened:
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
     """The newest whole checkpoint of the folder, and the damaged files; touches nothing."""
-    # Before there is a run, a folder may have a configuration that was being written at a kill, the
-    # logs that a launch script has opened for all processes, and the files of a supervisor.
-    early = {CONFIG_BESIDE, "logs"}
+    # Before there is a run, a folder may have the lock of a job and a configuration that was being
+    # written at a kill, the logs that a launch script has opened for all processes, and the files
+    # of a supervisor.
+    early = {CONFIG_BESIDE, lock.FILE, "logs"}
     if not folder.exists() or all(
         entry.name in early or entry.name.startswith("supervise") for entry in folder.iterdir()
     ):
@@ -119,13 +136,14 @@ def _fingerprint_in(path: Path) -> str:
     return next((line.split()[-1] for line in lines if line.startswith("# fingerprint:")), "none")
 
 
-def _new_folder(recipe: Recipe) -> Path:
+def _new_folder(recipe: Recipe, holding: ExitStack) -> Path:
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-seed{recipe.seed}"
     for number in range(1, 1000):
         folder = Path("runs", recipe.name, stem if number == 1 else f"{stem}-{number}")
         try:
             # Fails if it exists: two jobs of the same second get two folders.
             folder.mkdir(parents=True)
+            holding.enter_context(lock.held(folder))
             _write_config(recipe, folder)
             return folder
         except FileExistsError:

@@ -13,6 +13,7 @@ from typing import IO, Any
 from lsgd.errors import Refused
 from lsgd.job import members
 from lsgd.job.members import GRACE
+from lsgd.run import lock
 from lsgd.supervise.folder import CHECKPOINT
 
 FILE = "supervise.log"
@@ -50,7 +51,7 @@ def open_logbook(
     """
     try:
         files = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        if files and not files & {"config.yaml", CHECKPOINT, FILE, "logs"}:
+        if files and not files & {"config.yaml", CHECKPOINT, FILE, lock.FILE, "logs"}:
             raise Refused(
                 f"run_dir={folder} holds files of something else; write a new or empty folder"
             )

@@ -10,6 +10,7 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.folder import Opened, open_run
 from lsgd.step import train_step
 
 CPU = torch.device("cpu")
@@ -18,6 +19,12 @@ WORDS = ["+recipe=digits", "workers=2", "worker_batch=8", "schedule.reference_ba
 
 def recipe(*words: str) -> Recipe:
     return config.load_recipe([*WORDS, *words])
+
+
+def open_once(made: Recipe) -> Opened:
+    """What a job of this recipe finds in its run folder, which it has then left."""
+    with open_run(made, SingleComm()) as opened:
+        return opened
 
 
 def make_steps(learner: Learner, first: int, last: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.saved import CPU, after, content, make_steps, recipe, tiny
+from helpers.saved import CPU, after, content, make_steps, open_once, recipe, tiny
 from helpers.soak import Soak
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,6 @@ from lsgd.errors import Diverged, Refused
 from lsgd.learner import Learner
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.run.folder import open_run
 
 
 def same(a: Any, b: Any) -> bool:
@@ -147,13 +146,13 @@ def test_a_newer_lsgd_is_named_and_its_file_stays(
         patch.setattr(checkpoint, "FORMAT", 99)
         checkpoint.write(tiny(1), tmp_path)
     with pytest.raises(Refused, match=r"checkpoint-1\.pt was written by a newer .*of format 99"):
-        open_run(made)
+        open_once(made)
     with monkeypatch.context() as patch:
         fields = vars(tiny(1)) | {"averages": 1, "trace": 2}
         patch.setattr(checkpoint, "vars", lambda _: fields, raising=False)
         checkpoint.write(tiny(1), tmp_path)
     with pytest.raises(Refused, match=r"\(it has averages, trace\); go on with that version"):
-        open_run(made)
+        open_once(made)
     assert not list(tmp_path.glob("*.damaged"))
 
 
@@ -185,7 +184,7 @@ def test_a_damaged_range_is_refused(
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(text)
     with pytest.raises(Refused, match=f"{tmp_path}/checkpoint.pt is damaged or no checkpoint"):
-        open_run(recipe(f"run_dir={tmp_path}"))
+        open_once(recipe(f"run_dir={tmp_path}"))
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
