@@ -23,7 +23,7 @@ from lsgd.doctor import datasets, machine, software, sums
 from lsgd.doctor.child import Answer, ask
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 from lsgd.job import children
-from lsgd.job.command import Parser, run_alone
+from lsgd.job.command import Parser, run_alone, seconds
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 something that every run needs fails
@@ -104,7 +104,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print what is found for programs")
     parser.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=60,
         metavar="SECONDS",
         help="after which what has not ended has failed (60)",

@@ -5,8 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
+from lsgd.nearest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ OPTIONS = {
     "--name": ("NAME", "of the job; by default the recipe's"),
 }
 """Every option that a launcher may take: what its value is, and what it says, for the help."""
+
+IMAGES = {"--container", "--image"}
+"""The options by which a run is in an image, which may have another lsgd than this machine."""
 
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
@@ -159,4 +164,8 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
         raise Refused(f"which recipe? Write {form}")
     if others:
         raise Refused(f"{others[0]} is a second recipe after {recipe}; write {form}")
+    # An image may have recipes of its own.
+    if not options.keys() & IMAGES and recipe not in (known := sorted(paths.recipe_names())):
+        hint = did_you_mean(recipe, known, "lsgd train --help lists those there are")
+        raise Refused(f"recipe {recipe} does not exist; {hint}")
     return Request(recipe, [word for word in words if word != recipe], options, prints)

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lsgd.errors import Refused
+from lsgd.recipe import Target
 from lsgd.recipe.checks import check, check_world_size
 from lsgd.rules import sampler
 
@@ -43,6 +44,15 @@ from lsgd.rules import sampler
         ({"data__mean": [0.5]}, "data.mean and data.std need 3 numbers .* have 1 and 3"),
         ({"data__std": [0.2, 0.2, 0.0]}, r"data.std=\[0.2,0.2,0\] .* above 0"),
         ({"data__channels": 1, "data__mean": [0.5], "data__std": [0.2]}, "model=small_resnet"),
+        ({"data__mean": [0.5, float("nan"), 0.5]}, "data.mean has nan"),
+        ({"data__std": [0.2, float("inf"), 0.2]}, "data.std has inf"),
+        ({"model__last_gamma": float("nan")}, "model.last_gamma has nan"),
+        ({"comm__bucket_mb": 1e300}, "comm.bucket_mb=1e.300 .* write 1000000000 or less"),
+        ({"comm__join_timeout": 1e300}, "comm.join_timeout=1e.300 .* write 1000000000 or less"),
+        ({"val_batch": 10**27}, "val_batch=1000.* write 1000000000 or less"),
+        ({"target": Target(float("nan"))}, "target.top1_error=nan is not possible"),
+        ({"target": Target(101)}, "target.top1_error=101 is no percentage"),
+        ({"target": Target(23.6, float("nan"))}, "target.std=nan is not possible"),
         ({"name": "../run"}, "name=../run .* write letters"),
         ({"run_dir": ""}, "run_dir= is empty; write run_dir=PATH"),
     ],
