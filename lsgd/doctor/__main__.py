@@ -76,6 +76,8 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     host = answers["network"].result()
     [network] = _safely("network", lambda: [machine.network(host, machine.interfaces())])
     yield network
+    gpus = 0 if "problem" in torch.facts else len(torch.facts.get("gpus", []))
+    yield from _safely("NCCL network", lambda: [machine.nccl_network(machine.interfaces(), gpus)])
     yield from _safely("open files", lambda: [machine.open_files()])
     yield from _safely("shared memory", lambda: [machine.shared_memory()])
     yield software.dali(jpeg.result(), where="CPU")
