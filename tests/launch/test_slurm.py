@@ -52,7 +52,9 @@ def test_memory(printed: Printed) -> None:
         )
 
 
-@pytest.mark.parametrize("word", ["run_dir='läuf 2/a'", "run_dir=läuf\\ 2/a"])
+@pytest.mark.parametrize(
+    "word", ["run_dir='läuf 2/a'", "run_dir=läuf\\ 2/a"], ids=["quotes", "backslash"]
+)
 def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path) -> None:
     """Its logs lie where the run is, whose word stays as it is."""
     script = printed("slurm", "digits", word, "--np", "1")
