@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from lsgd.errors import Refused
 from lsgd.job.command import run_alone
+from lsgd.job.interrupt import leave_at_once
 from lsgd.run import provenance
 
 COMMANDS = {
@@ -59,6 +60,8 @@ def refuse(command: str) -> NoReturn:
 
 def hand_over(command: str, words: Sequence[str]) -> None:
     """Run the command's module in this process as `python -m` does; ends by its SystemExit."""
+    # Only the command itself, once it is imported, has more to do at Ctrl-C than to leave.
+    leave_at_once()
     # The module becomes __main__, by whose name the processes of a loader find it.
     sys.argv[1:] = words
     runpy.run_module(f"lsgd.{command}", run_name="__main__", alter_sys=True)
@@ -66,16 +69,20 @@ def hand_over(command: str, words: Sequence[str]) -> None:
 
 def main() -> int:
     """The command line of this process; returns the exit code unless a command raises its own."""
-    match sys.argv[1:]:
+    return run_alone(lambda: command(sys.argv[1:]))
+
+
+def command(words: Sequence[str]) -> None:
+    """Do what the words ask for; ends by SystemExit if they name a command, which runs as it is."""
+    match words:
         case [] | ["-h" | "--help", *_]:
             print(listing())
         case ["--version", *_]:
             print(provenance.version())
-        case [command, *words] if any(command in commands for commands in COMMANDS.values()):
-            hand_over(command, words)
-        case [command, *_]:
-            return run_alone(lambda: refuse(command))
-    return 0
+        case [name, *rest] if any(name in commands for commands in COMMANDS.values()):
+            hand_over(name, rest)
+        case [name, *_]:
+            refuse(name)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Makes a checked Recipe of conf/, recipes/ and `key=value` words; only this file knows Hydra."""
 
 import argparse
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from yaml import YAMLError
 from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
+from lsgd.nearest import did_you_mean
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.fields import all_fields, group_of, values_before
@@ -107,10 +107,25 @@ def load_recipe(words: Sequence[str]) -> Recipe:
 
     This is where a Python program gets a recipe. Its fields are those of the dataclass; `name`,
     `fingerprint`, `steps_per_epoch`, `total_steps` and `lr(step)` of it stay from version to
-    version. Raises Refused, with one sentence that says what to write instead.
+    version. `target` is left out where words make another run than the one that was published,
+    whatever its seed. Raises Refused, with one sentence that says what to write instead.
     """
     recipe = from_mapping(_compose(words))
+    if recipe.target and not _is_as_published(recipe, words):
+        recipe = replace(recipe, target=None)
     return rehearsal(recipe) if recipe.rehearse else recipe
+
+
+def _is_as_published(recipe: Recipe, words: Sequence[str]) -> bool:
+    """Whether the words leave the run as the file of its recipe has it, but for the seed.
+
+    A published number that the words give themselves is taken to be of what they say.
+    """
+    keys = {_split(word)[0] for word in words}
+    if keys <= {"recipe", "seed"} or any(key.startswith("target") for key in keys):
+        return True
+    published = from_mapping(_compose([word for word in words if _split(word)[0] == "recipe"]))
+    return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
 
 
 def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
@@ -118,10 +133,11 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
 
     A word such as inputs=dali or comm=torch chooses the loader or library and leaves the rest.
     """
-    chosen = {"inputs": "inputs.loader", "comm": "comm.library"}
-    words = tuple(f"{chosen.get(key, key)}={value}" for key, value in map(_split, words))
+    words = tuple(map(_by_its_field, words))
     try:
-        merged = OmegaConf.merge(_schema(Recipe), values, OmegaConf.from_dotlist(list(words)))
+        plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
+        given = plain, OmegaConf.from_dotlist(list(words))
+        merged = OmegaConf.merge(_schema(Recipe), *given)
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
             raise Refused(_missing(missing))
@@ -131,11 +147,16 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     except ValidationError as error:
         if not error.full_key:
             raise Refused(
-                f"{' '.join(words)}: {_first_line(error)}; write GROUP.KEY=VALUE"
+                f"one of {' '.join(words)} gives a value to a whole group; write GROUP.KEY=VALUE "
+                "for each key"
             ) from None
         _refuse_type(str(error.full_key), error.value)
     except OmegaConfBaseException as error:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
+    except YAMLError:
+        raise Refused(
+            f"a value in {' '.join(words)} cannot be read; close its brackets and quotes"
+        ) from None
     assert isinstance(recipe, Recipe)
     for key, entry in all_fields(Recipe):
         # OmegaConf looks at the elements of a list, but not at lists in it.
@@ -143,6 +164,11 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
             elements = OmegaConf.select(merged, key)
             if not all(isinstance(element, get_args(entry.type)) for element in elements):
                 _refuse_type(key, elements)
+        # And takes any number for true.
+        for source in given if entry.type is bool else ():
+            value = OmegaConf.select(source, key)
+            if isinstance(value, int) and value not in (0, 1):
+                _refuse_type(key, value)
     if recipe.data.skip_list:
         recipe = replace(recipe, data=_without_skipped(recipe.data))
     check(recipe)
@@ -197,7 +223,7 @@ def read_recipe(path: Path) -> Recipe:
 def load_study(name: str) -> Study:
     """The checked study `recipes/study/NAME.yaml`; raises Refused."""
     if name not in studies():
-        raise Refused(f"+study={name} does not exist; {_did_you_mean(name, studies())}")
+        raise Refused(f"+study={name} does not exist; {did_you_mean(name, studies())}")
     values = _read_yaml(paths.recipes_dir() / "study" / f"{name}.yaml")
     schema = OmegaConf.structured(Study)
     OmegaConf.set_readonly(schema, None)
@@ -267,8 +293,7 @@ def recipes() -> list[str]:
     def with_size(name: str) -> str:
         return re.sub(r"bs(\d+)(k?)", lambda m: f"{int(m[1]) * (1024 if m[2] else 1):06}", name)
 
-    names = [path.stem for path in (paths.recipes_dir() / "recipe").glob("*.yaml")]
-    return sorted(names, key=with_size)
+    return sorted(paths.recipe_names(), key=with_size)
 
 
 @cache
@@ -332,6 +357,14 @@ def _split(word: str) -> tuple[str, str]:
     return key, value
 
 
+def _by_its_field(word: str) -> str:
+    """The word, with the field that has the name of a group's choice if it has the group alone."""
+    named = {"inputs": "inputs.loader", "comm": "comm.library"}
+    named |= {group: f"{group}.name" for group in ("data", "model", "strategy")}
+    key, value = _split(word)
+    return f"{key if value.startswith('{') else named.get(key, key)}={value}"
+
+
 def _check_words(words: Sequence[str]) -> None:
     """Refuse what Hydra would explain worse, or take for something else."""
     chosen = [word for word in words if _split(word)[0] == "recipe"]
@@ -370,7 +403,7 @@ def _check_choice(word: str, value: str, known: Sequence[str]) -> None:
         )
     mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
     if value.strip("'\"") not in known and not mapping and not several:
-        raise Refused(f"{word} does not exist; {_did_you_mean(value, known)}")
+        raise Refused(f"{word} does not exist; {did_you_mean(value, known)}")
 
 
 def _refuse_word(word: str) -> NoReturn:
@@ -398,9 +431,13 @@ def _refuse_composition(error: HydraException, words: Sequence[str]) -> NoReturn
 
 def _refuse_key(key: str) -> NoReturn:
     known = _keys()
+    if key == "deviations":
+        raise Refused(
+            "deviations are given one by one, each with its reason; write +deviations.RULE=REASON"
+        ) from None
     if key in known or key.startswith("deviations."):
         raise Refused(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
-    hint = _did_you_mean(key, [*known, *_groups(), "+recipe"])
+    hint = did_you_mean(key, [*known, *_groups(), "+recipe"])
     raise Refused(f"there is no key '{key}'; {hint}") from None
 
 
@@ -455,15 +492,6 @@ def _missing(keys: Sequence[str]) -> str:
     # A group without its name has not been chosen, and lacks more than that.
     keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
     return f"{', '.join(keys)} has no value; write {keys[0]}=…"
-
-
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
-    near = near or difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    near = near or [k for k in known if word in k]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return f"write one of {', '.join(known)}" if len(known) < 12 else "see --help for what there is"
 
 
 def _keys() -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsgd import config
+from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_command
 from lsgd.train import train
 
@@ -59,6 +60,11 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         folder = parser.parse_args(argv).folder
+        if "=" in folder.name:
+            raise Refused(
+                f"{folder} is no folder, and the demo takes nothing else; write lsgd.train for a "
+                "run of your own words"
+            )
         count = len(RUNS) * SEEDS
         print(f"{count} runs in {folder}, each with a log; what is there is not made again\n")
         print("\n" + demo(folder))

@@ -3,14 +3,11 @@
 The error of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
-import io
-import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from lsgd import config
@@ -43,7 +40,7 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scor
         ) from None
     # Where it was trained says nothing about this machine.
     this_machine = {"device": "auto", "comm": asdict(CommSettings())}
-    if saved.recipe["inputs"]["loader"] != "synthetic":
+    if config.from_saved(saved.recipe).inputs.loader != "synthetic":
         this_machine["inputs"] = asdict(InputsSettings())
     recipe = config.from_saved(saved.recipe | this_machine, *words)
     if recipe.fingerprint != saved.fingerprint:
@@ -62,14 +59,18 @@ def evaluate_weights(path: Path, words: Sequence[str]) -> dict[str, Scores]:
     """
     recipe = config.load_recipe(words)
     try:
-        weights = torch.load(io.BytesIO(checkpoint.read(path)), "cpu", weights_only=True)
-    except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        why = (str(error) or repr(error)).splitlines()[0]
+        weights = checkpoint.load_numbers(checkpoint.read(path))
+    except ValueError as error:
         raise Refused(
-            f"{path} holds no weights ({why}); give a file that torch.save made"
+            f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"
         ) from None
     if isinstance(weights, dict) and "fingerprint" in weights:
         raise Refused(f"{path} is a checkpoint of lsgd, which knows its recipe; leave out +recipe=")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
+        raise Refused(
+            f"{path} holds no weights by their names; give a file that torch.save made of a "
+            "state_dict"
+        )
     return _evaluate(recipe, str(path), weights, parts={})
 
 

@@ -27,6 +27,11 @@ def recipes_dir() -> Path:
     return shipped("recipes")
 
 
+def recipe_names() -> list[str]:
+    """Names of all shipped recipes, in no order."""
+    return [path.stem for path in (recipes_dir() / "recipe").glob("*.yaml")]
+
+
 def digits_dir() -> Path:
     """The folder with the one dataset that is shipped, and its source and licence."""
     return shipped("data/digits")

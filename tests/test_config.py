@@ -216,6 +216,9 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipes=bs8k", "'recipes'", "+recipe"),
         ("+recipe=bs8k modell=resnet50", "'modell'", "did you mean model?"),
         ("+recipe=bs8k deviations.crop=why", "'deviations.crop'", "+deviations.crop=VALUE"),
+        ("+recipe=bs8k deviations={crop:5}", "deviations are given one", "+deviations.RULE=REASON"),
+        ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
+        ("+recipe=bs8k compile=-1", "compile=-1 is not true or false", "compile=true"),
         ("+recipe=bs64 target.top1_error=9", "'target.top1_error'", "+target.top1_error=VALUE"),
         ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
         ("+recipe=bs8k model=resnet18", "model=resnet18", "resnet50"),
@@ -260,6 +263,41 @@ def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:
     assert remedy in sentence.partition(named)[2]
     assert "\n" not in sentence
     assert len(sentence) < 200
+
+
+def test_a_published_number_goes_with_the_run_that_was_published_alone() -> None:
+    """Whatever the seed, and wherever it runs."""
+    for words in (
+        ["seed=3"],
+        ["workers_per_pass=8", "comm=torch", "run_dir=a"],
+        ["seed=1", "name=a"],
+    ):
+        assert load("+recipe=bs8k", *words).target == load("+recipe=bs8k").target is not None
+    for words in (["epochs=91"], ["inputs=synthetic"], ["workers=128"], ["precision=bfloat16"]):
+        assert load("+recipe=bs8k", *words).target is None
+    own = load("+recipe=bs8k", "epochs=91", "target.top1_error=23.5").target
+    assert own is not None
+    assert own.top1_error == 23.5
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("optim=sgd", "gives a value to a whole group; write GROUP.KEY=VALUE"),
+        ("a={", "cannot be read; close its brackets"),
+        ("=5", "there is no key ''; see --help"),
+    ],
+)
+def test_a_word_for_a_saved_recipe_is_refused_as_well(word: str, sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence) as caught:
+        config.from_saved(asdict(load("+recipe=digits")), word)
+    assert "Merge error" not in str(caught.value)
+
+
+def test_a_word_may_name_the_choice_of_a_group_of_a_saved_recipe() -> None:
+    saved = asdict(load("+recipe=digits"))
+    assert config.from_saved(saved, "model=resnet20").model.name == "resnet20"
+    assert config.from_saved(saved, "comm={timeout: 5}").comm.timeout == 5
 
 
 def test_process_refuses(tmp_path: Path) -> None:

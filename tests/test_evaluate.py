@@ -1,9 +1,13 @@
+import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.folders import LOADERS
+from helpers.refusals import refusal
 from PIL import Image
 from torch.nn import functional as F
 
@@ -125,6 +129,15 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_bytes(b"<html>404</html>")
     with pytest.raises(Refused, match=r"page\.pth holds no weights .*; give a file"):
         evaluate_weights(tmp_path / "page.pth", ["+recipe=bs256"])
+    (tmp_path / "text.pth").write_bytes(b"hello")  # a KeyError to pickle
+    with pytest.raises(Refused, match=r"text\.pth holds no weights .*; give a file"):
+        evaluate_weights(tmp_path / "text.pth", ["+recipe=bs256"])
+    for values in ([1], {1: torch.zeros(2)}):
+        torch.save(values, tmp_path / "list.pth")
+        with pytest.raises(
+            Refused, match=r"list\.pth holds no weights by their names; give a file"
+        ):
+            evaluate_weights(tmp_path / "list.pth", ["+recipe=bs256"])
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
     with pytest.raises(
         Refused, match=r"plain\.pth is damaged or no .* weights, add a recipe .*\+recipe="
@@ -133,3 +146,32 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
     torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
     with pytest.raises(Refused, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
         evaluate_weights(tmp_path / "checkpoint.pt", ["+recipe=bs256"])
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+def test_weights_are_read_without_running_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is it advised, by us or by a warning of torch."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(Malicious(), "new.pth")
+    torch.save(Malicious(), "old.pth", _use_new_zipfile_serialization=False)
+    Path("pickled.pth").write_bytes(pickle.dumps(Malicious()))
+    for name in ("new.pth", "old.pth", "pickled.pth"):
+        assert "could run a program" in refusal(main, capsys, name, "+recipe=digits")
+    assert not Path("executed").exists()
+
+
+def test_a_word_that_would_make_another_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = Learner(config.load_recipe(["+recipe=digits"]), SingleComm(), torch.device("cpu"))
+    checkpoint.write(saved.checkpoint(), tmp_path)
+    path = str(tmp_path / checkpoint.FILE)
+    for word in ("model=resnet20", "data=fashion-mnist", "model.name=resnet20", "seed=5"):
+        assert f"{word} would make another run of {path}" in refusal(main, capsys, path, word)
+    assert "this one was started alone; leave it out" in refusal(main, capsys, path, "comm=torch")

@@ -15,6 +15,7 @@ from lsgd.bench.setting import Result, check_not_launched, recipe_lines, setting
 from lsgd.bench.timing import Samples, TimedWork, check_rounds, estimate, measure, ratio
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
+from lsgd.job.command import seconds
 from lsgd.job.device import pick_device
 from lsgd.tables import markdown
 
@@ -44,16 +45,15 @@ def main(argv: Sequence[str]) -> None:
     line.add_argument("--rounds", type=int, default=8, help="how often each is measured (8)")
     line.add_argument("--steps", type=int, default=2, help="of a job in a round (2)")
     line.add_argument(
-        "--limit", type=float, default=300, help="seconds after which a round is given up (300)"
+        "--limit", type=seconds, default=300, help="seconds after which a round is given up (300)"
     )
     results.add_out(line, "scaling")
     recipe, options = line.read(argv)
     check_not_launched("this benchmark starts its own")
     processes = numbers("--np", options.np, least=1)
     check_rounds(options.rounds)
-    for option, value in (("--steps", options.steps), ("--limit", options.limit)):
-        if value <= 0:
-            raise Refused(f"{option} {value:g} is not possible; write a number above 0")
+    if options.steps <= 0:
+        raise Refused(f"--steps {options.steps} is not possible; write a number above 0")
     result = setting_of(recipe, pick_device(recipe.device)) | {
         "rounds": options.rounds,
         "steps_per_round": options.steps,

@@ -97,6 +97,11 @@ def _join(launch: Launch, address: str, timeout: float) -> Store:
 
 
 def _address(launch: Launch) -> str:
+    if launch.launcher == "none":
+        raise Refused(
+            "comm=torch joins the processes that a launcher starts, and this one was started "
+            "alone; leave it out, or start it by torchrun, srun or mpirun"
+        )
     if launch.master_addr is None:
         raise Refused(
             f"{launch.launcher} started {launch.world_size} processes, {launch.local_size} of them "

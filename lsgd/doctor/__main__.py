@@ -23,7 +23,7 @@ from lsgd.doctor import datasets, machine, software, sums
 from lsgd.doctor.child import Answer, ask
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 from lsgd.job import children
-from lsgd.job.command import Parser, run_alone
+from lsgd.job.command import Parser, run_alone, seconds
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 something that every run needs fails
@@ -76,6 +76,8 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     host = answers["network"].result()
     [network] = _safely("network", lambda: [machine.network(host, machine.interfaces())])
     yield network
+    gpus = 0 if "problem" in torch.facts else len(torch.facts.get("gpus", []))
+    yield from _safely("NCCL network", lambda: [machine.nccl_network(machine.interfaces(), gpus)])
     yield from _safely("open files", lambda: [machine.open_files()])
     yield from _safely("shared memory", lambda: [machine.shared_memory()])
     yield software.dali(jpeg.result(), where="CPU")
@@ -104,7 +106,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print what is found for programs")
     parser.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=60,
         metavar="SECONDS",
         help="after which what has not ended has failed (60)",

@@ -231,6 +231,41 @@ def network(
     return Item("network", PASS, finding, f"for several machines, {export} ({address}, up) on each")
 
 
+def nccl_network(
+    interfaces: list[Interface], gpus: int, environment: Mapping[str, str] = os.environ
+) -> Item:
+    """The interface by which NCCL would meet: one that is named, or the first that it prefers.
+
+    NCCL's own rules (its documentation of NCCL_SOCKET_IFNAME): a list of beginnings of names, whole
+    names after =, or those to leave out after ^; without it names that begin with ib, then any
+    others, then docker's, then lo.
+    """
+    if not gpus:
+        return Item("NCCL network", ABSENT, "no GPU to use it")
+    usable = [each for each in interfaces if each.up and each.addresses]
+    named = environment.get("NCCL_SOCKET_IFNAME", "")
+    if not named:
+        order = sorted(usable, key=lambda each: (each.loopback, *_rank(each.name)))
+        if not order:
+            return Item("NCCL network", FAIL, "no interface is up", "`ip link set NAME up`")
+        return Item("NCCL network", PASS, f"{order[0]}, up, which NCCL prefers")
+    without, whole = named.startswith("^"), named.lstrip("^").startswith("=")
+    names = named.lstrip("^=").split(",")
+
+    def matches(name: str) -> bool:
+        return name in names if whole else name.startswith(tuple(names))
+
+    if chosen := [each for each in usable if matches(each.name) != without]:
+        return Item("NCCL network", PASS, f"{chosen[0]}, up, by NCCL_SOCKET_IFNAME={named}")
+    known = ", ".join(each.name for each in usable)
+    fix = "export NCCL_SOCKET_IFNAME with the name of one of these, or unset it"
+    return Item("NCCL network", FAIL, f"NCCL_SOCKET_IFNAME={named}, but there are {known}", fix)
+
+
+def _rank(name: str) -> tuple[bool, bool]:
+    return name.startswith("docker"), not name.startswith("ib")
+
+
 def open_files() -> Item:
     """Whether a process may open enough files: RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

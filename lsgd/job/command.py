@@ -1,14 +1,20 @@
 """Command lines: how one is read, and how it ends with one sentence and an exit code."""
 
 import argparse
+import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
+from lsgd.job.interrupt import raise_again
 from lsgd.job.launcher import detect
 from lsgd.job.members import last_words
+from lsgd.job.output import need_no_reader
 
+LONGEST = 1e9
+"""Seconds, about thirty years: above it the system's own clocks overflow."""
 RESUME = "a run with run_dir=… goes on by the same words"
 
 
@@ -33,11 +39,35 @@ class Parser(argparse.ArgumentParser):
         raise Refused(f"{message}; --help says what there is")
 
 
+def count_from(least: int) -> Callable[[str], int]:
+    """The type of an option whose value is a whole number, at least this."""
+
+    def read(text: str) -> int:
+        # Of digits alone, and not of so many that Python reads no number in them.
+        if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
+        return int(text)
+
+    return read
+
+
+def seconds(text: str) -> float:
+    """The type of an option whose value is a time: finite, and above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
 def run_command(command: Callable[[], object]) -> int:
     """Run a command line's work; returns the exit code, and says why it is not 0.
 
     What ends the whole job is said once, by process 0; what only one process knows, by that one.
     """
+    _begin()
     try:
         rank = detect().rank
     except Refused as error:
@@ -66,6 +96,7 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
     understood, nor keeps last words, which would count a supervisor as one of its own processes.
     `go_on` says what becomes of the work after a Ctrl-C.
     """
+    _begin()
     try:
         return command() or 0
     except Refused as error:
@@ -74,3 +105,8 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
     except KeyboardInterrupt:
         print(f"\nlsgd: interrupted{'; ' if go_on else ''}{go_on}", file=sys.stderr)
         return 130
+
+
+def _begin() -> None:
+    need_no_reader()
+    raise_again()

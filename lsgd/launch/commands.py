@@ -4,14 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lsgd.errors import Refused
 from lsgd.job.launcher import DEFAULT_PORT
-from lsgd.job.members import TAG
 from lsgd.launch.options import Request
 from lsgd.launch.processes import count_processes, find_python, threads
 from lsgd.launch.start import Start
+
+CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "NCCL_", "UCX_")
+"""How the variables begin that mpirun is told to carry to other hosts."""
 
 WITHOUT_HOROVOD = """
 import horovod.torch as hvd
@@ -111,11 +114,24 @@ def mpirun(request: Request) -> Start:
         *(["-H", hosts] if hosts else []),
         *(["--output-filename", logs] if logs else []),
         # It does not carry the environment to other hosts; so `env` stands inside.
-        *(["-x", TAG] if os.environ.get(TAG) else []),
+        *(word for name in carried(os.environ) for word in ("-x", name)),
         *["env", threads(request, processes), python, *request.train],
     ]
     remedy = "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then setup/horovod.sh"
     return Start(request, processes, command, "mpirun", remedy)
+
+
+def carried(environment: Mapping[str, str]) -> list[str]:
+    """The variables that are set and that mpirun carries to other hosts, in order.
+
+    These are the settings of the libraries that communicate, of the loader of all of them, and of
+    lsgd; horovodrun carries every variable, and so does srun.
+    """
+    return sorted(
+        name
+        for name, value in environment.items()
+        if value and (name.startswith(CARRIED) or name == "LD_LIBRARY_PATH")
+    )
 
 
 def _beside_python(program: str) -> str:

@@ -46,6 +46,11 @@ def k8s(request: Request) -> Start:
         "nodes": str(nodes),
         "gpus": str(gpus),
         "workers": str(nodes - 1),
+        "rdma": f', {rdma}: "1"' if (rdma := options.get("--rdma")) else "",
+        # Which the registration of memory with such a card needs.
+        "lock": f"\n{' ' * 14}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}"
+        if rdma
+        else "",
         # Kubernetes would take $(NAME) for a variable.
         "command": json.dumps(command, ensure_ascii=False).replace("$(", "$$("),
     }

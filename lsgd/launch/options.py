@@ -5,8 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
+from lsgd.nearest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ OPTIONS = {
         "machines, and how many processes each has; process 0 is on the first",
     ),
     "--time": ("TIME", "limit, such as 8:00:00"),
+    "--mem": (
+        "SIZE",
+        "memory on each machine, such as 64G; by default all of it, and with --cpus the queue's "
+        "own default",
+    ),
     "--container": ("IMAGE", "to run in, with Slurm's pyxis"),
     "--kind": ("mpijob|pytorchjob", "which of Kubeflow's jobs"),
     "--image": ("IMAGE", "which has lsgd installed"),
@@ -41,11 +48,21 @@ OPTIONS = {
         "the PersistentVolumeClaim with the data and the runs, mounted at /lsgd",
     ),
     "--name": ("NAME", "of the job; by default the recipe's"),
+    "--rdma": (
+        "RESOURCE",
+        "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and may "
+        "lock memory",
+    ),
 }
 """Every option that a launcher may take: what its value is, and what it says, for the help."""
 
+IMAGES = {"--container", "--image"}
+"""The options by which a run is in an image, which may have another lsgd than this machine."""
+
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
+    "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or like 64G; 0 is all that there is"),
+    "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
     "HOST:N,…": ("[^:,]+:[1-9][0-9]*(,[^:,]+:[1-9][0-9]*)*", "like host1:8,host2:8"),
 }
 """The regular expression that such a value has to match, and what that means in words."""
@@ -67,12 +84,12 @@ LAUNCHERS = {
     ),
     "slurm": Launcher(
         "an sbatch job; what sbatch reads from the environment holds too",
-        ("--nodes", "--gpus", "--np", "--cpus", "--time", "--container"),
+        ("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--container"),
         submits=True,
     ),
     "k8s": Launcher(
         "Kubeflow's MPIJob (Horovod) or PyTorchJob (torch.distributed)",
-        ("--kind", "--image", "--claim", "--nodes", "--gpus", "--name"),
+        ("--kind", "--image", "--claim", "--nodes", "--gpus", "--name", "--rdma"),
         submits=True,
     ),
 }  # fmt: skip
@@ -92,8 +109,19 @@ class Request:
     @property
     def run_dir(self) -> str:
         """The run folder that the words name, or an empty text."""
-        named = [word.partition("=")[2] for word in self.words if word.startswith("run_dir=")]
-        return named[-1] if named else ""
+        return self.value_of("run_dir")
+
+    def value_of(self, key: str) -> str:
+        """The text that the last word of this key gives it, without the quotes; else an empty one.
+
+        Hydra quotes by a pair of quotes around the whole, or by backslashes.
+        """
+        values = [word.partition("=")[2] for word in self.words if word.startswith(f"{key}=")]
+        value = values[-1] if values else ""
+        quote = value[:1]
+        if len(value) > 1 and quote in "'\"" and value.endswith(quote):
+            return value[1:-1].replace(f"\\{quote}", quote)
+        return re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", value)
 
     @property
     def train(self) -> list[str]:
@@ -159,4 +187,8 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
         raise Refused(f"which recipe? Write {form}")
     if others:
         raise Refused(f"{others[0]} is a second recipe after {recipe}; write {form}")
+    # An image may have recipes of its own.
+    if not options.keys() & IMAGES and recipe not in (known := sorted(paths.recipe_names())):
+        hint = did_you_mean(recipe, known, "lsgd train --help lists those there are")
+        raise Refused(f"recipe {recipe} does not exist; {hint}")
     return Request(recipe, [word for word in words if word != recipe], options, prints)

@@ -4,6 +4,7 @@ A requeued job goes on in its run folder and appends to its logs.
 """
 
 import os
+import re
 from pathlib import Path
 
 from lsgd.launch.options import Request
@@ -11,6 +12,8 @@ from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.launch.quoting import shell_line
 from lsgd.launch.start import Start
 
+PATHS = ("data.root", "data.index", "data.skip_list", "run_dir")
+"""The words that name a file or folder which the run reads or writes."""
 BATCH = """\
 #!/usr/bin/env bash
 {options}
@@ -60,8 +63,11 @@ def _sbatch_options(request: Request, folder: str) -> list[str]:
         f"--nodes={options.get('--nodes', 1)}",
         *tasks,
         f"--cpus-per-task={cpus}" if cpus else "--exclusive",
+        # A whole machine has the queue's default of its memory otherwise, which may be little.
+        *([f"--mem={memory}"] if (memory := options.get("--mem", "" if cpus else "0")) else []),
         *([f"--time={options['--time']}"] if "--time" in options else []),
-        f"--output={folder}.log",
+        # sbatch reads quotes as a shell does.
+        f'--output="{folder}.log"' if re.search(r"[\s']", folder) else f"--output={folder}.log",
         "--open-mode=append",
         "--requeue",
         "--signal=USR2@120",
@@ -82,13 +88,13 @@ def _srun(request: Request) -> list[str]:
         folder = os.environ.get("PWD", "")
         if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
             folder = os.getcwd()
-        roots = [word.partition("=")[2] for word in request.words if word.startswith("data.root=")]
-        roots.append(os.environ.get("LSGD_DATA", ""))
-        # Data that lie in the folder are mounted with it.
-        mounts = [folder, *(root for root in roots if root.startswith("/"))]
+        named = [request.value_of(key) for key in PATHS] + [os.environ.get("LSGD_DATA", "")]
+        outside = [os.path.normpath(os.path.join(folder, path)) for path in named if path]
+        # What lies in the folder is mounted with it.
+        mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
         srun += [
             f"--container-image={options['--container']}",
-            "--container-mounts=" + ",".join(f"{path}:{path}" for path in mounts),
+            "--container-mounts=" + ",".join(f"{path}:{path}" for path in dict.fromkeys(mounts)),
             f"--container-workdir={folder}",
         ]
     return srun

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lsgd.errors import Refused
-from lsgd.launch.options import Request
+from lsgd.launch.options import IMAGES, Request
 from lsgd.launch.processes import find_python
 from lsgd.launch.quoting import shell_line
 
@@ -44,7 +44,7 @@ class Start:
         if shutil.which(self.program) is None:
             raise Refused(f"{self.program} is not installed; {self.remedy}")
         # An image may have what this machine lacks.
-        if not self.request.options.keys() & {"--image", "--container"}:
+        if not self.request.options.keys() & IMAGES:
             find_python()
             self._check_recipe()
         if self.text is None:

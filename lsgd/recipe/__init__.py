@@ -8,6 +8,7 @@ refused by lsgd.recipe.checks.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from lsgd.recipe.fields import (
     at_least_or_auto,
     at_most,
     below,
+    finite,
     later,
     one_of,
     trajectory,
@@ -40,9 +42,9 @@ class Data:
     channels: int = field(metadata=at_least(1))
     image_size: int = field(metadata=at_least(1))
     """The side of an image, in pixels, as the model takes it."""
-    mean: list[float]
+    mean: list[float] = field(metadata=finite())
     """The mean of each channel, for pixels in [0, 1]."""
-    std: list[float]
+    std: list[float] = field(metadata=finite())
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(metadata=one_of("none", "shift_flip", "crop_flip"))
     """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
@@ -67,7 +69,7 @@ class Model:
     name: str = field(
         metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5")
     )
-    last_gamma: float = 0.0
+    last_gamma: float = field(default=0.0, metadata=finite())
     """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""
 
@@ -160,9 +162,11 @@ TARGET_DATA = "imagenet"
 class Target:
     """The published number that this recipe should reproduce."""
 
-    top1_error: float
+    top1_error: float = field(
+        metadata=at_least(0) | at_most(100, "is no percentage; write a number from 0 to 100")
+    )
     """The published error in percent; `std`, its standard deviation, is in percent too."""
-    std: float | None = None
+    std: float | None = field(default=None, metadata=at_least(0))
     source: str = ""
 
     @property
@@ -204,7 +208,7 @@ class Recipe:
     epochs: int = field(metadata=at_least(1))
     seed: int = field(
         default=0,
-        metadata=at_least(0) | below(2**64, "is too large; write a number below 2^64"),
+        metadata=at_least(0, math.inf) | below(2**64, "is too large; write a number below 2^64"),
     )
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The use of the last N mod kn examples of an epoch: none, or with keep a smaller step."""

@@ -13,6 +13,9 @@ from typing import Any, get_args
 from lsgd.errors import Refused
 
 AUTO = "auto"
+MOST = 10**9
+"""The largest number of a recipe, unless its field says otherwise: no run comes near, and larger
+ones overflow where they are used."""
 
 Words = dict[str, Any]
 """Metadata of a field; `|` joins several of them."""
@@ -46,34 +49,54 @@ def one_of(*choices: Any) -> Words:
     return {"one_of": limit}
 
 
-def at_least(least: int) -> Words:
-    """Metadata of a number that is finite and at least this, or None."""
+def at_least(least: int, most: float = MOST) -> Words:
+    """Metadata of a number that is at least this and at most `most`, or None."""
 
     def limit(key: str, value: Any) -> None:
         if value is not None and not least <= value < math.inf:
             raise Refused(f"{key}={value} is not possible; write {least} or more")
+        if value is not None and value > most:
+            raise Refused(f"{key}={_short(value)} is not possible; write {most} or less")
 
     return {"at_least": limit}
 
 
 def at_least_or_auto(least: int) -> Words:
-    """Metadata of a whole number that is at least this, or AUTO."""
+    """Metadata of a whole number that is at least this and at most MOST, or AUTO."""
 
     def limit(key: str, value: Any) -> None:
         if value != AUTO and (isinstance(value, str) or value < least):
             raise Refused(f"{key}={value} is not possible; write {least} or more, or {AUTO}")
+        if value != AUTO and value > MOST:
+            raise Refused(f"{key}={value} is not possible; write {MOST} or less, or {AUTO}")
 
     return {"at_least_or_auto": limit}
 
 
 def above_0() -> Words:
-    """Metadata of a number that is finite and above 0."""
+    """Metadata of a number that is above 0 and at most MOST."""
 
     def limit(key: str, value: Any) -> None:
         if not 0 < value < math.inf:
             raise Refused(f"{key}={value:g} is not possible; write a number above 0")
+        if value > MOST:
+            raise Refused(f"{key}={value:g} is not possible; write {MOST} or less")
 
     return {"above_0": limit}
+
+
+def finite() -> Words:
+    """Metadata of a number that is finite, or of a list of such numbers."""
+
+    def limit(key: str, value: Any) -> None:
+        for number in value if isinstance(value, list) else [value]:
+            if not abs(number) <= MOST:
+                raise Refused(
+                    f"{key} has {number:g}, which is not possible; write a number from {-MOST} "
+                    f"to {MOST}"
+                )
+
+    return {"finite": limit}
 
 
 def below(bound: int, refusal: str) -> Words:

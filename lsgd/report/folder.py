@@ -39,7 +39,15 @@ def report(
     out = out or (Path("runs/studies") / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
     check_libraries()
-    findings = find(*find_runs(runs), study, changed)
+    found, left_out = find_runs(runs)
+    # The report of a study, whose runs are still to come, is asked for with their command.
+    if not found and command is None:
+        reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
+        raise Refused(
+            f"there is no run in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
+            "folders that have them"
+        )
+    findings = find(found, left_out, study, changed)
     drawn = figures.draw(findings)
     words = ["python", "-m", "lsgd.report", *map(str, runs)]
     words += ["--study", study.name] if study else []

@@ -4,11 +4,11 @@ import dataclasses
 import hashlib
 import io
 import os
-import pickle
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_origin
 
 import numpy as np
 import torch
@@ -160,20 +160,46 @@ def load(content: bytes, name: str) -> Checkpoint:
     try:
         if hashlib.sha256(archive).digest() != digest:
             raise ValueError("its content does not match its check sum")
-        fields = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-        written = fields.pop("format", None)
+        fields = load_numbers(archive)
+        if not isinstance(fields, dict) or "format" not in fields:
+            raise ValueError("it has no format")
+        written = fields.pop("format")
         if written == 1:
             _from_format_1(fields)
         later = sorted(fields.keys() - {entry.name for entry in dataclasses.fields(Checkpoint)})
         if written not in (1, FORMAT) or later:
             what = f"it has {', '.join(later)}" if later else f"it is of format {written}"
             raise Refused(f"{name} was written by a newer lsgd ({what}); go on with that version")
-        return Checkpoint(**fields)
-    except (ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        loaded = Checkpoint(**fields)
+        for entry in dataclasses.fields(Checkpoint):
+            kind: Any = get_origin(entry.type) or entry.type
+            if not isinstance(getattr(loaded, entry.name), (float, int) if kind is float else kind):
+                raise ValueError(f"its {entry.name} is no {kind.__name__}")
+        return loaded
+    except Refused:
+        raise
+    except Exception as error:  # of any type, since the bytes may be anything
         why = (str(error) or repr(error)).splitlines()[0]
         raise Damaged(
             f"{name} is damaged or no checkpoint of lsgd ({why}); move it away to start again, or "
             "write run_dir=PATH of another run"
+        ) from None
+
+
+def load_numbers(content: bytes) -> Any:
+    """What torch.save has written into these bytes, if it is tensors, numbers, texts and the like.
+
+    Raises ValueError, in words of our own, for anything else: torch's advise to load it unsafely.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    except Exception:  # of any type, since the bytes may be anything
+        raise ValueError(
+            "it is no file of torch.save, or has more than tensors, numbers and texts in it, which "
+            "is not loaded, as that could run a program"
         ) from None
 
 

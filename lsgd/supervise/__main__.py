@@ -1,12 +1,13 @@
 """The command line of the supervisor."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
 from lsgd import supervise
 from lsgd.errors import Refused
-from lsgd.job.command import Parser, run_alone
+from lsgd.job.command import Parser, count_from, run_alone, seconds
 from lsgd.supervise.hosts import HOSTS, NP
 from lsgd.supervise.loop import supervise_job
 from lsgd.supervise.start import SAVING
@@ -14,11 +15,10 @@ from lsgd.supervise.start import SAVING
 
 def _hosts(text: str) -> dict[str, int]:
     """The processes of each host in `a:8,b:4`."""
-    try:
-        pairs = [pair.partition(":") for pair in text.split(",")]
-        return {host: int(slots) for host, _, slots in pairs}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N") from None
+    if not re.fullmatch("[^:,]+:[1-9][0-9]{0,8}(,[^:,]+:[1-9][0-9]{0,8})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N")
+    pairs = [pair.partition(":") for pair in text.split(",")]
+    return {host: int(slots) for host, _, slots in pairs}
 
 
 def _parser() -> Parser:
@@ -31,7 +31,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--processes",
-        type=int,
+        type=count_from(1),
         metavar="N",
         help="how many processes {np} in the command stands for at first",
     )
@@ -43,14 +43,21 @@ def _parser() -> Parser:
         help="what {hosts} stands for, and how many processes each has",
     )
     parser.add_argument(
-        "--min-processes", type=int, metavar="N", default=1, help="never fewer (default 1)"
+        "--min-processes",
+        type=count_from(1),
+        metavar="N",
+        default=1,
+        help="never fewer (default 1)",
     )
     parser.add_argument(
-        "--restarts", type=int, metavar="N", help="at most so many (default: no limit)"
+        "--restarts",
+        type=count_from(0),
+        metavar="N",
+        help="at most so many (default: no limit)",
     )
     parser.add_argument(
         "--silence",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="restart too if neither metrics nor a checkpoint were written for so long: choose "
         "more than a start, an evaluation and log_steps take (default: comm.timeout alone ends a "
@@ -58,7 +65,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         default=SAVING,
         help="what the job gets for saving when the supervisor is asked to end (default "
@@ -75,6 +82,12 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     words = " ".join(options.command)
     if options.processes and options.hosts:
         raise Refused("--hosts says how many processes there are; leave out --processes")
+    most = options.processes or sum(options.hosts.values())
+    if most and options.min_processes > most:
+        raise Refused(
+            f"--min-processes {options.min_processes} is more than the {most} to begin with; "
+            f"write {most} or less"
+        )
     if (NP in words) != bool(options.processes or options.hosts):
         raise Refused(
             f"{NP} in the command and --processes N belong together; for example "

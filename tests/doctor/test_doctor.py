@@ -19,6 +19,7 @@ KEYS = {"name", "status", "found", "fix", "required", "numbers"}
 NAMES = [
     "Python", "torch", "torchvision", "recipes", "tensorboard", "run folder", "disk", "cores",
     "GPU driver", "CUDA", "GPUs", "NCCL", "Horovod", "setuptools", "MPI", "Slurm", "network",
+    "NCCL network",
     "open files", "shared memory", "DALI, CPU", "LSGD_DATA", "data: cifar10", "data: digits",
     "data: fashion-mnist", "data: imagenet", "data: tiny-imagenet", "all-reduce torch gloo",
     "all-reduce torch NCCL", "all-reduce Horovod Gloo", "all-reduce Horovod MPI",

@@ -173,3 +173,33 @@ def test_every_failure_has_a_fix() -> None:
     items: list[Item] = [machine.disk(0), machine.shared_memory(Path("/sys"))]
     items += machine.gpus(Answer({}, "it crashed"), "", {})
     assert all(item.fix for item in items if item.status == FAIL)
+
+
+IB = Interface("ib0", True, ("198.51.100.2",))
+DOCKER = Interface("docker0", True, ("172.17.0.1",))
+
+
+@pytest.mark.parametrize(
+    ("present", "named", "status", "says"),
+    [
+        ([LO, DOCKER, ETH, IB], "", PASS, "ib0 198.51.100.2, up, which NCCL prefers"),
+        ([LO, DOCKER, ETH, DOWN], "", PASS, "eth0 192.0.2.2, up, which NCCL prefers"),
+        ([LO, DOCKER], "", PASS, "docker0 172.17.0.1, up, which NCCL prefers"),
+        ([LO], "", PASS, "lo 127.0.0.1, up, which NCCL prefers"),
+        ([DOWN], "", FAIL, "no interface is up"),
+        ([LO, IB, ETH], "eth", PASS, "eth0 192.0.2.2, up, by NCCL_SOCKET_IFNAME=eth"),
+        ([LO, IB, ETH], "=eth", FAIL, "NCCL_SOCKET_IFNAME==eth, but there are lo, ib0, eth0"),
+        ([LO, IB, ETH], "^lo,ib", PASS, "eth0 192.0.2.2, up, by NCCL_SOCKET_IFNAME=^lo,ib"),
+        ([LO, ETH, DOWN], "ib", FAIL, "NCCL_SOCKET_IFNAME=ib, but there are lo, eth0"),
+    ],
+)
+def test_the_interface_that_nccl_takes(
+    present: list[Interface], named: str, status: str, says: str
+) -> None:
+    item = machine.nccl_network(present, 8, {"NCCL_SOCKET_IFNAME": named})
+    assert (item.status, item.found) == (status, says)
+    assert bool(item.fix) == (status == FAIL)
+
+
+def test_without_a_gpu_nccl_takes_none() -> None:
+    assert machine.nccl_network([LO, ETH], 0, {}).status == ABSENT

@@ -1,12 +1,13 @@
 """How a command that is no process of a job ends."""
 
 import os
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from lsgd.errors import Refused
-from lsgd.job.command import Parser, run_alone, run_command
+from lsgd.job.command import Parser, count_from, run_alone, run_command, seconds
 
 
 def refused() -> int:
@@ -48,3 +49,18 @@ def test_a_parser_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
         assert capsys.readouterr().err == (
             "lsgd: unrecognized arguments: --tol 1; --help says what there is\n"
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (count_from(1), {"1": 1, "999999999": 999999999}, "0 -1 +1 1.0 1e3 nan ² two 1_0 "),
+        (count_from(0), {"0": 0}, "-1 1000000000"),
+        (seconds, {"0.5": 0.5, "1e3": 1000.0}, "0 -1 nan inf 1e10 soon "),
+    ],
+)
+def test_a_number_of_an_option(kind, right: dict[str, float], wrong: str) -> None:
+    assert {text: kind(text) for text in right} == right
+    for text in wrong.split(" "):
+        with pytest.raises(ArgumentTypeError):
+            kind(text)

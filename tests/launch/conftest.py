@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from lsgd.launch.__main__ import main
+from lsgd.launch.commands import carried
 
 
 @pytest.fixture(autouse=True)
@@ -14,6 +15,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "PYTHON", "OMP_NUM_THREADS", "LSGD_DATA", "LSGD_SUPERVISED", "MASTER_ADDR", "MASTER_PORT",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
+    for name in carried(os.environ):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
 
     def refuse(program: str, words: list[str]) -> None:

@@ -33,3 +33,30 @@ def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
     job = yaml.safe_load(printed("k8s", "digits", *words, *options))
     launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     assert launcher["command"][-5:-1] == [word.replace("$(", "$$(") for word in words]
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "pytorchjob"])
+def test_a_pod_gets_the_network_card_that_is_named(kind: str, printed: Callable[..., str]) -> None:
+    """And may lock the memory that it is to read; only the pods that train."""
+    yaml = pytest.importorskip("yaml")
+    options = ["--kind", kind, "--image", "i", "--claim", "c", "--nodes", "2"]
+    plain = yaml.safe_load(printed("k8s", "digits", *options))
+    job = yaml.safe_load(printed("k8s", "digits", *options, "--rdma", "rdma/hca"))
+    job = json.loads(json.dumps(job))  # so that an alias is a copy
+    (replicas,) = (job["spec"][key] for key in job["spec"] if key.endswith("ReplicaSpecs"))
+    (without,) = (plain["spec"][key] for key in plain["spec"] if key.endswith("ReplicaSpecs"))
+    for role, replica in replicas.items():
+        (pod,) = replica["template"]["spec"]["containers"]
+        if role != "Launcher":
+            assert pod["resources"]["limits"].pop("rdma/hca") == "1"
+            assert pod.pop("securityContext") == {"capabilities": {"add": ["IPC_LOCK"]}}
+            pod["resources"]["limits"]["nvidia.com/gpu"] = "8"
+    assert replicas == without
+
+
+def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> None:
+    yaml = pytest.importorskip("yaml")
+    options = ["--kind", "pytorchjob", "--image", "i", "--claim", "c"]
+    job = yaml.safe_load(printed("k8s", "digits", "run_dir='/lsgd/läuf 2'", *options))
+    (pod,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    assert "/lsgd/läuf 2/logs" in pod["command"]

@@ -14,6 +14,7 @@ from lsgd.launch.__main__ import STARTS, main
 from lsgd.launch.options import LAUNCHERS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
+WRITES = bool(os.environ.get("LSGD_WRITE_GOLDEN"))  # which no test sees any more
 IMAGE = ["--image", "registry.example/lsgd:1", "--claim", "imagenet", "--nodes", "32"]
 
 PRINTED = {
@@ -47,7 +48,7 @@ def test_it_prints_to_the_letter(
     # Programs lie beside the Python where they are installed there.
     text = text.replace(f"{Path(sys.executable).parent}/", "").replace(str(tmp_path), "/here")
     golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("LSGD_WRITE_GOLDEN"):
+    if WRITES:
         golden.write_text(text)
         pytest.skip(f"{golden} is written anew")
     assert text == golden.read_text()
@@ -84,7 +85,9 @@ def test_local_says_what_it_launches_with(
         ("torchrun digits -1", "option -1 is not known"),
         ("torchrun -- digits", "option -- is not known"),
         ("torchrun digits wokers=2", "wokers"),
-        ("torchrun nothing", "nothing"),
+        ("torchrun nothing", "recipe nothing does not exist; lsgd train --help lists"),
+        ("mpirun bs9k --np 2 --print", "recipe bs9k does not exist; did you mean bs8k"),
+        ("slurm bs9k --print", "recipe bs9k does not exist; did you mean bs8k"),
         ("torchrun digits --np 999", "999"),
         ("torchrun digits --np 4 --gpus 4", "write one of them"),
         ("torchrun digits --nodes 2", "--nodes needs --gpus"),
@@ -95,6 +98,8 @@ def test_local_says_what_it_launches_with(
         ("mpirun digits --nodes 2", "--nodes needs --gpus"),
         ("slurm digits --hosts a:8", "--hosts is not known"),
         ("slurm digits --gpus 0", "--gpus is 0"),
+        ("slurm digits --mem lots", "--mem is lots, but must be a number of MB, or like 64G"),
+        ("k8s digits --rdma hca --kind pod", "--rdma is hca, but must be like rdma/hca"),
         ("k8s digits --kind pod --image i --claim c", "--kind is pod"),
         ("k8s digits --kind mpijob --claim c", "--image is missing"),
         ("k8s digits --kind mpijob --image i", "--claim is missing"),

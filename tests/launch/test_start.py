@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.__main__ import main
+from lsgd.launch.commands import carried
 from lsgd.launch.options import read_request
 from lsgd.launch.slurm import slurm
 
@@ -19,9 +20,10 @@ def program(folder: Path, name: str, text: str) -> None:
 
 def launched(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     path = f"{folder}:{os.environ['PATH']}"
+    clean = {name: os.environ[name] for name in os.environ.keys() - set(carried(os.environ))}
     return subprocess.run(
         [sys.executable, "-m", "lsgd.launch", *words],
-        cwd=folder, env=os.environ | {"PATH": path} | env, capture_output=True, text=True,
+        cwd=folder, env=clean | {"PATH": path} | env, capture_output=True, text=True,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lsgd.errors import Refused
+from lsgd.recipe import Target
 from lsgd.recipe.checks import check, check_known, check_world_size
 from lsgd.rules import sampler
 
@@ -47,6 +48,15 @@ from lsgd.rules import sampler
             {"model__name": "lenet5"},
             "lenet5 takes images of 28 x 28 .*image_size=224; write data=f",
         ),
+        ({"data__mean": [0.5, float("nan"), 0.5]}, "data.mean has nan"),
+        ({"data__std": [0.2, float("inf"), 0.2]}, "data.std has inf"),
+        ({"model__last_gamma": float("nan")}, "model.last_gamma has nan"),
+        ({"comm__bucket_mb": 1e300}, "comm.bucket_mb=1e.300 .* write 1000000000 or less"),
+        ({"comm__join_timeout": 1e300}, "comm.join_timeout=1e.300 .* write 1000000000 or less"),
+        ({"val_batch": 10**27}, "val_batch=1000.* write 1000000000 or less"),
+        ({"target": Target(float("nan"))}, "target.top1_error=nan is not possible"),
+        ({"target": Target(101)}, "target.top1_error=101 is no percentage"),
+        ({"target": Target(23.6, float("nan"))}, "target.std=nan is not possible"),
         ({"name": "../run"}, "name=../run .* write letters"),
         ({"run_dir": ""}, "run_dir= is empty; write run_dir=PATH"),
     ],

@@ -15,6 +15,7 @@ from lsgd.recipe.fields import (
     at_least_or_auto,
     at_most,
     below,
+    finite,
     later,
     one_of,
     trajectory,
@@ -54,11 +55,26 @@ class Run:
         (at_least_or_auto(1), [], "8x", "key=8x is not possible; write 1 or more, or auto"),
         (above_0(), [1, 1e-9], 0.0, "key=0 is not possible; write a number above 0"),
         (above_0(), [], float("inf"), "key=inf is not possible; write a number above 0"),
+        (at_least(1), [10**9], 10**10, "key=10000000000 is not possible; write 1000000000 or less"),
+        (at_least(0, 5), [5], 6, "key=6 is not possible; write 5 or less"),
+        (
+            at_least_or_auto(1), [10**9], 10**10,
+            "key=10000000000 is not possible; write 1000000000 or less, or auto",
+        ),
+        (above_0(), [1e9], 1e300, "key=1e+300 is not possible; write 1000000000 or less"),
+        (
+            finite(), [0, -1e9, [1, -2.5], []], float("nan"),
+            "key has nan, which is not possible; write a number from -1000000000 to 1000000000",
+        ),
+        (
+            finite(), [], [0.5, float("-inf")],
+            "key has -inf, which is not possible; write a number from -1000000000 to 1000000000",
+        ),
         (below(1, "grows; write less"), [0.999, -3], 1.0, "key=1 grows; write less"),
         (below(2**64, "is long"), [2**64 - 1], 2**64, f"key={2**64} is long"),
         (at_most(1, "is more"), [1.0], 1.5, "key=1.5 is more"),
     ],
-)
+)  # fmt: skip
 def test_a_limit(words: Words, values: list[Any], wrong: Any, sentence: str) -> None:
     (limit,) = words.values()
     for value in values:

@@ -416,6 +416,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ([], "no run is given"),
         (["nowhere"], "nowhere is no folder"),
+        (["tests/golden"], "no run in tests/golden (tests/golden/launch: it has no config.yaml)"),
         (["results", "--study", "nothing"], "+study=nothing does not exist"),
         (["--table", "nowhere.md"], "cannot be read"),
     ],

@@ -1,3 +1,5 @@
+import hashlib
+import io
 import os
 import resource
 import subprocess
@@ -131,9 +133,27 @@ def test_a_checkpoint_is_read_without_running_code(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "executed"),)
 
     saved = content(replace(tiny(), recipe={"name": Malicious()}), tmp_path)
-    with pytest.raises(Refused, match="runs/a is damaged or no checkpoint"):
+    with pytest.raises(Refused, match="runs/a is damaged or no checkpoint") as refusal:
         checkpoint.load(saved, "runs/a")
     assert not (tmp_path / "executed").exists()
+    # torch's own words are how to load it all the same.
+    assert "could run a program" in str(refusal.value)
+    assert "weights_only" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("values", [[1, 2], {}, {"format": 2, "step": 3}])
+def test_another_content_of_torch_save_is_refused(values: Any) -> None:
+    archive = io.BytesIO()
+    torch.save(values, archive)
+    whole = archive.getvalue() + hashlib.sha256(archive.getvalue()).digest()
+    with pytest.raises(Refused, match="runs/a is damaged or no checkpoint"):
+        checkpoint.load(whole, "runs/a")
+
+
+def test_a_field_of_another_type_is_refused(tmp_path: Path) -> None:
+    odd: Any = "much"
+    with pytest.raises(Refused, match=r"\(its recipe is no dict\)"):
+        checkpoint.load(content(replace(tiny(), recipe=odd), tmp_path), "runs/a")
 
 
 def test_a_newer_lsgd_is_named_and_its_file_stays(

@@ -58,6 +58,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
         ("+study=small --launch k8s --kind mpijob --image a --claim c", "write --print for the"),
         ("+study=small seeds=1", "seeds=1 is not a list of numbers; write seeds=[0,1]"),
         ("+study=small epoch=1", "there is no key 'epoch'; did you mean epochs?"),
+        ("+study=nothing", "+study=nothing does not exist; write one of "),
         ("+study=small --launch sbatch", "write one of horovodrun, k8s, local, mpirun"),
         ("+study=small --launch job", "--launch job does not exist"),
         ("+study=small --nodes 2", "option --nodes is not known"),
