@@ -63,7 +63,7 @@ def end(tag: Tag, grace: float) -> set[int]:
 
 
 def end_with_parent(grace: float) -> None:
-    """From now on, end this process once its parent has: SIGTERM, and SIGKILL after `grace` s."""
+    """From now on, end this process once its parent has: SIGTERM, and SIGALRM after `grace` s."""
     try:
         parent = os.pidfd_open(os.getppid())
     except OSError:
@@ -71,8 +71,8 @@ def end_with_parent(grace: float) -> None:
 
     def watch() -> None:
         select.select([parent], [], [])
+        # By this the kernel ends the process, even where a library keeps the interpreter to itself.
+        signal.setitimer(signal.ITIMER_REAL, grace)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(grace)
-        os.kill(os.getpid(), signal.SIGKILL)
 
     Thread(target=watch, name="parent's end", daemon=True).start()
