@@ -97,8 +97,8 @@ def train_epoch(
         done = learner.next_step
         if done % recipe.log_steps == 0:
             log.write("train", done, **learner.now(), **meter.read(learner.counted()))
-        strategy.check()
-        if done <= steps[-1] and recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0:
+        due = strategy.check() or (recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0)
+        if due and done <= steps[-1]:
             saver.save(learner.checkpoint())
 
     strategy.settle()

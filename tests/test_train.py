@@ -17,7 +17,9 @@ from lsgd.learner import Learner
 from lsgd.models import make_model
 from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.rows import read_rows
+from lsgd.run.saver import Saver
 from lsgd.step import train_step
 from lsgd.train import main, train
 from lsgd.vision import models
@@ -201,6 +203,24 @@ def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
     )
     assert all(torch.allclose(nchw[key], nhwc[key], rtol=0, atol=1e-10) for key in nchw)
     assert nhwc["layer1.0.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(1e-9, [*range(2, 11)]), (10, [5, 10])])
+def test_a_kill_costs_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, expected: list[int]
+) -> None:
+    """Within an epoch too; what is shorter is saved at the ends of its epochs alone."""
+    saved: list[int] = []
+    before = Saver.save
+
+    def noted(self: Saver, snapshot: Checkpoint, *, milestone: bool = False) -> None:
+        saved.append(snapshot.step)
+        before(self, snapshot, milestone=milestone)
+
+    monkeypatch.setattr(Saver, "save", noted)
+    words = ["epochs=2", "schedule.milestones=[1.5]", f"checkpoint_minutes={minutes}"]
+    train(recipe(tmp_path, *words))
+    assert saved == expected
 
 
 @pytest.mark.parametrize("then", ["true", "false"])

@@ -2,8 +2,10 @@
 
 import atexit
 import multiprocessing
+import os
 from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
+from threading import Thread
 
 import numpy as np
 import torch
@@ -59,6 +61,7 @@ class FolderInputs:
             pin_memory=device.type == "cuda",
             # A fork would copy the threads and locks of the communication library half alive.
             multiprocessing_context="forkserver" if decoders else None,
+            worker_init_fn=_end_with_trainer,
         )
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
@@ -91,6 +94,22 @@ class FolderInputs:
                 f"a process that decodes images has died ({why}); resume, with fewer "
                 "inputs.decoders if it was for want of memory"
             ) from None
+
+
+def _end_with_trainer(decoder: int) -> None:
+    """Watch from this decoder, however busy it is, for the end of the process it works for.
+
+    torch's own watch is of the parent, which is the fork server; and that lives, as the resource
+    tracker does, for as long as one of those it has made.
+    """
+    trainer = multiprocessing.parent_process()
+    assert trainer, "a decoder runs in a process of its own"
+
+    def watch() -> None:
+        connection.wait([trainer.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, name="trainer's end", daemon=True).start()
 
 
 def _kill_children() -> None:

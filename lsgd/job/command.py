@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
+from lsgd.job.ending import end_with_parent
 from lsgd.job.interrupt import raise_again
 from lsgd.job.launcher import detect
 from lsgd.job.members import last_words
 from lsgd.job.output import need_no_reader
 
+GRACE = 3.0
+"""Seconds that a process has for saving once its launcher was killed."""
 LONGEST = 1e9
 """Seconds, about thirty years: above it the system's own clocks overflow."""
 RESUME = "a run with run_dir=… goes on by the same words"
@@ -69,10 +72,14 @@ def run_command(command: Callable[[], object]) -> int:
     """
     _begin()
     try:
-        rank = detect().rank
+        launch = detect()
     except Refused as error:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
+    if launch.launcher != "none":
+        # A shell that ends may leave its job to run on; without its launcher nobody can stop one.
+        end_with_parent(GRACE)
+    rank = launch.rank
     with last_words(rank) as leave:
         try:
             command()

@@ -6,11 +6,13 @@ session it has moved to, as those of mpirun and horovodrun do.
 """
 
 import os
+import select
 import signal
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 Tag = tuple[str, str]
 """Name and value of an environment variable."""
@@ -58,3 +60,19 @@ def end(tag: Tag, grace: float) -> set[int]:
         if signalled and empty < 2:
             time.sleep(0.05)
     return set()
+
+
+def end_with_parent(grace: float) -> None:
+    """From now on, end this process once its parent has: SIGTERM, and SIGALRM after `grace` s."""
+    try:
+        parent = os.pidfd_open(os.getppid())
+    except OSError:
+        return  # a parent in another container, as far as the kernel tells
+
+    def watch() -> None:
+        select.select([parent], [], [])
+        # By this the kernel ends the process, even where a library keeps the interpreter to itself.
+        signal.setitimer(signal.ITIMER_REAL, grace)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=watch, name="parent's end", daemon=True).start()

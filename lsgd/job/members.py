@@ -27,7 +27,7 @@ from lsgd.job.ending import end, tagged
 
 TAG = "LSGD_SUPERVISED"
 FOLDER = "supervised"
-GRACE = 5.0
+GRACE = 3.0
 """Seconds that a process gets to leave by itself before it is killed."""
 
 

@@ -236,7 +236,10 @@ class Recipe:
     run_dir: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the run; by default runs/<name>/<time>-seed<seed>."""
     checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
-    """Steps between two checkpoints within an epoch; 0 saves at the end of each epoch only."""
+    """Steps between two checkpoints within an epoch; 0 for none by their number."""
+    checkpoint_minutes: float = field(default=10.0, metadata=EXECUTION | at_least(0))
+    """Minutes between two checkpoints within an epoch, by the clock of process 0; 0 for none by the
+    clock."""
     keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
     """The number of newest checkpoints that stay; those at a drop of the lr always do."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))

@@ -66,8 +66,10 @@ class Strategy(Protocol):
         Raises Diverged if the loss or a gradient of a step before was not finite, and PeerLost.
         """
 
-    def check(self) -> None:
-        """Raise Preempted, after the same step on all processes, if any was told to leave."""
+    def check(self) -> bool:
+        """Raise Preempted, after the same step on all processes, if any was told to leave; return,
+        after the same step on all, whether `checkpoint_minutes` have passed.
+        """
 
     def settle(self) -> None:
         """Make model, momentum and parts whole on every process, to evaluate or save them.

@@ -1,6 +1,8 @@
 """Synchronous SGD by all-reduce: every process has the gradient of all workers, and updates its
 copy of the model by it."""
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +15,7 @@ from lsgd.comm import Comm, sum_
 from lsgd.recipe import Recipe
 from lsgd.rules import optim, sampler
 from lsgd.strategy import Task
-from lsgd.strategy.guard import Guard
+from lsgd.strategy.guard import SAVE, Guard
 from lsgd.strategy.reducer import Reducer
 from lsgd.strategy.tasks import synchronous_tasks
 from lsgd.workloads import Workload
@@ -36,6 +38,10 @@ class AllReduce:
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
         self.guard = Guard(self.reducer.flags)
         self.next_step = 0
+        # No two clocks agree, and all processes have to save after the same step.
+        minutes = recipe.checkpoint_minutes if comm.rank == 0 else 0.0
+        self.save_after = 60 * minutes or math.inf
+        self.saved = time.monotonic()
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
         """The hosted workers' part of each step."""
@@ -44,6 +50,9 @@ class AllReduce:
     def read(self, task: Task, *, leave: bool) -> None:
         """Clear the gradients; this process's copy of the model is up to date."""
         self.reducer.start(task.divisor, len(task.passes), leave=leave)
+        if time.monotonic() - self.saved >= self.save_after:
+            self.saved = time.monotonic()
+            self.reducer.note.add_(SAVE)
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, and start their sums in the last pass."""
@@ -62,13 +71,14 @@ class AllReduce:
         self.next_step = task.step + 1
         self.guard.watch(task.step)  # reads the flags a step late, so the host never waits for them
 
-    def check(self) -> None:
-        """Raise Preempted if the flags of the step before the last said so."""
-        self.guard.leave_if_told()
+    def check(self) -> bool:
+        """Raise Preempted, or say that it is time to save, if the step before the last said so."""
+        return self.guard.leave_if_told()
 
     def settle(self) -> None:
         """Check the flags of the last step, and bring the parts of all processes together."""
         self.guard.check()
+        self.saved = time.monotonic()  # what is settled is saved
         for part in self.parts:
             part.settle(partial(sum_, self.comm))
 

@@ -1,4 +1,5 @@
-"""Tells the host that training has diverged or is to stop, without a wait for the device."""
+"""Tells the host that training has diverged, is to stop or to be saved, without a wait for the
+device."""
 
 import torch
 from torch import Tensor
@@ -7,6 +8,10 @@ from lsgd.errors import Diverged, Preempted
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
 """The remedy in words; the same run again would diverge again, at the same step."""
+
+
+SAVE = 0.5
+"""What process 0 adds to the note of a step so that all save; each that has to leave adds 1."""
 
 
 class Guard:
@@ -18,12 +23,12 @@ class Guard:
         self.seen = torch.zeros(2, pin_memory=self.on_gpu)
         self.copied: torch.cuda.Event | None = torch.cuda.Event() if self.on_gpu else None
         self.step = -1
-        self.leaving = False
+        self.note = 0.0
 
     def watch(self, step: int) -> None:
         """Check the flags of the step before, then start to copy those of this one."""
         self.check()
-        self.leaving = bool(self.seen[1])
+        self.note = float(self.seen[1])
         self.step = step
         self.seen.copy_(self.flags, non_blocking=True)
         if self.copied:
@@ -39,7 +44,10 @@ class Guard:
                 f"since the step before; {LOWER_LR}"
             )
 
-    def leave_if_told(self) -> None:
-        """Raise Preempted, after the same step on all processes, if any was told to leave."""
-        if self.leaving:
+    def leave_if_told(self) -> bool:
+        """Raise Preempted, after the same step on all processes, if any was told to leave; return
+        whether all are to save, as process 0 has found it time to.
+        """
+        if self.note >= 1:
             raise Preempted
+        return self.note == SAVE

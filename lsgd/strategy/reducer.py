@@ -73,7 +73,8 @@ class Reducer:
             # made a step of a small model 4 % longer.
             bucket.flat.zero_()
             bucket.left = bucket.count * passes
-        self.note.fill_(leave)
+        if leave:
+            self.note.fill_(1)  # it lies in the last bucket, and is 0 by now
 
     def backward(self, loss: Tensor) -> None:
         """The backward pass of a loss summed over its examples, which starts the sums if it is the

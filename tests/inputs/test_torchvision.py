@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from helpers.passes import evaluating
 import lsgd.inputs
 from lsgd.errors import InputFailed, Refused
 from lsgd.inputs import open_inputs
+from lsgd.job.ending import end, tagged
 from lsgd.rules.sampler import Pass
 
 
@@ -103,6 +106,42 @@ def test_a_killed_process_ends_the_run_soon(root: Path) -> None:
         for _ in batches:
             pass
     assert time.monotonic() - begin < 30
+
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+import numpy as np, torch
+from helpers.folders import DATA, recipe
+from lsgd.inputs import open_inputs
+from lsgd.rules.sampler import Pass
+
+words = ["torchvision", DATA, "inputs.decoders=2"]
+inputs = open_inputs(recipe(Path(sys.argv[1]), *words), torch.device("cpu"))
+next(inputs.train(Pass(0, np.arange(12)) for _ in iter(int, 1)))
+print(flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
+    """Neither the decoders nor what multiprocessing has started for them."""
+    tag = ("LSGD_TEST_TAG", f"trainer-{os.getpid()}")
+    environment = os.environ | dict([tag]) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TRAINER, str(root)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout
+        trainer.stdout.readline()
+        assert len(tagged(tag)) == 5  # with two decoders, the fork server and the resource tracker
+        trainer.kill()
+    begin = time.monotonic()
+    try:
+        while left := tagged(tag):
+            assert time.monotonic() - begin < 5, f"{len(left)} processes are left"
+            time.sleep(0.05)
+    finally:
+        end(tag, 0)
 
 
 def test_a_pass_needs_few_open_files(root: Path) -> None:

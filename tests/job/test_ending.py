@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from lsgd.job.ending import end, tagged
 
 # Asked to leave, it starts another process of its own and goes. That one is deaf until it is a
@@ -70,3 +72,34 @@ def test_without_a_process_nothing_is_waited_for() -> None:
     begin = time.process_time()
     assert end(("LSGD_TEST_TAG", f"none-{os.getpid()}"), grace=60) == set()
     assert time.process_time() - begin < 10
+
+
+CHILD = """
+import signal, sys, time
+from lsgd.job.ending import end_with_parent
+
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, lambda *_: None)
+end_with_parent(0.3)
+open(sys.argv[1], "w")
+while True:
+    time.sleep(100)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+
+
+@pytest.mark.parametrize("child", ["hears", "deaf"])
+def test_a_child_ends_with_its_parent(tmp_path: Path, child: str) -> None:
+    tag = ("LSGD_TEST_TAG", f"parent-{os.getpid()}-{child}")
+    ready = tmp_path / "ready"
+    command = [sys.executable, "-c", PARENT, CHILD, str(ready), child]
+    with subprocess.Popen(command, env=os.environ | dict([tag])) as parent:
+        deadline = time.monotonic() + 20
+        while not ready.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(tagged(tag)) == 2
+        parent.kill()
+    while tagged(tag):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

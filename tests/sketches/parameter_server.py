@@ -85,10 +85,11 @@ class ParameterServer:
         norm = torch.linalg.vector_norm(self.gradients)
         self.pulled[-3:] = torch.stack((torch.tensor(goes_on), self.note, norm))
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Raise Preempted if the server has replied so."""
         if self.leaving:
             raise Preempted
+        return False
 
     def settle(self) -> None:
         """Bring the parts together; between two steps everything else is."""

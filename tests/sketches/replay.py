@@ -110,10 +110,11 @@ class Replay:
         self.read_by[self.worker] = self._copies()
         self.next_step = task.step + 1
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Raise Preempted if this process was told to leave."""
         if self.leaving:
             raise Preempted
+        return False
 
     def settle(self) -> None:
         """Bring the parts into the model, which holds the newest parameters."""
