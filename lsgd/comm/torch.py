@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from typing import TypeVar, cast
 
 import torch
@@ -29,8 +30,18 @@ class TorchComm:
     ) -> None:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         address = _address(launch)
+        who = f"process {launch.rank} of {launch.world_size}"
         try:
             store = _join(launch, address, join_timeout)
+        except (dist.DistError, RuntimeError, ValueError) as error:
+            why = str(error).splitlines()[0].rstrip(".")
+            raise Refused(
+                f"{who} could not meet the others at "
+                f"{address} within {join_timeout:g} s ({why}); check that "
+                "all were started, and MASTER_ADDR and MASTER_PORT where these are set",
+                here_only=True,
+            ) from None
+        try:
             dist.init_process_group(
                 backend,
                 store=store,
@@ -40,11 +51,13 @@ class TorchComm:
                 device_id=device if device.type == "cuda" else None,
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
-            why = str(error).splitlines()[0].rstrip(".")
+            variables = "GLOO_SOCKET_IFNAME"
+            if device.type == "cuda":
+                variables += " and NCCL_SOCKET_IFNAME"
             raise Refused(
-                f"process {launch.rank} of {launch.world_size} could not meet the others at "
-                f"{address} within {join_timeout:g} s ({why}); check that "
-                "all were started, and MASTER_ADDR and MASTER_PORT where these are set",
+                f"{who} has met the others at {address}, and no connection for sums came about "
+                f"({reason(str(error))}); see that {variables} name the network between the "
+                "machines, and NCCL_DEBUG=INFO says more of GPUs",
                 here_only=True,
             ) from None
         self.library = "torch.distributed " + ("(NCCL)" if device.type == "cuda" else "(gloo)")
@@ -79,6 +92,19 @@ class TorchComm:
     def close(self) -> None:
         """Destroy the group, or gloo's threads end the process with an error now and then."""
         dist.destroy_process_group()
+
+
+def reason(message: str) -> str:
+    """What a library gives as its last error, further down in a message, or else its first line.
+
+    >>> reason("NCCL error in: NCCLUtils.cpp:77\\nLast error:\\nBootstrap : no socket found\\n")
+    'Bootstrap : no socket found'
+    """
+    lines = [line.strip().rstrip(".") for line in message.splitlines() if line.strip()]
+    for line, following in pairwise(lines):
+        if line == "Last error:":
+            return following
+    return lines[0] if lines else "it gives no reason"
 
 
 def _join(launch: Launch, address: str, timeout: float) -> Store:

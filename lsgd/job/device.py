@@ -10,11 +10,24 @@ from torch import get_num_threads
 from lsgd.errors import Refused
 from lsgd.job.launcher import cores, detect
 
+DRIVER = Path("/proc/driver/nvidia/version")
+"""The file that is there where NVIDIA's driver is loaded."""
+
 
 def pick_device(name: str) -> torch.device:
-    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU."""
+    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU.
+
+    Raises Refused rather than train on the CPU of a machine whose GPUs torch cannot use.
+    """
     launch = detect()
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        if name == "auto" and torch.version.cuda and DRIVER.exists() and not _hidden():
+            raise Refused(
+                f"this machine has NVIDIA's driver, and torch {torch.__version__} with CUDA "
+                f"{torch.version.cuda} finds no GPU that it can use; update the driver, or write "
+                "device=cpu if the CPU is meant",
+                here_only=True,
+            )
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise Refused(
@@ -33,6 +46,11 @@ def pick_device(name: str) -> torch.device:
     device = torch.device("cuda", 0 if own else launch.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _hidden() -> bool:
+    """Whether all GPUs are hidden from this process on purpose."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 
 def device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import lsgd.comm
 from lsgd.comm import agree, choose_library, describe, from_first, open_comm, sum_
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Diverged, Refused
+from lsgd.job import device
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import Launch
@@ -229,6 +231,25 @@ def test_a_device_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 3)
     with pytest.raises(Refused, match="4 processes on a machine with 3 GPUs"):
         pick_device("auto")
+
+
+def test_a_gpu_whose_driver_is_too_old_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With torch for another CUDA no GPU is available, and 8 of them would stay idle unnoticed."""
+    torchrun(monkeypatch, rank=0, size=1, local=1)
+    gpus(monkeypatch, 0)
+    monkeypatch.setattr(device, "DRIVER", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(Refused, match=r"with CUDA 13\.0 finds no GPU .* update the driver"):
+        pick_device("auto")
+    assert pick_device("cpu") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pick_device("auto") == CPU
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert pick_device("auto") == CPU
 
 
 def test_a_process_that_is_shown_one_gpu_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

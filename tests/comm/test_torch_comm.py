@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import lsgd.comm.torch
+from lsgd.comm.torch import TorchComm
+from lsgd.errors import Refused
+from lsgd.job.launcher import Launch
 
 PROGRAM = """
 import os, sys
@@ -16,6 +22,34 @@ for thread in os.listdir("/proc/self/task"):
     print("thread:", open(f"/proc/self/task/{thread}/comm").read().strip(), flush=True)
 sys.exit(code)
 """
+
+
+MESSAGE = """\
+NCCL error in: NCCLUtils.cpp:77, unhandled system error (run with NCCL_DEBUG=INFO for details)
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Bootstrap : no socket interface found
+"""
+
+
+@pytest.mark.parametrize("fails", ["meeting", "connecting"])
+def test_who_has_met_the_others_is_not_sent_to_look_for_them(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """NCCL's own reason stands below its first line; it has nothing to do with MASTER_ADDR."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(MESSAGE)
+
+    monkeypatch.setattr(lsgd.comm.torch, "_join", fail if fails == "meeting" else lambda *_: None)
+    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    launch = Launch("torchrun", rank=1, world_size=2, master_addr="node0")
+    with pytest.raises(Refused) as refused:
+        TorchComm(launch, device=torch.device("cuda"), timeout=1, join_timeout=1)
+    connecting = fails == "connecting"
+    assert ("(Bootstrap : no socket interface found)" in str(refused.value)) == connecting
+    assert ("NCCL_SOCKET_IFNAME" in str(refused.value)) == connecting
+    assert ("MASTER_ADDR" in str(refused.value)) != connecting
 
 
 @pytest.mark.distributed
