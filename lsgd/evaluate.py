@@ -40,7 +40,8 @@ def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scor
         ) from None
     # Where it was trained says nothing about this machine.
     this_machine = {"device": "auto", "comm": asdict(CommSettings())}
-    if config.from_saved(saved.recipe).inputs.loader != "synthetic":
+    inputs = saved.recipe.get("inputs")
+    if not (isinstance(inputs, dict) and inputs.get("loader") == "synthetic"):
         this_machine["inputs"] = asdict(InputsSettings())
     recipe = config.from_saved(saved.recipe | this_machine, *words)
     if recipe.fingerprint != saved.fingerprint:

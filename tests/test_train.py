@@ -205,11 +205,11 @@ def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
     assert nhwc["layer1.0.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("minutes", "expected"), [(1e-9, [*range(2, 11)]), (10, [5, 10])])
+@pytest.mark.parametrize(("minutes", "expected"), [(1e-9, [2, 4, 5, 7, 9, 10]), (10, [5, 10])])
 def test_a_kill_costs_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, expected: list[int]
 ) -> None:
-    """Within an epoch too; what is shorter is saved at the ends of its epochs alone."""
+    """Within an epoch too, but not again after the next step; a shorter run at its ends alone."""
     saved: list[int] = []
     before = Saver.save
 

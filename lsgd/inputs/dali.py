@@ -233,11 +233,11 @@ class DaliInputs:
         each = self.under_way[0]
         index = self._index_of(each)
         return InputFailed(
-            f"DALI has stopped ({_reason(error)}) at one of {len(each.examples)} images needed "
-            f"{moment(each)}, {index.path(each.examples[0])} to {index.path(each.examples[-1])}, "
-            "and not for a fault of a single one; resume with the same words and run_dir, with a "
-            "smaller inputs.prefetch or val_batch if it was for want of memory, or with "
-            "inputs=torchvision"
+            f"DALI has stopped ({_reason(error)}) in the batch of {len(each.examples)} images "
+            f"needed {moment(each)}, {index.path(each.examples[0])} to "
+            f"{index.path(each.examples[-1])}, each of which it decodes by itself; resume with the "
+            "same words and run_dir, with a smaller inputs.prefetch or, in an evaluation, "
+            "val_batch if it was for want of memory, or with inputs=torchvision"
         )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -76,9 +77,10 @@ def run_command(command: Callable[[], object]) -> int:
     except Refused as error:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
-    if launch.launcher != "none":
-        # A shell that ends may leave its job to run on; without its launcher nobody can stop one.
-        end_with_parent(GRACE)
+    # Variables of torchrun may be set by hand, and the shell of such a process may end before it.
+    by_hand = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ
+    if launch.launcher != "none" and not by_hand:
+        end_with_parent(GRACE)  # without its launcher nobody could stop it
     rank = launch.rank
     with last_words(rank) as leave:
         try:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from lsgd.job.launcher import cores, detect
 DRIVER = Path("/proc/driver/nvidia/version")
 """The file that is there where NVIDIA's driver is loaded."""
 
+DEVICES = Path("/dev")
+
 
 def pick_device(name: str) -> torch.device:
     """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU.
@@ -21,7 +24,7 @@ def pick_device(name: str) -> torch.device:
     """
     launch = detect()
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        if name == "auto" and torch.version.cuda and DRIVER.exists() and not _hidden():
+        if name == "auto" and torch.version.cuda and DRIVER.exists() and _shown():
             raise Refused(
                 f"this machine has NVIDIA's driver, and torch {torch.__version__} with CUDA "
                 f"{torch.version.cuda} finds no GPU that it can use; update the driver, or write "
@@ -48,9 +51,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _hidden() -> bool:
-    """Whether all GPUs are hidden from this process on purpose."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+def _shown() -> bool:
+    """Whether GPUs are meant for this process: not hidden, and in its container or job."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+        return False
+    for gpu in DEVICES.glob("nvidia[0-9]*"):
+        with suppress(OSError), gpu.open("rb"):  # only opening shows what a control group forbids
+            return True
+    return False
 
 
 def device_name(device: torch.device) -> str:

@@ -49,9 +49,9 @@ class Checkpoint:
     optimizer: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
     """The state that workers carry from step to step, by the name of the part: `batchnorm` has
-    `shares`, RunningStatistics.all_shares."""
+    `shares`, as RunningStatistics.state has them."""
     tally: dict[str, Tensor]
-    """Loss and correct answers over the steps of the epoch so far, as in Tally.state."""
+    """Loss and counts over the steps of the epoch so far, as in Tally.state."""
     rates: dict[int, dict[str, float]]
     """The metrics of each epoch that has ended, as in its row of metrics.jsonl, by its number from
     1: train_loss, …, and val_top1_error, … if it was evaluated. A file of format 1 has only the

@@ -52,11 +52,11 @@ def _open(recipe: Recipe, holding: ExitStack) -> Opened:
         return Opened(_new_folder(recipe, holding))
     folder = Path(recipe.run_dir)
     try:
-        seen = files(folder) if folder.exists() else []
+        seen = _names(folder)
         opened, damaged = _checkpoint_of(recipe, folder)
         folder.mkdir(parents=True, exist_ok=True)
         holding.enter_context(lock.held(folder))
-        if files(folder) != seen:  # another job was in it until now
+        if _names(folder) != seen:  # another job was in it until now
             opened, damaged = _checkpoint_of(recipe, folder)
         # Fails on a full disk, before any file of the run is moved or removed.
         _write_config(recipe, folder)
@@ -69,6 +69,11 @@ def _open(recipe: Recipe, holding: ExitStack) -> Opened:
     except OSError as error:
         raise _unwritable(folder, error) from None
     return opened
+
+
+def _names(folder: Path) -> set[str]:
+    """The names of all files in the folder, but for the lock's."""
+    return set(os.listdir(folder)) - {lock.FILE} if folder.exists() else set()
 
 
 def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:

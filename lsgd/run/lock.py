@@ -29,8 +29,8 @@ BEAT = 5.0
 """Seconds between two touches of the file."""
 WATCH = 4 * BEAT
 """Seconds without a touch after which a holder on another machine is dead."""
-DYING = 3.0
-"""Seconds that a process of this machine may take to end after its SIGKILL."""
+DYING = 5.0
+"""Seconds that a process of this machine may take to leave and to end after a kill."""
 SETTLING = 1.0
 """Seconds in which two that have found the same dead holder see which of them comes next."""
 POLL = 0.1
@@ -66,8 +66,9 @@ def held(folder: Path) -> Iterator[None]:
     finally:
         over.set()
         beat.join()
-        if _names(path, file):
-            path.unlink()
+        with suppress(OSError):  # what stays on a drive that is away is that of a dead holder
+            if _names(path, file):
+                path.unlink()
         file.close()  # the lock last: whoever comes now sees that the file is no longer there
 
 
@@ -112,7 +113,11 @@ def _removed(path: Path) -> bool:
                 first = first or (content, touched)
                 holder, seconds = _holder(content), time.monotonic() - begin
                 near = holder and (holder.host, holder.boot) == (platform.node(), _boot())
-                if (content, touched) != first or (near and locked is False and seconds > DYING):
+                if near and locked is not None:
+                    lives = not locked and seconds > DYING
+                else:
+                    lives = (content, touched) != first
+                if lives:
                     raise Refused(_sentence(path, holder))
                 silent = seconds > WATCH
                 if (near and locked) or silent:

@@ -78,7 +78,9 @@ class AllReduce:
     def settle(self) -> None:
         """Check the flags of the last step, and bring the parts of all processes together."""
         self.guard.check()
-        self.saved = time.monotonic()  # what is settled is saved
+        # What is settled is saved, at once or after the evaluation.
+        self.guard.forget_save()
+        self.saved = time.monotonic()
         for part in self.parts:
             part.settle(partial(sum_, self.comm))
 

@@ -8,8 +8,6 @@ from lsgd.errors import Diverged, Preempted
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
 """The remedy in words; the same run again would diverge again, at the same step."""
-
-
 SAVE = 0.5
 """What process 0 adds to the note of a step so that all save; each that has to leave adds 1."""
 
@@ -43,6 +41,10 @@ class Guard:
                 f"the loss or a gradient of step {self.step} is not finite, and nothing was saved "
                 f"since the step before; {LOWER_LR}"
             )
+
+    def forget_save(self) -> None:
+        """Drop what the last watched step says of saving, once checked; who has to leave leaves."""
+        self.seen[1].floor_()
 
     def leave_if_told(self) -> bool:
         """Raise Preempted, after the same step on all processes, if any was told to leave; return

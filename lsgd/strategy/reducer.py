@@ -40,7 +40,7 @@ class Reducer:
     `found_inf` is 1 on every process, for good, once any loss or gradient of any of them was not
     finite; it stays on the device. `gradient_norm` is that of the last reduced gradient. A float32
     gradient beyond 1e19 counts as not finite, since the square of its norm is not. `flags` is
-    found_inf and, of the last step, whether any process was told to leave.
+    found_inf and, of the last step, the sum of the notes of all processes, which Guard reads.
     """
 
     def __init__(

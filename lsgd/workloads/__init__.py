@@ -71,7 +71,8 @@ class Workload(Protocol):
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The evaluation sets: val, of which the metric is, then others that stand beside it."""
+        """The evaluation sets, by names without `_`: val, of which the metric is, then others that
+        stand beside it."""
 
     def network(self) -> nn.Module:
         """The network on the CPU, with weights that depend on the recipe's seed alone."""

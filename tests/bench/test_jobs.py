@@ -26,7 +26,7 @@ def test_efficiency_is_speed_by_processes() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["scaling", *DIGITS, "--limit", "0"], "--limit 0 is not possible; write a number above 0"),
+        (["scaling", *DIGITS, "--limit", "0"], "--limit: 0 is not a number of seconds above 0"),
         (["scaling", *DIGITS, "--np", ""], "--np  is not a list of numbers from 1 on"),
     ],
 )

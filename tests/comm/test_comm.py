@@ -240,6 +240,8 @@ def test_a_gpu_whose_driver_is_too_old_is_not_passed_over(
     torchrun(monkeypatch, rank=0, size=1, local=1)
     gpus(monkeypatch, 0)
     monkeypatch.setattr(device, "DRIVER", tmp_path)
+    monkeypatch.setattr(device, "DEVICES", tmp_path)
+    (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(Refused, match=r"with CUDA 13\.0 finds no GPU .* update the driver"):
@@ -247,8 +249,11 @@ def test_a_gpu_whose_driver_is_too_old_is_not_passed_over(
     assert pick_device("cpu") == CPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert pick_device("auto") == CPU
-    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (tmp_path / "nvidia0").unlink()  # a container or a job without GPUs
+    assert pick_device("auto") == CPU
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert pick_device("auto") == CPU
 
 

@@ -204,8 +204,8 @@ def test_an_error_that_is_of_no_single_image_names_the_batch(
         next(batches)
     first, last = (root / "train" / f"n00{i}" / "one.JPEG" for i in (3, 2))
     assert str(failure.value).startswith(
-        "DALI has stopped (No memory.) at one of 2 images needed in step 2 of epoch 1, "
-        f"{first} to {last}, and not for a fault of a single one; resume with the same words"
+        "DALI has stopped (No memory.) in the batch of 2 images needed in step 2 of epoch 1, "
+        f"{first} to {last}, each of which it decodes by itself; resume with the same words"
     )
 
 

@@ -210,12 +210,14 @@ def test_whatever_lies_there_is_left_out_with_a_reason(tmp_path: Path) -> None:
         assert name in (out / "README.md").read_text(encoding="utf-8")
 
 
-def test_no_run_at_all_is_a_report_too(tmp_path: Path) -> None:
+def test_only_a_study_has_a_report_without_runs(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    out = report([tmp_path / "runs"], None, tmp_path / "out")
-    assert "0 runs of 0 recipes" in (out / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(Refused, match=r"there is no run in .*write run folders"):
+        report([tmp_path / "runs"], None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     study = config.load_study("fashion_table1_warmup")
-    out = report([tmp_path / "runs"], study, tmp_path / "study")
+    command = "python -m lsgd.study +study=fashion_table1_warmup"
+    out = report([tmp_path / "runs"], study, tmp_path / "study", command=command)
     assert "Partial: 0 of 18 runs" in (out / "README.md").read_text(encoding="utf-8")
 
 
