@@ -160,8 +160,10 @@ def test_a_layer_without_a_rule_is_an_error(layer: nn.Module, name: str) -> None
 
 
 def test_a_network_without_biases_or_linear_layers_starts_too() -> None:
-    initialise(nn.Sequential(nn.Conv2d(1, 2, 3, bias=False)), last_gamma=0.0, seed=0)
-    initialise(nn.Sequential(nn.Linear(2, 3, bias=False)), last_gamma=0.0, seed=0)
+    for layer in (nn.Conv2d(1, 2, 3, bias=False), nn.Linear(2, 3, bias=False)):
+        before = layer.weight.detach().clone()
+        initialise(nn.Sequential(layer), last_gamma=0.0, seed=0)
+        assert not torch.equal(layer.weight, before)
 
 
 def numbers(name: str) -> dict[str, list[float]]:
