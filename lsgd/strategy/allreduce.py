@@ -15,7 +15,7 @@ from lsgd.comm import Comm, sum_
 from lsgd.recipe import Recipe
 from lsgd.rules import optim, sampler
 from lsgd.strategy import Task
-from lsgd.strategy.guard import SAVE, Guard
+from lsgd.strategy.guard import LEAVE, SAVE, Guard
 from lsgd.strategy.reducer import Reducer
 from lsgd.strategy.tasks import synchronous_tasks
 from lsgd.workloads import Workload
@@ -49,10 +49,11 @@ class AllReduce:
 
     def read(self, task: Task, *, leave: bool) -> None:
         """Clear the gradients; this process's copy of the model is up to date."""
-        self.reducer.start(task.divisor, len(task.passes), leave=leave)
+        note = LEAVE if leave else 0.0
         if time.monotonic() - self.saved >= self.save_after:
             self.saved = time.monotonic()
-            self.reducer.note.add_(SAVE)
+            note += SAVE
+        self.reducer.start(task.divisor, len(task.passes), note=note)
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, and start their sums in the last pass."""

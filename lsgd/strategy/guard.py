@@ -8,8 +8,9 @@ from lsgd.errors import Diverged, Preempted
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
 """The remedy in words; the same run again would diverge again, at the same step."""
-SAVE = 0.5
-"""What process 0 adds to the note of a step so that all save; each that has to leave adds 1."""
+LEAVE, SAVE = 1.0, 0.5
+"""The note of a process in a step that was told to leave, and what process 0 adds so that all save.
+Guard reads their sum."""
 
 
 class Guard:
@@ -50,6 +51,6 @@ class Guard:
         """Raise Preempted, after the same step on all processes, if any was told to leave; return
         whether all are to save, as process 0 has found it time to.
         """
-        if self.note >= 1:
+        if self.note >= LEAVE:
             raise Preempted
         return self.note == SAVE

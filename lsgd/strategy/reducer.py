@@ -60,12 +60,12 @@ class Reducer:
         self.gradient_norm = torch.zeros((), device=self.flag.device)
         self._divisor, self._launched = 1, 0
 
-    def start(self, divisor: int, passes: int, *, leave: bool = False) -> None:
+    def start(self, divisor: int, passes: int, *, note: float = 0.0) -> None:
         """Begin a step with `passes` backward passes of this process, whose gradient is divided by
         `divisor`: the number of examples of all processes, or what they weigh together.
 
-        During the last pass the sum of a bucket starts once the bucket is full. `leave` tells all
-        processes that this one was told to leave.
+        During the last pass the sum of a bucket starts once the bucket is full. `note` is added
+        to the notes of the other processes.
         """
         self._divisor, self._launched = divisor, 0
         for bucket in self.buckets:
@@ -73,8 +73,8 @@ class Reducer:
             # made a step of a small model 4 % longer.
             bucket.flat.zero_()
             bucket.left = bucket.count * passes
-        if leave:
-            self.note.fill_(1)  # it lies in the last bucket, and is 0 by now
+        if note:
+            self.note.fill_(note)  # it lies in the last bucket, and is 0 by now
 
     def backward(self, loss: Tensor) -> None:
         """The backward pass of a loss summed over its examples, which starts the sums if it is the

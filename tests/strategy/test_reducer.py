@@ -278,7 +278,7 @@ def test_all_learn_that_one_was_told_to_leave(compression: str) -> None:
         reducer = Reducer([weight], comm, bucket_mb=25, compression=compression)
         seen = []
         for leave, value in ((False, 1.0), (comm.rank == 2, 1.0), (False, 1.0), (True, torch.inf)):
-            reducer.start(3, passes=1, leave=leave)
+            reducer.start(3, passes=1, note=float(leave))
             reducer.backward((weight * value).sum())
             reducer.finish()
             seen.append(reducer.flags.bool().tolist())
