@@ -13,6 +13,7 @@ import yaml
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.recipe import (
+    Cluster,
     CommSettings,
     Data,
     InputsSettings,
@@ -25,7 +26,7 @@ from lsgd.recipe import (
 
 GROUPS = {
     "comm": CommSettings, "data": Data, "inputs": InputsSettings, "model": Model, "optim": Optim,
-    "schedule": Schedule, "strategy": StrategySettings,
+    "schedule": Schedule, "strategy": StrategySettings, "cluster": Cluster,
 }  # fmt: skip
 NAMED_BY = {
     "comm": "library", "data": "name", "inputs": "loader", "model": "name", "strategy": "name",

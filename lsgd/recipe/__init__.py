@@ -27,6 +27,8 @@ from lsgd.recipe.fields import (
     one_of,
     trajectory,
 )
+from lsgd.recipe.strategies import Cluster as Cluster
+from lsgd.recipe.strategies import StrategySettings as StrategySettings
 from lsgd.rules import sampler, schedule
 from lsgd.rules.metric import TOP1, Metric
 
@@ -108,14 +110,6 @@ class Schedule:
     milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
     """Epochs at which the lr is multiplied by gamma."""
     gamma: float = field(default=0.1, metadata=above_0())
-
-
-@dataclass(frozen=True)
-class StrategySettings:
-    """How what the workers compute becomes updates of one model."""
-
-    name: str = field(default="allreduce", metadata=one_of("allreduce"))
-    """allreduce is synchronous SGD: an update by the mean over all kn examples of a step."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +218,7 @@ class Recipe:
     strategy: StrategySettings = field(
         default_factory=StrategySettings, metadata=later({"name": "allreduce"})
     )
+    cluster: Cluster = field(default_factory=Cluster, metadata=later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts."""
@@ -250,9 +245,19 @@ class Recipe:
     """The lines in which a rehearsal says what it has replaced."""
 
     @property
+    def update_workers(self) -> int:
+        """The workers whose gradients make one update: k, or fewer with other strategies."""
+        return self.strategy.update_workers(self.workers)
+
+    @property
     def batch_size(self) -> int:
-        """kn, the examples of one step."""
-        return self.workers * self.worker_batch
+        """The examples of one update: kn with synchronous SGD."""
+        return self.update_workers * self.worker_batch
+
+    @property
+    def tickets(self) -> int:
+        """The batches of n examples, or fewer at the end, that an epoch has for its workers."""
+        return -(-self.examples(self.steps_per_epoch) // self.worker_batch)
 
     @property
     def pass_workers(self) -> int:
@@ -333,6 +338,10 @@ class Recipe:
         fields = trajectory(self)
         # The loader is execution, but these images are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
+        # Servers are another way to the same sums, unless they do not wait for all of them.
+        if self.strategy.synchronous:
+            fields.pop("strategy", None)
+            fields.pop("cluster", None)
         return fields
 
     @property
@@ -353,11 +362,14 @@ class Recipe:
             ),
         )
         ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
+        updating = f"{self.update_workers}"
+        if self.update_workers < self.workers:
+            updating += f" of {self.workers}"
         skipped = len(self.data.skip)
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
             f"{self.steps_per_epoch} steps, seed {self.seed}",
-            f"batch_size {self.batch_size} = {self.workers} workers x {self.worker_batch} images, "
+            f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} images, "
             f"{ramp}",
             *([f"images left out (data.skip): {skipped}"] if skipped else []),
             *self.replaced,

@@ -8,6 +8,19 @@ from typing import Any
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import AUTO, limits
+from lsgd.recipe.strategies import StrategySettings
+
+ONLY_FOR = {
+    "backup": ("backup",),
+    "slack": ("bounded",),
+    "staleness_aware": ("bounded", "async"),
+    "servers": ("sync", "backup", "bounded", "async"),
+    "topology": ("sync", "backup", "bounded", "async"),
+    "placement": ("sync", "backup", "bounded", "async"),
+}
+"""The strategies for which each of their settings says something."""
+MOST_WORKERS = 2**15
+"""The number of workers that lsgd.strategy.order can tell apart."""
 
 
 def check(recipe: Recipe) -> None:
@@ -20,6 +33,7 @@ def check(recipe: Recipe) -> None:
         )
     _check_data(recipe)
     _check_schedule(recipe)
+    _check_strategy(recipe)
     _check_tail(recipe)
     if recipe.optim.momentum_correction and recipe.optim.equation == 9:
         raise Refused(
@@ -118,6 +132,55 @@ def _check_tail(recipe: Recipe) -> None:
             f"tail=keep leaves one worker of the last step with a single image ({examples} = "
             f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "
             "two; write tail=drop or another worker_batch"
+        )
+
+
+def _check_strategy(recipe: Recipe) -> None:
+    strategy, name = recipe.strategy, recipe.strategy.name
+    for key, strategies in ONLY_FOR.items():
+        if getattr(strategy, key) != getattr(StrategySettings(), key) and name not in strategies:
+            raise Refused(
+                f"strategy.{key}={getattr(strategy, key)} says nothing with strategy={name}; leave "
+                f"it out, or write strategy={' or '.join(strategies)}"
+            )
+    if strategy.backup >= recipe.workers:
+        raise Refused(
+            f"strategy.backup={strategy.backup} of workers={recipe.workers} leaves an update none "
+            f"to wait for; write at most {recipe.workers - 1}"
+        )
+    if strategy.topology == "colocated" and strategy.servers > recipe.workers:
+        raise Refused(
+            f"strategy.servers={strategy.servers} cannot be on the machines of workers="
+            f"{recipe.workers}; write strategy.servers={recipe.workers} or fewer, or "
+            "strategy.topology=central"
+        )
+    speeds = recipe.cluster.speeds
+    if speeds and (len(speeds) != recipe.workers or not all(speed > 0 for speed in speeds)):
+        raise Refused(
+            f"cluster.speeds={_numbers(speeds)} has to be {recipe.workers} numbers above 0, one "
+            "for each worker, or [] for 1 each"
+        )
+    if not strategy.synchronous:
+        _check_pushes(recipe)
+
+
+def _check_pushes(recipe: Recipe) -> None:
+    """Refuse what is not for pushes of single workers."""
+    name = recipe.strategy.name
+    if recipe.workers > MOST_WORKERS:
+        raise Refused(
+            f"workers={recipe.workers} are too many for strategy={name}, whose order has numbers "
+            f"of 16 bits; write at most {MOST_WORKERS}"
+        )
+    if recipe.workers_per_pass != 1:
+        raise Refused(
+            f"workers_per_pass={recipe.workers_per_pass} is for sums over workers, and with "
+            f"strategy={name} each pushes a gradient of its own; write workers_per_pass=1"
+        )
+    if recipe.gradient_compression != "none":
+        raise Refused(
+            f"gradient_compression={recipe.gradient_compression} is for sums over processes, and "
+            f"with strategy={name} there are none; write gradient_compression=none"
         )
 
 

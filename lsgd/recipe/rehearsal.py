@@ -17,7 +17,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
     n, size = 2, 32
     data = replace(
         recipe.data,
-        train_examples=recipe.steps_per_epoch * recipe.workers * n,
+        train_examples=recipe.steps_per_epoch * recipe.update_workers * n,
         val_examples=64,
         image_size=size,
         augmentation="none",

@@ -49,6 +49,40 @@ from lsgd.rules import sampler
             "lenet5 takes images of 28 x 28 .*image_size=224; write data=f",
         ),
         ({"data__mean": [0.5, float("nan"), 0.5]}, "data.mean has nan"),
+        ({"strategy__name": "servers"}, "strategy.name=servers is unknown; write one of allreduce"),
+        ({"strategy__backup": 2}, "strategy.backup=2 says nothing with strategy=allreduce; leave"),
+        (
+            {"strategy__name": "async", "strategy__slack": 2},
+            "slack=2 says nothing with strategy=async; leave it out, or write strategy=bounded",
+        ),
+        ({"strategy__servers": 2}, "or write strategy=sync or backup or bounded or async"),
+        (
+            {"strategy__name": "backup", "strategy__backup": 256},
+            "backup=256 of workers=256 leaves .* at most 255",
+        ),
+        (
+            {
+                "strategy__name": "async",
+                "strategy__servers": 257,
+                "strategy__topology": "colocated",
+            },
+            "servers=257 cannot be on .* servers=256 or fewer, or .*topology=central",
+        ),
+        (
+            {"strategy__name": "sync", "cluster__speeds": [1.0, 2.0]},
+            r"speeds=\[1,2\] has to be 256 numbers above 0",
+        ),
+        (
+            {"strategy__name": "async", "workers": 2**15 + 1},
+            "workers=32769 are too many for .* at most 32768",
+        ),
+        ({"strategy__name": "async", "workers_per_pass": 4}, "write workers_per_pass=1"),
+        (
+            {"strategy__name": "async", "gradient_compression": "fp16"},
+            "fp16 is for sums over .* write gradient_compression=none",
+        ),
+        ({"cluster__step": 0.0}, "cluster.step=0 .* above 0"),
+        ({"cluster__slow_share": 2.0}, "slow_share=2 is more than all steps"),
         ({"data__std": [0.2, float("inf"), 0.2]}, "data.std has inf"),
         ({"model__last_gamma": float("nan")}, "model.last_gamma has nan"),
         ({"comm__bucket_mb": 1e300}, "comm.bucket_mb=1e.300 .* write 1000000000 or less"),
@@ -116,21 +150,21 @@ def test_more_processes_than_workers() -> None:
 
 
 def test_a_command_takes_what_it_knows() -> None:
-    other = changed(BASE, data__workload="language", strategy__name="servers")
+    other = changed(BASE, data__workload="language", strategy__name="sync")
     check_known(other, "it", "…")
     check_known(BASE, "it", "…", workloads=("images",), strategies=("allreduce",))
     check_known(other, "it", "…", workloads=("images", "language"))
     with pytest.raises(Refused, match=r"^it knows only data\.workload=images or trees, and"):
         check_known(other, "it", "…", workloads=("images", "trees"), strategies=("allreduce",))
-    with pytest.raises(Refused, match=r"strategy\.name=allreduce, .* strategy\.name=servers; …$"):
+    with pytest.raises(Refused, match=r"strategy\.name=allreduce, .* strategy\.name=sync; …$"):
         check_known(other, "it", "…", strategies=("allreduce",))
 
 
 def test_passes_are_timed_for_allreduce_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any other strategy workers_per_pass has to be a number."""
-    # As if there were a second strategy.
+    # As if there were a second workload.
     monkeypatch.setattr("lsgd.recipe.checks._check_limits", lambda group: None)
-    other = changed(BASE, strategy__name="servers", workers_per_pass="auto")
+    other = changed(BASE, strategy__name="sync", workers_per_pass="auto")
     with pytest.raises(Refused, match=r"^workers_per_pass=auto knows only .* write a number, such"):
         check(other)
     check(changed(other, workers_per_pass=8))

@@ -43,9 +43,39 @@ def another(value: Any) -> Any:
 
 @pytest.mark.parametrize("key", leaves(BASE))
 def test_a_field_changes_the_fingerprint_unless_it_is_execution(key: str) -> None:
-    other = changed(BASE, **{key.replace(".", "__"): another(leaves(BASE)[key])})
-    assert other != BASE
-    assert (other.fingerprint == BASE.fingerprint) == (key in EXECUTION)
+    # Of an asynchronous run everything decides that decides the order of its pushes.
+    stale = changed(BASE, strategy__name="async")
+    other = changed(stale, **{key.replace(".", "__"): another(leaves(stale)[key])})
+    assert other != stale
+    assert (other.fingerprint == stale.fingerprint) == (key in EXECUTION)
+
+
+@pytest.mark.parametrize("key", leaves(BASE))
+def test_servers_that_wait_for_all_are_another_way_to_the_same_sums(key: str) -> None:
+    servers = changed(BASE, strategy__name="sync")
+    assert servers.fingerprint == BASE.fingerprint
+    other = changed(servers, **{key.replace(".", "__"): another(leaves(servers)[key])})
+    group, _, name = key.partition(".")
+    execution = group == "cluster" or (group == "strategy" and name != "name") or key in EXECUTION
+    assert (other.fingerprint == BASE.fingerprint) == execution
+
+
+def test_a_strategy_alone_is_another_run() -> None:
+    names = ("allreduce", "sync", "backup", "bounded", "async")
+    prints = [changed(BASE, strategy__name=name).fingerprint for name in names]
+    assert len(set(prints)) == 4
+
+
+def test_the_batch_is_that_of_one_update() -> None:
+    recipe = changed(BASE, workers=10, data__train_examples=10_000)
+    names = {"sync": 320, "backup": 256, "bounded": 32, "async": 32}
+    for name, batch in names.items():
+        other = changed(recipe, strategy__name=name, strategy__backup=2 * (name == "backup"))
+        assert other.batch_size == batch
+        assert other.steps_per_epoch == 10_000 // batch
+        assert other.tickets * 32 == other.steps_per_epoch * batch
+        assert changed(other, tail="keep").tickets == 313
+        assert other.lr(other.total_steps - 1) == pytest.approx(batch / 256 * 0.1 * 1e-3)
 
 
 def test_the_fields_of_execution_are_there() -> None:

@@ -92,7 +92,7 @@ def test_rehearsal_prints_every_replacement() -> None:
 
 
 def test_a_strategy_is_rehearsed_as_it_is_and_another_workload_not_at_all() -> None:
-    servers = changed(BASE, strategy__name="servers", rehearse=True)
+    servers = changed(BASE, strategy__name="sync", rehearse=True)
     assert rehearsal(servers).strategy == servers.strategy
     assert rehearsal(servers).workers == servers.workers
     with pytest.raises(Refused, match=r"^rehearse=true knows only data\.workload=images, and base"):
