@@ -66,7 +66,7 @@ from lsgd.rules import sampler
                 "strategy__servers": 257,
                 "strategy__topology": "colocated",
             },
-            "servers=257 cannot be on .* servers=256 or fewer, or .*topology=central",
+            "servers=257 cannot be on .*servers=256 or fewer, or .*topology=central",
         ),
         (
             {"strategy__name": "sync", "cluster__speeds": [1.0, 2.0]},
