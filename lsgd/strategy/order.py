@@ -8,6 +8,7 @@ of an epoch has read and where it goes, before any of them is computed.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +39,39 @@ class Push:
 
 @dataclass(frozen=True)
 class Script:
-    """What happens in an epoch."""
+    """What happens in an epoch. Where one gate decides for all servers, they are as one here."""
 
     pushes: list[Push]
     """The pushes that are applied: each reads what those before it have made."""
     dropped: list[int]
     """For each update of server 0 the pushes that it has thrown away since the update before."""
+
+    @cached_property
+    def updates(self) -> list[list[list[int]]]:
+        """By server and version, which pushes are applied to it together."""
+        servers = len(self.pushes[0].applied)
+        updates: list[list[list[int]]] = [[] for _ in range(servers)]
+        for server, made in enumerate(updates):
+            count = 1 + max(push.applied[server] for push in self.pushes)
+            made += [[] for _ in range(count)]
+            for number, push in enumerate(self.pushes):
+                made[push.applied[server]].append(number)
+        return updates
+
+    @cached_property
+    def steps(self) -> list[list[int]]:
+        """By step of the epoch, which pushes are computed in it: those of an update, or one."""
+        together = self.updates[0]
+        return together if len(self.updates) == 1 else [[i] for i in range(len(self.pushes))]
+
+    @cached_property
+    def last_read(self) -> dict[tuple[int, int], int]:
+        """The last push that is computed with a version, by (server, version)."""
+        return {
+            (server, version): number
+            for number, push in enumerate(self.pushes)
+            for server, version in enumerate(push.read)
+        }
 
 
 def play(order: Order, gates: Sequence[Gate], tickets: Tickets, workers: int) -> Script:
