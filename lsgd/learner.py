@@ -57,7 +57,7 @@ class Learner:
             if epoch + 1 not in self.rates:
                 yield epoch, [step for step in steps if step >= self.next_step]
 
-    def now(self) -> dict[str, float]:
+    def now(self) -> dict[str, float | list[int]]:
         """Where the last step was, and what the strategy says of it."""
         return {
             "epoch": self.recipe.epoch(self.next_step),

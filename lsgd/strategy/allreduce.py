@@ -99,7 +99,7 @@ class AllReduce:
                 values[name] = torch.empty_like(parameter).copy_(value)
         self.next_step = step
 
-    def now(self) -> dict[str, float]:
+    def now(self) -> dict[str, float | list[int]]:
         """The norm of the last reduced gradient; reading it waits for the device."""
         return {"gradient_norm": self.reducer.gradient_norm.item()}
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +25,7 @@ from lsgd.rules.sampler import Pass
 from lsgd.strategy import Task
 from lsgd.strategy.guard import LEAVE, LOWER_LR, SAVE
 from lsgd.strategy.shard import Shard, load_whole, make_whole
-from lsgd.strategy.virtual import place_parameters, server_loads, virtual_epoch
+from lsgd.strategy.virtual import VirtualTime, place_parameters, server_loads
 from lsgd.workloads import Workload
 
 
@@ -64,7 +64,7 @@ class Replay:
         slices = place_parameters(recipe, sizes)
         shards = [Shard(model, self.whole, each, recipe, self.found_inf) for each in slices]
         loads = server_loads(slices, self.own.element_size())
-        self.epoch = lru_cache(2)(partial(virtual_epoch, recipe, loads))
+        self.time = VirtualTime(recipe, loads)
         one_gate = recipe.strategy.name == "backup"
         self.servers = [shards] if one_gate else [[shard] for shard in shards]
         """The shards of each server, or of all where one gate decides for all."""
@@ -75,11 +75,18 @@ class Replay:
         self.saved = time.monotonic()
         self.leave = self.save = False
         self.next_step = 0
+        self.sent: dict[int, _Sent] = {}
+        self.flags: dict[int, Tensor] = {}
+        """NaN or not, and the notes, of pushes that were not examined."""
+        self.copies: dict[tuple[int, int], list[Tensor]] = {}
+        """What workers have read and others have changed since, by server and version."""
+        self.newest: dict[int, list[Tensor]] = {}
+        """What servers have whose values the model does not hold just now."""
         self._begin(0)
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
         """For each step the pushes of its update; this process has passes for its own workers."""
-        script, order = self.epoch(epoch).script, self.workload.order(epoch)
+        script, order = self.time.epoch(epoch).script, self.workload.order(epoch)
         n, weights = self.recipe.worker_batch, self.workload.weights
         for step in steps:
             of_epoch = step % self.recipe.steps_per_epoch
@@ -189,10 +196,10 @@ class Replay:
             left = sum(at >= self.version[server] for server, at in enumerate(applied))
             self.sent[number] = _Sent(flat, None, left)
 
-    def now(self) -> dict[str, float]:
-        """The norm of the last push, and what its order and time were, for the steps of a row."""
-        self._apply(self.given)
-        return {"gradient_norm": self.norm.item(), **self._virtual()}
+    def now(self) -> dict[str, float | list[int]]:
+        """The norm of the last push, and what virtual time says of the last ones."""
+        self._examine(self.given)
+        return {"gradient_norm": self.norm.item(), **self.time.row(self.next_step - 1)}
 
     def timed(self) -> list[tuple[str, object, str]]:
         """What a push waits for is the pushes of others."""
@@ -204,15 +211,11 @@ class Replay:
 
     def _begin(self, epoch: int) -> None:
         """Let all workers have read the parameters as they are."""
-        self.begun, self.script = epoch, self.epoch(epoch).script
+        self.begun, self.script = epoch, self.time.epoch(epoch).script
         self.version = [0 for _ in self.servers]
         self.given = self.examined = -1
         """The last push that is computed, on some process, and the last whose flags were read."""
-        self.sent: dict[int, _Sent] = {}
-        self.flags: dict[int, Tensor] = {}
-        self.copies: dict[tuple[int, int], list[Tensor]] = {}
-        """What workers have read and others have changed since, by server and version."""
-        self.newest: dict[int, list[Tensor]] = {}
+        self.sent, self.flags, self.copies, self.newest = {}, {}, {}, {}
 
     def _send_others(self, until: int | None) -> None:
         """Take part in sending the pushes before this one, which other processes compute."""
@@ -332,6 +335,3 @@ class Replay:
 
     def _shards(self) -> list[Shard]:
         return [shard for server in self.servers for shard in server]
-
-    def _virtual(self) -> dict[str, float]:
-        return {}
