@@ -68,8 +68,9 @@ class Replay:
         one_gate = recipe.strategy.name == "backup"
         self.servers = [shards] if one_gate else [[shard] for shard in shards]
         """The shards of each server, or of all where one gate decides for all."""
-        # So late that no process waits for another's push as soon as it has given its own.
-        self.lag = 0 if comm.world_size == 1 else recipe.workers
+        # A process that has given its push goes on, until so many are under way.
+        under_way = recipe.update_workers if one_gate else recipe.workers
+        self.lag = 0 if comm.world_size == 1 else under_way
         minutes = recipe.checkpoint_minutes if comm.rank == 0 else 0.0
         self.save_after = 60 * minutes or math.inf
         self.saved = time.monotonic()
@@ -188,7 +189,7 @@ class Replay:
         self._begin(epoch)
         if not of_epoch:
             return
-        self.given = self.examined = self.script.steps[of_epoch - 1][-1]
+        self.given = self.arrived = self.examined = self.script.steps[of_epoch - 1][-1]
         self.version = list(state["versions"])
         self.copies = {(server, version): list(v) for server, version, v in state["read"]}
         for number, flat in state["under_way"]:
@@ -213,8 +214,9 @@ class Replay:
         """Let all workers have read the parameters as they are."""
         self.begun, self.script = epoch, self.time.epoch(epoch).script
         self.version = [0 for _ in self.servers]
-        self.given = self.examined = -1
-        """The last push that is computed, on some process, and the last whose flags were read."""
+        self.given = self.arrived = self.examined = -1
+        """The last push of the tasks that were given, the last that is here, and the last whose
+        flags were read."""
         self.sent, self.flags, self.copies, self.newest = {}, {}, {}, {}
 
     def _send_others(self, until: int | None) -> None:
@@ -232,29 +234,31 @@ class Replay:
             wait = self.comm.start_sum_(flat, f"push {number}")
         self.sent[number] = _Sent(flat, wait, len(self.servers))
 
-    def _arrived(self, number: int) -> Tensor:
-        """The push, once it is here; its flags are then known."""
-        sent = self.sent[number]
-        if sent.wait:
-            sent.wait()
-            sent.wait = None
-        if number not in self.flags and number > self.examined:
+    def _receive(self, last: int) -> None:
+        """Wait until the pushes up to this one are here."""
+        # In the order in which the sums were started, on all processes.
+        while self.arrived < last:
+            self.arrived += 1
+            sent = self.sent.get(self.arrived)
+            if sent is None:
+                continue  # a rehearsal leaves steps out
+            if sent.wait:
+                sent.wait()
             self.norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
             doubt = (0 * (sent.flat[-2] + self.norm)).isnan()
             self.found_inf.logical_or_(doubt)
-            self.flags[number] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
-        return sent.flat
+            self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
 
     def _examine(self, last: int) -> None:
         """Read the flags of the pushes up to this one: the same on all processes."""
+        self._receive(last)
         while self.examined < last:
             self.examined += 1
-            if self.examined in self.sent:
-                self._arrived(self.examined)
-            if (flags := self.flags.pop(self.examined, None)) is None:
-                continue  # a step that a rehearsal leaves out
-            doubt, note = flags.tolist()
+            if self.examined not in self.flags:
+                continue
+            doubt, note = self.flags.pop(self.examined).tolist()
             if doubt:
+                self._receive(self.given)  # or the others would miss this process in their sums
                 raise Diverged(
                     f"the loss or a gradient of step {self._step_of(self.examined)} is not finite, "
                     f"and nothing was saved since; {LOWER_LR}"
@@ -292,9 +296,9 @@ class Replay:
         if self.script.last_read.get((server, version), -1) > self.given:
             self.copies[server, version] = self._copy(server)
         numbers = self.script.updates[server][version]
-        # A rehearsal leaves steps out.
         if all(number in self.sent for number in numbers):
-            push, *others = [self._arrived(number) for number in numbers]
+            self._receive(numbers[-1])
+            push, *others = [self.sent[number].flat for number in numbers]
             if others:
                 push = push.clone()
                 for other in others:
