@@ -80,9 +80,7 @@ def play(order: Order, gates: Sequence[Gate], tickets: Tickets, workers: int) ->
     Raises Refused if they cannot, so that the order is one of another run.
     """
     player = _Player(order, gates, tickets, workers)
-    while any(player.advance(server) for server in range(len(gates))):
-        pass
-    if player.left() or tickets.free or tickets.held:
+    if not player.play():
         raise Refused(
             f"this order of pushes is one of another run: with {workers} workers and "
             f"{len(gates)} servers it stops after {len(player.pushes)} pushes; write the recipe "
@@ -114,9 +112,20 @@ class _Player:
         for server in range(len(gates)):
             self._release(server, range(workers))
 
-    def left(self) -> int:
-        """The number of events that were not handled."""
-        return sum(map(len, self.events)) - sum(self.position)
+    def play(self) -> bool:
+        """Handle all events; returns whether they are those of a whole epoch."""
+        known = range(-len(self.workers), len(self.workers))
+        if len(self.events) != len(self.gates):
+            return False
+        if any(event not in known for events in self.events for event in events):
+            return False
+        try:
+            while any(self.advance(server) for server in range(len(self.gates))):
+                pass
+        except KeyError:  # a gate does not know a worker that has left
+            return False
+        left = sum(map(len, self.events)) - sum(self.position)
+        return not (left or self.tickets.free or self.tickets.held)
 
     def advance(self, server: int) -> bool:
         """Handle what this server can handle; returns whether it was anything."""
