@@ -109,4 +109,8 @@ def open_strategy(
             from lsgd.strategy.allreduce import AllReduce
 
             return AllReduce(recipe, workload, model, comm)
+        case "sync":
+            from lsgd.strategy.servers import SyncServers
+
+            return SyncServers(recipe, workload, model, comm)
     raise ValueError(recipe.strategy.name)
