@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
 from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
@@ -39,6 +39,21 @@ class Comm(Protocol):
 
     def close(self) -> None:
         """Leave the job; every process that opened it does so."""
+
+
+@runtime_checkable
+class Messenger(Comm, Protocol):
+    """A Comm whose processes also send each other tensors, from the CPU to the CPU.
+
+    Many may be under way at once, from one process to another with different tags; each of the
+    returned functions waits for one.
+    """
+
+    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor, which is not to be changed before it has been waited for."""
+
+    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        """Begin to replace a tensor, in place, by one of the same size from the sender."""
 
 
 def open_comm(settings: CommSettings, device: Device) -> Comm:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
@@ -68,12 +69,19 @@ class TorchComm:
         """Begin to sum the tensor in place; the order of the calls matches the sums, not `name`."""
         with with_peers(RuntimeError):
             work = dist.all_reduce(tensor, async_op=True)
+        return partial(_wait, work)
 
-        def wait() -> None:
-            with with_peers(RuntimeError):
-                work.wait()
+    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor on the CPU, over gloo."""
+        with with_peers(RuntimeError):
+            work = cast(dist.Work, dist.isend(tensor, receiver, tag=tag))
+        return partial(_wait, work)
 
-        return wait
+    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        """Begin to receive a tensor on the CPU, over gloo."""
+        with with_peers(RuntimeError):
+            work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
+        return partial(_wait, work)
 
     def broadcast_object(self, value: T) -> T:
         """The value that process 0 has, pickled and sent to every process."""
@@ -92,6 +100,11 @@ class TorchComm:
     def close(self) -> None:
         """Destroy the group, or gloo's threads end the process with an error now and then."""
         dist.destroy_process_group()
+
+
+def _wait(work: dist.Work) -> None:
+    with with_peers(RuntimeError):
+        work.wait()
 
 
 def reason(message: str) -> str:

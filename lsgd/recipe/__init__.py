@@ -250,6 +250,11 @@ class Recipe:
         return self.strategy.update_workers(self.workers)
 
     @property
+    def most_processes(self) -> int:
+        """The most processes of a job that all have a worker, or a server of their own."""
+        return self.workers + self.strategy.server_processes
+
+    @property
     def batch_size(self) -> int:
         """The examples of one update: kn with synchronous SGD."""
         return self.update_workers * self.worker_batch

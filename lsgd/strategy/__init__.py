@@ -114,4 +114,8 @@ def open_strategy(
             from lsgd.strategy.replay import Replay
 
             return Replay(recipe, workload, model, comm)
+        case "sync":
+            from lsgd.strategy.servers import SyncServers
+
+            return SyncServers(recipe, workload, model, comm)
     raise ValueError(recipe.strategy.name)

@@ -54,6 +54,10 @@ class Shard:
         """Replace the values."""
         torch._foreach_copy_(self.values, values)
 
+    def momenta(self) -> list[Tensor]:
+        """The momentum of the slices as it lies there, none without momentum."""
+        return [buffer for value in self.values for buffer in self.optimizer.state[value].values()]
+
     def cut(self, flat: Tensor, begins: Sequence[int]) -> list[Tensor]:
         """The slices of something that lies in one dimension, of each parameter from its begin."""
         return [
