@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.replay_runs import KINDS, UNEVEN, WORDS, recipe
 from helpers.threaded import on_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,31 +26,6 @@ from lsgd.step import train_step
 from lsgd.strategy.replay import Replay
 
 CPU = torch.device("cpu")
-# 20 batches of 4, of which the last has 2.
-WORDS = [
-    "+recipe=digits", "workers=4", "worker_batch=4", "data.train_examples=78", "tail=keep",
-    "precision=float64", "epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5",
-    "schedule.reference_batch=8", "model.last_gamma=1.0", "inputs=synthetic", "device=cpu",
-    "data.val_examples=4", "workers_per_pass=1", "log_steps=4",
-]  # fmt: skip
-# So slow a network and such steps that every worker is late now and then.
-UNEVEN = ["cluster.spread=0.7", "cluster.server_gbits=0.02", "cluster.step=0.03"]
-KINDS = {
-    "async": ["strategy=async"],
-    "async on servers": ["strategy=async", "strategy.servers=3"],
-    "async beside workers": [
-        "strategy=async", "strategy.servers=3", "strategy.topology=colocated",
-        "strategy.placement=round_robin", "cluster.worker_gbits=0.02",
-    ],
-    "staleness-aware": ["strategy=async", "strategy.staleness_aware=true"],
-    "bounded": ["strategy=bounded", "strategy.slack=1", "strategy.servers=2"],
-    "backup": ["strategy=backup", "workers=6", "strategy.backup=2", "strategy.servers=2"],
-}  # fmt: skip
-
-
-@cache
-def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*WORDS, *words])
 
 
 def train(made: Recipe, comm: Comm, *, until: int | None = None, begin: Any = None) -> Learner:
