@@ -88,7 +88,7 @@ def test_all_leave_after_the_same_round(monkeypatch: pytest.MonkeyPatch, at: int
 
 def test_the_guard_passes_it_on_a_step_late() -> None:
     flags = torch.zeros(2)
-    guard = Guard(flags)
+    guard = Guard(flags, timeout=60)
     for step, told in enumerate((0, 0, 1, 1)):
         guard.leave_if_told()
         flags[1] = told
