@@ -30,7 +30,9 @@ class AllReduce:
         self.parts = workload.parts(model, self.hosted, comm)
         self.reducer, self.optimizer = self._make(model)
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
-        self.guard = Guard(self.reducer.flags)
+        # A process alone waits for nobody, however long its step takes.
+        timeout = recipe.comm.timeout if comm.world_size > 1 else math.inf
+        self.guard = Guard(self.reducer.flags, timeout=timeout)
         self.next_step = 0
         # No two clocks agree, and all processes have to save after the same step.
         minutes = recipe.checkpoint_minutes if comm.rank == 0 else 0.0
@@ -105,6 +107,7 @@ class AllReduce:
 
     def now(self) -> dict[str, float | list[int]]:
         """The norm of the last reduced gradient; reading it waits for the device."""
+        self.guard.wait()  # or the norm would wait for a lost process without a limit
         return {"gradient_norm": self.reducer.gradient_norm.item()}
 
     def timed(self) -> list[tuple[str, object, str]]:
