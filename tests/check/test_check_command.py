@@ -566,8 +566,13 @@ def one_mean_for_all_colours(patch: Patch) -> None:
 
 
 @functools.cache
+def composed(*words: str) -> Recipe:
+    return config.load_recipe(words)
+
+
+@functools.cache
 def deviating(words: tuple[str, ...]) -> set[str]:
-    return {f.rule for f in check.findings(check.build(config.load_recipe(words))) if not f.same}
+    return {f.rule for f in check.findings(check.build(composed(*words))) if not f.same}
 
 
 @pytest.mark.parametrize(("fault", "rules", "words"), PLANTS)
@@ -578,7 +583,7 @@ def test_a_fault_in_the_code_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fault's own rules deviate, and those which deviate anyway; no others."""
-    before, recipe = deviating(words), config.load_recipe(words)
+    before, recipe = deviating(words), replace(composed(*words))
     assert not before & rules
     fault(monkeypatch)
     found = check.findings(check.build(recipe))
