@@ -178,6 +178,10 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
             value = OmegaConf.select(source, key)
             if isinstance(value, int) and value not in (0, 1):
                 _refuse_type(key, value)
+    for source in given:  # and any number for a text
+        for rule, reason in (OmegaConf.select(source, "deviations") or {}).items():
+            if not isinstance(reason, str):
+                _refuse_type(f"deviations.{rule}", reason)
     if recipe.data.skip_list:
         recipe = replace(recipe, data=_without_skipped(recipe.data))
     check(recipe)
@@ -463,6 +467,8 @@ _KINDS: dict[Any, tuple[str, str]] = {
 
 
 def _refuse_type(key: str, value: Any) -> NoReturn:
+    if key.startswith("deviations."):
+        raise Refused(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
     kind: Any = {key: entry.type for key, entry in all_fields(Recipe)}[field]
     if kind == int | None:
