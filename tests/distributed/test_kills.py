@@ -190,7 +190,7 @@ def test_a_kill_changes_nothing(
         left = time.monotonic() - began
         step = max((row["step"] for row in rows(folder, "train")), default=0)
         if how == "bare":
-            assert job.process.returncode
+            assert job.process.wait() != 0
             job.start(start)
         ended = job.wait_for(lambda: job.process.poll() is not None, PATIENCE)
         soak.note(
