@@ -42,6 +42,7 @@ from lsgd.recipe import CommSettings, Recipe, StrategySettings
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.step import train_step
+from lsgd.strategy.allreduce import AllReduce
 from lsgd.strategy.placement import PLACEMENTS
 from lsgd.strategy.servers import SyncServers
 from lsgd.train import train
@@ -56,6 +57,8 @@ STEPS, CUT = 100, 52
 SPLIT = 100
 """The elements from which a parameter is split, so that the one of 1440 is."""
 ALLREDUCE = StrategySettings()
+TIMEOUT = 60
+"""Seconds after which a process that is silent is given up."""
 PATCHING = Lock()
 """Held by the thread that changes what all of them see."""
 
@@ -212,6 +215,7 @@ def run(
         }
         if told and comm.rank == comm.world_size - 1:
             put["lsgd.strategy.servers.SyncServers"] = jobs.told_to_leave(SyncServers)
+            put["lsgd.strategy.allreduce.AllReduce"] = jobs.told_to_leave(AllReduce)
         for name, value in put.items():
             stack.enter_context(patch(name, value))
         stack.enter_context(patch.object(comm, "close"))
@@ -254,7 +258,7 @@ def lose_a_process(comm: Comm, out: Path) -> None:
 
 def main(out: Path) -> None:
     """All runs, on every process of a job."""
-    comm = open_comm(CommSettings(timeout=60), torch.device("cpu"))
+    comm = open_comm(CommSettings(timeout=TIMEOUT), torch.device("cpu"))
     differences = {name: compared(comm, strategy) for name, strategy in CASES.items()}
     for strategy in (sync(), sync(2, "colocated", "hash")):
         for name, difference in resumed(comm, strategy).items():
