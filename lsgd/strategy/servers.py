@@ -55,7 +55,8 @@ class Server:
         self.reply = reply
         """The new values; the sums of flags and notes, and the norm of the gradient."""
         self.pushes: dict[int, Tensor] = {}
-        """At home, what comes from the processes with workers, by their ranks in order."""
+        """At home, what comes from the processes with workers and from this one, in the order of
+        their ranks."""
 
     def update(self, found_inf: Tensor, lr: float) -> None:
         """Add up the pushes, and make the update unless something is not finite."""
@@ -112,8 +113,8 @@ class SyncServers(AllReduce):
             server = Server(number, homes[number % len(homes)], shard, push, reply)
             if server.home == self.comm.rank:
                 server.pushes = {rank: torch.empty_like(push.flat) for rank in self.pushing}
-                if server.home in self.pushing:
-                    server.pushes[server.home] = push.flat
+                # Also of a process without workers, which may be the one that is told to leave.
+                server.pushes[server.home] = push.flat
             yield server
 
     def give(self, task: Task) -> None:
@@ -126,7 +127,7 @@ class SyncServers(AllReduce):
     def _push(self) -> None:
         rank, waits = self.comm.rank, []
         for server in self.servers:
-            if rank in self.pushing:
+            if rank in (*self.pushing, server.home):
                 server.push.pack(self.reducer.flag, self.reducer.note)
             if server.home == rank:
                 waits += [
@@ -165,11 +166,10 @@ class SyncServers(AllReduce):
         for server in self.servers:
             if server.home != self.comm.rank:
                 server.reply.unpack()
-        numbers = torch.stack([server.reply.numbers for server in self.servers])
-        (flag, note, _), norms = numbers[0], numbers[:, 2]
-        self.reducer.gradient_norm = torch.linalg.vector_norm(norms)
-        self.reducer.found_inf.logical_or_((0 * (flag + self.reducer.gradient_norm)).isnan())
-        self.reducer.flags[1] = note
+        flags, notes, norms = torch.stack([server.reply.numbers for server in self.servers]).T
+        self.reducer.gradient_norm = norm = torch.linalg.vector_norm(norms)
+        self.reducer.found_inf.logical_or_((0 * (flags.sum() + norm)).isnan())
+        self.reducer.flags[1] = notes.max()
         for part in self.parts:
             part.end_step(task.active_workers)
         self.next_step = task.step + 1

@@ -214,7 +214,7 @@ def test_processes_share_the_cores_unless_told_otherwise(
     monkeypatch.delenv("OMP_NUM_THREADS")
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    comm = ThreadComm(1, None, [None, None])  # type: ignore[arg-type]
+    comm = ThreadComm(1, None, [None, None], {})  # type: ignore[arg-type]
     monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
     assert open_comm(CommSettings(library="torch", timeout=1), CPU) is comm
     assert threads == expected
