@@ -49,6 +49,11 @@ def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
     return sums
 
 
+def parameter_sizes(recipe: Recipe) -> list[int]:
+    """The number of elements of each parameter of the recipe's model, in their order."""
+    return [parameter.numel() for parameter in _model(recipe).parameters()]
+
+
 def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.Module, int]:
     """The multiply-adds of each convolution and fully connected layer, for one image forward."""
     counts: dict[nn.Module, int] = {}
