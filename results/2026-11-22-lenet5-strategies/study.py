@@ -57,7 +57,8 @@ def command(run: Path, arm: str, at: int, seed: int) -> list[str]:
     """The words of a run."""
     words, batch, _ = ARMS[arm]
     lr = f"schedule.reference_lr={10 ** (at / 2) * 8 / batch:.6g}"
-    return [sys.executable, "-m", "lsgd.train", *EVERY, *words, lr, f"seed={seed}", f"run_dir={run}"]
+    words = [*EVERY, *words, lr, f"seed={seed}", f"run_dir={run}"]
+    return [sys.executable, "-m", "lsgd.train", *words]
 
 
 def rows(run: Path) -> list[dict[str, float]]:

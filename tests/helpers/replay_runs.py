@@ -9,7 +9,7 @@ import json
 import shutil
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sketches import jobs
 
 from lsgd import config
-from lsgd.comm import Comm, open_comm
+from lsgd.comm import Comm, joined
 from lsgd.errors import Diverged, Preempted
 from lsgd.job.preemption import SIGNALS
 from lsgd.recipe import CommSettings, Recipe
@@ -72,7 +72,7 @@ def run(
     if begin_with and comm.rank == 0:
         shutil.copytree(begin_with, folder, symlinks=True)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    put = {"lsgd.train.open_comm": lambda *_: comm}  # joining once is enough
+    put = {"lsgd.train.joined": lambda *_: nullcontext(comm)}  # joining once is enough
     if told and comm.rank == comm.world_size - 1:
         put["lsgd.strategy.replay.Replay"] = jobs.told_to_leave(Replay)
     if poison:
@@ -80,7 +80,6 @@ def run(
     with ExitStack() as stack:
         for name, value in put.items():
             stack.enter_context(patch(name, value))
-        stack.enter_context(patch.object(comm, "close"))
         try:
             train(made)
         except (Diverged, Preempted) as early:
@@ -97,8 +96,7 @@ LEFT, NO_NUMBER = "async beside workers", "bounded"
 
 def main(out: Path) -> None:
     """All runs, on every process of a job."""
-    comm = open_comm(CommSettings(timeout=60), torch.device("cpu"))
-    try:
+    with joined(CommSettings(timeout=60), torch.device("cpu")) as comm:
         ends = {kind: run(comm, out / kind, kind) for kind in KINDS}
         ends["left"] = run(comm, out / "left", LEFT, told=True)
         ends["no number"] = run(comm, out / "no number", NO_NUMBER, poison=True)
@@ -107,8 +105,6 @@ def main(out: Path) -> None:
         ends_by_process = comm.gather_objects(ends)
         if comm.rank == 0:
             (out / "ends.json").write_text(json.dumps(ends_by_process))
-    finally:
-        comm.close()
 
 
 if __name__ == "__main__":
