@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from hydra import compose, initialize_config_dir
+from hydra.conf import HydraConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -59,6 +60,8 @@ class RecipesRoot(SearchPathPlugin):
 
 
 Plugins.instance().register(RecipesRoot)
+# Without the settings of Hydra's own logs and launchers, which would be half of what is composed.
+ConfigStore.instance().store("config", HydraConf(defaults=[]), group="hydra")
 
 
 class RecipeParser(Parser):
@@ -124,8 +127,14 @@ def _is_as_published(recipe: Recipe, words: Sequence[str]) -> bool:
     keys = {_split(word)[0] for word in words}
     if keys <= {"recipe", "seed"} or any(key.startswith("target") for key in keys):
         return True
-    published = from_mapping(_compose([word for word in words if _split(word)[0] == "recipe"]))
+    published = _published(*(word for word in words if _split(word)[0] == "recipe"))
     return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
+
+
+@cache
+def _published(*words: str) -> Recipe:
+    """The recipe as its file has it, of the word that chooses it alone."""
+    return from_mapping(_compose(words))
 
 
 def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
@@ -169,6 +178,10 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
             value = OmegaConf.select(source, key)
             if isinstance(value, int) and value not in (0, 1):
                 _refuse_type(key, value)
+    for source in given:  # and any number for a text
+        for rule, reason in (OmegaConf.select(source, "deviations") or {}).items():
+            if not isinstance(reason, str):
+                _refuse_type(f"deviations.{rule}", reason)
     if recipe.data.skip_list:
         recipe = replace(recipe, data=_without_skipped(recipe.data))
     check(recipe)
@@ -454,6 +467,8 @@ _KINDS: dict[Any, tuple[str, str]] = {
 
 
 def _refuse_type(key: str, value: Any) -> NoReturn:
+    if key.startswith("deviations."):
+        raise Refused(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
     kind: Any = {key: entry.type for key, entry in all_fields(Recipe)}[field]
     if kind == int | None:

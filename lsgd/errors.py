@@ -3,7 +3,16 @@
 import errno
 
 
-class Refused(Exception):
+class EndsEarly(Exception):
+    """Why a run or a command ends early: its message is a sentence for the user."""
+
+    exit_code: int
+    here_only = False
+    """Whether other processes of the job may know nothing of it: then this one says it, and leaves
+    alone; else all raise it at the same place, process 0 says it, and they leave together."""
+
+
+class Refused(EndsEarly):
     """What was asked for cannot be done; the message says in one sentence what to write instead."""
 
     exit_code = 2
@@ -11,28 +20,29 @@ class Refused(Exception):
     def __init__(self, message: str, *, here_only: bool = False) -> None:
         super().__init__(message)
         self.here_only = here_only
-        """Other processes of the job may know nothing of it, so this one has to say it."""
 
 
-class Diverged(Exception):
+class Diverged(EndsEarly):
     """The loss or a gradient is no longer a number; the last checkpoint is from before that."""
 
     exit_code = 3
 
 
-class InputFailed(Exception):
+class InputFailed(EndsEarly):
     """An image or a loader process failed while the run needed it; its checkpoint is intact."""
 
     exit_code = 4
+    here_only = True
 
 
-class PeerLost(Exception):
+class PeerLost(EndsEarly):
     """Another process of the job has gone, and its own message says why."""
 
     exit_code = 5
+    here_only = True
 
 
-class NotSaved(Exception):
+class NotSaved(EndsEarly):
     """The state of the run could not be written; the checkpoints before it are intact."""
 
     exit_code = 6
@@ -43,7 +53,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 not end a run while it may still pass."""
 
 
-class Preempted(Exception):
+class Preempted(EndsEarly):
     """A signal told the job to leave, and it has saved where it was: the same words go on."""
 
     exit_code = 75

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lsgd import config
-from lsgd.comm import agree, open_comm
+from lsgd.comm import agree, joined
 from lsgd.errors import Refused
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.job.command import Parser, run_command
@@ -79,8 +79,7 @@ def _evaluate(
     recipe: Recipe, name: str, weights: dict[str, Tensor], parts: dict[str, dict[str, Tensor]]
 ) -> dict[str, Scores]:
     device = pick_device(recipe.device)
-    comm = open_comm(recipe.comm, device)
-    try:
+    with joined(recipe.comm, device) as comm:
         workload = open_workload(recipe, device)
         model = workload.network().to(device)
         try:
@@ -98,8 +97,6 @@ def _evaluate(
                 part.restore(parts[part.name])
         inputs = agree(comm, workload.inputs)
         return evaluate(TrainedModel(workload, model, comm, device), inputs)
-    finally:
-        comm.close()
 
 
 def _in_words(split: str, scores: Scores) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lsgd.comm import Comm, sum_
 from lsgd.errors import Diverged, Refused
+from lsgd.job import preemption
 from lsgd.recipe import Recipe
 from lsgd.run.checkpoint import Checkpoint, order_hash
 from lsgd.strategy import open_strategy
@@ -31,6 +32,7 @@ class Learner:
         # atomic sums would break.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
+        preemption.compile_unheard()
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
         if recipe.compile:
@@ -57,7 +59,7 @@ class Learner:
             if epoch + 1 not in self.rates:
                 yield epoch, [step for step in steps if step >= self.next_step]
 
-    def now(self) -> dict[str, float]:
+    def now(self) -> dict[str, float | list[int]]:
         """Where the last step was, and what the strategy says of it."""
         return {
             "epoch": self.recipe.epoch(self.next_step),

@@ -19,7 +19,7 @@ from itertools import tee
 
 from lsgd import config
 from lsgd.autotune import with_fastest_pass
-from lsgd.comm import agree, open_comm
+from lsgd.comm import agree, joined
 from lsgd.errors import Preempted
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
@@ -47,8 +47,7 @@ def train(recipe: Recipe) -> float:
     save and leave.
     """
     device = pick_device(recipe.device)
-    comm = open_comm(recipe.comm, device)
-    try:
+    with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_workload(recipe, device).inputs())
         with open_run(recipe, comm) as run:
@@ -66,8 +65,6 @@ def train(recipe: Recipe) -> float:
                 number = learner.number()
                 log.end(recipe.outcome(learner.workload.metric, number))
             return number
-    finally:
-        comm.close()
 
 
 def train_epochs(learner: Learner, inputs: Inputs, saver: Saver, log: metrics.Log) -> None:

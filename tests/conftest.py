@@ -67,10 +67,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long fault series run only where the marker is asked for: make soak."""
+    """The long fault series run only where the marker is asked for: make soak.
+
+    But for those of their cases that are marked soak(everywhere=True).
+    """
     if "soak" not in (config.option.markexpr or ""):
-        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("soak")])
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+        marks = {item: item.get_closest_marker("soak") for item in items}
+        long = {item for item, mark in marks.items() if mark and not mark.kwargs.get("everywhere")}
+        config.hook.pytest_deselected(items=list(long))
+        items[:] = [item for item in items if item not in long]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

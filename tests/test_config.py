@@ -217,6 +217,8 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipes=bs8k", "'recipes'", "+recipe"),
         ("+recipe=bs8k modell=resnet50", "'modell'", "did you mean model?"),
         ("+recipe=bs8k deviations.crop=why", "'deviations.crop'", "+deviations.crop=VALUE"),
+        ("+recipe=bs8k +deviations.crop=5", "deviations.crop=5 is no reason", "as a text"),
+        ("+recipe=bs8k +deviations.crop=[a]", "deviations.crop=['a'] is no reason", "as a text"),
         ("+recipe=bs8k deviations={crop:5}", "deviations are given one", "+deviations.RULE=REASON"),
         ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
         ("+recipe=bs8k compile=-1", "compile=-1 is not true or false", "compile=true"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.composed import composed
 
 from lsgd import config, paths
 from lsgd.recipe import Recipe
@@ -46,7 +47,7 @@ ERRORS = {
 
 @functools.cache
 def shipped(name: str) -> Recipe:
-    return config.load_recipe([f"+recipe={name}"])
+    return composed(f"+recipe={name}")
 
 
 @dataclass(frozen=True)

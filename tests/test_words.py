@@ -7,8 +7,11 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +32,8 @@ HARMLESS = {
     "launch": ["--print"], "study": ["--print"],
 }  # fmt: skip
 """Words by which a command only shows what it would do."""
+SHORT = HARMLESS | {"doctor": ["--limit", "0.1"], "supervise": ["--", "true", "run_dir=a"]}
+"""Words by which a process soon ends; only the demo has none."""
 OWN = {
     "bench": ["inputs", "scaling", "step", "--rounds", "--np", "--limit"],
     "plan": ["nodes=2", "gpus=8", "--preset", "h200", "--images-per-second", "--out"],
@@ -84,14 +89,14 @@ def ended(name: str, argv: Sequence[str]) -> tuple[int | str | None, str]:
     return code, errors.getvalue()
 
 
-def check(code: int | str | None, says: str) -> None:
-    """A refusal is a sentence, any other end is one of those that commands have."""
+def check(code: int | str | None, says: str, folder: Path) -> None:
+    """A refusal is a sentence and leaves nothing; any other end is one of those of commands."""
     assert "Traceback" not in says
     if code == 2:
         assert says.splitlines()[-1].startswith("lsgd: ")
+        assert not list(folder.iterdir())
     else:
-        assert code in (0, 1)
-    assert not list(Path().iterdir())
+        assert code in (0, 1, 130)
 
 
 @pytest.mark.parametrize("examples", [12, pytest.param(200, marks=pytest.mark.slow)])
@@ -103,15 +108,16 @@ def test_no_words_make_a_traceback(name: str, examples: int, aside: None) -> Non
     )  # fmt: skip
     @given(words_for(name))
     def each(words: list[str]) -> None:
-        check(*ended(name, [*words, *HARMLESS.get(name, [])]))
+        check(*ended(name, [*words, *HARMLESS.get(name, [])]), Path())
+        assert not list(Path().iterdir())
 
     each()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"demo", "doctor", "supervise"}))
-def test_nor_as_a_process(name: str, aside: None) -> None:
-    """Without those that would start something in earnest."""
+@pytest.mark.parametrize("name", NAMES)
+def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
+    """Where nothing stands aside: a demo that begins in earnest is stopped as soon as it shows."""
     path = {"PYTHONPATH": str(paths.conf_dir().parent)}
 
     @settings(
@@ -119,10 +125,20 @@ def test_nor_as_a_process(name: str, aside: None) -> None:
     )
     @given(words_for(name))
     def each(words: list[str]) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", f"lsgd.{name}", *words, *HARMLESS.get(name, [])],
-            env=os.environ | path, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        check(done.returncode, done.stderr)
+        with (
+            tempfile.TemporaryDirectory(dir=tmp_path) as folder,
+            subprocess.Popen(
+                [sys.executable, "-m", f"lsgd.{name}", *words, *SHORT.get(name, [])],
+                cwd=folder, env=os.environ | path, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            ) as process,
+        ):  # fmt: skip
+            while name == "demo" and process.poll() is None:
+                if list(Path(folder).iterdir()):
+                    process.send_signal(signal.SIGINT)
+                    break
+                time.sleep(0.1)
+            _, says = process.communicate(timeout=120)
+            check(process.returncode, says, Path(folder))
 
     each()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from lsgd.bench.loaders import finish
-from lsgd.comm import Comm, agree, open_comm, sum_
+from lsgd.comm import Comm, agree, joined, sum_
 from lsgd.config import load_recipe
 from lsgd.errors import Refused
 from lsgd.job.command import run_command
@@ -57,11 +57,8 @@ def join(make: AssignmentOf, address: str, library: str, words: Sequence[str]) -
     """Meet the other processes over a library of lsgd.comm, and work until the benchmark ends."""
     recipe = load_recipe(words)
     device = pick_device(recipe.device)
-    comm = open_comm(replace(recipe.comm, library=library, timeout=WAIT), device)
-    try:
+    with joined(replace(recipe.comm, library=library, timeout=WAIT), device) as comm:
         serve(make(recipe, comm, device), comm, device, address)
-    finally:
-        comm.close()
 
 
 def serve(assignment: Assignment, comm: Comm, device: torch.device, address: str) -> None:

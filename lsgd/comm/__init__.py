@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
 from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import PeerLost, Refused
+from lsgd.errors import EndsEarly, PeerLost, Refused
 from lsgd.job.launcher import Launch, cores, detect
 from lsgd.recipe import CommSettings
 
@@ -38,7 +38,22 @@ class Comm(Protocol):
         """The values of all processes, in the order of their ranks, on every process."""
 
     def close(self) -> None:
-        """Leave the job; every process that opened it does so."""
+        """Leave the job, as all its processes do now; raises PeerLost if one has left before."""
+
+
+@runtime_checkable
+class Messenger(Comm, Protocol):
+    """A Comm whose processes also send each other tensors, from the CPU to the CPU.
+
+    Many may be under way at once, from one process to another with different tags; each of the
+    returned functions waits for one.
+    """
+
+    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor, which is not to be changed before it has been waited for."""
+
+    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        """Begin to replace a tensor, in place, by one of the same size from the sender."""
 
 
 def open_comm(settings: CommSettings, device: Device) -> Comm:
@@ -61,6 +76,29 @@ def open_comm(settings: CommSettings, device: Device) -> Comm:
     if "OMP_NUM_THREADS" not in os.environ:
         set_num_threads(cores(launch))
     return comm
+
+
+@contextmanager
+def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
+    """Within this context the processes are joined, as open_comm does; in the end they leave.
+
+    Only together they close the connection, as NCCL waits for all of them then, without a limit.
+    One that fails alone leaves it open, says at once what has failed, and is ended by run_command,
+    by which the others notice.
+    """
+    comm = open_comm(settings, device)
+    try:
+        yield comm
+    except BaseException as error:
+        if comm.world_size == 1:
+            comm.close()
+        elif isinstance(error, EndsEarly) and not error.here_only:
+            try:
+                comm.close()
+            except PeerLost:
+                error.here_only = True
+        raise
+    comm.close()
 
 
 def choose_library(launch: Launch, device: Device) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
@@ -20,6 +21,8 @@ from lsgd.errors import Refused
 from lsgd.job.launcher import Launch
 
 T = TypeVar("T")
+WATCHDOG = 60.0
+"""Seconds beyond comm.timeout after which NCCL's watchdog aborts a process, with exit code -6."""
 
 
 class TorchComm:
@@ -28,7 +31,10 @@ class TorchComm:
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
     ) -> None:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "gloo"
+        if device.type == "cuda":
+            # At its own limit NCCL's watchdog aborts the process, and PeerLost is to come first.
+            backend, timeout = "cpu:gloo,cuda:nccl", timeout + WATCHDOG
         address = _address(launch)
         who = f"process {launch.rank} of {launch.world_size}"
         try:
@@ -62,24 +68,32 @@ class TorchComm:
             ) from None
         self.library = "torch.distributed " + ("(NCCL)" if device.type == "cuda" else "(gloo)")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.device = device
+        self.on_gpu = device.type == "cuda"
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """Begin to sum the tensor in place; the order of the calls matches the sums, not `name`."""
         with with_peers(RuntimeError):
             work = dist.all_reduce(tensor, async_op=True)
+        return partial(_wait, work)
 
-        def wait() -> None:
-            with with_peers(RuntimeError):
-                work.wait()
+    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor on the CPU, over gloo."""
+        with with_peers(RuntimeError):
+            work = cast(dist.Work, dist.isend(tensor, receiver, tag=tag))
+        return partial(_wait, work)
 
-        return wait
+    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        """Begin to receive a tensor on the CPU, over gloo."""
+        with with_peers(RuntimeError):
+            work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
+        return partial(_wait, work)
 
     def broadcast_object(self, value: T) -> T:
         """The value that process 0 has, pickled and sent to every process."""
         values = [value]
         with with_peers(RuntimeError):
-            dist.broadcast_object_list(values, src=0, device=self.device)
+            # By gloo on GPUs too: no wait for the device, and who has gone is noticed at once.
+            dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
     def gather_objects(self, value: T) -> list[T]:
@@ -91,7 +105,14 @@ class TorchComm:
 
     def close(self) -> None:
         """Destroy the group, or gloo's threads end the process with an error now and then."""
+        if self.on_gpu:
+            self.gather_objects(None)  # by gloo: NCCL would wait for one that has gone, for ever
         dist.destroy_process_group()
+
+
+def _wait(work: dist.Work) -> None:
+    with with_peers(RuntimeError):
+        work.wait()
 
 
 def reason(message: str) -> str:

@@ -177,30 +177,30 @@ def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
     """A sum over the processes of a launcher: whether it is right on all, and how fast."""
     import torch
 
-    from lsgd.comm import open_comm, sum_
+    from lsgd.comm import joined, sum_
     from lsgd.job.device import pick_device
     from lsgd.recipe import CommSettings
 
     device = pick_device(device_kind)
-    comm = open_comm(CommSettings(library=library, timeout=30), device)
-    pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
-    tensor = pattern * (comm.rank + 1)
-    sum_(comm, tensor)
-    # Whole numbers below 2^24: exact in any order.
-    right = torch.equal(tensor, pattern * (comm.world_size * (comm.world_size + 1) // 2))
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        sum_(comm, tensor.zero_())
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    facts: Facts = {"over": comm.library, "processes": comm.world_size}
-    facts["wrong"] = [rank for rank, agrees in enumerate(comm.gather_objects(right)) if not agrees]
-    facts["mb_per_s"] = SUMMED_MB / min(seconds)
-    first = comm.rank == 0
-    comm.close()
-    if first:
+    with joined(CommSettings(library=library, timeout=30), device) as comm:
+        pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
+        tensor = pattern * (comm.rank + 1)
+        sum_(comm, tensor)
+        # Whole numbers below 2^24: exact in any order.
+        right = torch.equal(tensor, pattern * (comm.world_size * (comm.world_size + 1) // 2))
+        seconds = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            sum_(comm, tensor.zero_())
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        facts: Facts = {"over": comm.library, "processes": comm.world_size}
+        facts["wrong"] = [
+            rank for rank, agrees in enumerate(comm.gather_objects(right)) if not agrees
+        ]
+        facts["mb_per_s"] = SUMMED_MB / min(seconds)
+    if comm.rank == 0:
         yield facts
 
 

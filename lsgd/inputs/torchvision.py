@@ -3,9 +3,12 @@
 import atexit
 import multiprocessing
 import os
+import weakref
 from collections.abc import Iterable, Iterator
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +27,9 @@ from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
 from lsgd.vision import transforms
+
+LOOK = 1.0
+"""Seconds between looks whether the decoders live, while the trainer waits for one of them."""
 
 
 class FolderInputs:
@@ -76,6 +82,7 @@ class FolderInputs:
         self.requests.passes = passes
         try:
             batches = iter(self.loader)
+            _look_often(batches)
             # Registered after torch's own exit handlers, this runs before them: after a SIGTERM
             # they would wait for the processes, which do not hear signals.
             atexit.unregister(_kill_children)
@@ -94,6 +101,18 @@ class FolderInputs:
                 f"a process that decodes images has died ({why}); resume, with fewer "
                 "inputs.decoders if it was for want of memory"
             ) from None
+
+
+def _look_often(batches: Iterator[Any]) -> None:
+    """Let torch's iterator notice within LOOK seconds that a decoder was killed.
+
+    torch looks every 5 seconds, as the end of a child of its own is signalled; but the decoders are
+    children of the fork server. A version of torch without this method looks at its own pace.
+    """
+    look = getattr(type(batches), "_try_get_data", None)
+    if look:
+        # Weakly, since an iterator in a circle keeps its processes until garbage is collected.
+        setattr(batches, look.__name__, partial(look, weakref.proxy(batches), LOOK))
 
 
 def _end_with_trainer(decoder: int) -> None:

@@ -6,9 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
+from lsgd.errors import EndsEarly, Refused
 from lsgd.job.ending import end_with_parent
 from lsgd.job.interrupt import raise_again
 from lsgd.job.launcher import detect
@@ -69,7 +70,8 @@ def seconds(text: str) -> float:
 def run_command(command: Callable[[], object]) -> int:
     """Run a command line's work; returns the exit code, and says why it is not 0.
 
-    What ends the whole job is said once, by process 0; what only one process knows, by that one.
+    What ends the whole job is said once, by process 0; what only one process knows, by that one,
+    which then ends here and now: the others do not help it to close the job's connections.
     """
     _begin()
     try:
@@ -82,20 +84,29 @@ def run_command(command: Callable[[], object]) -> int:
     if launch.launcher != "none" and not by_hand:
         end_with_parent(GRACE)  # without its launcher nobody could stop it
     rank = launch.rank
-    with last_words(rank) as leave:
-        try:
-            command()
-        except (Refused, Diverged, InputFailed, PeerLost, NotSaved, Preempted) as error:
-            if isinstance(error, InputFailed | PeerLost) or getattr(error, "here_only", False):
-                print(f"lsgd: process {rank}: {error}", file=sys.stderr)
-            elif rank == 0:
-                print(f"lsgd: {error}", file=sys.stderr)
-            return leave(error.exit_code, str(error))
-        except KeyboardInterrupt:
-            if rank == 0:
-                print(f"\nlsgd: interrupted; {RESUME}", file=sys.stderr)
-            return leave(130, "interrupted")
-        return leave(0, "")
+    try:
+        with last_words(rank) as leave:
+            try:
+                command()
+                return leave(0, "")
+            except EndsEarly as error:
+                if error.here_only:
+                    print(f"lsgd: process {rank}: {error}", file=sys.stderr)
+                elif rank == 0:
+                    print(f"lsgd: {error}", file=sys.stderr)
+                code, alone = leave(error.exit_code, str(error)), error.here_only
+            except KeyboardInterrupt:
+                if rank == 0:
+                    print(f"\nlsgd: interrupted; {RESUME}", file=sys.stderr)
+                code, alone = leave(130, "interrupted"), True
+    except Exception as bug:
+        if launch.world_size == 1:
+            raise
+        sys.excepthook(type(bug), bug, bug.__traceback__)
+        code, alone = 1, True
+    if alone and launch.world_size > 1:
+        _leave_at_once(code)
+    return code
 
 
 def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
@@ -114,6 +125,14 @@ def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
     except KeyboardInterrupt:
         print(f"\nlsgd: interrupted{'; ' if go_on else ''}{go_on}", file=sys.stderr)
         return 130
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """End the process without Python's own end, in which libraries wait for other processes."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # of a full disk
+            stream.flush()
+    os._exit(code)
 
 
 def _begin() -> None:

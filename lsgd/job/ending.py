@@ -62,12 +62,30 @@ def end(tag: Tag, grace: float) -> set[int]:
     return set()
 
 
+_parent: int | None = None
+"""A descriptor of the process that has started this one, once it is noted."""
+
+
+def note_parent() -> None:
+    """Keep a hold of this process's parent, whose end is then seen whenever it is looked for.
+
+    Later there may be another parent: who takes over the processes of one that was killed.
+    """
+    global _parent
+    with suppress(OSError):  # a parent in another container, as far as the kernel tells
+        _parent = os.pidfd_open(os.getppid())
+
+
 def end_with_parent(grace: float) -> None:
-    """From now on, end this process once its parent has: SIGTERM, and SIGALRM after `grace` s."""
-    try:
-        parent = os.pidfd_open(os.getppid())
-    except OSError:
-        return  # a parent in another container, as far as the kernel tells
+    """From now on, end this process once its parent has: SIGTERM, and SIGALRM after `grace` s.
+
+    The parent is the one that was noted, and may have ended since.
+    """
+    if _parent is None:
+        note_parent()
+    if _parent is None:
+        return
+    parent = _parent
 
     def watch() -> None:
         select.select([parent], [], [])

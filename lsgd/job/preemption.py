@@ -10,7 +10,8 @@ evaluation that was left is made after the resume. SIGINT remains KeyboardInterr
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -68,6 +69,20 @@ def unheard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@cache
+def compile_unheard() -> None:
+    """From now on the processes that torch.compile starts never hear the signals: compilers, and
+    the workers of Inductor, which it starts with the first graph for a GPU and keeps.
+
+    Slurm sends a signal to every process of a step, and a compiler that dies ends the run.
+    """
+    from torch._dynamo.callback import on_compile_end, on_compile_start
+
+    compiling = ExitStack()
+    on_compile_start(lambda _: compiling.enter_context(unheard()))
+    on_compile_end(lambda _: compiling.close())
 
 
 class Rounds:

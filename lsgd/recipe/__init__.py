@@ -143,7 +143,8 @@ class CommSettings:
     bucket_mb: float = field(default=25.0, metadata=above_0())
     """The size, in MiB, of the flat buckets in which gradients are reduced."""
     timeout: float = field(default=600.0, metadata=above_0())
-    """Seconds without an answer after which a process is given up."""
+    """Seconds without an answer after which a process is given up: the others end with exit code 5,
+    or, where NCCL's watchdog sees it first, a minute later with -6."""
     join_timeout: float = field(default=120.0, metadata=above_0())
     """Seconds after the start in which the processes have to meet; then they give up."""
 
@@ -248,6 +249,11 @@ class Recipe:
     def update_workers(self) -> int:
         """The workers whose gradients make one update: k, or fewer with other strategies."""
         return self.strategy.update_workers(self.workers)
+
+    @property
+    def most_processes(self) -> int:
+        """The most processes of a job that all have a worker, or a server of their own."""
+        return self.workers + self.strategy.server_processes
 
     @property
     def batch_size(self) -> int:

@@ -185,14 +185,16 @@ def _check_pushes(recipe: Recipe) -> None:
 
 
 def check_world_size(recipe: Recipe, world_size: int) -> None:
-    """Raise Refused for more processes than workers.
+    """Raise Refused for more processes than workers, and servers where these are on their own.
 
-    A process without a worker would have nothing to do.
+    A process without either would have nothing to do.
     """
-    if world_size > recipe.workers:
+    if world_size > recipe.most_processes:
+        servers = recipe.strategy.server_processes
+        shared = f"workers={recipe.workers}" + (f" and strategy.servers={servers}" * (servers > 0))
         raise Refused(
-            f"{world_size} processes cannot share workers={recipe.workers}; start at most "
-            f"{recipe.workers} processes"
+            f"{world_size} processes cannot share {shared}; start at most "
+            f"{recipe.most_processes} processes"
         )
 
 

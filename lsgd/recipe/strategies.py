@@ -45,6 +45,18 @@ class StrategySettings:
         """Whether updates are those of all-reduce, whenever and wherever they are made."""
         return self.name in ("allreduce", "sync")
 
+    @property
+    def server_processes(self) -> int:
+        """The most processes of a job that host servers and no worker."""
+        return self.servers if self.name == "sync" and self.topology == "central" else 0
+
+    def worker_processes(self, processes: int) -> int:
+        """The number of processes, out of so many, that host workers; they come first.
+
+        The first one does, though all servers may then have to share a process, or its own.
+        """
+        return processes - min(self.server_processes, processes - 1)
+
     def update_workers(self, workers: int) -> int:
         """The number of workers, out of so many, whose gradients make one update."""
         match self.name:

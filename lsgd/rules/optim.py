@@ -44,7 +44,24 @@ def make_optimizer(
 
     Either skips its update, parameters and momentum alike, when its `found_inf` is 1.
     """
-    groups = parameter_groups(model, weight_decay)
+    return over_groups(
+        parameter_groups(model, weight_decay),
+        momentum=momentum,
+        nesterov=nesterov,
+        equation=equation,
+        momentum_correction=momentum_correction,
+    )
+
+
+def over_groups(
+    groups: list[dict[str, Any]],
+    *,
+    momentum: float,
+    nesterov: bool,
+    equation: int,
+    momentum_correction: bool,
+) -> torch.optim.Optimizer:
+    """The optimizer of a recipe over any tensors, in groups as parameter_groups makes them."""
     if equation == 9:
         return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
     return VelocitySGD(groups, momentum=momentum, nesterov=nesterov, corrected=momentum_correction)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
@@ -82,6 +82,11 @@ class Curves:
             for key, value in row.items()
             if key not in ("kind", "step", "epoch") and isinstance(value, int | float)
         ]
+        values += [
+            Summary.Value(tag=f"{group}/{key}", histo=_histogram(value))
+            for key, value in row.items()
+            if isinstance(value, list)
+        ]
         self._add(Event(step=position, summary=Summary(value=values)))
 
     def _text(self, tag: str, text: str) -> None:
@@ -104,6 +109,19 @@ class Curves:
                 os.truncate(old, 0)
             else:
                 old.unlink()
+
+
+def _histogram(counts: list[int]) -> HistogramProto:
+    """How often each whole number from 0 on was there."""
+    return HistogramProto(
+        min=next((number for number, count in enumerate(counts) if count), 0),
+        max=len(counts) - 1,
+        num=sum(counts),
+        sum=sum(number * count for number, count in enumerate(counts)),
+        sum_squares=sum(number**2 * count for number, count in enumerate(counts)),
+        bucket_limit=[number + 0.5 for number in range(len(counts))],
+        bucket=counts,
+    )
 
 
 def _verbatim(text: str) -> str:

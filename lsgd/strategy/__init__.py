@@ -88,8 +88,9 @@ class Strategy(Protocol):
     def restore(self, state: dict[str, Any], step: int) -> None:
         """Go on at this step of the run, from a state that any such strategy has made."""
 
-    def now(self) -> dict[str, float]:
-        """What a row of metrics has about the last step, such as the norm of its gradient."""
+    def now(self) -> dict[str, float | list[int]]:
+        """What a row of metrics has about the last step, such as the norm of its gradient; a list
+        has the counts of 0, 1, 2, …, which TensorBoard shows as a histogram."""
 
     def timed(self) -> list[tuple[str, object, str]]:
         """The phases of a step in their order, each as (phase, object, name of its method).
@@ -109,4 +110,12 @@ def open_strategy(
             from lsgd.strategy.allreduce import AllReduce
 
             return AllReduce(recipe, workload, model, comm)
+        case "backup" | "bounded" | "async":
+            from lsgd.strategy.replay import Replay
+
+            return Replay(recipe, workload, model, comm)
+        case "sync":
+            from lsgd.strategy.servers import SyncServers
+
+            return SyncServers(recipe, workload, model, comm)
     raise ValueError(recipe.strategy.name)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lsgd.comm import Comm, sum_
 from lsgd.recipe import Recipe
-from lsgd.rules import optim, sampler
+from lsgd.rules import optim
 from lsgd.strategy import Task
 from lsgd.strategy.guard import LEAVE, SAVE, Guard
 from lsgd.strategy.reducer import Reducer
-from lsgd.strategy.tasks import synchronous_tasks
+from lsgd.strategy.tasks import hosted_workers, synchronous_tasks
 from lsgd.workloads import Workload
 
 
@@ -26,22 +26,28 @@ class AllReduce:
 
     def __init__(self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm) -> None:
         self.recipe, self.workload, self.comm = recipe, workload, comm
-        self.hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
+        self.hosted = hosted_workers(recipe, comm.world_size, comm.rank)
         self.parts = workload.parts(model, self.hosted, comm)
-        self.reducer = Reducer(
-            model.parameters(),
-            comm,
-            bucket_mb=recipe.comm.bucket_mb,
-            compression=recipe.gradient_compression,
-        )
-        self.optimizer = optim.make_optimizer(model, **asdict(recipe.optim))
+        self.reducer, self.optimizer = self._make(model)
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
-        self.guard = Guard(self.reducer.flags)
+        # A process alone waits for nobody, however long its step takes.
+        timeout = recipe.comm.timeout if comm.world_size > 1 else math.inf
+        self.guard = Guard(self.reducer.flags, timeout=timeout)
         self.next_step = 0
         # No two clocks agree, and all processes have to save after the same step.
         minutes = recipe.checkpoint_minutes if comm.rank == 0 else 0.0
         self.save_after = 60 * minutes or math.inf
         self.saved = time.monotonic()
+
+    def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
+        """What has the gradients of the model, and what has its momentum."""
+        reducer = Reducer(
+            model.parameters(),
+            self.comm,
+            bucket_mb=self.recipe.comm.bucket_mb,
+            compression=self.recipe.gradient_compression,
+        )
+        return reducer, optim.make_optimizer(model, **asdict(self.recipe.optim))
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
         """The hosted workers' part of each step."""
@@ -99,8 +105,9 @@ class AllReduce:
                 values[name] = torch.empty_like(parameter).copy_(value)
         self.next_step = step
 
-    def now(self) -> dict[str, float]:
+    def now(self) -> dict[str, float | list[int]]:
         """The norm of the last reduced gradient; reading it waits for the device."""
+        self.guard.wait()  # or the norm would wait for a lost process without a limit
         return {"gradient_norm": self.reducer.gradient_norm.item()}
 
     def timed(self) -> list[tuple[str, object, str]]:

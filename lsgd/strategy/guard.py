@@ -1,10 +1,12 @@
 """Tells the host that training has diverged, is to stop or to be saved, without a wait for the
 device."""
 
+import time
+
 import torch
 from torch import Tensor
 
-from lsgd.errors import Diverged, Preempted
+from lsgd.errors import Diverged, PeerLost, Preempted
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
 """The remedy in words; the same run again would diverge again, at the same step."""
@@ -12,15 +14,24 @@ LEAVE, SAVE = 1.0, 0.5
 """The note of a process in a step that was told to leave, and what process 0 adds so that all save.
 Guard reads their sum."""
 
+PAUSE = 0.001
+"""The longest pause, in seconds, between two looks at a step that is not done: what a step is seen
+late by. The device has the next step to do meanwhile."""
+
 
 class Guard:
-    """Reads the flags of Reducer on the device one step late, by when they have been computed."""
+    """Reads the flags of Reducer on the device one step late, by when they have been computed.
 
-    def __init__(self, flags: Tensor) -> None:
-        self.flags = flags
+    `timeout` is the time in seconds that a step may take there from when it was started: one that
+    takes longer waits for a process that has gone or is silent, as NCCL itself does for ever.
+    """
+
+    def __init__(self, flags: Tensor, *, timeout: float) -> None:
+        self.flags, self.timeout = flags, timeout
         self.on_gpu = flags.is_cuda
         self.seen = torch.zeros(2, pin_memory=self.on_gpu)
         self.copied: torch.cuda.Event | None = torch.cuda.Event() if self.on_gpu else None
+        self.started = 0.0
         self.step = -1
         self.note = 0.0
 
@@ -32,11 +43,26 @@ class Guard:
         self.seen.copy_(self.flags, non_blocking=True)
         if self.copied:
             self.copied.record()
+            self.started = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until the device has done the last watched step; raise PeerLost at its timeout."""
+        pause = PAUSE / 16
+        while self.copied and not self.copied.query():
+            if time.monotonic() - self.started > self.timeout:
+                raise PeerLost(
+                    f"step {self.step} has waited for the other processes for "
+                    f"{self.timeout:g} s; one has gone, hangs or is slower than comm.timeout "
+                    "allows, its own message may say why, the checkpoint is intact, and the same "
+                    "words and run_dir resume it"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE)
 
     def check(self) -> None:
         """Raise Diverged if the flag was up at the last watched step; called before every save."""
         if self.copied:
-            self.copied.synchronize()
+            self.wait()
         if self.seen[0]:
             raise Diverged(
                 f"the loss or a gradient of step {self.step} is not finite, and nothing was saved "

@@ -8,6 +8,7 @@ of an epoch has read and where it goes, before any of them is computed.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +39,39 @@ class Push:
 
 @dataclass(frozen=True)
 class Script:
-    """What happens in an epoch."""
+    """What happens in an epoch. Where one gate decides for all servers, they are as one here."""
 
     pushes: list[Push]
     """The pushes that are applied: each reads what those before it have made."""
     dropped: list[int]
     """For each update of server 0 the pushes that it has thrown away since the update before."""
+
+    @cached_property
+    def updates(self) -> list[list[list[int]]]:
+        """By server and version, which pushes are applied to it together."""
+        servers = len(self.pushes[0].applied)
+        updates: list[list[list[int]]] = [[] for _ in range(servers)]
+        for server, made in enumerate(updates):
+            count = 1 + max(push.applied[server] for push in self.pushes)
+            made += [[] for _ in range(count)]
+            for number, push in enumerate(self.pushes):
+                made[push.applied[server]].append(number)
+        return updates
+
+    @cached_property
+    def steps(self) -> list[list[int]]:
+        """By step of the epoch, which pushes are computed in it: those of an update, or one."""
+        together = self.updates[0]
+        return together if len(self.updates) == 1 else [[i] for i in range(len(self.pushes))]
+
+    @cached_property
+    def last_read(self) -> dict[tuple[int, int], int]:
+        """The last push that is computed with a version, by (server, version)."""
+        return {
+            (server, version): number
+            for number, push in enumerate(self.pushes)
+            for server, version in enumerate(push.read)
+        }
 
 
 def play(order: Order, gates: Sequence[Gate], tickets: Tickets, workers: int) -> Script:
@@ -52,9 +80,7 @@ def play(order: Order, gates: Sequence[Gate], tickets: Tickets, workers: int) ->
     Raises Refused if they cannot, so that the order is one of another run.
     """
     player = _Player(order, gates, tickets, workers)
-    while any(player.advance(server) for server in range(len(gates))):
-        pass
-    if player.left() or tickets.free or tickets.held:
+    if not player.play():
         raise Refused(
             f"this order of pushes is one of another run: with {workers} workers and "
             f"{len(gates)} servers it stops after {len(player.pushes)} pushes; write the recipe "
@@ -86,9 +112,20 @@ class _Player:
         for server in range(len(gates)):
             self._release(server, range(workers))
 
-    def left(self) -> int:
-        """The number of events that were not handled."""
-        return sum(map(len, self.events)) - sum(self.position)
+    def play(self) -> bool:
+        """Handle all events; returns whether they are those of a whole epoch."""
+        known = range(-len(self.workers), len(self.workers))
+        if len(self.events) != len(self.gates):
+            return False
+        if any(event not in known for events in self.events for event in events):
+            return False
+        try:
+            while any(self.advance(server) for server in range(len(self.gates))):
+                pass
+        except KeyError:  # a gate does not know a worker that has left
+            return False
+        left = sum(map(len, self.events)) - sum(self.position)
+        return not (left or self.tickets.free or self.tickets.held)
 
     def advance(self, server: int) -> bool:
         """Handle what this server can handle; returns whether it was anything."""

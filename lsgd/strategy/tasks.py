@@ -8,6 +8,12 @@ from lsgd.strategy import Task
 from lsgd.workloads import Workload
 
 
+def hosted_workers(recipe: Recipe, world_size: int, rank: int) -> range:
+    """The workers of a process; the last processes may have servers only."""
+    processes = recipe.strategy.worker_processes(world_size)
+    return sampler.share(recipe.workers, processes, rank) if rank < processes else range(0)
+
+
 def synchronous_tasks(
     recipe: Recipe, workload: Workload, hosted: range, epoch: int, steps: list[int]
 ) -> Iterator[Task]:

@@ -20,7 +20,7 @@ class TrialLauncher:
 
     def command(self, trial: Trial) -> list[str]:
         """What starts the trial, or goes on with it."""
-        folder, (_, options) = trial.folder, self.fitted(trial.recipe.workers)
+        folder, (_, options) = trial.folder, self.fitted(trial.recipe.most_processes)
         if self.name == "k8s":
             # Where the claim is mounted; and a name for each, as Kubernetes takes one only once.
             folder = Path("/lsgd") / folder
@@ -31,22 +31,21 @@ class TrialLauncher:
             *(word for option in options.items() for word in option),
         ]
 
-    def fitted(self, workers: int) -> tuple[int, dict[str, str]]:
-        """The processes of a run with so many workers, and the options that ask for these.
-
-        A process without a worker would have nothing to do, and fewer make the same run.
+    def fitted(self, most: int) -> tuple[int, dict[str, str]]:
+        """The processes of a run that has work for at most so many, and the options that ask for
+        these; fewer make the same run.
         """
         processes = count_processes(self.name, self.options)
-        if processes <= workers:
+        if processes <= most:
             return processes, self.options
         if gpus := gpus_per_machine(self.name, self.options):
-            gpus = min(gpus, workers)
-            nodes = workers // gpus
+            gpus = min(gpus, most)
+            nodes = most // gpus
             return nodes * gpus, self.options | {"--nodes": str(nodes), "--gpus": str(gpus)}
-        fewer = {"--np": str(workers)}
+        fewer = {"--np": str(most)}
         if "--nodes" in self.options:
-            fewer["--nodes"] = str(min(int(self.options["--nodes"]), workers))
-        return workers, self.options | fewer
+            fewer["--nodes"] = str(min(int(self.options["--nodes"]), most))
+        return most, self.options | fewer
 
 
 def share_cores(launcher: TrialLauncher, jobs: int) -> None:

@@ -38,5 +38,5 @@ def submit_one(launcher: TrialLauncher, trial: Trial) -> str:
         done = subprocess.run(command, stdout=answer, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             raise Refused(f"exit code {done.returncode}: {done.stderr.strip()}")
-        processes, _ = launcher.fitted(trial.recipe.workers)
+        processes, _ = launcher.fitted(trial.recipe.most_processes)
         return f"{trial.job.read_text(encoding='utf-8').strip()}, processes: {processes}"

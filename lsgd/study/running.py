@@ -78,7 +78,7 @@ class Work:
                 raise Refused(f"{job} is to train it; wait for that or cancel it")
             command = self.launcher.command(trial)
             begins = f"goes on after epoch {run.epoch}" if run and run.epoch else "starts"
-            processes, _ = self.launcher.fitted(trial.recipe.workers)
+            processes, _ = self.launcher.fitted(trial.recipe.most_processes)
             self.say(number, trial, f"{begins}, processes: {processes}")
             logbook.say("start", shlex.join(command), command=command)
             began = time.monotonic()

@@ -1,8 +1,9 @@
 """The loop around the job: start it, and start it again as long as that helps."""
 
 import argparse
+import shutil
 
-from lsgd.errors import Preempted
+from lsgd.errors import Preempted, Refused
 from lsgd.supervise.folder import last_step, newest_checkpoint, run_folder
 from lsgd.supervise.hosts import answering, placed
 from lsgd.supervise.logbook import open_logbook
@@ -15,9 +16,15 @@ def supervise_job(options: argparse.Namespace) -> int:
     """Start the command until it is done or cannot be helped; return the exit code.
 
     Raises Refused, having started nothing, if the command names no run folder, or one that holds
-    something else or has another supervisor.
+    something else or has another supervisor, or if its program is not there.
     """
     folder = run_folder(options.command)
+    program = options.command[0]
+    if not shutil.which(program):  # before there is a folder for it
+        raise Refused(
+            f"{program} cannot be started: it is no program here; look at its path, and at its "
+            "right to be executed"
+        )
     with open_logbook(folder) as logbook:
         signals = catch_stop_signals()
         deaths = restarts = lost = 0

@@ -9,6 +9,8 @@ from lsgd.job.members import Member
 DEATHS = 3
 """After so many in a row without a new checkpoint the job would die for ever."""
 INTERRUPTED = 130
+ABORTED = "Fatal Python error: Aborted"
+"""What Python leaves of SIGABRT."""
 CAUSES = {
     Refused.exit_code: "was refused",
     Diverged.exit_code: "diverged",
@@ -52,6 +54,11 @@ def how_it_ended(dead: Sequence[Member], launcher: str, launcher_code: int | Non
 
 
 def _crash(member: Member, launcher_code: int | None) -> str:
+    if member.why == ABORTED:
+        return (
+            "was aborted by a library, as NCCL does a minute after comm.timeout, or once the "
+            "network reports that another process has gone; its own message stands above"
+        )
     if member.why:
         return f"crashed: {member.why}"
     # Open MPI passes a signal on as 128 + its number; torchrun and horovodrun do not.

@@ -29,6 +29,9 @@ class Part(Protocol):
 
     name: str
     """Its key in a checkpoint."""
+    seen: Tensor
+    """What the passes since the last update add up to, on this process, and the next update moves
+    it by; empty if it needs nothing of them. Strategies that push it take it out and bring it."""
 
     def start_pass(self, each: Pass) -> None:
         """A pass of training begins, on this process."""

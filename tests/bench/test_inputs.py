@@ -186,7 +186,7 @@ def test_what_is_missing_is_named(
 ) -> None:
     """Without DALI the others are measured, and it is said what would install it."""
     monkeypatch.setattr("lsgd.inputs._has_dali", lambda: False)
-    options = ["--rounds", "6", "--images", "4", "--steps", "0"]
+    options = ["--rounds", "6", "--images", "4", "--steps", "0", "inputs.decoders=0"]
     assert main(["inputs", *words(root), *options]) == 0
     said = capsys.readouterr().out
     for name in (inputs.DALI, inputs.READER):

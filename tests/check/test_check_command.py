@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.composed import composed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -567,7 +568,7 @@ def one_mean_for_all_colours(patch: Patch) -> None:
 
 @functools.cache
 def deviating(words: tuple[str, ...]) -> set[str]:
-    return {f.rule for f in check.findings(check.build(config.load_recipe(words))) if not f.same}
+    return {f.rule for f in check.findings(check.build(composed(*words))) if not f.same}
 
 
 @pytest.mark.parametrize(("fault", "rules", "words"), PLANTS)
@@ -578,7 +579,7 @@ def test_a_fault_in_the_code_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fault's own rules deviate, and those which deviate anyway; no others."""
-    before, recipe = deviating(words), config.load_recipe(words)
+    before, recipe = deviating(words), composed(*words)
     assert not before & rules
     fault(monkeypatch)
     found = check.findings(check.build(recipe))
@@ -592,7 +593,7 @@ def test_a_fault_in_the_code_is_named(
 
 def test_every_rule_has_a_fault() -> None:
     """But those that deviate anyway, and `data`, which is what the recipe says it is."""
-    found = {f.rule for f in check.findings(check.build(config.load_recipe(SMALL)))}
+    found = {f.rule for f in check.findings(check.build(composed(*SMALL)))}
     planted = {rule for each in PLANTS for rule in each.values[1]}
     assert found - planted == {"data", "resize", "colour"}
 
@@ -612,7 +613,7 @@ def test_the_papers_resize_would_be_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(loader, "crop", crop)
     monkeypatch.setattr(loader, "centre_crop", centre_crop)
-    recipe = config.load_recipe(SMALL)
+    recipe = composed(*SMALL)
     found = check.findings(check.build(recipe))
     assert next(f.run for f in found if f.rule == "resize") == "antialiased bicubic"
     with pytest.raises(Refused, match=r"resize that is not there: .* deviations\.resize=null"):
@@ -621,7 +622,7 @@ def test_the_papers_resize_would_be_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_learner_stays_as_it_is() -> None:
     """Weights, momentum, running statistics and counts, so that one may be asked again."""
-    asked = check.build(config.load_recipe(["+recipe=digits"]))
+    asked = check.build(composed("+recipe=digits"))
     before = copy.deepcopy(state(asked))
     check.findings(asked)
     torch.testing.assert_close(state(asked), before, rtol=0, atol=0)
@@ -660,7 +661,7 @@ def test_a_word_that_deviates_has_to_be_declared(word: str, rule: str | None) ->
 def test_the_same_ratio_from_another_reference() -> None:
     """Warmup begins at the lr of one worker of 32 images, and ends where the paper's does."""
     words = ["schedule.reference_batch=32", "schedule.reference_lr=0.0125"]
-    recipe = config.load_recipe([*SMALL, *words])
+    recipe = composed(*SMALL, *words)
     found = {f.rule: f for f in check.findings(check.build(recipe))}
     assert not found["reference_lr"].same
     assert found["reference_lr"].run == "lr 0.0125 for 32 images"

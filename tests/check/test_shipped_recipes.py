@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from helpers.composed import composed
 
 from lsgd import check, config
 from lsgd.check import images, network, passes, rate, step
@@ -21,7 +22,7 @@ KIND = ("model", "data", "optim", "seed", "precision", "gradient_compression", "
 
 @functools.cache
 def shipped(name: str) -> Recipe:
-    return config.load_recipe([f"+recipe={name}"])
+    return composed(f"+recipe={name}")
 
 
 def kind(recipe: Recipe) -> str:

@@ -2,6 +2,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 from helpers.threaded import ThreadComm, on_processes
 
 import lsgd.comm
-from lsgd.comm import agree, choose_library, describe, from_first, open_comm, sum_
+from lsgd.comm import agree, choose_library, describe, from_first, joined, open_comm, sum_
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Diverged, Refused
+from lsgd.errors import Diverged, PeerLost, Refused
 from lsgd.job import device
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
@@ -213,7 +214,7 @@ def test_processes_share_the_cores_unless_told_otherwise(
     monkeypatch.delenv("OMP_NUM_THREADS")
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    comm = ThreadComm(1, None, [None, None])  # type: ignore[arg-type]
+    comm = ThreadComm(1, None, [None, None], {})  # type: ignore[arg-type]
     monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
     assert open_comm(CommSettings(library="torch", timeout=1), CPU) is comm
     assert threads == expected
@@ -290,8 +291,10 @@ def test_a_job_complains_once(
     here_only: bool,
     says: str,
 ) -> None:
-    """Unless only this process knows of it."""
+    """Unless only this process knows of it: then that ends at once, with all said."""
     torchrun(monkeypatch, rank=rank, size=2, local=2)
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
     assert run_command(raising(Refused("no", here_only=here_only))) == 2
     assert capsys.readouterr().err.strip() == says
     assert run_command(raising(Diverged("no"))) == 3
@@ -299,6 +302,48 @@ def test_a_job_complains_once(
     assert run_command(raising(KeyboardInterrupt())) == 130
     assert ("goes on by the same words" in capsys.readouterr().err) == (rank == 0)
     assert run_command(lambda: None) == 0
+    assert left == [2] * here_only + [130]
+    assert run_command(raising(RuntimeError("no"))) == 1
+    assert "RuntimeError: no" in capsys.readouterr().err
+    assert left[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "size", "closes"),
+    [
+        (Diverged("no"), 2, True),
+        (Refused("no"), 2, True),
+        (Refused("no", here_only=True), 2, False),
+        (PeerLost("no"), 2, False),
+        (RuntimeError("no"), 2, False),
+        (KeyboardInterrupt(), 2, False),
+        (RuntimeError("no"), 1, True),
+        (None, 2, True),
+    ],
+)
+def test_only_together_processes_close_their_connection(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None, size: int, closes: bool
+) -> None:
+    """Over NCCL one that did so alone would wait for the others for ever."""
+    comm = ThreadComm(0, None, [None] * size, {})  # type: ignore[arg-type]
+    closed: list[bool] = []
+    monkeypatch.setattr(comm, "close", lambda: closed.append(True))
+    monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
+    torchrun(monkeypatch, rank=0, size=size, local=size)
+    with suppress(Exception, KeyboardInterrupt), joined(CommSettings(), CPU):
+        if error:
+            raise error
+    assert closed == [True] * closes
+
+
+def test_who_finds_the_others_gone_says_what_it_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = ThreadComm(1, None, [None, None], {})  # type: ignore[arg-type]
+    monkeypatch.setattr(comm, "close", raising(PeerLost("gone")))
+    monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
+    torchrun(monkeypatch, rank=1, size=2, local=2)
+    with pytest.raises(Refused, match="another order") as refused, joined(CommSettings(), CPU):
+        raise Refused("saved in another order")
+    assert refused.value.here_only
 
 
 def test_idle_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

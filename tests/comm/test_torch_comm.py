@@ -10,7 +10,7 @@ import torch
 
 import lsgd.comm.torch
 from lsgd.comm.torch import TorchComm
-from lsgd.errors import Refused
+from lsgd.errors import PeerLost, Refused
 from lsgd.job.launcher import Launch
 
 PROGRAM = """
@@ -50,6 +50,48 @@ def test_who_has_met_the_others_is_not_sent_to_look_for_them(
     assert ("(Bootstrap : no socket interface found)" in str(refused.value)) == connecting
     assert ("NCCL_SOCKET_IFNAME" in str(refused.value)) == connecting
     assert ("MASTER_ADDR" in str(refused.value)) != connecting
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, seen: list[object], *, timeout: float) -> TorchComm:
+    """What process 1 of 2 has on a GPU, with torch.distributed played by functions that note their
+    calls in `seen`."""
+    monkeypatch.setattr(lsgd.comm.torch, "_join", lambda *_: None)
+    played = {
+        "init_process_group": lambda backend, timeout, **_: seen.append((backend, timeout.seconds)),
+        "get_rank": lambda: 1,
+        "get_world_size": lambda: 2,
+        "broadcast_object_list": lambda values, src, device: seen.append(device.type),
+        "all_gather_object": lambda values, value: seen.append("meet"),
+        "destroy_process_group": lambda: seen.append("destroy"),
+    }
+    for name, function in played.items():
+        monkeypatch.setattr(f"torch.distributed.{name}", function)
+    launch = Launch("torchrun", rank=1, world_size=2, master_addr="node0")
+    return TorchComm(launch, device=torch.device("cuda"), timeout=timeout, join_timeout=1)
+
+
+def test_nccl_is_waited_for_with_a_limit_wherever_it_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its watchdog comes a minute after the guard; objects and the last meeting go by gloo."""
+    seen: list[object] = []
+    comm = on_a_gpu(monkeypatch, seen, timeout=100)
+    comm.broadcast_object("a")
+    comm.close()
+    assert seen == [("cpu:gloo,cuda:nccl", 160), "cpu", "meet", "destroy"]
+
+
+def test_a_group_is_not_destroyed_once_a_process_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    comm = on_a_gpu(monkeypatch, seen, timeout=100)
+
+    def gone(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gone)
+    with pytest.raises(PeerLost):
+        comm.close()
+    assert "destroy" not in seen
 
 
 @pytest.mark.distributed

@@ -18,14 +18,13 @@ from helpers import sparse
 from helpers.launching import AS_ROOT, command, launch
 from helpers.soak import Soak
 from helpers.undisturbed import STEPS, WORDS, assert_equal, rows, saved
+from helpers.victims import ranks
 
 from lsgd import config
 from lsgd.run import checkpoint
 from lsgd.train import train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-
-RANK = {"torch": "RANK", "horovod-gloo": "HOROVOD_RANK", "horovod-mpi": "OMPI_COMM_WORLD_RANK"}
 
 
 @contextmanager
@@ -52,16 +51,8 @@ def job(library: str, processes: int, folder: Path, *words: str) -> Iterator[sub
 
 def trainers(launcher: subprocess.Popen, library: str) -> dict[int, psutil.Process]:
     """The training processes by their rank."""
-    if library == "alone":
-        return {0: psutil.Process(launcher.pid)}
-    found = {}
-    for child in psutil.Process(launcher.pid).children(recursive=True):
-        try:
-            if "lsgd.train" in child.cmdline() and RANK[library] in (its := child.environ()):
-                found[int(its[RANK[library]])] = child
-        except psutil.Error:
-            continue  # it has just ended
-    return found
+    process = psutil.Process(launcher.pid)
+    return {0: process} if library == "alone" else ranks(process.children(recursive=True))
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen) -> None:
@@ -177,17 +168,6 @@ def saved_step(path: Path) -> int:
 def test_killed_in_every_phase_it_ends_equal(tmp_path: Path, undisturbed: Path, soak: Soak) -> None:
     phases = ["start-up", "evaluation", "save"]
     kills_end_equal("horovod-gloo", 2, tmp_path / "run", undisturbed, phases, soak)
-
-
-@pytest.mark.soak
-@pytest.mark.horovod
-@pytest.mark.mpi
-@pytest.mark.parametrize("number", range(10))
-def test_thirty_kills_end_equal(tmp_path: Path, undisturbed: Path, soak: Soak, number: int) -> None:
-    draw = random.Random(f"{soak.seed} {number}")
-    library, processes = draw.choice(list(RANK)), draw.choice([2, 3])
-    phases = draw.choices(["start-up", "training", "evaluation", "save"], k=3)
-    kills_end_equal(library, processes, tmp_path / "run", undisturbed, phases, soak)
 
 
 def test_a_truncated_newest_checkpoint_costs_its_steps(

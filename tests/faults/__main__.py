@@ -34,6 +34,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from xml.etree import ElementTree
 
+from lsgd.job.output import need_no_reader
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIMIT = 300
@@ -205,6 +207,7 @@ def walk(faults: list[Fault], copies: Copies, jobs: int) -> dict[str, str]:
 
 def main() -> int:
     """The command line; returns the exit code."""
+    need_no_reader()
     parser = argparse.ArgumentParser(
         prog="python tests/faults",
         description=__doc__,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lsgd import config
+from helpers.composed import composed
 from lsgd.inputs import Inputs, open_inputs
 from lsgd.inputs.index import index_file, write_index
 from lsgd.prepare.scan import index_folder
@@ -94,7 +94,7 @@ def in_shards(root: Path, folder: Path) -> Path:
 
 def recipe(root: Path, loader: str, data: Data = DATA, *words: str) -> Recipe:
     small = ["device=cpu", "workers=4", "worker_batch=64", "val_batch=64", "schedule.warmup=none"]
-    made = config.load_recipe(["+recipe=bs256", f"inputs={loader}", f"seed={SEED}", *small, *words])
+    made = composed("+recipe=bs256", f"inputs={loader}", f"seed={SEED}", *small, *words)
     return replace(made, data=replace(data, root=str(root)))
 
 

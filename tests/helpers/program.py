@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lsgd import config
-from lsgd.comm import Comm, open_comm
+from lsgd.comm import Comm, joined
 from lsgd.errors import Diverged
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import open_inputs
@@ -174,16 +174,13 @@ def cases(comm: Comm, out: Path) -> dict[str, Any]:
 
 def main(out: Path, library: str) -> None:
     """All cases over this library."""
-    comm = open_comm(CommSettings(library=library, timeout=60), CPU)
-    try:
+    with joined(CommSettings(library=library, timeout=60), CPU) as comm:
         results = cases(comm, out)
         if comm.rank == 0:
             torch.save(
                 results | {"world_size": comm.world_size, "library": comm.library},
                 out / "results.pt",
             )
-    finally:
-        comm.close()
 
 
 if __name__ == "__main__":

@@ -4,19 +4,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
+from helpers.composed import composed
 from lsgd import config
 from lsgd.recipe import Recipe
 from lsgd.run.rows import Row
 
 MACHINE = "1 process, CPU, threads per process: 1; in memory"
-
-
-@cache
-def _recipe(words: tuple[str, ...]) -> Recipe:
-    return config.load_recipe(words)
 
 
 def write_run(
@@ -32,7 +27,7 @@ def write_run(
     rates = [{"train_top1_error": error + 1, "val_top1_error": error} for error in errors]
     start = {"machine": machine, "host": "h", "torch": "2.13.0"}
     epochs = [rate | {"images_per_second": speed} for rate in rates]
-    return _write(folder, replace(_recipe(words), seed=seed), start, epochs, diverged)
+    return _write(folder, replace(composed(*words), seed=seed), start, epochs, diverged)
 
 
 def write_perplexity_run(
@@ -61,7 +56,7 @@ def write_perplexity_run(
         for perplexity in perplexities
     ]
     start = {"machine": MACHINE, "host": "h", "torch": "2.13.0", "metric": metric}
-    return _write(folder, replace(_recipe(words), seed=seed), start, epochs, diverged)
+    return _write(folder, replace(composed(*words), seed=seed), start, epochs, diverged)
 
 
 def _write(folder: Path, recipe: Recipe, start: Row, epochs: Sequence[Row], diverged: bool) -> Path:

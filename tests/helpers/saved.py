@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from lsgd import config
+from helpers.composed import composed
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -18,7 +18,7 @@ WORDS = ["+recipe=digits", "workers=2", "worker_batch=8", "schedule.reference_ba
 
 
 def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*WORDS, *words])
+    return composed(*WORDS, *words)
 
 
 def open_once(made: Recipe) -> Opened:

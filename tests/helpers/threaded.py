@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Barrier
 from typing import Any, TypeVar
 
@@ -9,17 +10,19 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+Mail = dict[tuple[int, int, int], "SimpleQueue[Tensor]"]
+"""The messages under way, by sender, receiver and tag."""
 TIMEOUT = 30
 
 
 class ThreadComm:
-    """See Comm. What is summed is what the tensors held when their sums were started."""
+    """See Messenger. What is summed is what the tensors held when their sums were started."""
 
     library = "threads"
 
-    def __init__(self, rank: int, barrier: Barrier, table: list[Any]) -> None:
+    def __init__(self, rank: int, barrier: Barrier, table: list[Any], mail: Mail) -> None:
         self.rank, self.world_size = rank, len(table)
-        self.barrier, self.table = barrier, table
+        self.barrier, self.table, self.mail = barrier, table, mail
         self.started: list[str] = []
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
@@ -32,6 +35,21 @@ class ThreadComm:
             tensor.copy_(sum((offer[2] for offer in offers[1:]), start=offers[0][2]))
 
         return wait
+
+    def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
+        self._queue(self.rank, receiver, tag).put(tensor.clone())
+        return lambda: None
+
+    def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
+        queue = self._queue(sender, self.rank, tag)
+
+        def wait() -> None:
+            tensor.copy_(queue.get(timeout=TIMEOUT))
+
+        return wait
+
+    def _queue(self, *key: int) -> SimpleQueue[Tensor]:
+        return self.mail.setdefault(key, SimpleQueue())
 
     def broadcast_object(self, value: T) -> T:
         return self.gather_objects(value)[0]
@@ -49,11 +67,11 @@ class ThreadComm:
 
 def on_processes(world_size: int, body: Callable[[ThreadComm], T]) -> list[T]:
     """What the body returns on every process of a job of that size."""
-    barrier, table = Barrier(world_size), [None] * world_size
+    barrier, table, mail = Barrier(world_size), [None] * world_size, {}
 
     def process(rank: int) -> T:
         try:
-            return body(ThreadComm(rank, barrier, table))
+            return body(ThreadComm(rank, barrier, table, mail))
         except BaseException:
             barrier.abort()
             raise

@@ -85,14 +85,32 @@ open(sys.argv[1], "w")
 while True:
     time.sleep(100)
 """
+# A command as a launcher starts it, whose imports last until the launcher was killed.
+COMMAND = """
+import os, sys, time
+
+launcher = os.getppid()
+os.environ |= {"OMPI_COMM_WORLD_" + name: "0" for name in ("RANK", "LOCAL_RANK")}
+os.environ |= {"OMPI_COMM_WORLD_" + name: "1" for name in ("SIZE", "LOCAL_SIZE")}
+sys.argv[0] = "-m"
+import lsgd
+
+open(sys.argv[1], "w")
+while os.getppid() == launcher:
+    time.sleep(0.01)
+from lsgd.job.command import run_command
+
+run_command(lambda: time.sleep(100))
+"""
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
 
 
-@pytest.mark.parametrize("child", ["hears", "deaf"])
+@pytest.mark.parametrize("child", ["hears", "deaf", "imports"])
 def test_a_child_ends_with_its_parent(tmp_path: Path, child: str) -> None:
     tag = ("LSGD_TEST_TAG", f"parent-{os.getpid()}-{child}")
     ready = tmp_path / "ready"
-    command = [sys.executable, "-c", PARENT, CHILD, str(ready), child]
+    program = COMMAND if child == "imports" else CHILD
+    command = [sys.executable, "-c", PARENT, program, str(ready), child]
     with subprocess.Popen(command, env=os.environ | dict([tag])) as parent:
         deadline = time.monotonic() + 20
         while not ready.exists():

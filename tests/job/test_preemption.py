@@ -1,6 +1,9 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +70,63 @@ def test_outside_the_main_thread_it_hears_nothing() -> None:
     assert heard == [False]
 
 
+# The second backend starts Inductor's workers, as Inductor itself does for a GPU only.
+COMPILES = """
+import os, signal, sys
+import psutil, torch
+from torch._inductor.async_compile import AsyncCompile
+from lsgd import config
+from lsgd.comm.single import SingleComm
+from lsgd.learner import Learner
+
+def as_for_a_gpu(graph, inputs):
+    AsyncCompile.wakeup()
+    return graph.forward
+
+Learner(config.load_recipe(["+recipe=digits"]), SingleComm(), torch.device("cpu"))
+torch.compile(lambda x: x.sin() + 1)(torch.ones(64))
+torch.compile(lambda x: x + 1, backend=as_for_a_gpu)(torch.ones(64))
+AsyncCompile.wait_pool_ready()
+workers = psutil.Process().children(recursive=True)
+for worker in workers:
+    for number in map(int, sys.argv[1:]):
+        worker.send_signal(number)
+assert AsyncCompile.process_pool().submit(AsyncCompile._get_ready).result(60) == "ready"
+print(len(workers), *(worker.is_running() for worker in workers))
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "the trainer itself has to hear them"
+"""
+# Not a shell script, as some shells clear what is blocked.
+COMPILER = f"""#!{sys.executable} -S
+import os, signal, sys
+with open(sys.argv[0] + ".blocked", "a") as file:
+    print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), file=file)
+os.execvp("g++", ["g++", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_what_compiles_never_hears_the_signals(tmp_path: Path) -> None:
+    """Slurm sends them to every process of a step; compilers and workers would die of them."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    variables = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    variables |= {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    compiled = subprocess.run(
+        [sys.executable, "-c", COMPILES, *(str(number.value) for number in SIGNALS)],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    number, *alive = compiled.stdout.split()
+    assert int(number) >= 2
+    assert set(alive) == {"True"}
+    compilers = Path(f"{compiler}.blocked").read_text().splitlines()
+    assert {frozenset(map(int, line.split())) for line in compilers} == {frozenset(SIGNALS)}
+
+
 @pytest.mark.parametrize("at", [0, 3, 4, 5])
 def test_all_leave_after_the_same_round(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """One round late; what comes in the last one comes too late."""
@@ -88,7 +148,7 @@ def test_all_leave_after_the_same_round(monkeypatch: pytest.MonkeyPatch, at: int
 
 def test_the_guard_passes_it_on_a_step_late() -> None:
     flags = torch.zeros(2)
-    guard = Guard(flags)
+    guard = Guard(flags, timeout=60)
     for step, told in enumerate((0, 0, 1, 1)):
         guard.leave_if_told()
         flags[1] = told

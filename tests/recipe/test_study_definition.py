@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.composed import composed
 
 from lsgd import config, paths
 from lsgd.errors import Refused
@@ -48,7 +49,7 @@ def shipped(name: str) -> Study:
 
 @functools.cache
 def recipe(name: str) -> Recipe:
-    return config.load_recipe([f"+recipe={name}"])
+    return composed(f"+recipe={name}")
 
 
 def holds(claim: Claim, ours: float, other: float) -> bool:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.composed import composed
 from helpers.run_folders import finished, write_perplexity_run, write_run
 
-from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.findings import Findings, find
@@ -195,8 +195,8 @@ def test_claims_hold_fail_or_stay_open(
 
 def judged(name: str, *words: str, like: str | None = None, errors: list[float]) -> Verdict:
     """The verdict on a recipe whose runs are made up."""
-    recipe = config.load_recipe([f"+recipe={name}", *words])
-    published = config.load_recipe([f"+recipe={like or name}"])
+    recipe = composed(f"+recipe={name}", *words)
+    published = composed(f"+recipe={like or name}")
     made = [Run(Path("x"), replace(recipe, seed=s, epochs=1), []) for s in range(len(errors))]
     for run, error in zip(made, errors, strict=True):
         run.rows.append({"kind": "epoch", "step": 1, "epoch": 1, "val_top1_error": error})

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from lsgd import config
-from lsgd.comm import Comm, open_comm
+from lsgd.comm import Comm, joined
 from lsgd.errors import Diverged, Preempted
 from lsgd.job.preemption import SIGNALS
 from lsgd.recipe import CommSettings, Recipe
@@ -141,12 +141,11 @@ def run(
         put = {
             "lsgd.workloads.images.Images": workload,
             "lsgd.strategy.allreduce.AllReduce": strategy,
-            "lsgd.train.open_comm": lambda *_: comm,  # joining once is enough
+            "lsgd.train.joined": lambda *_: nullcontext(comm),  # joining once is enough
             "sketches.replay.Replay.workers": workers,
         }
         for name, value in put.items():
             stack.enter_context(patch(name, value))
-        stack.enter_context(patch.object(comm, "close"))
         try:
             train(trained)
         except (Diverged, Preempted) as early:
@@ -159,16 +158,13 @@ def run(
 
 def main(out: Path) -> None:
     """All runs, on every process of a job."""
-    comm = open_comm(CommSettings(timeout=60), torch.device("cpu"))
-    try:
+    with joined(CommSettings(timeout=60), torch.device("cpu")) as comm:
         ends = {name: run(comm, out / name, kind, **how) for name, (kind, how) in RUNS.items()}
         for name, (kind, left) in TAKEN_OVER.items():
             ends[name] = run(comm, out / name, kind, begin_with=out.parent / "alone" / left)
         ends_by_process = comm.gather_objects(ends)
         if comm.rank == 0:
             (out / "ends.json").write_text(json.dumps(ends_by_process))
-    finally:
-        comm.close()
 
 
 if __name__ == "__main__":

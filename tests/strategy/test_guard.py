@@ -1,10 +1,14 @@
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers.saved import CPU, make_steps, recipe
 from helpers.threaded import on_processes
 
 from lsgd.comm import Comm
-from lsgd.errors import Diverged, Preempted
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Diverged, PeerLost, Preempted
 from lsgd.learner import Learner
 from lsgd.strategy.guard import SAVE, Guard
 
@@ -12,7 +16,7 @@ from lsgd.strategy.guard import SAVE, Guard
 def guarded(steps: int) -> tuple[Guard, torch.Tensor]:
     """A guard that has watched this many good steps, and the flag it looks at."""
     flags = torch.zeros(2)
-    guard = Guard(flags)
+    guard = Guard(flags, timeout=60)
     for step in range(steps):
         guard.watch(step)
     return guard, flags[0]
@@ -51,7 +55,7 @@ def test_an_unwatched_guard_raises_nothing() -> None:
 def test_it_tells_a_step_late_that_it_is_time_to_save() -> None:
     """Unless some have to leave, who save anyway."""
     flags, due = torch.zeros(2), []
-    guard = Guard(flags)
+    guard = Guard(flags, timeout=60)
     for step, note in enumerate((0, SAVE, 0, 0, SAVE + 2)):
         due.append(guard.leave_if_told())
         flags[1] = note
@@ -60,6 +64,64 @@ def test_it_tells_a_step_late_that_it_is_time_to_save() -> None:
     guard.watch(5)
     with pytest.raises(Preempted):
         guard.leave_if_told()
+
+
+def event(done_after: float) -> SimpleNamespace:
+    """Stands in for an event of the device, which is done when it is looked at for so many times
+    more; looks are counted."""
+    looks: list[bool] = []
+
+    def query() -> bool:
+        looks.append(len(looks) >= done_after)
+        return looks[-1]
+
+    return SimpleNamespace(query=query, record=lambda: None, looks=looks)
+
+
+def test_who_waits_for_the_device_for_ever_has_lost_a_peer() -> None:
+    guard, _ = guarded(2)
+    guard.timeout, guard.copied = 0.05, event(1000)
+    guard.started = begin = time.monotonic()
+    with pytest.raises(PeerLost, match=r"step 1 has waited .* for 0\.05 s.*comm\.timeout"):
+        guard.watch(2)
+    assert 0.05 <= time.monotonic() - begin < 5
+
+
+def test_a_step_that_is_done_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look and no pause; else pauses that grow to a millisecond."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    guard, _ = guarded(2)
+    guard.copied = done = event(0)
+    guard.watch(2)
+    assert (done.looks, pauses) == ([True], [])
+    guard.copied = event(7)
+    guard.check()
+    assert pauses[0] < 1e-4
+    assert pauses == sorted(pauses)
+    assert pauses[-2:] == [1e-3, 1e-3]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_every_wait_for_a_step_has_its_limit(size: int) -> None:
+    """Of the next step, of a row and of a save; one process has nobody to lose."""
+    comm = SingleComm()
+    comm.world_size = size
+    made = recipe("comm.timeout=0.01")
+    for wait in (
+        lambda learner: make_steps(learner, 1, 2),
+        lambda learner: learner.now(),
+        lambda learner: learner.strategy.settle(),
+    ):
+        learner = Learner(made, comm, CPU)
+        make_steps(learner, 0, 1)
+        learner.strategy.guard.copied = event(100)
+        learner.strategy.guard.started = time.monotonic()
+        if size == 1:
+            wait(learner)
+            continue
+        with pytest.raises(PeerLost, match=r"step 0 .* for 0\.01 s"):
+            wait(learner)
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])

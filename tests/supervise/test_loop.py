@@ -247,4 +247,5 @@ def test_what_makes_no_sense_is_refused(
     code, said = supervised(*arguments)
     assert code == 2
     assert says in said
-    assert [each.name for each in (tmp_path / "full").iterdir()] == ["thesis.tex"]
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]

@@ -4,6 +4,14 @@ from lsgd.job.members import Member
 from lsgd.supervise.verdict import Ending, how_it_ended
 
 
+def test_an_abort_is_told_in_words() -> None:
+    """Of which Python leaves no more than this; NCCL's watchdog ends a process so."""
+    dead = [Member(3, "here", 9, None, "Fatal Python error: Aborted")]
+    ending = how_it_ended(dead, "torchrun", 1)
+    assert ending.lost
+    assert ending.cause.startswith("process 3 on here (pid 9) was aborted by a library, as NCCL")
+
+
 def test_who_is_blamed() -> None:
     def blamed(*codes: int | None, launcher: int | None = 1) -> Ending:
         dead = [Member(rank, "here", rank, code) for rank, code in enumerate(codes)]

@@ -1,0 +1,341 @@
+"""Backup workers, bounded staleness and asynchronous SGD, in an order of pushes known ahead.
+
+The processes of the job share the workers, and nothing else: each of them plays all servers, and
+applies every push, in the one order. A push is computed on the process that hosts its worker, with
+the parameters that the worker had read, and brought to the others. So the run is bit by bit the
+same on any number of processes, and one computes while others do as far as the order lets it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.comm import Comm, sum_
+from lsgd.errors import Diverged, Preempted
+from lsgd.recipe import Recipe
+from lsgd.rules import sampler
+from lsgd.rules.sampler import Pass
+from lsgd.strategy import Task
+from lsgd.strategy.guard import LEAVE, LOWER_LR, SAVE
+from lsgd.strategy.shard import Shard, load_whole, make_whole
+from lsgd.strategy.virtual import VirtualTime, place_parameters, server_loads
+from lsgd.workloads import Workload
+
+
+@dataclass
+class _Sent:
+    """A push that is computed, and on its way to the other processes until `wait` returns."""
+
+    flat: Tensor
+    """The gradients of all parameters as they lie in memory, what the parts have seen, and two
+    flags: NaN for a loss that is not finite, and the notes of all processes."""
+    wait: Callable[[], None] | None
+    left: int
+    """How many servers have not yet applied it."""
+
+
+class Replay:
+    """The strategy of backup, bounded and async. Between read and give the model holds what the
+    worker has read, else the newest parameters."""
+
+    def __init__(self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm) -> None:
+        self.recipe, self.workload, self.comm = recipe, workload, comm
+        self.hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
+        # Process 0 has the parts of all workers, and pushes bring it what they have seen.
+        carried = range(recipe.workers) if comm.rank == 0 else range(0)
+        self.parts = workload.parts(model, carried, comm)
+        parameters = list(model.parameters())
+        sizes = [parameter.numel() for parameter in parameters]
+        self.begins = list(accumulate(sizes, initial=0))
+        seen = sum(part.seen.numel() for part in self.parts)
+        self.own = parameters[0].new_zeros(self.begins[-1] + seen + 2)
+        """The push that this process computes, laid out as _Sent.flat."""
+        for parameter, begin in zip(parameters, self.begins, strict=False):
+            parameter.grad = self.own.as_strided(parameter.size(), parameter.stride(), begin)
+        self.whole = make_whole(model, recipe)
+        self.found_inf = self.own.new_zeros((), dtype=torch.float32)
+        slices = place_parameters(recipe, sizes)
+        shards = [Shard(model, self.whole, each, recipe, self.found_inf) for each in slices]
+        loads = server_loads(slices, self.own.element_size())
+        self.time = VirtualTime(recipe, loads)
+        one_gate = recipe.strategy.name == "backup"
+        self.servers = [shards] if one_gate else [[shard] for shard in shards]
+        """The shards of each server, or of all where one gate decides for all."""
+        # A process that has given its push goes on, until so many are under way.
+        under_way = recipe.update_workers if one_gate else recipe.workers
+        self.lag = 0 if comm.world_size == 1 else under_way
+        minutes = recipe.checkpoint_minutes if comm.rank == 0 else 0.0
+        self.save_after = 60 * minutes or math.inf
+        self.saved = time.monotonic()
+        self.leave = self.save = False
+        self.next_step = 0
+        self.sent: dict[int, _Sent] = {}
+        self.flags: dict[int, Tensor] = {}
+        """NaN or not, and the notes, of pushes that were not examined."""
+        self.copies: dict[tuple[int, int], list[Tensor]] = {}
+        """What workers have read and others have changed since, by server and version."""
+        self.newest: dict[int, list[Tensor]] = {}
+        """What servers have whose values the model does not hold just now."""
+        self._begin(0)
+
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
+        """For each step the pushes of its update; this process has passes for its own workers."""
+        script, order = self.time.epoch(epoch).script, self.workload.order(epoch)
+        n, weights = self.recipe.worker_batch, self.workload.weights
+        for step in steps:
+            of_epoch = step % self.recipe.steps_per_epoch
+            pushes = [script.pushes[number] for number in script.steps[of_epoch]]
+            passes = [
+                Pass(
+                    epoch,
+                    order[push.ticket * n : (push.ticket + 1) * n],
+                    range(push.worker, push.worker + 1),
+                    of_epoch,
+                )
+                for push in pushes
+            ]
+            yield Task(
+                step,
+                divisor=sum(
+                    len(each.examples) if weights is None else int(weights[each.examples].sum())
+                    for each in passes
+                ),
+                active_workers=len(passes),
+                passes=[each for each in passes if each.workers.start in self.hosted],
+            )
+
+    def read(self, task: Task, *, leave: bool) -> None:
+        """Let the model hold what the workers of this task have read, if it has passes here."""
+        epoch, of_epoch = divmod(task.step, self.recipe.steps_per_epoch)
+        if epoch != self.begun:
+            self._begin(epoch)
+        numbers = self.script.steps[of_epoch]
+        self.to_send = iter(numbers)
+        self.mine = iter([i for i in numbers if self.script.pushes[i].worker in self.hosted])
+        self.divisor, self.last_of_task = task.divisor, numbers[-1]
+        self.note = LEAVE if leave else 0.0
+        if time.monotonic() - self.saved >= self.save_after:
+            self.saved = time.monotonic()
+            self.note += SAVE
+        if task.passes:
+            # The pushes of an update have all read the same.
+            self._load(self.script.pushes[numbers[0]].read)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the next push of this process, and send it."""
+        number = next(self.mine)
+        self._send_others(number)
+        mean = loss / self.divisor
+        mean.backward()
+        begin = self.begins[-1]
+        for part in self.parts:
+            end = begin + part.seen.numel()
+            self.own[begin:end] = part.seen.flatten()
+            part.seen.zero_()
+            begin = end
+        self.own[-2] = 0 * mean.detach()  # which is NaN, if the loss is infinite or NaN
+        self._send(number, self.own.clone())
+        self.own.zero_()
+
+    def give(self, task: Task) -> None:
+        """Make the updates for which the pushes are there, the last ones of others apart."""
+        for server, newest in self.newest.items():
+            self._write(server, newest)
+        self.newest = {}
+        self._send_others(None)
+        self.given, self.next_step = self.last_of_task, task.step + 1
+        self._apply(self.given - self.lag)
+
+    def check(self) -> bool:
+        """Raise Diverged or Preempted, or say that it is time to save, if a push has said so."""
+        self._examine(self.given - self.lag)
+        if self.leave:
+            raise Preempted
+        save, self.save = self.save, False
+        return save
+
+    def settle(self) -> None:
+        """Apply all pushes that servers have handled by now, and bring the parts together."""
+        self._apply(self.given)
+        self._examine(self.given)
+        self.save, self.saved = False, time.monotonic()
+        for part in self.parts:
+            part.settle(partial(sum_, self.comm))
+
+    def state(self) -> dict[str, Any]:
+        """The momentum, and within an epoch what workers have read and what is under way."""
+        for server in self.servers:
+            server[0].report()
+        return self.whole.state_dict() | {
+            "versions": list(self.version),
+            "read": [[*version, values] for version, values in self.copies.items()],
+            "under_way": [[number, sent.flat] for number, sent in self.sent.items()],
+        }
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Go on within an epoch too, with what was under way."""
+        load_whole(self.whole, state)
+        for shard in self._shards():
+            shard.link()
+        self.next_step = step
+        epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
+        self._begin(epoch)
+        if not of_epoch:
+            return
+        self.given = self.arrived = self.examined = self.script.steps[of_epoch - 1][-1]
+        self.version = list(state["versions"])
+        self.copies = {(server, version): list(v) for server, version, v in state["read"]}
+        for number, flat in state["under_way"]:
+            applied = self.script.pushes[number].applied
+            left = sum(at >= self.version[server] for server, at in enumerate(applied))
+            self.sent[number] = _Sent(flat, None, left)
+
+    def now(self) -> dict[str, float | list[int]]:
+        """The norm of the last push, and what virtual time says of the last ones."""
+        self._examine(self.given)
+        return {"gradient_norm": self.norm.item(), **self.time.row(self.next_step - 1)}
+
+    def timed(self) -> list[tuple[str, object, str]]:
+        """What a push waits for is the pushes of others."""
+        return [
+            ("optimizer", self, "read"),
+            ("backward", self, "backward"),
+            ("communication", self, "give"),
+        ]
+
+    def _begin(self, epoch: int) -> None:
+        """Let all workers have read the parameters as they are."""
+        self.begun, self.script = epoch, self.time.epoch(epoch).script
+        self.version = [0 for _ in self.servers]
+        self.given = self.arrived = self.examined = -1
+        """The last push of the tasks that were given, the last that is here, and the last whose
+        flags were read."""
+        self.sent, self.flags, self.copies, self.newest = {}, {}, {}, {}
+
+    def _send_others(self, until: int | None) -> None:
+        """Take part in sending the pushes before this one, which other processes compute."""
+        for number in self.to_send:
+            if number == until:
+                return
+            self._send(number, torch.zeros_like(self.own))
+
+    def _send(self, number: int, flat: Tensor) -> None:
+        if number == self.last_of_task:
+            flat[-1] = self.note
+        wait = None
+        if self.comm.world_size > 1:
+            wait = self.comm.start_sum_(flat, f"push {number}")
+        self.sent[number] = _Sent(flat, wait, len(self.servers))
+
+    def _receive(self, last: int) -> None:
+        """Wait until the pushes up to this one are here."""
+        # In the order in which the sums were started, on all processes.
+        while self.arrived < last:
+            self.arrived += 1
+            sent = self.sent.get(self.arrived)
+            if sent is None:
+                continue  # a rehearsal leaves steps out
+            if sent.wait:
+                sent.wait()
+            self.norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
+            doubt = (0 * (sent.flat[-2] + self.norm)).isnan()
+            self.found_inf.logical_or_(doubt)
+            self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
+
+    def _examine(self, last: int) -> None:
+        """Read the flags of the pushes up to this one: the same on all processes."""
+        self._receive(last)
+        while self.examined < last:
+            self.examined += 1
+            if self.examined not in self.flags:
+                continue
+            doubt, note = self.flags.pop(self.examined).tolist()
+            if doubt:
+                self._receive(self.given)  # or the others would miss this process in their sums
+                raise Diverged(
+                    f"the loss or a gradient of step {self._step_of(self.examined)} is not finite, "
+                    f"and nothing was saved since; {LOWER_LR}"
+                )
+            self.leave |= note >= LEAVE
+            self.save |= note == SAVE
+
+    def _step_of(self, number: int) -> int:
+        """The step of the run that a push is computed in."""
+        of_epoch = next(i for i, each in enumerate(self.script.steps) if number in each)
+        return self.begun * self.recipe.steps_per_epoch + of_epoch
+
+    def _load(self, read: list[int]) -> None:
+        """Let the model hold these versions, and keep what is newer."""
+        for server, version in enumerate(read):
+            while self.version[server] < version:
+                self._update(server)
+            if self.version[server] > version:
+                self.newest[server] = self._copy(server)
+                self._write(server, self.copies[server, version])
+
+    def _apply(self, last: int) -> None:
+        """Make all updates that need no push after this one."""
+        for server, updates in enumerate(self.script.updates):
+            while self.version[server] < len(updates):
+                if updates[self.version[server]][-1] > last:
+                    break
+                self._update(server)
+        for version in [v for v in self.copies if self.script.last_read[v] <= self.given]:
+            del self.copies[version]
+
+    def _update(self, server: int) -> None:
+        """Make the next update of a server."""
+        version = self.version[server]
+        if self.script.last_read.get((server, version), -1) > self.given:
+            self.copies[server, version] = self._copy(server)
+        numbers = self.script.updates[server][version]
+        if all(number in self.sent for number in numbers):
+            self._receive(numbers[-1])
+            push, *others = [self.sent[number].flat for number in numbers]
+            if others:
+                push = push.clone()
+                for other in others:
+                    push += other
+            lr = self._lr(server, version, numbers[-1])
+            for shard in self.servers[server]:
+                shard.apply(shard.cut(push, self.begins), lr)
+            if server == 0:
+                self._move_parts(push, len(numbers))
+            for number in numbers:
+                self.sent[number].left -= 1
+                if not self.sent[number].left:
+                    del self.sent[number]
+        self.version[server] += 1
+
+    def _lr(self, server: int, version: int, number: int) -> float:
+        lr = self.recipe.lr(self.begun * self.recipe.steps_per_epoch + version)
+        if not self.recipe.strategy.staleness_aware:
+            return lr
+        return lr / max(1, version - self.script.pushes[number].read[server])
+
+    def _move_parts(self, push: Tensor, active_workers: int) -> None:
+        begin = self.begins[-1]
+        for part in self.parts:
+            end = begin + part.seen.numel()
+            if self.comm.rank == 0:
+                part.seen.copy_(push[begin:end].view_as(part.seen))
+            part.end_step(active_workers)
+            begin = end
+
+    def _copy(self, server: int) -> list[Tensor]:
+        return [value for shard in self.servers[server] for value in shard.copy()]
+
+    def _write(self, server: int, values: list[Tensor]) -> None:
+        rest = iter(values)
+        for shard in self.servers[server]:
+            shard.write([next(rest) for _ in shard.slices])
+
+    def _shards(self) -> list[Shard]:
+        return [shard for server in self.servers for shard in server]

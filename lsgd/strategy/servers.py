@@ -1,0 +1,232 @@
+"""Synchronous SGD on parameter servers: the sums and updates of all-reduce, made in other places.
+
+In a step every process with workers sends each server its slices of the gradient. A server adds
+them up, makes the update of its slices and sends these to all processes, each of which has the
+whole model when the step ends. A flag and a note go along, as in the buckets of a Reducer.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.comm import Comm, Messenger
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe
+from lsgd.strategy import Task
+from lsgd.strategy.allreduce import AllReduce
+from lsgd.strategy.placement import place
+from lsgd.strategy.reducer import Reducer
+from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
+from lsgd.workloads import Workload
+
+
+class Message:
+    """Slices that lie all over a device as one tensor on the CPU, with some numbers behind them."""
+
+    def __init__(self, slices: Sequence[Tensor], numbers: int, dtype: torch.dtype) -> None:
+        self.slices = slices
+        sizes = [each.numel() for each in slices]
+        self.flat = torch.zeros(sum(sizes) + numbers, dtype=dtype)
+        *self.copies, self.numbers = self.flat.split([*sizes, numbers])
+
+    def pack(self, *numbers: Tensor) -> None:
+        """Take the slices as they are now, and these numbers."""
+        for copy, each in zip(self.copies, self.slices, strict=True):
+            copy.copy_(each)
+        if numbers:
+            self.numbers.copy_(torch.stack(numbers))
+
+    def unpack(self) -> None:
+        """Write into the slices what has come for them."""
+        for copy, each in zip(self.copies, self.slices, strict=True):
+            each.copy_(copy)
+
+
+class Server:
+    """A server as one process sees it; the process that is its home has all of it."""
+
+    def __init__(self, number: int, home: int, shard: Shard, push: Message, reply: Message) -> None:
+        self.number, self.home, self.shard = number, home, shard
+        self.push = push
+        """The gradient of this process's workers; its flag and its note."""
+        self.reply = reply
+        """The new values; the sums of flags and notes, and the norm of the gradient."""
+        self.pushes: dict[int, Tensor] = {}
+        """At home, what comes from the processes with workers and from this one, in the order of
+        their ranks."""
+
+    def update(self, found_inf: Tensor, lr: float) -> None:
+        """Add up the pushes, and make the update unless something is not finite."""
+        total = torch.zeros_like(self.reply.flat[:-1])
+        for push in self.pushes.values():
+            total += push  # which may be in half precision
+        total = total.to(found_inf.device)
+        gradient, (flag, note) = total[:-2], total[-2:]
+        norm = torch.linalg.vector_norm(gradient)
+        found_inf.logical_or_((0 * (flag + norm)).isnan())
+        self.shard.apply(gradient.split([value.numel() for value in self.shard.values]), lr)
+        self.reply.pack(flag, note, norm)
+
+
+class SyncServers(AllReduce):
+    """The strategy of all-reduce and the same updates, by servers that wait for all pushes.
+
+    With a central topology the last processes have servers only, unless there is just one process.
+    What one server has seen that is not finite all processes know from its reply; by then another
+    may have made its part of the update, in a model that is neither evaluated nor saved.
+    """
+
+    def __init__(self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm) -> None:
+        if comm.world_size > 1 and not isinstance(comm, Messenger):
+            raise Refused(
+                f"strategy=sync sends messages from process to process, and {comm.library} is used "
+                "for sums alone; write comm=torch, or strategy=allreduce"
+            )
+        super().__init__(recipe, workload, model, comm)
+        self.messenger = cast(Messenger, comm)  # to which a single process gives no message
+        self.processes = range(comm.world_size)
+        self.pushing = self.processes[: recipe.strategy.worker_processes(comm.world_size)]
+        self.servers = list(self._place(model))
+        self.at_home = [server for server in self.servers if server.home == comm.rank]
+
+    def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
+        """What has the gradients of this process alone, and what has the momentum of all shards."""
+        size = self.recipe.comm.bucket_mb
+        reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=size, compression="none")
+        return reducer, make_whole(model, self.recipe)
+
+    def _place(self, model: nn.Module) -> Iterator[Server]:
+        """The servers, on the processes without workers if there are any, else on all."""
+        settings, parameters = self.recipe.strategy, list(model.parameters())
+        gradients = [in_memory(cast(Tensor, parameter.grad)) for parameter in parameters]
+        dtype = gradients[0].dtype
+        on_wire = torch.float16 if self.recipe.gradient_compression == "fp16" else dtype
+        homes = self.processes[len(self.pushing) :] or self.processes
+        sizes = [parameter.numel() for parameter in parameters]
+        for number, slices in enumerate(place(sizes, settings.servers, settings.placement)):
+            shard = Shard(model, self.optimizer, slices, self.recipe, self.reducer.found_inf)
+            pushed = [gradients[each.parameter][each.begin : each.end] for each in slices]
+            push, reply = Message(pushed, 2, on_wire), Message(shard.values, 3, dtype)
+            server = Server(number, homes[number % len(homes)], shard, push, reply)
+            if server.home == self.comm.rank:
+                server.pushes = {rank: torch.empty_like(push.flat) for rank in self.pushing}
+                # Also of a process without workers, which may be the one that is told to leave.
+                server.pushes[server.home] = push.flat
+            yield server
+
+    def give(self, task: Task) -> None:
+        """Push, let the servers of this process make the update, and take the replies of all."""
+        self._push()
+        self._update(task)
+        self._pull()
+        self._end(task)
+
+    def _push(self) -> None:
+        rank, waits = self.comm.rank, []
+        for server in self.servers:
+            if rank in (*self.pushing, server.home):
+                server.push.pack(self.reducer.flag, self.reducer.note)
+            if server.home == rank:
+                waits += [
+                    self.messenger.start_receive(push, sender, server.number)
+                    for sender, push in server.pushes.items()
+                    if sender != rank
+                ]
+            elif rank in self.pushing:
+                waits.append(
+                    self.messenger.start_send(server.push.flat, server.home, server.number)
+                )
+        for wait in waits:
+            wait()
+
+    def _update(self, task: Task) -> None:
+        for server in self.at_home:
+            server.update(self.reducer.found_inf, self.recipe.lr(task.step))
+
+    def _pull(self) -> None:
+        rank, waits = self.comm.rank, []
+        for server in self.servers:
+            if server.home == rank:
+                waits += [
+                    self.messenger.start_send(server.reply.flat, receiver, server.number)
+                    for receiver in self.processes
+                    if receiver != rank
+                ]
+            else:
+                waits.append(
+                    self.messenger.start_receive(server.reply.flat, server.home, server.number)
+                )
+        for wait in waits:
+            wait()
+
+    def _end(self, task: Task) -> None:
+        for server in self.servers:
+            if server.home != self.comm.rank:
+                server.reply.unpack()
+        flags, notes, norms = torch.stack([server.reply.numbers for server in self.servers]).T
+        self.reducer.gradient_norm = norm = torch.linalg.vector_norm(norms)
+        self.reducer.found_inf.logical_or_((0 * (flags.sum() + norm)).isnan())
+        self.reducer.flags[1] = notes.max()
+        for part in self.parts:
+            part.end_step(task.active_workers)
+        self.next_step = task.step + 1
+        self.guard.watch(task.step)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the optimizer of the whole model; the momentum is whole on process 0 only.
+
+        Where it is not finite, the parameters that it has moved are not either, and these every
+        process has.
+        """
+        rank, messages, waits = self.comm.rank, [], []
+        for server in self.servers:
+            momenta = server.shard.momenta()
+            if momenta and server.home != 0 and rank in (0, server.home):
+                messages.append(message := Message(momenta, 0, momenta[0].dtype))
+                if rank:
+                    message.pack()
+                    waits.append(self.messenger.start_send(message.flat, 0, server.number))
+                else:
+                    start = self.messenger.start_receive
+                    waits.append(start(message.flat, server.home, server.number))
+        for wait in waits:
+            wait()
+        for message in messages if rank == 0 else ():
+            message.unpack()
+        for server in self.at_home:
+            server.shard.report()
+        state = self.optimizer.state_dict()
+        # The lr and what else belongs to groups is that of the servers.
+        groups = self.comm.gather_objects(state["param_groups"])[self.servers[0].home]
+        return state | {"param_groups": groups}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Take up the momentum."""
+        load_whole(self.optimizer, state)
+        for server in self.servers:
+            server.shard.link()
+        self.next_step = step
+
+    def now(self) -> dict[str, float | list[int]]:
+        """The norm of the last gradient; bytes in a step to and from the fullest server."""
+        peers = len(self.processes) - 1
+        bytes_ = [
+            server.push.flat.nbytes * sum(rank != server.home for rank in self.pushing)
+            + server.reply.flat.nbytes * peers
+            for server in self.servers
+        ]
+        return super().now() | {"server_bytes": max(bytes_)}
+
+    def timed(self) -> list[tuple[str, object, str]]:
+        """The wait for the pushes of others and for the replies is communication."""
+        return [
+            ("optimizer", self.reducer, "start"),
+            ("backward", self.reducer, "backward"),
+            ("communication", self, "_push"),
+            ("optimizer", self, "_update"),
+            ("communication", self, "_pull"),
+            ("optimizer", self, "_end"),
+        ]

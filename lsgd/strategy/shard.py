@@ -1,0 +1,126 @@
+"""What a parameter server has: slices of the parameters, and of their momentum."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.recipe import Recipe
+from lsgd.rules import optim
+from lsgd.strategy.placement import Slice
+
+
+class Shard:
+    """The slices of one server, which makes the update of a recipe on them.
+
+    Its values lie in the parameters of a model, and its momentum in the state of the optimizer of
+    the whole model, so that a process which has all shards has a model and an optimizer like any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        whole: torch.optim.Optimizer,
+        slices: Sequence[Slice],
+        recipe: Recipe,
+        found_inf: Tensor,
+    ) -> None:
+        self.whole = whole
+        self.parameters = list(model.parameters())
+        self.slices = slices
+        self.values = [
+            in_memory(self.parameters[each.parameter])[each.begin : each.end] for each in slices
+        ]
+        settings = asdict(recipe.optim)
+        del settings["weight_decay"]
+        self.optimizer = optim.over_groups(self._groups(), **settings)
+        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        self.link()
+
+    def apply(self, gradients: Iterable[Tensor], lr: float) -> None:
+        """Make one update by the gradients of the slices, each of one dimension."""
+        for value, gradient in zip(self.values, gradients, strict=True):
+            value.grad = gradient
+        optim.set_lr(self.optimizer, lr)
+        self.optimizer.step()
+
+    def copy(self) -> list[Tensor]:
+        """The values as they are now."""
+        return [value.clone() for value in self.values]
+
+    def write(self, values: list[Tensor]) -> None:
+        """Replace the values."""
+        torch._foreach_copy_(self.values, values)
+
+    def momenta(self) -> list[Tensor]:
+        """The momentum of the slices as it lies there, none without momentum."""
+        return [buffer for value in self.values for buffer in self.optimizer.state[value].values()]
+
+    def cut(self, flat: Tensor, begins: Sequence[int]) -> list[Tensor]:
+        """The slices of something that lies in one dimension, of each parameter from its begin."""
+        return [
+            flat[begins[each.parameter] + each.begin : begins[each.parameter] + each.end]
+            for each in self.slices
+        ]
+
+    def link(self) -> None:
+        """Use the momentum that the optimizer of the whole model has now."""
+        for each, value in zip(self.slices, self.values, strict=True):
+            state = self.whole.state.get(self.parameters[each.parameter], {})
+            self.optimizer.state[value] = {
+                name: in_memory(buffer)[each.begin : each.end] for name, buffer in state.items()
+            }
+        _settings(self.whole, self.optimizer)
+
+    def report(self) -> None:
+        """Let the optimizer of the whole model know the lr, and what else its groups have."""
+        _settings(self.optimizer, self.whole)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The slices, grouped as the parameters are that they are of."""
+        groups = []
+        for group in self.whole.param_groups:
+            members = {id(parameter) for parameter in group["params"]}
+            values = [
+                value
+                for value, each in zip(self.values, self.slices, strict=True)
+                if id(self.parameters[each.parameter]) in members
+            ]
+            groups.append({"params": values, "weight_decay": group["weight_decay"]})
+        return groups
+
+
+def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
+    for source, target in zip(from_.param_groups, to.param_groups, strict=True):
+        target |= {key: value for key, value in source.items() if key != "params"}
+
+
+def make_whole(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of the whole model, whose momentum is there from the start, and 0."""
+    whole = optim.make_optimizer(model, **asdict(recipe.optim))
+    _lay_out(whole)
+    return whole
+
+
+def load_whole(whole: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take up a state that any strategy has saved; the shards have to be linked anew."""
+    whole.load_state_dict({name: state[name] for name in ("state", "param_groups")})
+    _lay_out(whole)
+
+
+def _lay_out(whole: torch.optim.Optimizer) -> None:
+    """Let every momentum lie in memory as its parameter does."""
+    name = "velocity" if isinstance(whole, optim.VelocitySGD) else "momentum_buffer"
+    for group in whole.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            saved = whole.state[parameter].get(name)
+            buffer = torch.zeros_like(parameter) if saved is None else saved
+            whole.state[parameter] = {name: torch.empty_like(parameter).copy_(buffer)}
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor in one dimension, as they lie in memory: no copy, and the same
+    for a parameter, its gradient and its momentum, whatever their layout."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())

@@ -1,0 +1,103 @@
+"""An epoch of a recipe in virtual time: which pushes there are, what they read, and when.
+
+Every epoch begins anew, with all workers reading, so it is a function of recipe, seed and epoch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from lsgd.recipe import Recipe
+from lsgd.strategy.clock import Timeline, simulate
+from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
+from lsgd.strategy.order import Script, play
+from lsgd.strategy.placement import Slice, elements, place
+
+
+@dataclass(frozen=True)
+class VirtualEpoch:
+    """What happens in an epoch, and when."""
+
+    script: Script
+    timeline: Timeline
+
+
+class VirtualTime:
+    """The time of a whole run on the recipe's cluster, for servers whose parameters have so many
+    bytes."""
+
+    def __init__(self, recipe: Recipe, loads: Sequence[float]) -> None:
+        self.recipe = recipe
+        # Only the epoch that is trained is kept, and the next, which loaders look into.
+        self.epoch = lru_cache(2)(partial(virtual_epoch, recipe, loads))
+        self._seconds: list[float] = []
+
+    def row(self, step: int) -> dict[str, float | list[int]]:
+        """What a row of metrics after this step of the run says of the pushes since the row before:
+        their staleness, how many were dropped, how long they waited at server 0; the bytes that the
+        fullest server gets and gives per update, and the seconds since the run began.
+        """
+        epoch, last = divmod(step, self.recipe.steps_per_epoch)
+        script, timeline = self.epoch(epoch).script, self.epoch(epoch).timeline
+        steps = range(max(0, last + 1 - self.recipe.log_steps), last + 1)
+        pushes = [script.pushes[number] for each in steps for number in script.steps[each]]
+        staleness = [push.applied[0] - push.read[0] for push in pushes]
+        at_server_0 = [number for update in script.updates[0] for number in update]
+        wait = dict(zip(at_server_0, timeline.waits, strict=True))
+        waits = [wait[number] for each in steps for number in script.steps[each]]
+        return {
+            "staleness": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            "staleness_counts": [staleness.count(each) for each in range(max(staleness) + 1)],
+            "dropped": sum(script.dropped[steps.start : steps.stop]),
+            "queue_wait": sum(waits) / len(waits),
+            "server_bytes": max(timeline.sent) / len(timeline.updates),
+            "virtual_seconds": self._before(epoch)
+            + timeline.updates[max(push.applied[0] for push in pushes)],
+        }
+
+    def _before(self, epoch: int) -> float:
+        """The seconds of all epochs before this one, which a resumed run has not drawn yet."""
+        while len(self._seconds) < epoch:
+            self._seconds.append(self.epoch(len(self._seconds)).timeline.seconds)
+        return sum(self._seconds[:epoch])
+
+
+def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> VirtualEpoch:
+    """The epoch on the recipe's cluster, for servers whose parameters have so many bytes."""
+    workers = recipe.workers
+    timeline = simulate(
+        recipe.cluster,
+        make_gates(recipe),
+        Tickets(recipe.tickets),
+        loads,
+        workers=workers,
+        colocated=recipe.strategy.topology == "colocated",
+        seed=recipe.seed,
+        epoch=epoch,
+    )
+    script = play(timeline.order, make_gates(recipe), Tickets(recipe.tickets), workers)
+    return VirtualEpoch(script, timeline)
+
+
+def make_gates(recipe: Recipe) -> list[Gate]:
+    """The gates of an epoch: one of each server, or the one of server 0 where the others follow."""
+    strategy, workers = recipe.strategy, recipe.workers
+    match strategy.name:
+        case "sync" | "backup":
+            return [Barrier(workers, pushes=recipe.update_workers, tickets=recipe.tickets)]
+        case "bounded":
+            return [Bounded(workers, slack=strategy.slack) for _ in range(strategy.servers)]
+        case "async":
+            return [Bounded(workers) for _ in range(strategy.servers)]
+    raise ValueError(strategy.name)
+
+
+def place_parameters(recipe: Recipe, sizes: Sequence[int]) -> list[list[Slice]]:
+    """The slices of the recipe's servers, for parameters of these numbers of elements."""
+    return place(sizes, recipe.strategy.servers, recipe.strategy.placement)
+
+
+def server_loads(slices: Sequence[Sequence[Slice]], itemsize: int) -> list[float]:
+    """The bytes of each server's parameters."""
+    return [float(elements(each) * itemsize) for each in slices]

@@ -1,0 +1,112 @@
+"""What follows from an order of pushes, before any of them is computed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lsgd.errors import Refused
+from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
+from lsgd.strategy.order import Order, Script, load_order, order_hash, play, save_order
+
+
+def order(*rows: list[int]) -> Order:
+    return np.array(rows, dtype=np.int16)
+
+
+def played(gates: list[Gate], tickets: int, workers: int, *rows: list[int]) -> Script:
+    return play(order(*rows), gates, Tickets(tickets), workers)
+
+
+def asynchronous(servers: int, workers: int) -> list[Gate]:
+    return [Bounded(workers) for _ in range(servers)]
+
+
+def test_a_push_is_as_stale_as_there_were_others() -> None:
+    script = played(asynchronous(1, 3), 5, 3, [0, 1, 0, -1, 2, -3, 1, -2])
+    assert [(p.worker, p.ticket, p.read, p.applied) for p in script.pushes] == [
+        (0, 0, [0], [0]), (1, 1, [0], [1]), (0, 3, [1], [2]), (2, 2, [0], [3]), (1, 4, [2], [4]),
+    ]  # fmt: skip
+    assert script.dropped == [0] * 5
+    assert script.steps == [[0], [1], [2], [3], [4]]
+    assert script.last_read == {(0, 0): 3, (0, 1): 2, (0, 2): 4}
+
+
+def test_two_servers_may_handle_pushes_in_another_order() -> None:
+    """Worker 0 reads a model whose halves have had different updates."""
+    script = played(asynchronous(2, 2), 3, 2, [0, 1, -2, 0, -1], [1, 0, 0, -2, -1])
+    assert [(p.worker, p.read, p.applied) for p in script.pushes] == [
+        (0, [0, 0], [0, 1]), (1, [0, 0], [1, 0]), (0, [1, 2], [2, 2]),
+    ]  # fmt: skip
+    assert script.updates == [[[0], [1], [2]], [[1], [0], [2]]]
+
+
+def test_the_first_pushes_make_the_update_and_the_late_one_is_dropped() -> None:
+    gates: list[Gate] = [Barrier(3, pushes=2, tickets=5)]
+    # Worker 0 is late twice; its batch is given to another at once.
+    script = played(gates, 5, 3, [2, 1, 0, 1, 2, 0, 1])
+    assert [(p.worker, p.ticket, p.read, p.applied) for p in script.pushes] == [
+        (1, 1, [0], [0]), (2, 2, [0], [0]), (1, 0, [1], [1]), (2, 3, [1], [1]), (1, 4, [2], [2]),
+    ]  # fmt: skip
+    assert script.dropped == [0, 1, 1]
+    assert script.steps == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 1, 0]],  # too short
+        [[0, 1, 0, 1, 0, 1, 0, -1, -2]],  # too long
+        [[0, 0, 0, 2, 0, -1, -2]],  # a worker that is not there
+        [[0, 0, 0, -4, 0, 0, -1]],
+        [[0, 0, 0, -1, -1, 0, 0]],  # one that leaves twice
+        [[0, 1, 0, 1, 0, -1, -2]] * 2,  # of two servers
+    ],
+)
+def test_an_order_of_another_run_is_refused(rows: list[list[int]]) -> None:
+    with pytest.raises(Refused, match=r"^this order of pushes is one of another run"):
+        played(asynchronous(1, 2), 5, 2, *rows)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(-4, 3), max_size=12), st.booleans())
+def test_any_order_is_played_or_refused(row: list[int], barrier: bool) -> None:
+    gates = [Barrier(3, pushes=2, tickets=5)] if barrier else asynchronous(1, 3)
+    try:
+        script = play(order(row), gates, Tickets(5), 3)
+    except Refused:
+        return
+    assert sorted(push.ticket for push in script.pushes) == list(range(5))
+
+
+# --- Its file --------------------------------------------------------------------------------
+
+
+def test_a_file_has_two_bytes_per_push_and_server(tmp_path: Path) -> None:
+    made = order([0, 1, 0, -1], [1, 0, 0, -1])
+    save_order(tmp_path / "order.npy", made)
+    assert np.array_equal(load_order(tmp_path / "order.npy"), made)
+    assert (tmp_path / "order.npy").stat().st_size == 128 + 2 * made.size
+    assert order_hash(load_order(tmp_path / "order.npy")) == order_hash(made)
+
+
+def test_the_hash_is_of_the_numbers_and_the_servers() -> None:
+    hashes = {
+        order_hash(each)
+        for each in (order([0, 1, 0, 1]), order([0, 1], [0, 1]), order([0, 1, 1, 0]))
+    }
+    assert len(hashes) == 3
+    assert order_hash(order([0, 1]).astype(">i2")) == order_hash(order([0, 1]))
+    assert order_hash(order([0, 1, 2])).startswith("cc68df785dc7d689")
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])
+def test_what_is_no_order_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "order.npy").write_bytes(content)
+    with pytest.raises(Refused, match=r"order\.npy cannot be read as an order of pushes"):
+        load_order(tmp_path / "order.npy")
+    np.save(tmp_path / "floats.npy", np.zeros((1, 3)))
+    with pytest.raises(Refused, match=r"floats\.npy is no order of pushes"):
+        load_order(tmp_path / "floats.npy")

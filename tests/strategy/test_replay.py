@@ -1,0 +1,321 @@
+"""Updates in an order known ahead: the same bits whoever computes the pushes, wherever it stops."""
+
+import io
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from helpers.replay_runs import KINDS, UNEVEN, WORDS, recipe
+from helpers.threaded import on_processes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from lsgd import config
+from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Diverged, Preempted
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.step import train_step
+from lsgd.strategy.replay import Replay
+
+CPU = torch.device("cpu")
+
+
+def train(made: Recipe, comm: Comm, *, until: int | None = None, begin: Any = None) -> Learner:
+    """A learner on one of the processes, after the steps before `until`."""
+    learner = Learner(made, comm, CPU)
+    if begin is not None:
+        learner.restore(begin)
+    inputs = learner.workload.inputs()
+    stop = made.total_steps if until is None else until
+    for epoch, steps in made.epochs_from(learner.next_step):
+        for task in learner.strategy.tasks(epoch, [step for step in steps if step < stop]):
+            train_step(learner, task, inputs.train(task.passes))
+            learner.strategy.check()
+        if stop > steps[-1]:
+            learner.strategy.settle()
+            learner.tally.clear()
+    return learner
+
+
+def copied(saved: Checkpoint) -> Checkpoint:
+    """As it is read from a file."""
+    file = io.BytesIO()
+    torch.save(vars(saved), file)
+    return Checkpoint(**torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+
+
+def difference(one: Checkpoint, other: Checkpoint) -> float:
+    def between(a: Any, b: Any) -> float:
+        match a:
+            case Tensor():
+                return (a - b).abs().max().item() if a.numel() else 0.0
+            case dict():
+                assert a.keys() == b.keys()
+                return max([0.0, *(between(value, b[key]) for key, value in a.items())])
+            case list():
+                return max([0.0, *(between(x, y) for x, y in zip(a, b, strict=True))])
+        assert a == b
+        return 0.0
+
+    shares = [{"sum": each.parts["batchnorm"]["shares"].sum(0)} for each in (one, other)]
+    states = [each.optimizer["state"] for each in (one, other)]
+    models = [
+        {name: value for name, value in each.model.items() if "tracked" not in name}
+        for each in (one, other)
+    ]
+    return max(between(*pair) for pair in (models, states, shares))
+
+
+@cache
+def alone(*words: str) -> Checkpoint:
+    return train(recipe(*words), SingleComm()).checkpoint()
+
+
+def synchronous(*words: str) -> Checkpoint:
+    return train(recipe("workers_per_pass=4", *words), SingleComm()).checkpoint()
+
+
+# --- What it comes down to -------------------------------------------------------------------
+
+
+def test_no_backup_is_synchronous_sgd() -> None:
+    assert difference(alone("strategy=backup", "strategy.backup=0", *UNEVEN), synchronous()) < 1e-13
+
+
+def test_one_asynchronous_worker_is_sgd() -> None:
+    plain = train(recipe("workers=1"), SingleComm()).checkpoint()
+    for words in (["strategy=async"], ["strategy=async", "strategy.servers=3"]):
+        assert difference(alone("workers=1", *words), plain) == 0
+
+
+def test_one_worker_is_never_stale() -> None:
+    aware = alone("workers=1", "strategy=async", "strategy.staleness_aware=true")
+    assert difference(aware, alone("workers=1", "strategy=async")) == 0
+
+
+@pytest.mark.parametrize(("plain", "equal"), [(True, True), (False, False)])
+def test_no_slack_is_synchronous_for_plain_sgd_alone(plain: bool, equal: bool) -> None:
+    """k updates at lr are one at k lr, if nothing but the gradient moves the weights."""
+    words = [
+        "data.train_examples=64", "schedule.warmup=none", "schedule.milestones=[]",
+        "model=lenet5", "data.image_size=28",
+    ]  # fmt: skip
+    if plain:
+        words += ["optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0"]
+    bounded = recipe("strategy=bounded", "strategy.slack=0", *UNEVEN, *words)
+    one, other = (
+        train(made, SingleComm()).model.parameters()
+        for made in (bounded, recipe("workers_per_pass=4", *words))
+    )
+    gap = max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+    assert gap < 1e-13 if equal else gap > 1e-4
+
+
+# --- Against a plain loop --------------------------------------------------------------------
+
+
+def by_hand(made: Recipe) -> list[Tensor]:
+    """The parameters and running statistics after a run with one server, in plain torch."""
+    learner = Learner(made, SingleComm(), CPU)
+    model, workload = learner.model, learner.workload
+    replay = learner.strategy
+    assert isinstance(replay, Replay)
+    inputs = workload.inputs()
+    weights = [p.detach().clone() for p in model.parameters()]
+    momentum = [torch.zeros_like(p) for p in weights]
+    decays = [p.dim() > 1 or name == "fc.bias" for name, p in model.named_parameters()]
+    norms = [module for module in model.modules() if isinstance(module, WorkerBatchNorm2d)]
+    running = [torch.stack((norm.running_mean, norm.running_var)) for norm in norms]
+    for epoch in range(made.epochs):
+        versions = [weights]
+        for step, push in enumerate(replay.time.epoch(epoch).script.pushes):
+            with torch.no_grad():
+                for parameter, value in zip(
+                    model.parameters(), versions[push.read[0]], strict=True
+                ):
+                    parameter.copy_(value)
+            [task] = learner.strategy.tasks(epoch, [epoch * made.steps_per_epoch + step])
+            [images, labels] = next(iter(inputs.train(task.passes)))
+            for norm in norms:
+                norm.seen.zero_()
+            loss = F.cross_entropy(model(images.double()), labels)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            lr = made.lr(epoch * made.steps_per_epoch + step)
+            if made.strategy.staleness_aware:
+                lr /= max(1, step - push.read[0])
+            weights = list(weights)
+            for i, gradient in enumerate(gradients):
+                gradient = gradient + 1e-4 * decays[i] * weights[i]
+                momentum[i] = 0.9 * momentum[i] + gradient
+                weights[i] = weights[i] - lr * (gradient + 0.9 * momentum[i])
+            versions.append(weights)
+            running = [0.9 * r + 0.1 * n.seen for r, n in zip(running, norms, strict=True)]
+    return [*weights, *running]
+
+
+@pytest.mark.parametrize("aware", ["false", "true"])
+def test_a_run_is_that_of_a_plain_loop(aware: str) -> None:
+    made = recipe("strategy=async", f"strategy.staleness_aware={aware}", *UNEVEN)
+    model = train(made, SingleComm()).model
+    norms = [module for module in model.modules() if isinstance(module, WorkerBatchNorm2d)]
+    ours = [p.detach() for p in model.parameters()]
+    ours += [torch.stack((norm.running_mean, norm.running_var)) for norm in norms]
+    torch.testing.assert_close(ours, by_hand(made), rtol=0, atol=1e-13)
+
+
+# --- The same bits ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_on_any_number_of_processes(kind: str) -> None:
+    made = recipe(*KINDS[kind], *UNEVEN)
+    expected = alone(*KINDS[kind], *UNEVEN)
+    assert difference(train(made, SingleComm()).checkpoint(), expected) == 0
+    for processes in (2, 4):
+        for saved in on_processes(processes, lambda comm: train(made, comm).checkpoint()):
+            assert difference(saved, expected) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_times_are_another_run(kind: str) -> None:
+    one, other = (alone(*KINDS[kind], *UNEVEN, f"cluster.seed={seed}") for seed in (0, 1))
+    assert difference(one, other) > 1e-6
+
+
+def goes_on(kind: str, cut: int, processes: int) -> None:
+    made = recipe(*KINDS[kind], *UNEVEN)
+    cut = min(cut, made.total_steps - 1)
+    first = copied(train(made, SingleComm(), until=cut).checkpoint())
+    assert first.step == cut
+    for saved in on_processes(processes, lambda comm: train(made, comm, begin=first).checkpoint()):
+        assert difference(saved, alone(*KINDS[kind], *UNEVEN)) == 0
+
+
+@pytest.mark.parametrize("kind", ["async beside workers", "backup"])
+def test_a_run_goes_on_in_mid_epoch(kind: str) -> None:
+    goes_on(kind, 8, 2)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(KINDS)), cut=st.integers(1, 39), processes=st.sampled_from([1, 3])
+)
+def test_a_run_goes_on_from_any_update_with_what_was_under_way(
+    kind: str, cut: int, processes: int
+) -> None:
+    goes_on(kind, cut, processes)
+
+
+def test_something_was_under_way() -> None:
+    """Or the tests above would show little."""
+    made = recipe(*KINDS["async beside workers"], *UNEVEN)
+    states = [train(made, SingleComm(), until=cut).checkpoint().optimizer for cut in range(1, 20)]
+    assert any(state["under_way"] for state in states)
+    assert sum(len(state["read"]) for state in states) > 40
+    whole = train(made, SingleComm(), until=20).checkpoint().optimizer
+    assert not whole["under_way"]
+
+
+# --- Ends ------------------------------------------------------------------------------------
+
+
+def no_number(loss: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    return lambda *words: (loss(*words)[0] * torch.nan, loss(*words)[1])
+
+
+def poisoned(comm: Comm, made: Recipe, step: int) -> str:
+    """How a run ends in which the loss of a step is no number on the process that computes it."""
+    learner = Learner(made, comm, CPU)
+    inputs = learner.workload.inputs()
+    try:
+        for task in learner.strategy.tasks(0, list(range(made.steps_per_epoch))):
+            if task.step == step:
+                learner.workload.loss = no_number(learner.workload.loss)
+            train_step(learner, task, inputs.train(task.passes))
+            learner.workload.__dict__.pop("loss", None)
+            learner.strategy.check()
+        learner.checkpoint()
+    except Diverged as error:
+        return f"{learner.next_step}: {error}"
+    return "no end"
+
+
+@pytest.mark.parametrize("step", [5, 19])
+@pytest.mark.parametrize("kind", ["async on servers", "backup"])
+def test_a_loss_that_is_no_number_ends_all_processes_after_the_same_step(
+    kind: str, step: int
+) -> None:
+    made = recipe(*KINDS[kind], *UNEVEN)
+    step = min(step, made.steps_per_epoch - 1)
+    assert f"of step {step} is not finite" in poisoned(SingleComm(), made, step)
+    ends = on_processes(3, lambda comm: poisoned(comm, made, step))
+    assert f"of step {step} is not finite" in ends[0]
+    assert ends[0] == ends[1] == ends[2]
+
+
+def told(comm: Comm, made: Recipe) -> tuple[int, Checkpoint]:
+    """The step after which a run leaves whose last process is told so, and what it saves."""
+    learner = Learner(made, comm, CPU)
+    inputs, strategy = learner.workload.inputs(), learner.strategy
+    for task in strategy.tasks(0, list(range(made.steps_per_epoch))):
+        strategy.read(task, leave=comm.rank == comm.world_size - 1 and task.step == 3)
+        batches = inputs.train(task.passes)
+        for each in task.passes:
+            for part in strategy.parts:
+                part.start_pass(each)
+            strategy.backward(learner.workload.loss(learner.model, next(batches), each)[0])
+        strategy.give(task)
+        try:
+            strategy.check()
+        except Preempted:
+            return learner.next_step, learner.checkpoint()
+    raise AssertionError("not told")
+
+
+@pytest.mark.parametrize("kind", ["async on servers", "backup"])
+def test_who_is_told_to_leave_tells_all(kind: str) -> None:
+    made = recipe(*KINDS[kind], *UNEVEN)
+    step, _ = told(SingleComm(), made)
+    assert step == 4
+    ends = on_processes(3, lambda comm: told(comm, made))
+    assert len({step for step, _ in ends}) == 1
+    step, saved = ends[0]
+    assert 4 <= step <= 4 + made.workers
+    resumed = train(made, SingleComm(), begin=copied(saved)).checkpoint()
+    assert difference(resumed, alone(*KINDS[kind], *UNEVEN)) == 0
+
+
+def test_a_rehearsal_makes_its_six_steps() -> None:
+    made = config.load_recipe([*WORDS, *KINDS["async on servers"], "rehearse=true", "epochs=4"])
+    steps = [step for _, each in made.epochs_from(0) for step in each]
+    assert train(made, SingleComm()).next_step == steps[-1] + 1
+    assert len(steps) < made.total_steps
+
+
+def test_a_row_says_what_its_pushes_were() -> None:
+    made = recipe("strategy=async", *UNEVEN)
+    learner = train(made, SingleComm(), until=8)
+    row = learner.now()
+    script, timeline = (
+        getattr(learner.strategy.time.epoch(0), name) for name in ("script", "timeline")
+    )
+    staleness = [i - script.pushes[i].read[0] for i in range(4, 8)]
+    assert row["staleness"] == sum(staleness) / 4
+    assert row["staleness_max"] == max(staleness)
+    assert row["staleness_counts"] == [staleness.count(i) for i in range(max(staleness) + 1)]
+    assert row["virtual_seconds"] == timeline.updates[7]
+    assert row["queue_wait"] == pytest.approx(sum(timeline.waits[4:8]) / 4)
+    later = train(made, SingleComm(), until=28).now()
+    seconds = timeline.seconds + learner.strategy.time.epoch(1).timeline.updates[7]
+    assert later["virtual_seconds"] == seconds
+    late = train(recipe(*KINDS["backup"], *UNEVEN), SingleComm(), until=4)
+    assert late.now()["dropped"] == sum(late.strategy.time.epoch(0).script.dropped[:4]) > 0

@@ -1,0 +1,176 @@
+"""Parameter servers that wait for all workers make the updates of all-reduce.
+
+Threads play the processes here; tests/distributed/test_servers.py has jobs.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.server_runs import (
+    ALLREDUCE,
+    CASES,
+    NaNGradient,
+    by_allreduce,
+    compared,
+    distance,
+    go_on,
+    make_learner,
+    make_steps,
+    recipe,
+    resumed,
+    sync,
+)
+from helpers.threaded import ThreadComm, on_processes
+
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Diverged, Preempted, Refused
+from lsgd.profile.phases import reporting_phases
+from lsgd.profile.stragglers import BETWEEN
+from lsgd.step import train_step
+from lsgd.strategy.guard import LEAVE, SAVE
+
+VELOCITY = ("optim.equation=10", "optim.momentum_correction=true")
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "central" in name])
+def test_on_one_process_they_are_all_reduce(case: str) -> None:
+    assert compared(SingleComm(), CASES[case]) < 1e-10
+
+
+def test_one_process_goes_on_with_what_another_strategy_has_saved() -> None:
+    assert max(resumed(SingleComm(), sync()).values()) < 1e-10
+
+
+@pytest.mark.parametrize("words", [(), VELOCITY, ("optim.momentum=0", "optim.nesterov=false")])
+@pytest.mark.parametrize("strategy", [sync(5), sync(1), sync(3, "colocated", "hash")])
+def test_three_processes_are_all_reduce_and_save_what_it_goes_on_with(strategy, words) -> None:
+    """Also if process 0, which saves, has no server."""
+    expected = by_allreduce(*words, until=9)
+    early = by_allreduce(*words, until=3)
+
+    def process(comm: ThreadComm) -> Any:
+        assert compared(comm, strategy, *words, until=9) < 1e-10
+        return go_on(comm, strategy, early, *words, until=7)
+
+    saved = on_processes(3, process)[0]
+    assert distance(go_on(SingleComm(), ALLREDUCE, saved, *words, until=9), expected) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "processes", "hosted", "homes"),
+    [
+        (sync(3), 1, [5], [0, 0, 0]),
+        (sync(3), 2, [5, 0], [1, 1, 1]),
+        (sync(3), 3, [5, 0, 0], [1, 2, 1]),
+        (sync(1), 3, [3, 2, 0], [2]),
+        (sync(2), 4, [3, 2, 0, 0], [2, 3]),
+        (sync(3, "colocated"), 2, [3, 2], [0, 1, 0]),
+        (sync(2, "colocated"), 3, [2, 2, 1], [0, 1]),
+    ],
+)
+def test_where_workers_and_servers_are(strategy, processes, hosted, homes) -> None:
+    def process(comm: ThreadComm) -> tuple[int, list[int]]:
+        made = make_learner(comm, strategy).strategy
+        return len(made.hosted), [server.home for server in made.servers]
+
+    assert on_processes(processes, process) == [(count, homes) for count in hosted]
+
+
+def test_it_is_the_run_of_all_reduce() -> None:
+    made = recipe()
+    for strategy in CASES.values():
+        assert replace(made, strategy=strategy).fingerprint == made.fingerprint
+
+
+@pytest.mark.parametrize("strategy", [sync(2), sync(3, "colocated")])
+def test_what_one_server_sees_stops_all_after_the_same_step(monkeypatch, strategy) -> None:
+    """A gradient that is no number while the loss is one: the other servers learn it by replies."""
+    monkeypatch.setattr("helpers.server_runs.TinyImages", NaNGradient)
+
+    def process(comm: ThreadComm) -> tuple[str, int]:
+        learner = make_learner(comm, strategy)
+        with pytest.raises(Diverged, match=r"gradient of step 6 is not finite") as by_step:
+            make_steps(learner)
+        with pytest.raises(Diverged) as by_save:
+            learner.checkpoint()
+        assert str(by_step.value) == str(by_save.value)
+        return str(by_step.value), learner.next_step
+
+    assert len(set(on_processes(3, process))) == 1
+
+
+@pytest.mark.parametrize("note", [LEAVE, SAVE, LEAVE + SAVE])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("strategy", [sync(1), sync(2), sync(3, "colocated")])
+def test_the_note_of_any_process_reaches_all_in_the_same_step(strategy, rank, note) -> None:
+    """Also that of one which has servers only."""
+
+    def process(comm: ThreadComm) -> list[bool | str]:
+        made = make_learner(comm, strategy).strategy
+        checks: list[bool | str] = []
+        for task in made.tasks(0, list(range(4))):
+            made.reducer.start(task.divisor, 0, note=note * (task.step == 1 and comm.rank == rank))
+            made.give(task)
+            try:
+                checks.append(made.check())
+            except Preempted:
+                checks.append("leaves")
+        return checks
+
+    expected = [False, False, "leaves" if note >= LEAVE else True, False]
+    assert on_processes(3, process) == [expected] * 3
+
+
+def test_half_precision_is_on_the_wire_alone() -> None:
+    word = "gradient_compression=fp16"
+    assert compared(SingleComm(), sync(), word, until=7) == 0
+    exact = by_allreduce(until=7).model
+    rounded = by_allreduce(word, until=7).model
+    assert any((exact[name] != rounded[name]).any() for name in exact)
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy", "expected"),
+    [
+        # One process pushes, and two others get the reply with its three numbers.
+        ((), sync(3), 8 * (1444 + 2) + 2 * 8 * (1444 + 3)),
+        (("gradient_compression=fp16",), sync(3), 2 * (1444 + 2) + 2 * 8 * (1444 + 3)),
+        ((), sync(2, "colocated", "hash"), 2 * 8 * (770 + 2) + 2 * 8 * (770 + 3)),
+    ],
+)
+def test_a_row_says_what_the_norm_is_and_how_many_bytes_the_fullest_server_moves(
+    words, strategy, expected
+) -> None:
+    alone = make_learner(SingleComm(), ALLREDUCE)
+    make_steps(alone, 4)
+
+    def process(comm: ThreadComm) -> dict[str, float]:
+        learner = make_learner(comm, strategy, *words)
+        make_steps(learner, 4)
+        return learner.strategy.now()
+
+    norm = pytest.approx(alone.strategy.now()["gradient_norm"], rel=1e-2 if words else 1e-10)
+    for now in on_processes(3, process):
+        assert now == {"gradient_norm": norm, "server_bytes": expected}
+
+
+class Sums:
+    """A library with sums alone, as Horovod is used."""
+
+    library, rank, world_size = "Horovod (MPI)", 0, 2
+
+
+def test_a_library_without_messages_is_refused() -> None:
+    with pytest.raises(Refused, match=r"^strategy=sync .* Horovod \(MPI\) .* comm=torch, or"):
+        make_learner(Sums(), sync())
+
+
+def test_the_phases_of_a_step() -> None:
+    learner = make_learner(SingleComm(), sync())
+    phases: list[str] = []
+    (task,) = learner.strategy.tasks(0, [0])
+    with reporting_phases(learner.strategy.timed(), phases.append):
+        train_step(learner, task, learner.workload.inputs().train(task.passes))
+    exchange = ["communication", "optimizer", "communication", "optimizer", BETWEEN]
+    assert phases == ["optimizer", *["backward"] * len(task.passes), *exchange]

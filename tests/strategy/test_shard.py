@@ -1,0 +1,132 @@
+"""The slices of the parameter servers make the update of the whole model."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.base_recipe import BASE, changed
+from torch import Tensor, nn
+
+from lsgd.models import make_network
+from lsgd.recipe import Recipe
+from lsgd.rules import optim
+from lsgd.strategy.placement import PLACEMENTS, place
+from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
+
+SMALL = changed(
+    BASE, model__name="small_resnet", precision="float64", optim__weight_decay=0.1, seed=3
+)
+
+
+def gradients(model: nn.Module, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [
+        torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+        for p in model.parameters()
+    ]
+
+
+def make_shards(
+    model: nn.Module, recipe: Recipe, servers: int, placement: str
+) -> tuple[torch.optim.Optimizer, list[Shard]]:
+    whole = make_whole(model, recipe)
+    slices = place([p.numel() for p in model.parameters()], servers, placement)
+    found_inf = torch.zeros(())
+    return whole, [Shard(model, whole, each, recipe, found_inf) for each in slices]
+
+
+def apply(shards: list[Shard], gradients: list[Tensor], lr: float) -> None:
+    flat = torch.cat([in_memory(gradient) for gradient in gradients])
+    begins = [0]
+    for gradient in gradients:
+        begins.append(begins[-1] + gradient.numel())
+    for shard in shards:
+        shard.apply(shard.cut(flat, begins), lr)
+
+
+def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = make_network(recipe)
+    optimizer = optim.make_optimizer(model, **vars(recipe.optim))
+    for step in range(steps):
+        for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+            parameter.grad = gradient
+        optim.set_lr(optimizer, 0.1 / (1 + step))
+        optimizer.step()
+    return model, optimizer
+
+
+def differ(one: Any, other: Any) -> float:
+    match one:
+        case Tensor():
+            return (one - other).abs().max().item()
+        case dict():
+            assert one.keys() == other.keys()
+            return max([0.0, *(differ(value, other[key]) for key, value in one.items())])
+        case list():
+            return max([0.0, *(differ(a, b) for a, b in zip(one, other, strict=True))])
+    assert one == other
+    return 0.0
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("servers", [1, 3, 40])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"channels_last": True},
+        {"optim__momentum": 0.0, "optim__nesterov": False},
+        {"optim__equation": 10, "optim__momentum_correction": True},
+    ],
+)
+def test_all_shards_together_make_the_update(
+    fields: dict[str, Any], servers: int, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsgd.strategy.placement.SPLIT", 1000)
+    recipe = changed(SMALL, **fields)
+    model = make_network(recipe)
+    whole, shards = make_shards(model, recipe, servers, placement)
+    for step in range(2):
+        apply(shards, gradients(model, step), 0.1 / (1 + step))
+    shards[0].report()
+    # Another number of servers goes on from what they have saved.
+    saved = whole.state_dict()
+    whole, shards = make_shards(model, recipe, servers + 1, placement)
+    load_whole(whole, saved)
+    for shard in shards:
+        shard.link()
+    for step in range(2, 4):
+        apply(shards, gradients(model, step), 0.1 / (1 + step))
+    shards[0].report()
+    expected, optimizer = plain(recipe, 4)
+    assert differ(model.state_dict(), expected.state_dict()) < 1e-14
+    assert differ(whole.state_dict(), optimizer.state_dict()) < 1e-14
+
+
+def test_what_all_reduce_has_saved_before_a_step_is_taken_up() -> None:
+    model, optimizer = plain(SMALL, 0)
+    whole = make_whole(model, SMALL)
+    load_whole(whole, optimizer.state_dict())
+    assert all((state["momentum_buffer"] == 0).all() for state in whole.state.values())
+    assert len(whole.state) == len(list(model.parameters()))
+
+
+def test_a_copy_stays_as_it_is_and_is_written_back() -> None:
+    model = make_network(SMALL)
+    _, [shard] = make_shards(model, SMALL, 1, "greedy")
+    before = [p.detach().clone() for p in model.parameters()]
+    copy = shard.copy()
+    apply([shard], gradients(model, 0), 0.1)
+    assert differ([p.detach() for p in model.parameters()], before) > 0.01
+    shard.write(copy)
+    assert differ([p.detach() for p in model.parameters()], before) == 0
+
+
+def test_no_update_once_a_gradient_was_not_finite() -> None:
+    model = make_network(SMALL)
+    whole = make_whole(model, SMALL)
+    [slices] = place([p.numel() for p in model.parameters()], 1, "greedy")
+    shard = Shard(model, whole, slices, SMALL, torch.ones(()))
+    before = shard.copy()
+    apply([shard], gradients(model, 0), 0.1)
+    assert differ(shard.copy(), before) == 0
