@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from lsgd.plan.allreduce import Link, ring
 from lsgd.recipe.strategies import Cluster, StrategySettings
 from lsgd.strategy.clock import Timeline, simulate, step_seconds
-from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.placement import elements, place
+from lsgd.strategy.gate import Tickets
+from lsgd.strategy.placement import place
+from lsgd.strategy.virtual import make_gates, server_loads
 
 STEPS = 40
 """The number of steps of each worker that are looked at, unless more are wanted."""
@@ -53,9 +54,9 @@ def pace(
     tickets = steps * (strategy.update_workers(workers) if waits else workers)
     timeline = simulate(
         cluster,
-        _gates(strategy, workers, tickets),
+        make_gates(strategy, workers, tickets),
         Tickets(tickets),
-        [float(elements(each) * itemsize) for each in slices],
+        server_loads(slices, itemsize),
         workers=workers,
         colocated=strategy.topology == "colocated",
         seed=seed,
@@ -81,14 +82,3 @@ def _of_each(timeline: Timeline, begin: int, end: int) -> NDArray[np.float64]:
     pushes = timeline.order[0][timeline.order[0] >= 0][begin : end + 1]
     times = np.array(timeline.updates[begin : end + 1])
     return np.concatenate([np.diff(times[pushes == worker]) for worker in np.unique(pushes)])
-
-
-def _gates(strategy: StrategySettings, workers: int, tickets: int) -> list[Gate]:
-    match strategy.name:
-        case "sync" | "backup":
-            return [Barrier(workers, pushes=strategy.update_workers(workers), tickets=tickets)]
-        case "bounded":
-            return [Bounded(workers, slack=strategy.slack) for _ in range(strategy.servers)]
-        case "async":
-            return [Bounded(workers) for _ in range(strategy.servers)]
-    raise ValueError(strategy.name)

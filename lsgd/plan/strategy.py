@@ -40,7 +40,7 @@ BACKUP, SLACK = 1, 3
 """Of backup and bounded, where the recipe is of another strategy."""
 MANY = 16
 """The most servers of the table of placements."""
-MESSAGES = 100_000
+MESSAGES = 30_000
 """About how many messages to servers are simulated at once, where that leaves enough steps."""
 
 Paces = dict[tuple[int, str], Pace]
@@ -153,8 +153,8 @@ def _sections(recipe: Recipe, sizes: Sequence[int], paces: Paces, source: str) -
         f"{recipe.name}: {recipe.model.name}, {sum(sizes):,} parameters, {batch} images for each "
         "worker and step",
         f"**On {workers} workers {best} is the fastest with {last[best] * batch:,.0f} images/s, "
-        f"{last[best] / alone:.2f} times one worker alone. Of the two that compute the same as one "
-        f"process, {same} makes {last[same] * batch:,.0f} images/s.**",
+        f"{last[best] / alone:.2f} times one worker alone.** Of those that compute the same as one "
+        f"process, {same} is the faster one: {last[same] * batch:,.0f} images/s.",
         f"Servers: {_servers(recipe.strategy)}. A step is the time between updates; with bounded "
         "and async, which make one of each push, between the pushes of a worker. Backup workers "
         "are among the workers. Speed-up is against one worker without any server.",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lsgd.recipe.strategies import Cluster
 from lsgd.rules import philox
 from lsgd.strategy.gate import Barrier, Gate, Tickets
-from lsgd.strategy.network import Message, Network, SharedLink
+from lsgd.strategy.network import Network, SharedLink, Transfer
 from lsgd.strategy.order import Order
 
 SECONDS = 4
@@ -155,7 +155,7 @@ class _Epoch:
     def _plan(self, time: float, handle: Callable[..., None], first: Any, second: Any) -> None:
         heapq.heappush(self.events, (time, next(self.number), handle, first, second))
 
-    def _send(self, now: float, link: SharedLink, work: float, messages: list[Message]) -> None:
+    def _send(self, now: float, link: SharedLink, work: float, messages: list[Transfer]) -> None:
         link.add(now, work, messages)
         self._watch(link)
 
@@ -186,7 +186,7 @@ class _Epoch:
             if network.colocated and server == worker:
                 self._plan(now, self._read, server, worker)
                 continue
-            message = Message(self._read, server, worker)
+            message = Transfer(self._read, server, worker)
             network.messages[server] += 1
             work = network.loads[server] / network.worker_rate
             self._send(now, network.server_out[server], network.work[server], [message])
@@ -210,7 +210,7 @@ class _Epoch:
         self.computed[worker] = now
         if len(remote) < len(self.servers):
             self._plan(now, self._handle, worker, worker)
-        messages = [Message(self._handle, server, worker) for server in remote]
+        messages = [Transfer(self._handle, server, worker) for server in remote]
         for message in messages:
             network.messages[message.server] += 1
             work = network.work[message.server]

@@ -11,7 +11,7 @@ from lsgd.recipe.strategies import Cluster
 
 
 @dataclass(slots=True)
-class Message:
+class Transfer:
     """Parameters or a gradient on the way between a server and a worker."""
 
     arrive: Callable[[float, int, int], None]
@@ -31,7 +31,7 @@ class SharedLink:
     """
 
     def __init__(self) -> None:
-        self.bundles: list[tuple[float, int, list[Message]]] = []
+        self.bundles: list[tuple[float, int, list[Transfer]]] = []
         """A heap of those under way: the progress at which each ends, its number, its messages."""
         self.number = count()
         self.progress = self.time = 0.0
@@ -40,7 +40,7 @@ class SharedLink:
         self.watched = math.inf
         """When somebody will look at it."""
 
-    def add(self, now: float, work: float, messages: list[Message]) -> None:
+    def add(self, now: float, work: float, messages: list[Transfer]) -> None:
         """Messages that leave together join, with the seconds that they would take alone."""
         if self.bundles:
             self.progress += (now - self.time) / len(self.bundles)
@@ -50,10 +50,10 @@ class SharedLink:
         heapq.heappush(self.bundles, (self.progress + work, next(self.number), messages))
         self._set_due()
 
-    def end(self) -> list[Message]:
+    def end(self) -> list[Transfer]:
         """Take away the messages that end when they are due."""
         self.time, self.progress = self.due, self.bundles[0][0]
-        ended: list[Message] = []
+        ended: list[Transfer] = []
         while self.bundles and self.bundles[0][0] <= self.progress:
             ended += heapq.heappop(self.bundles)[2]
         self._set_due()

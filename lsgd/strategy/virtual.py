@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from lsgd.recipe import Recipe
+from lsgd.recipe import Recipe, StrategySettings
 from lsgd.strategy.clock import Timeline, simulate
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
 from lsgd.strategy.order import Script, play
@@ -65,27 +65,28 @@ class VirtualTime:
 
 def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> VirtualEpoch:
     """The epoch on the recipe's cluster, for servers whose parameters have so many bytes."""
-    workers = recipe.workers
+    workers, tickets = recipe.workers, recipe.tickets
     timeline = simulate(
         recipe.cluster,
-        make_gates(recipe),
-        Tickets(recipe.tickets),
+        make_gates(recipe.strategy, workers, tickets),
+        Tickets(tickets),
         loads,
         workers=workers,
         colocated=recipe.strategy.topology == "colocated",
         seed=recipe.seed,
         epoch=epoch,
     )
-    script = play(timeline.order, make_gates(recipe), Tickets(recipe.tickets), workers)
+    script = play(
+        timeline.order, make_gates(recipe.strategy, workers, tickets), Tickets(tickets), workers
+    )
     return VirtualEpoch(script, timeline)
 
 
-def make_gates(recipe: Recipe) -> list[Gate]:
+def make_gates(strategy: StrategySettings, workers: int, tickets: int) -> list[Gate]:
     """The gates of an epoch: one of each server, or the one of server 0 where the others follow."""
-    strategy, workers = recipe.strategy, recipe.workers
     match strategy.name:
         case "sync" | "backup":
-            return [Barrier(workers, pushes=recipe.update_workers, tickets=recipe.tickets)]
+            return [Barrier(workers, pushes=strategy.update_workers(workers), tickets=tickets)]
         case "bounded":
             return [Bounded(workers, slack=strategy.slack) for _ in range(strategy.servers)]
         case "async":

@@ -12,7 +12,7 @@ from lsgd.recipe.strategies import Cluster
 from lsgd.rules import augmentation, sampler
 from lsgd.strategy.clock import SECONDS, Timeline, simulate, step_seconds
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.network import Message, SharedLink
+from lsgd.strategy.network import SharedLink, Transfer
 from lsgd.strategy.order import Script, order_hash, play
 from lsgd.strategy.placement import PLACEMENTS, elements, place
 
@@ -116,7 +116,7 @@ def ends(arrivals: Sequence[tuple[float, float]]) -> list[float]:
             due = link.due
             times |= {message.worker: due for message in link.end()}
         if now < math.inf:
-            link.add(now, work, [Message(lambda *_: None, 0, number)])
+            link.add(now, work, [Transfer(lambda *_: None, 0, number)])
     return [times[number] for number in sorted(times)]
 
 
@@ -286,6 +286,10 @@ def test_an_epoch_ends_and_plays(
     again = gates()[0]
     dropped = sum(again.push(event).dropped for event in made.order[0].tolist() if event >= 0)
     assert int(pushes(made).sum()) == tickets + dropped
+    if not colocated:
+        # Every server gets all pushes, and answers each of them that is not the last.
+        messages = [sent / load for sent, load in zip(made.sent, loads, strict=True) if load]
+        assert messages == [messages[0]] * len(messages)
     if not is_barrier:
         assert [sorted(row) for row in made.order.tolist()] == [
             sorted(made.order[0].tolist())
