@@ -38,7 +38,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class GpuServers:
     """Servers of several GPUs each, and what connects them."""
 
     network: Link
@@ -109,7 +109,7 @@ def host_reduce(size: float, p: int, link: Link) -> Cost:
     return Cost(link.latency, p * size / link.bandwidth) if p > 1 else Cost()
 
 
-def hierarchical(size: float, servers: int, gpus: int, cluster: Cluster) -> Cost:
+def hierarchical(size: float, servers: int, gpus: int, cluster: GpuServers) -> Cost:
     """The paper's three phases: reduce in each server, sum over servers, broadcast in each.
 
     Between servers by halving and doubling; with one server that phase is empty.
@@ -121,12 +121,12 @@ def hierarchical(size: float, servers: int, gpus: int, cluster: Cluster) -> Cost
     return inside + halving_doubling(size, servers, cluster.network) + inside
 
 
-def flat_ring(size: float, servers: int, gpus: int, cluster: Cluster) -> Cost:
+def flat_ring(size: float, servers: int, gpus: int, cluster: GpuServers) -> Cost:
     """One ring through all GPUs, in and out of each server once: the slowest link sets the pace."""
     return ring(size, servers * gpus, cluster.network if servers > 1 else cluster.local)
 
 
-def flat_halving_doubling(size: float, servers: int, gpus: int, cluster: Cluster) -> Cost:
+def flat_halving_doubling(size: float, servers: int, gpus: int, cluster: GpuServers) -> Cost:
     """Halving and doubling over all GPUs, first within each server.
 
     Then each of the g GPUs of a server has b / g bytes to sum with its like in the others, which

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lsgd.plan.allreduce import Cluster, Link
+from lsgd.plan.allreduce import GpuServers, Link
 
 GOYAL = "Goyal et al. 2017"
 
@@ -49,9 +49,9 @@ class Hardware:
     """Whether gradients travel in lsgd's buckets, or every tensor by itself."""
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> GpuServers:
         """The links in seconds and bytes per second, as the formulas want them."""
-        return Cluster(
+        return GpuServers(
             network=Link(self.network_latency.value * 1e-6, self.network_bandwidth.value * 1e9 / 8),
             local=Link(self.local_latency.value * 1e-6, self.local_bandwidth.value * 1e9),
             host=Link(self.host_latency.value * 1e-6, self.host_bandwidth.value * 1e9),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lsgd.plan.allreduce import (
     ALGORITHMS,
-    Cluster,
     Cost,
+    GpuServers,
     Link,
     halving_bytes,
     halving_doubling,
@@ -27,7 +27,7 @@ FIFTY_GBIT = 50e9 / 8
 sizes = st.floats(1, 1e9)
 participants = st.integers(1, 5000)
 links = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
-clusters = st.builds(Cluster, network=links, local=links, host=links, nccl_from=st.just(0.0))
+clusters = st.builds(GpuServers, network=links, local=links, host=links, nccl_from=st.just(0.0))
 algorithms = st.sampled_from(sorted(ALGORITHMS))
 servers = st.integers(1, 600)
 gpus = st.integers(1, 16)
@@ -71,9 +71,9 @@ def test_halving_has_no_more_latency_than_the_ring(size: float, p: int, link: Li
 
 @given(algorithms, sizes, servers, gpus, clusters, st.floats(1, 100))
 def test_more_bytes_or_latency_take_longer_and_more_bandwidth_does_not(
-    name: str, size: float, servers: int, gpus: int, cluster: Cluster, times: float
+    name: str, size: float, servers: int, gpus: int, cluster: GpuServers, times: float
 ) -> None:
-    def cost(size: float, cluster: Cluster) -> float:
+    def cost(size: float, cluster: GpuServers) -> float:
         return ALGORITHMS[name](size, servers, gpus, cluster).seconds
 
     at_first = cost(size, cluster)
@@ -87,7 +87,7 @@ def test_more_bytes_or_latency_take_longer_and_more_bandwidth_does_not(
 
 @given(algorithms, sizes, servers, gpus, clusters)
 def test_nothing_beats_the_bytes_that_leave_a_server(
-    name: str, size: float, servers: int, gpus: int, cluster: Cluster
+    name: str, size: float, servers: int, gpus: int, cluster: GpuServers
 ) -> None:
     cost = ALGORITHMS[name](size, servers, gpus, cluster)
     least = least_transfer(size, servers, cluster.network.bandwidth)
@@ -95,13 +95,13 @@ def test_nothing_beats_the_bytes_that_leave_a_server(
 
 
 @given(algorithms, sizes, clusters)
-def test_one_gpu_sums_nothing(name: str, size: float, cluster: Cluster) -> None:
+def test_one_gpu_sums_nothing(name: str, size: float, cluster: GpuServers) -> None:
     assert ALGORITHMS[name](size, 1, 1, cluster) == Cost(0, 0)
 
 
 @given(algorithms, sizes, gpus, clusters)
 def test_one_server_does_not_use_the_network(
-    name: str, size: float, gpus: int, cluster: Cluster
+    name: str, size: float, gpus: int, cluster: GpuServers
 ) -> None:
     dead = replace(cluster, network=Link(1e9, 1e-9))
     alone = ALGORITHMS[name](size, 1, gpus, cluster)
@@ -114,6 +114,6 @@ def test_one_server_does_not_use_the_network(
 def test_small_buffers_go_through_the_host() -> None:
     """Section 4: NCCL from 256 KB on, below that copies and a sum on the CPU."""
     only_host, only_local = Link(1.0, math.inf), Link(100.0, math.inf)
-    cluster = Cluster(Link(0, math.inf), only_local, only_host, nccl_from=1000)
+    cluster = GpuServers(Link(0, math.inf), only_local, only_host, nccl_from=1000)
     assert hierarchical(999, 4, 8, cluster).latency == 2 * 1.0
     assert hierarchical(1000, 4, 8, cluster).latency == 2 * 7 * 100.0

@@ -1,0 +1,195 @@
+"""The command line `python -m lsgd.plan strategy`: which strategy for a recipe on which network."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from lsgd.config import RecipeParser
+from lsgd.errors import Refused
+from lsgd.files import new_folder
+from lsgd.job.command import seconds
+from lsgd.plan import measured
+from lsgd.plan.gradients import parameter_sizes
+from lsgd.plan.kept import keep, plotter
+from lsgd.plan.pace import STEPS, Pace, pace
+from lsgd.recipe import Recipe, StrategySettings
+from lsgd.recipe.checks import check_known
+from lsgd.strategy.placement import PLACEMENTS, elements, place
+from lsgd.tables import markdown
+
+ABOUT = """\
+Which strategy trains fastest on a cluster: all-reduce, synchronous servers, backup workers, bounded
+staleness or asynchronous servers, and where the servers are best. Throughput, speed-up and the
+times of a step, over the number of workers, in seconds and without training anything.
+
+  python -m lsgd.plan strategy +recipe=fashion_lenet5 workers=16 --step 0.007
+                                                     one worker computes 7 ms for its n images
+  … --run runs/fashion_lenet5/20261120-152308-seed0  or as long as in a run of one process
+  … cluster.server_gbits=1 cluster.worker_gbits=1    on 1 Gbit/s
+  … cluster=stragglers                               where workers are held up now and then
+  … strategy=sync strategy.servers=4 strategy.placement=hash
+                                                     with these servers
+  … --out plan                                       tables and plot in a new folder
+
+The model is virtual time: workers draw the seconds of their steps, and messages share each
+machine's link fairly. An all-reduce waits for the slowest worker and then is a ring, of which the
+backward pass hides nothing. How well a network learns is no part of it: updates by stale gradients
+are worth less.
+"""
+BACKUP, SLACK = 1, 3
+"""Of backup and bounded, where the recipe is of another strategy."""
+MANY = 16
+"""The most servers of the table of placements."""
+MESSAGES = 100_000
+"""About how many messages to servers are simulated at once, where that leaves enough steps."""
+
+Paces = dict[tuple[int, str], Pace]
+"""By the number of workers and the strategy in words."""
+
+
+def plan_strategy(argv: Sequence[str]) -> None:
+    """Print the plan for the words after `strategy`, and keep it in --out."""
+    recipe, options = _command_line().read(argv)
+    remedy = "a short run of it with profile=true shows where its time goes"
+    check_known(recipe, "lsgd.plan strategy", remedy, workloads=("images",))
+    if recipe.rehearse:
+        raise Refused("rehearse=true is a run of six steps; leave it out to plan the real one")
+    draw = plotter("draw_paces") if options.out else None
+    step, source = options.step, "--step"
+    if options.run:
+        timed = measured.from_run(options.run, recipe)
+        step, source = timed.seconds, timed.source
+    if step is None:
+        raise Refused(
+            f"how long a worker computes a step of {recipe.name} is not known; add --step SECONDS "
+            f"for its {recipe.worker_batch} images, or --run FOLDER of a short run of one process"
+        )
+    recipe = replace(recipe, cluster=replace(recipe.cluster, step=step))
+    with new_folder(options.out) as folder:
+        sizes = parameter_sizes(recipe)
+        paces = strategy_paces(recipe, sizes)
+        text = "\n\n".join(_sections(recipe, sizes, paces, source))
+        print(text)
+        if folder and draw:
+            plots = draw(recipe.name, paces, recipe.worker_batch)
+            keep(folder, ["strategy", *argv], text, plots)
+    if folder:
+        print(f"\nkept in {folder}")
+
+
+def strategies(recipe: Recipe) -> dict[str, StrategySettings]:
+    """All strategies by what they are called here, on the servers of the recipe's own."""
+    own = recipe.strategy
+    backup = own.backup or BACKUP
+    slack = own.slack if own.name == "bounded" else SLACK
+    servers = replace(own, name="sync", backup=0, slack=0, staleness_aware=False)
+    return {
+        "allreduce": StrategySettings(),
+        "sync": servers,
+        f"backup {backup}": replace(servers, name="backup", backup=backup),
+        f"bounded {slack}": replace(servers, name="bounded", slack=slack),
+        "async": replace(servers, name="async"),
+    }
+
+
+def strategy_paces(recipe: Recipe, sizes: Sequence[int]) -> Paces:
+    """The pace of every strategy on 1, 2, 4, … workers, up to the recipe's.
+
+    Backup workers are among the workers, of whom one at least has to be none.
+    """
+    doubled = [1 << power for power in range(recipe.workers.bit_length())]
+    counts = sorted({count for count in doubled if count <= recipe.workers} | {recipe.workers})
+    return {
+        (workers, name): _pace(recipe, settings, sizes, workers)
+        for workers in counts
+        for name, settings in strategies(recipe).items()
+        if settings.backup < workers
+    }
+
+
+def _pace(recipe: Recipe, settings: StrategySettings, sizes: Sequence[int], workers: int) -> Pace:
+    if settings.topology == "colocated":
+        settings = replace(settings, servers=min(settings.servers, workers))
+    steps = max(STEPS // 4, min(STEPS, MESSAGES // (workers * settings.servers)))
+    cluster = replace(recipe.cluster, speeds=recipe.cluster.speeds[:workers])
+    itemsize = 8 if recipe.precision == "float64" else 4
+    return pace(cluster, settings, sizes, workers, itemsize=itemsize, seed=recipe.seed, steps=steps)
+
+
+def _command_line() -> RecipeParser:
+    line = RecipeParser(program="lsgd.plan strategy", about=ABOUT)
+    line.usage = "python -m lsgd.plan strategy +recipe=NAME [key=value ...] [options]"
+    step = line.add_mutually_exclusive_group()
+    step.add_argument(
+        "--step", type=seconds, metavar="SECONDS", help="in which a worker computes a gradient"
+    )
+    step.add_argument(
+        "--run", type=Path, metavar="FOLDER", help="a run of one process, which has measured that"
+    )
+    line.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="a new folder for plan.md, plan.png, plan.svg"
+    )
+    return line
+
+
+def _sections(recipe: Recipe, sizes: Sequence[int], paces: Paces, source: str) -> list[str]:
+    batch, workers = recipe.worker_batch, recipe.workers
+    alone = paces[1, "allreduce"].rate
+    last = {name: each.rate for (count, name), each in paces.items() if count == workers}
+    best, same = max(last, key=last.__getitem__), max(("allreduce", "sync"), key=last.__getitem__)
+    rows = [
+        [
+            f"{count}",
+            name,
+            f"{each.rate * batch:,.0f}",
+            f"{each.rate / alone:.2f}",
+            *(f"{1000 * each.quantile(share):.4g}" for share in (0.5, 0.1, 0.9)),
+        ]
+        for (count, name), each in paces.items()
+    ]
+    head = ["workers", "strategy", "images/s", "speed-up", "step, ms", "p10", "p90"]
+    cluster = asdict(recipe.cluster) | {"step": f"{recipe.cluster.step:.4g}"}
+    return [
+        f"{recipe.name}: {recipe.model.name}, {sum(sizes):,} parameters, {batch} images for each "
+        "worker and step",
+        f"**On {workers} workers {best} is the fastest with {last[best] * batch:,.0f} images/s, "
+        f"{last[best] / alone:.2f} times one worker alone. Of the two that compute the same as one "
+        f"process, {same} makes {last[same] * batch:,.0f} images/s.**",
+        f"Servers: {_servers(recipe.strategy)}. A step is the time between updates; with bounded "
+        "and async, which make one of each push, between the pushes of a worker. Backup workers "
+        "are among the workers. Speed-up is against one worker without any server.",
+        markdown(head, rows),
+        f"Where the servers are, for {workers} workers; fullest is the share of all bytes that one "
+        "server has:",
+        _placements(recipe, sizes),
+        "The cluster: " + " ".join(f"cluster.{key}={value}" for key, value in cluster.items()),
+        f"cluster.step is the median of a worker's step ({source}). An all-reduce here is a ring "
+        "of lsgd.plan.allreduce after the slowest worker's step, with none of it hidden by the "
+        "backward pass; servers add up and update in no time. Stale and dropped gradients cost "
+        "accuracy, which is not in these numbers.",
+    ]
+
+
+def _placements(recipe: Recipe, sizes: Sequence[int]) -> str:
+    many = min(recipe.workers, MANY)
+    arms = [StrategySettings("sync")] + [
+        StrategySettings("sync", servers=many, topology=topology, placement=placement)
+        for topology in ("central", "colocated")
+        for placement in PLACEMENTS
+    ]
+    rows = []
+    for arm in arms:
+        slices = place(sizes, arm.servers, arm.placement)
+        rates = [
+            _pace(recipe, replace(arm, name=name), sizes, recipe.workers).rate
+            for name in ("sync", "async")
+        ]
+        fullest = f"{max(map(elements, slices)) / sum(sizes):.0%}"
+        rows += [[_servers(arm), fullest, *(f"{r * recipe.worker_batch:,.0f}" for r in rates)]]
+    return markdown(["servers", "fullest", "sync, images/s", "async, images/s"], rows)
+
+
+def _servers(settings: StrategySettings) -> str:
+    if settings.servers == 1:
+        return f"1 {settings.topology}"
+    return f"{settings.servers} {settings.topology}, {settings.placement}"

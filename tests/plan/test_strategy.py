@@ -1,0 +1,119 @@
+"""The command, as a user types it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lsgd.config import load_recipe
+from lsgd.plan.__main__ import main
+from lsgd.plan.strategy import strategies, strategy_paces
+
+LENET = ["strategy", "+recipe=fashion_lenet5", "workers=4"]
+STEP = ["--step", "0.007"]
+GBIT = ["cluster.server_gbits=1", "cluster.worker_gbits=1"]
+RUNS = Path(__file__).resolve().parents[2] / "results/2026-11-20-fashion-bs1k"
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_all_strategies_on_1_gbit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed([*LENET, *STEP, *GBIT], capsys)
+    assert "lenet5, 61,706 parameters, 32 images" in text
+    assert "On 4 workers allreduce is the fastest" in text
+    assert "cluster.step=0.007 " in text
+    rows = re.findall(r"^\| (\d+) +\| ([a-z]+(?: \d)?) ", text, re.MULTILINE)
+    names = ["allreduce", "sync", "backup 1", "bounded 3", "async"]
+    # One worker is no backup of itself.
+    assert rows == [
+        (count, name) for count in "124" for name in names if (count, name) != ("1", "backup 1")
+    ]
+    assert text.count("colocated, ") == text.count("central, ") == 3
+
+
+def test_the_network_and_the_stragglers_decide(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = ["cluster=stragglers", "cluster.server_gbits=1e6", "cluster.worker_gbits=1e6"]
+    assert "On 4 workers async is the fastest" in printed([*LENET, *STEP, *fast], capsys)
+
+
+def test_twice_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*LENET, *STEP, "strategy=sync"]
+    first = printed(words, capsys)
+    assert printed(words, capsys) == first
+    assert printed([*words, "cluster.seed=1"], capsys) != first
+
+
+def test_the_recipe_s_own_servers_and_numbers_are_those_of_all() -> None:
+    lenet = ["+recipe=fashion_lenet5", "workers_per_pass=1"]
+    words = ["strategy=backup", "strategy.backup=2", "strategy.servers=3", "workers=8"]
+    recipe = load_recipe([*lenet, *words])
+    settings = strategies(recipe)
+    assert [*settings] == ["allreduce", "sync", "backup 2", "bounded 3", "async"]
+    assert [each.servers for each in settings.values()] == [1, 3, 3, 3, 3]
+    assert settings["backup 2"] == recipe.strategy
+    bounded = load_recipe([*lenet, "strategy=bounded", "strategy.slack=0"])
+    assert "bounded 0" in strategies(bounded)
+
+
+def test_fewer_workers_have_the_speeds_of_the_first_and_no_more_servers_beside_them() -> None:
+    words = ["strategy=sync", "strategy.servers=3", "strategy.topology=colocated", "workers=3"]
+    speeds = ["cluster.speeds=[1,1,9]", "cluster.spread=0", "cluster.worker_gbits=1e9"]
+    recipe = load_recipe(["+recipe=fashion_lenet5", *words, *speeds, "cluster.latency_us=0"])
+    paces = strategy_paces(recipe, [6, 6, 6])
+    assert {count for count, _ in paces} == {1, 2, 3}
+    step = recipe.cluster.step
+    seconds = [paces[count, "sync"].quantile(0.5) for count in (1, 2, 3)]
+    assert seconds == pytest.approx([step, step, 9 * step], rel=1e-3)
+
+
+def test_a_run_says_how_long_a_step_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["strategy", "+recipe=fashion_bs1k", "workers=2", "precision=float64"]
+    text = printed([*run, "--run", str(RUNS / "float64-one")], capsys)
+    assert "worked out from " in text
+    assert str(RUNS / "float64-one") in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (LENET, "add --step SECONDS for its 32 images, or --run FOLDER"),
+        ([*LENET, "--step", "0"], "0 is not a number of seconds above 0"),
+        ([*LENET, *STEP, "--run", "nowhere"], "not allowed with"),
+        ([*LENET, "--run", "nowhere"], "--run nowhere is no run folder"),
+        ([*LENET, *STEP, "rehearse=true"], "leave it out to plan the real one"),
+        ([*LENET, *STEP, "--out", str(RUNS)], "is there already"),
+        ([*LENET, *STEP, "strategy.servers=3"], "says nothing with strategy=allreduce"),
+        ([*LENET, *STEP, "nodes=2"], "nodes"),
+        (["strategy", *STEP], "no recipe is given"),
+    ],
+)
+def test_refusals(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, exit code 2, nothing printed as a result."""
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.startswith("lsgd: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["strategy", "--help"])
+    text = capsys.readouterr().out
+    assert "python -m lsgd.plan strategy +recipe=fashion_lenet5 workers=16 --step 0.007" in text
+    assert "cluster=stragglers" in text
+
+
+def test_tables_and_plot_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "plan"
+    text = printed([*LENET, *STEP, "--out", str(folder)], capsys)
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.md", "plan.png", "plan.svg"]
+    kept = (folder / "plan.md").read_text()
+    assert kept.startswith("    python -m lsgd.plan strategy +recipe=fashion_lenet5 workers=4 ")
+    assert kept.partition("\n\n")[2].strip() in text
+    assert "images/s in virtual time" in (folder / "plan.svg").read_text()
