@@ -177,11 +177,6 @@ def _check_pushes(recipe: Recipe) -> None:
             f"optim.equation={recipe.optim.equation} is compared with synchronous updates, and "
             f"strategy={name} makes others; write optim.equation=9"
         )
-    if recipe.workers_per_pass != 1:
-        raise Refused(
-            f"workers_per_pass={recipe.workers_per_pass} is for sums over workers, and with "
-            f"strategy={name} each pushes a gradient of its own; write workers_per_pass=1"
-        )
     if recipe.gradient_compression != "none":
         raise Refused(
             f"gradient_compression={recipe.gradient_compression} is for sums over processes, and "
