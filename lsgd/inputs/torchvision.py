@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
-from lsgd.inputs.decoding import load_image, needed
+from lsgd.inputs.decoding import keep_blocks, load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.inputs.normalise import Normalise
 from lsgd.job import preemption
@@ -50,6 +50,7 @@ class FolderInputs:
     ) -> None:
         self.name = f"torchvision in {decoders} processes"
         self.requests = _Requests()
+        self.device = device
         self.normalise = Normalise(data, device)
         if decoders:
             # A launcher may signal every process there is; these end with the one they work for.
@@ -67,7 +68,7 @@ class FolderInputs:
             pin_memory=device.type == "cuda",
             # A fork would copy the threads and locks of the communication library half alive.
             multiprocessing_context="forkserver" if decoders else None,
-            worker_init_fn=_end_with_trainer,
+            worker_init_fn=_start_decoder,
         )
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
@@ -91,6 +92,8 @@ class FolderInputs:
                 if isinstance(batch, InputFailed):
                     raise batch
                 pixels, labels = batch
+                if self.device.type == "cpu":
+                    pixels = _floats(pixels)
                 yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
         except (RuntimeError, EOFError, OSError) as error:
             # The latter two are raised if a process was killed while it handed over a batch.
@@ -115,7 +118,25 @@ def _look_often(batches: Iterator[Any]) -> None:
         setattr(batches, look.__name__, partial(look, weakref.proxy(batches), LOOK))
 
 
-def _end_with_trainer(decoder: int) -> None:
+def _floats(pixels: Tensor) -> Tensor:
+    """8-bit pixels as float32, in memory that glibc finds again for the batch after the next.
+
+    torch wants an address divisible by 64, and glibc looks for a gap that is larger by as much: the
+    one that an equal batch has left is too small, and gaps add up to 40 batches. Memory from numpy
+    has any address; what is skipped to one divisible by 64 is part of what was asked for.
+    """
+    room = np.empty(pixels.numel() + 15, np.float32)
+    start = -room.ctypes.data % 64 // room.itemsize
+    floats = torch.from_numpy(room[start : start + pixels.numel()])
+    return floats.view(pixels.shape).copy_(pixels)
+
+
+def _start_decoder(decoder: int) -> None:
+    keep_blocks()
+    _end_with_trainer()
+
+
+def _end_with_trainer() -> None:
     """Watch from this decoder, however busy it is, for the end of the process it works for.
 
     torch's own watch is of the parent, which is the fork server; and that lives, as the resource

@@ -222,7 +222,7 @@ class Recipe:
     cluster: Cluster = field(default_factory=Cluster, metadata=later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
-    training starts."""
+    training starts. Where each worker pushes a gradient of its own, it is always one."""
     val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
     """Images of one pass of an evaluation."""
     channels_last: bool = field(default=False, metadata=EXECUTION)

@@ -172,10 +172,10 @@ def _check_pushes(recipe: Recipe) -> None:
             f"workers={recipe.workers} are too many for strategy={name}, whose order has numbers "
             f"of 16 bits; write at most {MOST_WORKERS}"
         )
-    if recipe.workers_per_pass != 1:
+    if recipe.optim.equation != 9:
         raise Refused(
-            f"workers_per_pass={recipe.workers_per_pass} is for sums over workers, and with "
-            f"strategy={name} each pushes a gradient of its own; write workers_per_pass=1"
+            f"optim.equation={recipe.optim.equation} is compared with synchronous updates, and "
+            f"strategy={name} makes others; write optim.equation=9"
         )
     if recipe.gradient_compression != "none":
         raise Refused(

@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.launching import launch
-from helpers.threaded import ThreadComm, on_processes
 from helpers.undisturbed import rows, saved
 from sketches import jobs
 from sketches.averages import AveragedImages
 from sketches.language_model import PADDING, LanguageModel
-from sketches.parameter_server import ParameterServer
-from sketches.replay import pushes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +28,6 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import Pass
 from lsgd.run.checkpoint import FILE, Checkpoint, load, read
-from lsgd.workloads.images import Images
 
 CPU = torch.device("cpu")
 
@@ -129,24 +125,19 @@ WHOLE = {
     "language-8": "language-8",
     "averages-1": "averages-4",
     "averages-4": "averages-4",
-    "server": "averages-4",
     "normless": "normless",
 }
 """The runs that are not disturbed, with that of one process to which each is equal."""
 LEFT = {
     "language": "language-8",
     "averages": "averages-4",
-    "server": "averages-4",
     "normless": "normless",
 }
 """The kinds of runs that are left after a signal, with what each comes to."""
-ALSO = {"server": "averages", "averages": "server"}
-"""The kind by which another kind of run is taken over; all others by their own."""
 
 
 @pytest.mark.parametrize("name", [name for name, same in WHOLE.items() if name != same])
 def test_the_workers_per_pass_change_nothing(alone, name: str) -> None:
-    """And of one process a server is all-reduce."""
     assert distance(alone(name), alone(WHOLE[name])) < 1e-10
 
 
@@ -169,12 +160,11 @@ class TestTogether:
     def test_all_leave_within_the_epoch_and_one_goes_on(
         self, alone, together, processes, kind, tmp_path
     ) -> None:
-        """The last process was told to; of a server's run it is the server."""
         left = together(processes) / f"{kind}-left"
         said = end(left.parent, left.name)
         assert said.startswith("Preempted: told to leave by a signal: saved after step ")
         assert jobs.TOLD < saved(left).step < 10
-        run = go_on(left, ALSO.get(kind, kind), tmp_path)
+        run = go_on(left, kind, tmp_path)
         assert distance(run, alone(LEFT[kind])) < 1e-10
 
     @pytest.mark.parametrize("kind", LEFT)
@@ -182,24 +172,6 @@ class TestTogether:
         self, alone, together, processes, kind
     ) -> None:
         assert distance(together(processes) / f"{kind}-taken-over", alone(LEFT[kind])) < 1e-10
-
-    def test_a_loss_that_is_no_number_stops_workers_and_server(self, together, processes) -> None:
-        """At the step before which nothing of it was saved."""
-        out = together(processes)
-        said = "Diverged: the loss or a gradient of step 6 is not finite"
-        assert end(out, "server-diverged") == said
-        assert saved(out / "server-diverged").step == 5
-
-
-def test_the_server_hosts_no_worker() -> None:
-    made = jobs.recipe("server")
-
-    def hosted(comm: ThreadComm) -> range:
-        workload = Images(made, CPU)
-        return ParameterServer(made, workload, workload.network(), comm).hosted
-
-    assert on_processes(3, hosted) == [range(2), range(2, 4), range(0)]
-    assert on_processes(1, hosted) == [range(4)]
 
 
 def by_hand(workload: LanguageModel, made: Recipe) -> tuple[nn.Module, Tensor]:
@@ -281,65 +253,3 @@ def test_an_evaluation_is_of_what_is_saved(alone) -> None:
 
 def test_a_network_without_norms_carries_nothing(alone) -> None:
     assert saved(alone("normless")).parts == {}
-
-
-def replayed(folder: Path, name: str, *words: str, **how: Any) -> Path:
-    """A run of the replay in a folder of its own."""
-    ended = jobs.run(SingleComm(), folder / name, "replay", *words, **how)
-    assert ended.startswith("Preempted") if "told" in how else ended == ""
-    return folder / name
-
-
-@pytest.mark.parametrize(("tickets", "workers"), [(9, 4), (9, 1), (3, 4), (50, 7)])
-def test_each_ticket_is_pushed_once_and_in_its_turn(tickets: int, workers: int) -> None:
-    made = pushes(tickets, workers, seed=1, epoch=2)
-    assert sorted(ticket for _, ticket in made) == list(range(tickets))
-    for each in range(workers):
-        own = [ticket for worker, ticket in made if worker == each]
-        assert own == sorted(own)
-
-
-def test_a_replay_is_bit_by_bit_the_same_and_its_order_matters(tmp_path: Path) -> None:
-    """Also where it was left while workers had read what is no longer the newest."""
-    whole, again = (replayed(tmp_path, name) for name in ("whole", "again"))
-    assert distance(whole, again) == 0
-    left = replayed(tmp_path, "left", told=True)
-    flight = saved(left).optimizer["read_by"]
-    assert jobs.TOLD < saved(left).step < 9
-    assert len({read[0].sum().item() for read in flight.values()}) > 1
-    assert distance(go_on(left, "replay", tmp_path), whole) == 0
-    with patch("sketches.replay.LAST_WORD", 10):
-        assert distance(replayed(tmp_path, "other"), whole) > 1e-3
-
-
-def test_a_replay_of_one_worker_is_all_reduce_bit_by_bit(tmp_path: Path) -> None:
-    run = replayed(tmp_path, "replayed", workers=1)
-    assert jobs.run(SingleComm(), tmp_path / "sync", "averages", *jobs.REPLAYED) == ""
-    assert distance(run, tmp_path / "sync") == 0
-
-
-def test_a_push_is_of_what_its_worker_read_at_its_push_before(tmp_path: Path) -> None:
-    """Without momentum and decay an update is lr times the gradient there, on its ticket."""
-    words = ["optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", "epochs=1"]
-    kept = ["schedule.milestones=[]", "checkpoint_steps=1", "keep_checkpoints=99"]
-    run = replayed(tmp_path, "run", *words, *kept)
-    made = jobs.recipe("replay", *words, *kept)
-    learner = Learner(made, SingleComm(), CPU)
-    models = [learner.model.state_dict() | {}]
-    models += [checkpoint(run / f"checkpoint-{step}.pt").model for step in range(1, 10)]
-    models[0] = {name: value.clone() for name, value in models[0].items()}
-    read_at, stale = [0] * 4, 0
-    order, inputs = learner.workload.order(0), learner.workload.inputs()
-    for step, (worker, ticket) in enumerate(pushes(9, 4, seed=0, epoch=0)):
-        stale += read_at[worker] < step
-        learner.model.load_state_dict(models[read_at[worker]])
-        each = Pass(0, order[8 * ticket : 8 * ticket + 8])
-        (batch,) = inputs.train([each])
-        loss, _ = learner.workload.loss(learner.model, batch, each)
-        gradients = torch.autograd.grad(loss / 8, list(learner.model.parameters()))
-        names = [name for name, _ in learner.model.named_parameters()]
-        for name, gradient in zip(names, gradients, strict=True):
-            update = models[step][name] - made.lr(step) * gradient
-            torch.testing.assert_close(models[step + 1][name], update, rtol=0, atol=1e-12)
-        read_at[worker] = step + 1
-    assert stale > 3

@@ -76,7 +76,7 @@ from lsgd.rules import sampler
             {"strategy__name": "async", "workers": 2**15 + 1},
             "workers=32769 are too many for .* at most 32768",
         ),
-        ({"strategy__name": "async", "workers_per_pass": 4}, "write workers_per_pass=1"),
+        ({"strategy__name": "async", "optim__equation": 10}, "write optim.equation=9"),
         (
             {"strategy__name": "async", "gradient_compression": "fp16"},
             "fp16 is for sums over .* write gradient_compression=none",

@@ -32,8 +32,6 @@ from lsgd.train import train
 from sketches.averages import AveragedImages
 from sketches.language_model import LanguageModel
 from sketches.normless import NormlessImages
-from sketches.parameter_server import ParameterServer
-from sketches.replay import Replay
 
 EVERY = [
     "+recipe=digits", "precision=float64", "epochs=3", "schedule.milestones=[2]",
@@ -50,17 +48,10 @@ TEXT = [
     "workers=8", "worker_batch=2", "data.train_examples=80", "data.val_examples=9",
     "schedule.reference_batch=16", "schedule.reference_lr=2", "workers_per_pass=8",
 ]  # fmt: skip
-# 9 updates an epoch.
-REPLAYED = [
-    "workers=1", "worker_batch=8", "data.train_examples=72", "data.val_examples=37",
-    "schedule.reference_batch=16", "workers_per_pass=1",
-]  # fmt: skip
 KINDS: dict[str, tuple[type, type, list[str]]] = {
     "language": (LanguageModel, AllReduce, TEXT),
     "averages": (AveragedImages, AllReduce, IMAGES),
-    "server": (AveragedImages, ParameterServer, IMAGES),
     "normless": (NormlessImages, AllReduce, IMAGES),
-    "replay": (AveragedImages, Replay, REPLAYED),
 }
 """The workload, the strategy and the words of each kind of run."""
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,20 +60,16 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "language-8": ("language", {"workers_per_pass": 8}),
     "averages-1": ("averages", {"workers_per_pass": 1}),
     "averages-4": ("averages", {"workers_per_pass": 4}),
-    "server": ("server", {}),
     "normless": ("normless", {}),
     "language-left": ("language", {"told": True}),
     "averages-left": ("averages", {"told": True}),
-    "server-left": ("server", {"told": True}),
     "normless-left": ("normless", {"told": True}),
-    "server-diverged": ("server", {"poison": True}),
 }
 """The runs that any number of processes makes, by the names of their folders; of each the kind, and
 what `run` is to do."""
 TAKEN_OVER = {
     "language-taken-over": ("language", "language-left"),
     "averages-taken-over": ("averages", "averages-left"),
-    "server-taken-over": ("server", "averages-left"),
     "normless-taken-over": ("normless", "normless-left"),
 }
 """Of each run that a job takes over the kind, and the run that one process has left."""
@@ -121,20 +108,17 @@ def poisoned(workload: type) -> type:
 
 def run(
     comm: Comm, folder: Path, kind: str, *words: str, begin_with: Path | None = None,
-    told: bool = False, poison: bool = False, workers: int = 4, **fields: Any,
+    told: bool = False, **fields: Any,
 ) -> str:  # fmt: skip
     """Train in this folder, or go on there from that one's state, with these fields of the recipe.
 
-    Returns how the run ended, if early: if the last process is told to leave, or the first gets a
-    loss that is no number. `workers` are those of a replay.
+    Returns how the run ended, if early, as it does if the last process is told to leave.
     """
     workload, strategy, _ = KINDS[kind]
     trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
     if begin_with and comm.rank == 0:
         shutil.copytree(begin_with, folder, symlinks=True)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    if poison and comm.rank == 0:
-        workload = poisoned(workload)
     if told and comm.rank == comm.world_size - 1:
         strategy = told_to_leave(strategy)
     with ExitStack() as stack:
@@ -142,7 +126,6 @@ def run(
             "lsgd.workloads.images.Images": workload,
             "lsgd.strategy.allreduce.AllReduce": strategy,
             "lsgd.train.joined": lambda *_: nullcontext(comm),  # joining once is enough
-            "sketches.replay.Replay.workers": workers,
         }
         for name, value in put.items():
             stack.enter_context(patch(name, value))
