@@ -3,21 +3,22 @@
 import argparse
 import math
 import re
-import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
-from lsgd.files import new_folder, whole
+from lsgd.files import new_folder
 from lsgd.job.command import run_command
 from lsgd.plan import measured, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.gradients import pieces
 from lsgd.plan.hardware import H200, PAPER, Hardware
+from lsgd.plan.kept import keep, plotter
 from lsgd.plan.step import Machine, Measured
+from lsgd.plan.strategy import plan_strategy
 from lsgd.plan.table import counts, one_worker_each, report, row
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known, check_world_size
@@ -32,6 +33,8 @@ it and how much network it needs; a table over 8 to 65536 GPUs, and every consta
   … --preset h200 --run runs/bs8k/20261120-152308-seed0             or by a run on one GPU
   … --network-gbits 25 --allreduce ring                             what if
   … --out plan                                                      table and plot in a new folder
+
+  python -m lsgd.plan strategy --help                               parameter servers or all-reduce
 
 The model: a step is that of one GPU, times the slowest of all GPUs, and what the backward pass does
 not hide of the sums. A sum costs a latency for each message and the bytes on the slowest wire;
@@ -50,6 +53,8 @@ Sizes = dict[str, int]
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
+    if argv[:1] == ["strategy"]:
+        return run_command(lambda: plan_strategy(argv[1:]))
     return run_command(lambda: plan(argv))
 
 
@@ -60,7 +65,7 @@ def plan(argv: Sequence[str]) -> None:
     remedy = "a short run of it with profile=true shows where its time goes"
     check_known(recipe, "lsgd.plan", remedy, workloads=("images",), strategies=("allreduce",))
     gpus = _gpus(sizes, recipe)
-    draw = _plotter() if options.out else None
+    draw = plotter("draw") if options.out else None
     step = _measured(recipe, options)
     with new_folder(options.out) as folder:
         hardware = _hardware(options)
@@ -74,8 +79,7 @@ def plan(argv: Sequence[str]) -> None:
         print(text)
         if folder and draw:
             plots = draw(recipe.name, fixed, growing, workers=recipe.workers)
-            command = shlex.join(["python", "-m", "lsgd.plan", *argv])
-            _keep(folder, {"plan.md": f"    {command}\n\n{text}\n".encode(), **plots})
+            keep(folder, argv, text, plots)
     if folder:
         print(f"\nkept in {folder}")
 
@@ -178,23 +182,6 @@ def _measured(recipe: Recipe, options: argparse.Namespace) -> Measured:
         f"only the paper's step of {known}; add --images-per-second X, or --run FOLDER of a short "
         "run on one GPU"
     )
-
-
-def _plotter() -> Callable[..., dict[str, bytes]]:
-    try:
-        from lsgd.plan.plot import draw
-    except ImportError as error:
-        raise Refused(
-            f"--out draws a plot, and matplotlib cannot be imported ({error}); "
-            "pip install 'lsgd[report]'"
-        ) from None
-    return draw
-
-
-def _keep(folder: Path, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        with whole(folder / name) as file:
-            file.write(content)
 
 
 def _positive(text: str) -> float:

@@ -1,12 +1,13 @@
-"""A plan as two curves: hours and efficiency over the number of GPUs."""
+"""Plans as curves over the number of GPUs or workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lsgd.plan.pace import Pace
 from lsgd.plan.table import PlannedRun
 
 FORMATS = ("png", "svg")
@@ -15,7 +16,7 @@ FORMATS = ("png", "svg")
 def draw(
     name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], *, workers: int
 ) -> dict[str, bytes]:
-    """The content of the plot's files, by file name."""
+    """Hours and efficiency of a plan: the content of the plot's files, by file name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     labels = {"one worker on each GPU": growing, f"{name}, {workers} workers": fixed}
@@ -35,20 +36,46 @@ def draw(
             markersize=4,
             label=label,
         )
-    _axes(left, "hours of the training steps")
+    _axes(left, "GPUs", "hours of the training steps")
     left.set_yscale("log")
     left.yaxis.set_major_formatter(lambda hours, _: f"{hours:g}")
-    _axes(right, "images/s and GPU, share of the measured")
+    _axes(right, "GPUs", "images/s and GPU, share of the measured")
     right.set_ylim(0, 1.1)
+    return _files(name, figure)
+
+
+def draw_paces(name: str, paces: Mapping[tuple[int, str], Pace], batch: int) -> dict[str, bytes]:
+    """Throughput and steps of strategies, by the number of workers and the strategy: the content of
+    the plot's files, by file name. `batch` is the number of images of a worker's step."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for strategy in dict.fromkeys(strategy for _, strategy in paces):
+        some = {workers: each for (workers, other), each in paces.items() if other == strategy}
+        rates = [each.rate * batch for each in some.values()]
+        left.plot([*some], rates, marker="o", markersize=4, label=strategy)
+        low, middle, high = (
+            [1000 * each.quantile(share) for each in some.values()] for share in (0.1, 0.5, 0.9)
+        )
+        (line,) = right.plot([*some], middle, marker="o", markersize=4, label=strategy)
+        right.fill_between([*some], low, high, color=line.get_color(), alpha=0.15)
+    _axes(left, "workers", "images/s in virtual time")
+    left.set_yscale("log")
+    _axes(right, "workers", "ms of a step: median, p10 to p90")
+    right.set_yscale("log")
+    figure.suptitle(name)
+    return _files(name, figure)
+
+
+def _files(name: str, figure: Figure) -> dict[str, bytes]:
     # Text stays text, and the same plan makes the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         return {f"plan.{kind}": _saved(figure, kind) for kind in FORMATS}
 
 
-def _axes(axes: Axes, what: str) -> None:
+def _axes(axes: Axes, of: str, what: str) -> None:
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda gpus, _: f"{gpus:g}")
-    axes.set_xlabel("GPUs")
+    axes.xaxis.set_major_formatter(lambda count, _: f"{count:g}")
+    axes.set_xlabel(of)
     axes.set_ylabel(what)
     axes.grid(alpha=0.3)
     axes.legend()
