@@ -325,7 +325,7 @@ def test_only_together_processes_close_their_connection(
     monkeypatch: pytest.MonkeyPatch, error: BaseException | None, size: int, closes: bool
 ) -> None:
     """Over NCCL one that did so alone would wait for the others for ever."""
-    comm = ThreadComm(0, None, [None] * size)  # type: ignore[arg-type]
+    comm = ThreadComm(0, None, [None] * size, {})  # type: ignore[arg-type]
     closed: list[bool] = []
     monkeypatch.setattr(comm, "close", lambda: closed.append(True))
     monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
@@ -337,7 +337,7 @@ def test_only_together_processes_close_their_connection(
 
 
 def test_who_finds_the_others_gone_says_what_it_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    comm = ThreadComm(1, None, [None, None])  # type: ignore[arg-type]
+    comm = ThreadComm(1, None, [None, None], {})  # type: ignore[arg-type]
     monkeypatch.setattr(comm, "close", raising(PeerLost("gone")))
     monkeypatch.setattr(lsgd.comm, "_open", lambda *_: comm)
     torchrun(monkeypatch, rank=1, size=2, local=2)
