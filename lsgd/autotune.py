@@ -22,12 +22,12 @@ from lsgd.inputs import Inputs
 from lsgd.job.launcher import detect
 from lsgd.learner import Learner
 from lsgd.profile.phases import reporting_phases
-from lsgd.recipe import InputsSettings, Recipe
+from lsgd.recipe import InputsSettings, Recipe, StrategySettings
 from lsgd.recipe.fields import AUTO
-from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
 from lsgd.step import train_step
 from lsgd.strategy import Task
+from lsgd.strategy.tasks import hosted_workers
 
 BUDGET = 10.0
 """Larger passes are tried until the timed ones have taken these seconds, warming up apart, …"""
@@ -57,13 +57,14 @@ def with_fastest_pass(
         return replace(recipe, workers_per_pass=started_with), [line]
     if comm.rank == 0:
         print("timing passes of 1, 2, 4, … workers", flush=True)
-    hosted = len(sampler.share(recipe.workers, comm.world_size, comm.rank))
+    hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
     # All processes at once, since those of a machine share its caches and memory.
     mine = speeds(recipe, hosted, device)
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()  # or the loader's part of the GPU finds no memory
-    everyone = comm.gather_objects(mine)
+    # Of those that have workers: another has no speed.
+    everyone = [speed_of for speed_of in comm.gather_objects(mine) if speed_of]
     workers, speed = choose(everyone)
     largest = max(everyone[0])
     line = f"workers_per_pass={workers}: {speed / 1000:.1f} thousand examples/s, of 1 … {largest}"
@@ -81,10 +82,14 @@ def choose(everyone: list[dict[int, float]]) -> tuple[int, float]:
 
 def speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float]:
     """Examples/s of passes of 1, 2, 4, … workers, as far as it makes sense to try."""
-    # With hardly any lr nothing can diverge.
-    slow = replace(recipe.schedule, reference_lr=1e-9)
-    made_up = InputsSettings(loader="synthetic")
-    learner = Learner(replace(recipe, schedule=slow, inputs=made_up), SingleComm(), device)
+    # With hardly any lr nothing can diverge; and a pass is the same with any strategy.
+    timed = replace(
+        recipe,
+        schedule=replace(recipe.schedule, reference_lr=1e-9),
+        inputs=InputsSettings(loader="synthetic"),
+        strategy=StrategySettings(),
+    )
+    learner = Learner(timed, SingleComm(), device)
     inputs = learner.workload.inputs()
     speed_of: dict[int, float] = {}
     spent = 0.0

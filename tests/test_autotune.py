@@ -103,6 +103,17 @@ def test_all_processes_take_one_number() -> None:
     assert found[0][0].fingerprint == made.fingerprint
 
 
+def test_a_process_that_has_servers_only_takes_the_number_of_the_others() -> None:
+    made = recipe(
+        "workers=4", "worker_batch=8", "schedule.reference_batch=32", "workers_per_pass=auto",
+        "strategy=sync", "strategy.servers=2",
+    )  # fmt: skip
+    chosen = on_processes(3, lambda comm: with_fastest_pass(made, None, comm, CPU))
+    assert len({tuned.workers_per_pass for tuned, _ in chosen}) == 1
+    assert chosen[0][0].workers_per_pass in (1, 2, 4)
+    assert chosen[0][0].strategy == made.strategy
+
+
 def test_the_slowest_process_decides() -> None:
     """Of what every process could time: a pass of 8 does not fit everywhere."""
     one = {1: 100.0, 2: 300.0, 4: 400.0, 8: 900.0}

@@ -45,10 +45,6 @@ def check(recipe: Recipe) -> None:
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
-    if recipe.workers_per_pass == AUTO:
-        # A pass is timed in a single process, which is the whole of no other strategy.
-        remedy = "write a number, such as workers_per_pass=8"
-        check_known(recipe, "workers_per_pass=auto", remedy, strategies=("allreduce",))
     if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
         raise Refused(
             f"name={recipe.name} does not make a folder's name; write letters, digits, -, _ and ."

@@ -23,7 +23,7 @@ from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
 from lsgd.workloads import Workload
 
 
-class Message:
+class PackedSlices:
     """Slices that lie all over a device as one tensor on the CPU, with some numbers behind them."""
 
     def __init__(self, slices: Sequence[Tensor], numbers: int, dtype: torch.dtype) -> None:
@@ -48,7 +48,9 @@ class Message:
 class Server:
     """A server as one process sees it; the process that is its home has all of it."""
 
-    def __init__(self, number: int, home: int, shard: Shard, push: Message, reply: Message) -> None:
+    def __init__(
+        self, number: int, home: int, shard: Shard, push: PackedSlices, reply: PackedSlices
+    ) -> None:
         self.number, self.home, self.shard = number, home, shard
         self.push = push
         """The gradient of this process's workers; its flag and its note."""
@@ -109,7 +111,7 @@ class SyncServers(AllReduce):
         for number, slices in enumerate(place(sizes, settings.servers, settings.placement)):
             shard = Shard(model, self.optimizer, slices, self.recipe, self.reducer.found_inf)
             pushed = [gradients[each.parameter][each.begin : each.end] for each in slices]
-            push, reply = Message(pushed, 2, on_wire), Message(shard.values, 3, dtype)
+            push, reply = PackedSlices(pushed, 2, on_wire), PackedSlices(shard.values, 3, dtype)
             server = Server(number, homes[number % len(homes)], shard, push, reply)
             if server.home == self.comm.rank:
                 server.pushes = {rank: torch.empty_like(push.flat) for rank in self.pushing}
@@ -185,7 +187,7 @@ class SyncServers(AllReduce):
         for server in self.servers:
             momenta = server.shard.momenta()
             if momenta and server.home != 0 and rank in (0, server.home):
-                messages.append(message := Message(momenta, 0, momenta[0].dtype))
+                messages.append(message := PackedSlices(momenta, 0, momenta[0].dtype))
                 if rank:
                     message.pack()
                     waits.append(self.messenger.start_send(message.flat, 0, server.number))

@@ -32,7 +32,7 @@ from sketches import jobs
 from sketches.averages import AveragedImages
 
 from lsgd import config
-from lsgd.comm import Comm, open_comm
+from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Diverged, PeerLost, Preempted
 from lsgd.job.preemption import SIGNALS
@@ -253,23 +253,24 @@ def lose_a_process(comm: Comm, out: Path) -> None:
     except PeerLost as lost:
         seen = {"said": str(lost), "seconds": time.monotonic() - began}
         (out / f"lost-{comm.rank}.json").write_text(json.dumps(seen))
+        raise
 
 
 def main(out: Path) -> None:
     """All runs, on every process of a job."""
-    comm = open_comm(CommSettings(timeout=TIMEOUT), torch.device("cpu"))
-    differences = {name: compared(comm, strategy) for name, strategy in CASES.items()}
-    for strategy in (sync(), sync(2, "colocated", "hash")):
-        for name, difference in resumed(comm, strategy).items():
-            differences[f"{name}, {strategy.topology}"] = difference
-    ends = {name: run(comm, out / name, sync(), EACH_STEP, **how) for name, how in RUNS.items()}
-    left = out.parent / "alone" / "left"
-    ends["taken-over"] = run(comm, out / "taken-over", sync(), begin_with=left)
-    ends_by_process = comm.gather_objects(ends)
-    if comm.rank == 0:
-        (out / "differences.json").write_text(json.dumps(differences))
-        (out / "ends.json").write_text(json.dumps(ends_by_process))
-    lose_a_process(comm, out)
+    with joined(CommSettings(timeout=TIMEOUT), torch.device("cpu")) as comm:
+        differences = {name: compared(comm, strategy) for name, strategy in CASES.items()}
+        for strategy in (sync(), sync(2, "colocated", "hash")):
+            for name, difference in resumed(comm, strategy).items():
+                differences[f"{name}, {strategy.topology}"] = difference
+        ends = {name: run(comm, out / name, sync(), EACH_STEP, **how) for name, how in RUNS.items()}
+        left = out.parent / "alone" / "left"
+        ends["taken-over"] = run(comm, out / "taken-over", sync(), begin_with=left)
+        ends_by_process = comm.gather_objects(ends)
+        if comm.rank == 0:
+            (out / "differences.json").write_text(json.dumps(differences))
+            (out / "ends.json").write_text(json.dumps(ends_by_process))
+        lose_a_process(comm, out)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from lsgd.errors import Refused
 from lsgd.recipe import Target
 from lsgd.recipe.checks import check, check_known, check_world_size
 from lsgd.rules import sampler
+from lsgd.strategy.tasks import hosted_workers
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,25 @@ def test_more_processes_than_workers() -> None:
         check_world_size(BASE, 257)
 
 
+@pytest.mark.parametrize("topology", ["central", "colocated"])
+def test_processes_of_servers_are_not_counted_among_the_workers(topology: str) -> None:
+    """Each of the most that there may be has a worker, or a server and no worker."""
+    recipe = changed(
+        BASE, workers=4, strategy__name="sync", strategy__servers=3, strategy__topology=topology
+    )
+    most = 7 if topology == "central" else 4
+    for processes in range(1, most + 1):
+        check_world_size(recipe, processes)
+        shares = [len(hosted_workers(recipe, processes, rank)) for rank in range(processes)]
+        assert sum(shares) == 4
+        assert sorted(shares, reverse=True) == shares
+        assert shares.count(0) == (min(3, processes - 1) if topology == "central" else 0)
+    shared = "workers=4 and strategy.servers=3" if topology == "central" else "workers=4"
+    refusal = f"^{most + 1} processes cannot share {shared}; start at most {most} processes$"
+    with pytest.raises(Refused, match=refusal):
+        check_world_size(recipe, most + 1)
+
+
 def test_a_command_takes_what_it_knows() -> None:
     other = changed(BASE, data__workload="language", strategy__name="sync")
     check_known(other, "it", "…")
@@ -160,12 +180,13 @@ def test_a_command_takes_what_it_knows() -> None:
         check_known(other, "it", "…", strategies=("allreduce",))
 
 
-def test_passes_are_timed_for_allreduce_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any other strategy workers_per_pass has to be a number."""
+def test_passes_are_timed_where_updates_are_of_all_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a pass is of one, and workers_per_pass has nothing to say."""
     # As if there were a second workload.
     monkeypatch.setattr("lsgd.recipe.checks._check_limits", lambda group: None)
-    other = changed(BASE, strategy__name="sync", workers_per_pass="auto")
-    with pytest.raises(Refused, match=r"^workers_per_pass=auto knows only .* write a number, such"):
-        check(other)
-    check(changed(other, workers_per_pass=8))
+    check(changed(BASE, strategy__name="sync", workers_per_pass="auto"))
     check(changed(BASE, data__workload="language", workers_per_pass="auto"))
+    with pytest.raises(Refused, match=r"^workers_per_pass=auto is for .* write workers_per_pass=1"):
+        check(changed(BASE, strategy__name="async", workers_per_pass="auto"))

@@ -5,10 +5,12 @@ import re
 import subprocess
 
 import pytest
+from helpers.base_recipe import BASE, changed
 from helpers.studies import Place
 
 from lsgd.launch.options import read_options
 from lsgd.study.launch import TrialLauncher, share_cores
+from lsgd.study.trials import Trial
 
 
 def trial_launcher(name: str, options: list[str]) -> TrialLauncher:
@@ -65,6 +67,12 @@ def test_no_trial_has_more_processes_than_workers(
 ) -> None:
     processes, fitted = trial_launcher(launcher, options.split()).fitted(workers)
     assert (processes, " ".join(f"{name} {value}" for name, value in fitted.items())) == expected
+
+
+def test_processes_of_servers_come_on_top() -> None:
+    recipe = changed(BASE, workers=4, strategy__name="sync", strategy__servers=3)
+    command = trial_launcher("local", ["--np", "9"]).command(Trial(recipe, ["strategy=sync"]))
+    assert command[command.index("--np") + 1] == "7"
 
 
 def test_every_job_of_the_paper_has_work_for_its_processes(place: Place) -> None:
