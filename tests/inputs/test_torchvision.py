@@ -1,5 +1,7 @@
 """What is torchvision's own: the processes that decode ahead."""
 
+import io
+import multiprocessing
 import os
 import resource
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Timer
 
@@ -16,10 +19,11 @@ import pytest
 import torch
 from helpers.folders import DATA, make_folder, opened, recipe
 from helpers.passes import evaluating
+from PIL import Image
 
 import lsgd.inputs
 from lsgd.errors import InputFailed, Refused
-from lsgd.inputs import open_inputs
+from lsgd.inputs import open_inputs, torchvision
 from lsgd.job.ending import end, tagged
 from lsgd.rules.sampler import Pass
 
@@ -165,3 +169,47 @@ def test_a_pass_needs_few_open_files(root: Path) -> None:
         assert len(images) == 60
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_batch_fits_where_an_equal_one_was() -> None:
+    """Between tensors that stay; one that fits nowhere makes the process grow by itself."""
+    np.empty(30 * 2**20, np.uint8)  # once freed, what is smaller comes from glibc's heap
+    pixels = torch.zeros((32, 96, 96, 3), dtype=torch.uint8)
+    batches, between = [], []
+    for _ in range(20):
+        batches.append(torchvision._floats(pixels))
+        between.append(np.empty(2**20, np.uint8))
+    assert all(batch.data_ptr() % 64 == 0 for batch in batches)
+    places = {batch.data_ptr() for batch in batches}
+    batches = []
+    batches = [torchvision._floats(pixels) for _ in range(20)]
+    # With torch's own memory at most 4.
+    assert len(places & {batch.data_ptr() for batch in batches}) > 10
+
+
+def blocks_of_a_decoder(report: Connection) -> None:
+    """Count what PIL takes from malloc for images that are decoded for the second time."""
+    torchvision._start_decoder(0)
+    for _ in range(2):
+        Image.core.reset_stats()
+        for size in ((1200, 900), (700, 300), (2000, 2000), (500, 375)):
+            file = io.BytesIO()
+            Image.new("RGB", size).save(file, "JPEG")
+            Image.open(file).convert("RGB").resize((224, 224))
+    report.send(Image.core.get_stats())
+
+
+@pytest.mark.slow
+def test_a_decoder_keeps_the_memory_of_images() -> None:
+    """Whatever their sizes: freed pieces of all sizes fit no other, and a decoder grew by half."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    with ours:
+        process = context.Process(target=blocks_of_a_decoder, args=(theirs,))
+        process.start()
+        theirs.close()
+        stats = ours.recv()
+        process.join()
+    assert stats["new_count"] > 8
+    assert stats["allocated_blocks"] == 0
+    assert stats["reused_blocks"] > 100
