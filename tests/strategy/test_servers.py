@@ -1,6 +1,6 @@
 """Parameter servers that wait for all workers make the updates of all-reduce.
 
-Threads play the processes here; tests/distributed/test_servers.py has jobs.
+Threads play the processes here; tests/distributed/test_server_jobs.py has jobs.
 """
 
 from dataclasses import replace
