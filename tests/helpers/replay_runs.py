@@ -6,14 +6,10 @@ One launch makes all of them; OUT/ends.json has how each ended on each process.
 """
 
 import json
-import shutil
-import signal
 import sys
-from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
@@ -21,13 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sketches import jobs
 
+from helpers.joined_run import train_joined
 from lsgd import config
 from lsgd.comm import Comm, joined
-from lsgd.errors import Diverged, Preempted
-from lsgd.job.preemption import SIGNALS
 from lsgd.recipe import CommSettings, Recipe
 from lsgd.strategy.replay import Replay
-from lsgd.train import train
 from lsgd.workloads.images import Images
 
 # 20 batches of 4, of which the last has 2.
@@ -68,26 +62,13 @@ def run(
     The last process is told to leave in a step, or the loss of one is no number, on the process
     that computes it.
     """
-    made = replace(recipe(*KINDS[kind], *UNEVEN), run_dir=str(folder))
-    if begin_with and comm.rank == 0:
-        shutil.copytree(begin_with, folder, symlinks=True)
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    put = {"lsgd.train.joined": lambda *_: nullcontext(comm)}  # joining once is enough
+    put: dict[str, type] = {}
     if told and comm.rank == comm.world_size - 1:
         put["lsgd.strategy.replay.Replay"] = jobs.told_to_leave(Replay)
     if poison:
         put["lsgd.workloads.images.Images"] = jobs.poisoned(Images)
-    with ExitStack() as stack:
-        for name, value in put.items():
-            stack.enter_context(patch(name, value))
-        try:
-            train(made)
-        except (Diverged, Preempted) as early:
-            return f"{type(early).__name__}: {early}"
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    return ""
+    made = replace(recipe(*KINDS[kind], *UNEVEN), run_dir=str(folder))
+    return train_joined(comm, made, put, begin_with)
 
 
 LEFT, NO_NUMBER = "async beside workers", "bounded"

@@ -10,11 +10,9 @@ and OUT/lost-RANK.json what the others see of a process that is killed at the en
 import copy
 import json
 import os
-import shutil
 import signal
 import sys
 import time
-from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import product, tee
@@ -31,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sketches import jobs
 from sketches.averages import AveragedImages
 
+from helpers.joined_run import train_joined
 from lsgd import config
 from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Diverged, PeerLost, Preempted
-from lsgd.job.preemption import SIGNALS
+from lsgd.errors import PeerLost
 from lsgd.learner import Learner
 from lsgd.models import initialise
 from lsgd.recipe import CommSettings, Recipe, StrategySettings
@@ -45,7 +43,6 @@ from lsgd.step import train_step
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.strategy.placement import PLACEMENTS
 from lsgd.strategy.servers import SyncServers
-from lsgd.train import train
 
 # 5 steps an epoch, the last of 6 + 6 + 6 + 2 + 0 images.
 WORDS = [
@@ -203,29 +200,15 @@ def run(
 
     With `told` the last process gets a signal; another workload is that of process 0 alone.
     """
+    put = {
+        "lsgd.workloads.images.Images": TinyImages if comm.rank else workload,
+        "lsgd.strategy.placement.SPLIT": SPLIT,
+    }
+    if told and comm.rank == comm.world_size - 1:
+        put["lsgd.strategy.servers.SyncServers"] = jobs.told_to_leave(SyncServers)
+        put["lsgd.strategy.allreduce.AllReduce"] = jobs.told_to_leave(AllReduce)
     trained = replace(recipe(*words), strategy=strategy, run_dir=str(folder))
-    if begin_with and comm.rank == 0:
-        shutil.copytree(begin_with, folder, symlinks=True)
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    with ExitStack() as stack:
-        put = {
-            "lsgd.workloads.images.Images": TinyImages if comm.rank else workload,
-            "lsgd.strategy.placement.SPLIT": SPLIT,
-            "lsgd.train.joined": lambda *_: nullcontext(comm),  # joining once is enough
-        }
-        if told and comm.rank == comm.world_size - 1:
-            put["lsgd.strategy.servers.SyncServers"] = jobs.told_to_leave(SyncServers)
-            put["lsgd.strategy.allreduce.AllReduce"] = jobs.told_to_leave(AllReduce)
-        for name, value in put.items():
-            stack.enter_context(patch(name, value))
-        try:
-            train(trained)
-        except (Diverged, Preempted) as early:
-            return f"{type(early).__name__}: {early}"
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    return ""
+    return train_joined(comm, trained, put, begin_with)
 
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -8,27 +8,23 @@ all of them, since starting costs most; OUT/ends.json has how each ended on each
 
 import json
 import os
-import shutil
 import signal
 import sys
-from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from helpers.joined_run import train_joined
+
 from lsgd import config
 from lsgd.comm import Comm, joined
-from lsgd.errors import Diverged, Preempted
-from lsgd.job.preemption import SIGNALS
 from lsgd.recipe import CommSettings, Recipe
 from lsgd.strategy.allreduce import AllReduce
-from lsgd.train import train
 from sketches.averages import AveragedImages
 from sketches.language_model import LanguageModel
 from sketches.normless import NormlessImages
@@ -115,28 +111,14 @@ def run(
     Returns how the run ended, if early, as it does if the last process is told to leave.
     """
     workload, strategy, _ = KINDS[kind]
-    trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
-    if begin_with and comm.rank == 0:
-        shutil.copytree(begin_with, folder, symlinks=True)
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     if told and comm.rank == comm.world_size - 1:
         strategy = told_to_leave(strategy)
-    with ExitStack() as stack:
-        put = {
-            "lsgd.workloads.images.Images": workload,
-            "lsgd.strategy.allreduce.AllReduce": strategy,
-            "lsgd.train.joined": lambda *_: nullcontext(comm),  # joining once is enough
-        }
-        for name, value in put.items():
-            stack.enter_context(patch(name, value))
-        try:
-            train(trained)
-        except (Diverged, Preempted) as early:
-            return f"{type(early).__name__}: {early}"
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    return ""
+    put = {
+        "lsgd.workloads.images.Images": workload,
+        "lsgd.strategy.allreduce.AllReduce": strategy,
+    }
+    trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
+    return train_joined(comm, trained, put, begin_with)
 
 
 def main(out: Path) -> None:
