@@ -17,9 +17,10 @@ from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.strategy import Task
 from lsgd.strategy.allreduce import AllReduce
-from lsgd.strategy.placement import place
+from lsgd.strategy.placement import Slice
 from lsgd.strategy.reducer import Reducer
 from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
+from lsgd.strategy.virtual import VirtualTime, place_parameters, server_loads
 from lsgd.workloads import Workload
 
 
@@ -91,7 +92,10 @@ class SyncServers(AllReduce):
         self.messenger = cast(Messenger, comm)  # to which a single process gives no message
         self.processes = range(comm.world_size)
         self.pushing = self.processes[: recipe.strategy.worker_processes(comm.world_size)]
-        self.servers = list(self._place(model))
+        placed = place_parameters(recipe, [p.numel() for p in model.parameters()])
+        self.servers = list(self._open(model, placed))
+        itemsize = self.servers[0].reply.flat.element_size()
+        self.time = VirtualTime(recipe, server_loads(placed, itemsize))
         self.at_home = [server for server in self.servers if server.home == comm.rank]
 
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
@@ -100,15 +104,13 @@ class SyncServers(AllReduce):
         reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=size, compression="none")
         return reducer, make_whole(model, self.recipe)
 
-    def _place(self, model: nn.Module) -> Iterator[Server]:
+    def _open(self, model: nn.Module, placed: Sequence[Sequence[Slice]]) -> Iterator[Server]:
         """The servers, on the processes without workers if there are any, else on all."""
-        settings, parameters = self.recipe.strategy, list(model.parameters())
-        gradients = [in_memory(cast(Tensor, parameter.grad)) for parameter in parameters]
+        gradients = [in_memory(cast(Tensor, parameter.grad)) for parameter in model.parameters()]
         dtype = gradients[0].dtype
         on_wire = torch.float16 if self.recipe.gradient_compression == "fp16" else dtype
         homes = self.processes[len(self.pushing) :] or self.processes
-        sizes = [parameter.numel() for parameter in parameters]
-        for number, slices in enumerate(place(sizes, settings.servers, settings.placement)):
+        for number, slices in enumerate(placed):
             shard = Shard(model, self.optimizer, slices, self.recipe, self.reducer.found_inf)
             pushed = [gradients[each.parameter][each.begin : each.end] for each in slices]
             push, reply = PackedSlices(pushed, 2, on_wire), PackedSlices(shard.values, 3, dtype)
@@ -213,14 +215,21 @@ class SyncServers(AllReduce):
         self.next_step = step
 
     def now(self) -> dict[str, float | list[int]]:
-        """The norm of the last gradient; bytes in a step to and from the fullest server."""
+        """The norm of the last gradient; bytes in a step to and from the fullest server, as this
+        job sends them; and how long pushes wait and the run has taken in virtual time, where each
+        worker has a machine of its own."""
         peers = len(self.processes) - 1
         bytes_ = [
             server.push.flat.nbytes * sum(rank != server.home for rank in self.pushing)
             + server.reply.flat.nbytes * peers
             for server in self.servers
         ]
-        return super().now() | {"server_bytes": max(bytes_)}
+        virtual = self.time.row(self.next_step - 1)
+        return super().now() | {
+            "server_bytes": max(bytes_),
+            "queue_wait": virtual["queue_wait"],
+            "virtual_seconds": virtual["virtual_seconds"],
+        }
 
     def timed(self) -> list[tuple[str, object, str]]:
         """The wait for the pushes of others and for the replies is communication."""

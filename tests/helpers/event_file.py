@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 def reader(run: Path) -> EventAccumulator:
     """Of all points, and of what is added later on each Reload."""
-    return EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    return EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
 
 
 def points(run: Path | EventAccumulator) -> dict[str, list[tuple[int, float]]]:

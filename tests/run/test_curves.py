@@ -140,3 +140,15 @@ def test_what_a_full_disk_keeps_back_is_there_once_there_is_space(
         curves.close()
         assert points(small_disk)[CURVE] == expected(*range(1, made + 1))
         assert len(files(small_disk)) == 1
+
+
+def test_a_list_of_counts_is_a_histogram(run: Path, opened: Opens) -> None:
+    """How often each staleness was there, as TensorBoard reads it."""
+    opened(run, row(1) | {"staleness_counts": [0, 2, 0, 5]}, row(2) | {"staleness_counts": [3]})
+    events = reader(run).Reload()
+    first, second = events.Histograms("train_by_examples/staleness_counts")
+    shown = first.histogram_value
+    assert (first.step, shown.min, shown.max, shown.num, shown.sum) == (10, 1, 3, 7, 17)
+    assert (shown.bucket_limit, shown.bucket) == ([0.5, 1.5, 2.5, 3.5], [0, 2, 0, 5])
+    assert (second.histogram_value.min, second.histogram_value.max) == (0, 0)
+    assert points(run)[CURVE] == expected(1, 2)

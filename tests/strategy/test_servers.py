@@ -28,6 +28,7 @@ from lsgd.errors import Diverged, Preempted, Refused
 from lsgd.profile.phases import reporting_phases
 from lsgd.profile.stragglers import BETWEEN
 from lsgd.step import train_step
+from lsgd.strategy.clock import step_seconds
 from lsgd.strategy.guard import LEAVE, SAVE
 
 VELOCITY = ("optim.equation=10", "optim.momentum_correction=true")
@@ -152,7 +153,27 @@ def test_a_row_says_what_the_norm_is_and_how_many_bytes_the_fullest_server_moves
 
     norm = pytest.approx(alone.strategy.now()["gradient_norm"], rel=1e-2 if words else 1e-10)
     for now in on_processes(3, process):
-        assert now == {"gradient_norm": norm, "server_bytes": expected}
+        assert now["gradient_norm"] == norm
+        assert now["server_bytes"] == expected
+
+
+def test_virtual_time_is_that_of_a_machine_for_each_worker() -> None:
+    """Whatever the processes are; a step takes as long as the slowest of five workers."""
+
+    def process(comm: ThreadComm) -> dict[str, float]:
+        learner = make_learner(comm, sync(1), "cluster.spread=0.3")
+        make_steps(learner, 8)
+        return learner.strategy.now()
+
+    one, *others = (now for processes in (1, 3) for now in on_processes(processes, process))
+    cluster = make_learner(SingleComm(), sync(1), "cluster.spread=0.3").recipe.cluster
+    draws = [step_seconds(cluster, workers=5, seed=0, epoch=e, steps=range(5)) for e in (0, 1)]
+    # The fifth has no images in the last step of an epoch.
+    slowest = draws[0][:, :4].max(0).sum() + draws[0][:4, 4].max() + draws[1][:, :3].max(0).sum()
+    assert slowest < one["virtual_seconds"] < slowest + 8 * 0.001
+    for now in others:
+        assert now["virtual_seconds"] == one["virtual_seconds"]
+        assert now["queue_wait"] == one["queue_wait"]
 
 
 class Sums:
