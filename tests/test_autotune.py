@@ -114,6 +114,13 @@ def test_a_process_that_has_servers_only_takes_the_number_of_the_others() -> Non
     assert chosen[0][0].strategy == made.strategy
 
 
+def test_nothing_is_timed_where_each_worker_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune, "speeds", untimed)
+    made = recipe("strategy=async", "workers_per_pass=auto")
+    tuned, lines = with_fastest_pass(made, None, SingleComm(), CPU)
+    assert (tuned.workers_per_pass, lines) == (1, [])
+
+
 def test_the_slowest_process_decides() -> None:
     """Of what every process could time: a pass of 8 does not fit everywhere."""
     one = {1: 100.0, 2: 300.0, 4: 400.0, 8: 900.0}

@@ -245,7 +245,7 @@ class Recipe:
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
     """The lines in which a rehearsal says what it has replaced."""
 
-    @property
+    @cached_property
     def update_workers(self) -> int:
         """The workers whose gradients make one update: k, or fewer with other strategies."""
         return self.strategy.update_workers(self.workers)

@@ -178,15 +178,3 @@ def test_a_command_takes_what_it_knows() -> None:
         check_known(other, "it", "…", workloads=("images", "trees"), strategies=("allreduce",))
     with pytest.raises(Refused, match=r"strategy\.name=allreduce, .* strategy\.name=sync; …$"):
         check_known(other, "it", "…", strategies=("allreduce",))
-
-
-def test_passes_are_timed_where_updates_are_of_all_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise a pass is of one, and workers_per_pass has nothing to say."""
-    # As if there were a second workload.
-    monkeypatch.setattr("lsgd.recipe.checks._check_limits", lambda group: None)
-    check(changed(BASE, strategy__name="sync", workers_per_pass="auto"))
-    check(changed(BASE, data__workload="language", workers_per_pass="auto"))
-    with pytest.raises(Refused, match=r"^workers_per_pass=auto is for .* write workers_per_pass=1"):
-        check(changed(BASE, strategy__name="async", workers_per_pass="auto"))
