@@ -20,6 +20,7 @@ import torch
 from helpers import undisturbed as undisturbed_run
 from helpers.budget import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401
 from helpers.soak import Soak
+from hypothesis import settings
 
 from lsgd import config
 from lsgd.train import train
@@ -29,6 +30,9 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a shell starts in the background ignores Ctrl-C, and hands that on to children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Nothing fails by how long it takes; tests/helpers/budget.py says what is too much.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("LSGD_TEST_DATA", REPOSITORY.parent / "shared" / "data"))

@@ -103,7 +103,7 @@ def check(code: int | str | None, says: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_words_make_a_traceback(name: str, examples: int, aside: None) -> None:
     @settings(
-        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck),
+        max_examples=examples, suppress_health_check=list(HealthCheck),
         derandomize=examples < 200,
     )  # fmt: skip
     @given(words_for(name))
@@ -120,9 +120,7 @@ def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
     """Where nothing stands aside: a demo that begins in earnest is stopped as soon as it shows."""
     path = {"PYTHONPATH": str(paths.conf_dir().parent)}
 
-    @settings(
-        max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-    )
+    @settings(max_examples=5, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(words_for(name))
     def each(words: list[str]) -> None:
         with (

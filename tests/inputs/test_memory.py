@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.passes import evaluating
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -51,7 +51,6 @@ def slow_shift_flip(image: np.ndarray, example: int, epoch: int) -> np.ndarray:
     return cropped[:, :, ::-1] if augmentation.flips(ids, seed=5, epoch=epoch)[0] else cropped
 
 
-@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 29), min_size=1, max_size=12), epoch=st.integers(0, 5))
 @pytest.mark.parametrize("side", [8, 13])
 def test_shift_flip_is_that_of_each_image_alone(side: int, ids: list[int], epoch: int) -> None:

@@ -238,7 +238,7 @@ def test_node_lists_as_slurm_reads_them(tmp_path: Path) -> None:
     conf.write_text("ClusterName=c\nSlurmctldHost=h\nNodeName=n\nPartitionName=p Nodes=ALL\n")
     environment = os.environ | {"SLURM_CONF": str(conf)}
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(NODE_LISTS)
     def agree(nodes: str) -> None:
         printed = subprocess.run(

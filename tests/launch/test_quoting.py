@@ -36,7 +36,7 @@ def test_a_comma_is_quoted() -> None:
     assert line == r"a=\{b\,c\}"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(CHARACTERS), min_size=1, max_size=20))
 @example(["'", "\\", "$(rm)", "a b", "\x00"[1:], "ä€", "\x7f\x1b", "!!", "{a,b}", "%s"])
 def test_a_shell_reads_the_same_words(words: list[str]) -> None:

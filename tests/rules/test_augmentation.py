@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -36,7 +36,6 @@ def slow_window(size: tuple[int, int], example: int, seed: int, epoch: int) -> l
     return [(image_width - side) // 2, (image_height - side) // 2, side, side]
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 2**32), st.integers(0, 99))
 def test_windows_follow_the_rule_and_lie_in_the_image(
     sizes: list[tuple[int, int]], seed: int, epoch: int
@@ -58,7 +57,6 @@ def test_windows_follow_the_rule_and_lie_in_the_image(
         assert square or (height - 0.5) / (width + 0.5) <= 4 / 3
 
 
-@settings(deadline=None)
 @given(st.permutations(range(12)), st.integers(1, 12))
 def test_draws_do_not_depend_on_the_batch(order: list[int], size: int) -> None:
     sizes = np.array([(300 + 31 * i, 700 - 29 * i) for i in range(12)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.passes import carrying
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
@@ -314,7 +314,6 @@ def jobs(draw: st.DrawFn) -> tuple[int, int, int]:
     return workers, draw(st.integers(1, workers)), draw(st.integers(1, workers))
 
 
-@settings(deadline=None)
 @given(jobs(), st.data())
 def test_statistics_move_once_per_step_by_the_mean_over_workers(
     layout: tuple[int, int, int], data: st.DataObject

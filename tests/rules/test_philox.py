@@ -2,7 +2,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.rules import philox
@@ -27,7 +27,6 @@ def test_known_answers_of_random123(counter: str, key: str, expected: str) -> No
     assert philox.words((c[0], c[1], c[2], c[3]), k[0] | k[1] << 32).tolist() == e
 
 
-@settings(deadline=None)
 @given(st.tuples(*4 * [st.lists(WORDS, min_size=1, max_size=4)]), st.integers(0, 2**64 - 1))
 def test_a_draw_depends_on_its_own_counter_alone(axes: tuple[list[int], ...], key: int) -> None:
     """All combinations at once, by broadcasting, are what each gives when asked for alone."""

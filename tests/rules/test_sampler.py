@@ -2,7 +2,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -56,7 +56,6 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
     """Whatever the hardware, step t is the next kn examples and worker w has the w-th n of them."""
@@ -80,7 +79,6 @@ def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
             assert 1 <= len(each.workers) <= layout.workers_per_pass
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_an_epoch_takes_no_example_twice_and_misses_only_a_dropped_tail(layout: Layout) -> None:
     order = sampler.epoch_order(layout.examples, seed=0, epoch=3)
@@ -96,7 +94,6 @@ def test_an_epoch_takes_no_example_twice_and_misses_only_a_dropped_tail(layout: 
     assert len(set(taken)) == len(taken) == layout.examples - dropped
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 1000))
 def test_each_epoch_is_a_permutation(examples: int, seed: int, epoch: int) -> None:
     order = sampler.epoch_order(examples, seed=seed, epoch=epoch)
@@ -129,7 +126,6 @@ def test_steps_of_the_paper() -> None:
     assert sampler.steps_per_epoch(8192, 8192, keeps_tail=True) == 1
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_shares_are_fair_and_contiguous(count: int, world_size: int) -> None:
     shares = [sampler.share(count, world_size, rank) for rank in range(world_size)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.saved import CPU, after, content, make_steps, open_once, recipe, tiny
 from helpers.soak import Soak
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -184,7 +184,6 @@ def test_no_byte_can_change_unnoticed(tmp_path: Path) -> None:
         assert refused_or_harmless(damaged, original), f"byte {i} of {len(whole)}"
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_range_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

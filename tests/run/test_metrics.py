@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.event_file import points
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.comm import describe
@@ -130,7 +130,6 @@ def test_after_a_resume_no_step_is_there_twice(tmp_path: Path) -> None:
     assert points(tmp_path) == drawn(rows)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_line_cut_short_is_left_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

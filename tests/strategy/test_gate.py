@@ -83,13 +83,13 @@ workers_, tickets_, seeds = st.integers(1, 8), st.integers(1, 40), st.integers(0
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=5000)
 @given(workers=workers_, backup=st.integers(0, 7), tickets=tickets_, seed=seeds)
 def test_updates_of_first_pushes(workers: int, backup: int, tickets: int, seed: int) -> None:
     check_barrier(workers, backup, tickets, seed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(workers=workers_, backup=st.integers(0, 7), tickets=tickets_, seed=seeds)
 def test_updates_of_first_pushes_in_short(
     workers: int, backup: int, tickets: int, seed: int
@@ -115,13 +115,13 @@ def check_barrier(workers: int, backup: int, tickets: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, deadline=None)
+@settings(max_examples=5000)
 @given(workers=workers_, slack=st.sampled_from([0, 1, 3, math.inf]), tickets=tickets_, seed=seeds)
 def test_updates_of_single_pushes(workers: int, slack: float, tickets: int, seed: int) -> None:
     check_bounded(workers, slack, tickets, seed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(workers=workers_, slack=st.sampled_from([0, 1, 3, math.inf]), tickets=tickets_, seed=seeds)
 def test_updates_of_single_pushes_in_short(
     workers: int, slack: float, tickets: int, seed: int

@@ -58,7 +58,7 @@ def step(model: nn.Module, reducer: Reducer, passes: list[Tensor], examples: int
     reducer.finish()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=4).filter(any))
 def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
     layout: list[list[int]],
@@ -122,7 +122,6 @@ def test_a_gradient_that_someone_else_has_set_is_not_lost_silently() -> None:
         step(model, reducer, [torch.randn(4, 6, dtype=torch.float64)], examples=4)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 200))
 def test_buckets_hold_every_gradient_once_and_no_more_than_they_may(
     sizes: list[int], limit: int

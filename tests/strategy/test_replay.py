@@ -205,7 +205,7 @@ def test_a_run_goes_on_in_mid_epoch(kind: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(KINDS)), cut=st.integers(1, 39), processes=st.sampled_from([1, 3])
 )

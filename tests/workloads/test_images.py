@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.passes import evaluating
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -16,7 +16,6 @@ CPU = torch.device("cpu")
 IMAGES = Images(load_recipe(["+recipe=digits", "precision=float64"]), CPU)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 40))
 def test_counts_are_exact_whatever_the_passes(classes: int, examples: int, batch: int) -> None:
     """Right in five guesses with fewer than five classes is always right."""
