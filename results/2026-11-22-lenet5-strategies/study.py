@@ -18,7 +18,7 @@ EVERY = [
     "+recipe=fashion_lenet5", "worker_batch=64", "data.root=${oc.env:LSGD_DATA}/fashion-mnist",
     "cluster=stragglers", "cluster.step=0.007", "cluster.slow_by=0.035", "device=cpu",
     # Every batch is above this reference, so that all arms warm up over 2 epochs.
-    "schedule.reference_batch=8", "log_steps=10", "keep_checkpoints=1", "checkpoint_minutes=0",
+    "schedule.reference_batch=8", "log_steps=50", "keep_checkpoints=1", "checkpoint_minutes=0",
 ]  # fmt: skip
 PLAIN = ["optim.momentum=0", "optim.nesterov=false"]
 AWARE = ["strategy.staleness_aware=true"]
