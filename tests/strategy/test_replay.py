@@ -245,6 +245,8 @@ def poisoned(comm: Comm, made: Recipe, step: int) -> str:
             learner.strategy.check()
         learner.checkpoint()
     except Diverged as error:
+        # No sum is left in which another process would miss this one.
+        assert learner.strategy.arrived == learner.strategy.given
         return f"{learner.next_step}: {error}"
     return "no end"
 
