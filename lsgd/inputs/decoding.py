@@ -54,14 +54,9 @@ def keep_blocks() -> None:
     It takes an image's memory from malloc in one piece, and photographs are of all sizes: the gaps
     that they leave fit no other, and a decoder grows by half over some epochs. Blocks fit always.
     """
-<<<<<<< HEAD
-    Image.core.set_block_size(2**17)  # type: ignore[attr-defined]
-    Image.core.set_blocks_max(2**8)  # type: ignore[attr-defined]
-=======
     allocator = Image.core  # type: ignore[attr-defined]  # not in Pillow's types
     allocator.set_block_size(2**17)
     allocator.set_blocks_max(2**8)
->>>>>>> h-memory
 
 
 def load_image(index: Index, example: int) -> Image.Image:
