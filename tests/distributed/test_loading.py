@@ -211,7 +211,8 @@ def test_a_failure_ends_all_processes_with_a_sentence(
                 os.killpg(job.pid, signal.SIGKILL)
     text = said.read_text()
     assert sentence in text
-    assert "another process has left the job" in text
+    # mpirun ends the others as soon as one has failed, before they can say so.
+    assert library == "horovod-mpi" or "another process has left the job" in text
     assert "Traceback" not in text.partition("lsgd: process")[0]
     if harm is not kill_decoder:
         assert f"needed in step {STEPS // 2 + 1} of epoch 2" in text
