@@ -138,7 +138,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
 
 def _of_the_hardware(key: str) -> bool:
     """Whether a value says how fast or where the row was computed, and not what."""
-    return key in ("data_wait", "server_bytes") or key.endswith(PER_SECOND)
+    return key in ("data_wait", "wire_bytes") or key.endswith(PER_SECOND)
 
 
 def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:

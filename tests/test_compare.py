@@ -21,7 +21,7 @@ def train(step: int, **values: Any) -> Row:
     return {
         "kind": "train", "step": step, "epoch": step / 10, "lr": 0.1, "gradient_norm": 2.0,
         "loss": 1.5, "top1_error": 50.0, "images_per_second": 900.0, "data_wait": 0.1,
-        "server_bytes": 0,
+        "wire_bytes": 0,
     } | values  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def first(tmp_path: Path) -> Run:
 def test_runs_that_do_not_part(first: Run, tmp_path: Path) -> None:
     """Speed, host, start, and the bytes between servers and others are of the hardware."""
     faster = [
-        row | {key: 3.0 for key in ("images_per_second", "data_wait", "server_bytes") if key in row}
+        row | {key: 3.0 for key in ("images_per_second", "data_wait", "wire_bytes") if key in row}
         for row in ROWS[1:]
     ]
     second = run(tmp_path / "second", start(0) | {"host": "other", "time": "later"}, *faster)

@@ -118,8 +118,10 @@ def _check_tail(recipe: Recipe) -> None:
     examples, batch_size = recipe.data.train_examples, recipe.batch_size
     if examples < batch_size:
         fewer = examples // recipe.worker_batch
+        if fewer:
+            fewer += recipe.strategy.backup
         raise Refused(
-            f"batch_size {batch_size} (workers={recipe.workers} x worker_batch="
+            f"batch_size {batch_size} ({recipe.update_workers} workers x worker_batch="
             f"{recipe.worker_batch}) is more than the {examples} training examples; write "
             + (f"workers={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
         )

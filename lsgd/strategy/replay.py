@@ -124,6 +124,8 @@ class Replay:
         if time.monotonic() - self.saved >= self.save_after:
             self.saved = time.monotonic()
             self.note += SAVE
+        # In a rehearsal the steps between were left out, and nobody will read what they would have.
+        self.given = numbers[0] - 1
         if task.passes:
             # The pushes of an update have all read the same.
             self._load(self.script.pushes[numbers[0]].read)
@@ -141,7 +143,8 @@ class Replay:
             part.seen.zero_()
             begin = end
         self.own[-2] = 0 * mean.detach()  # which is NaN, if the loss is infinite or NaN
-        self._send(number, self.own.clone())
+        # A sum with the zeros of other processes has no -0.0, and one alone shall have none either.
+        self._send(number, self.own + 0.0)
         self.own.zero_()
 
     def give(self, task: Task) -> None:
@@ -173,7 +176,9 @@ class Replay:
         """The momentum, and within an epoch what workers have read and what is under way."""
         for server in self.servers:
             server[0].report()
+        epoch = self.next_step // self.recipe.steps_per_epoch
         return self.whole.state_dict() | {
+            "virtual_seconds": self.time.begin(epoch),
             "versions": list(self.version),
             "read": [[*version, values] for version, values in self.copies.items()],
             "under_way": [[number, sent.flat] for number, sent in self.sent.items()],
@@ -186,19 +191,26 @@ class Replay:
             shard.link()
         self.next_step = step
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
+        self.time.begins[epoch] = state["virtual_seconds"]
         self._begin(epoch)
         if not of_epoch:
             return
+        device = self.own.device
         self.given = self.arrived = self.examined = self.script.steps[of_epoch - 1][-1]
         self.version = list(state["versions"])
-        self.copies = {(server, version): list(v) for server, version, v in state["read"]}
+        self.copies = {
+            (server, version): [value.to(device) for value in values]
+            for server, version, values in state["read"]
+        }
         for number, flat in state["under_way"]:
             applied = self.script.pushes[number].applied
             left = sum(at >= self.version[server] for server, at in enumerate(applied))
-            self.sent[number] = _Sent(flat, None, left)
+            self.sent[number] = _Sent(flat.to(device), None, left)
 
     def now(self) -> dict[str, float | list[int]]:
-        """The norm of the last push, and what virtual time says of the last ones."""
+        """The norm of the gradient of server 0's last update, and what virtual time says of the
+        last pushes."""
+        self._apply(self.given)
         self._examine(self.given)
         return {"gradient_norm": self.norm.item(), **self.time.row(self.next_step - 1)}
 
@@ -244,8 +256,9 @@ class Replay:
                 continue  # a rehearsal leaves steps out
             if sent.wait:
                 sent.wait()
-            self.norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
-            doubt = (0 * (sent.flat[-2] + self.norm)).isnan()
+                sent.wait = None  # which would keep its library's threads beyond the end of the job
+            norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
+            doubt = (0 * (sent.flat[-2] + norm)).isnan()
             self.found_inf.logical_or_(doubt)
             self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
 
@@ -307,6 +320,7 @@ class Replay:
             for shard in self.servers[server]:
                 shard.apply(shard.cut(push, self.begins), lr)
             if server == 0:
+                self.norm = torch.linalg.vector_norm(push[: self.begins[-1]])
                 self._move_parts(push, len(numbers))
             for number in numbers:
                 self.sent[number].left -= 1

@@ -215,9 +215,9 @@ class SyncServers(AllReduce):
         self.next_step = step
 
     def now(self) -> dict[str, float | list[int]]:
-        """The norm of the last gradient; bytes in a step to and from the fullest server, as this
-        job sends them; and how long pushes wait and the run has taken in virtual time, where each
-        worker has a machine of its own."""
+        """The norm of the last gradient; wire_bytes, what the fullest server of this job gets and
+        gives in a step; and how long pushes wait, the bytes of a server and the seconds in virtual
+        time, where each worker has a machine of its own."""
         peers = len(self.processes) - 1
         bytes_ = [
             server.push.flat.nbytes * sum(rank != server.home for rank in self.pushing)
@@ -226,9 +226,8 @@ class SyncServers(AllReduce):
         ]
         virtual = self.time.row(self.next_step - 1)
         return super().now() | {
-            "server_bytes": max(bytes_),
-            "queue_wait": virtual["queue_wait"],
-            "virtual_seconds": virtual["virtual_seconds"],
+            "wire_bytes": max(bytes_),
+            **{name: virtual[name] for name in ("queue_wait", "server_bytes", "virtual_seconds")},
         }
 
     def timed(self) -> list[tuple[str, object, str]]:

@@ -30,12 +30,14 @@ class VirtualTime:
         self.recipe = recipe
         # Only the epoch that is trained is kept, and the next, which loaders look into.
         self.epoch = lru_cache(2)(partial(virtual_epoch, recipe, loads))
-        self._seconds: list[float] = []
+        self.begins = {0: 0.0}
+        """When epochs begin, in seconds since the run began, as far as it was asked for."""
 
     def row(self, step: int) -> dict[str, float | list[int]]:
-        """What a row of metrics after this step of the run says of the pushes since the row before:
-        their staleness, how many were dropped, how long they waited at server 0; the bytes that the
-        fullest server gets and gives per update, and the seconds since the run began.
+        """What a row of metrics after this step of the run says of the pushes of this epoch since
+        the row before: their staleness, how many were dropped, how long they waited at server 0;
+        the bytes that the fullest server gets and gives per update, and the seconds since the run
+        began.
         """
         epoch, last = divmod(step, self.recipe.steps_per_epoch)
         script, timeline = self.epoch(epoch).script, self.epoch(epoch).timeline
@@ -52,15 +54,16 @@ class VirtualTime:
             "dropped": sum(script.dropped[steps.start : steps.stop]),
             "queue_wait": sum(waits) / len(waits),
             "server_bytes": max(timeline.sent) / len(timeline.updates),
-            "virtual_seconds": self._before(epoch)
+            "virtual_seconds": self.begin(epoch)
             + timeline.updates[max(push.applied[0] for push in pushes)],
         }
 
-    def _before(self, epoch: int) -> float:
-        """The seconds of all epochs before this one, which a resumed run has not drawn yet."""
-        while len(self._seconds) < epoch:
-            self._seconds.append(self.epoch(len(self._seconds)).timeline.seconds)
-        return sum(self._seconds[:epoch])
+    def begin(self, epoch: int) -> float:
+        """When this epoch begins, in seconds since the run began."""
+        known = max(each for each in self.begins if each <= epoch)
+        for each in range(known, epoch):
+            self.begins[each + 1] = self.begins[each] + self.epoch(each).timeline.seconds
+        return self.begins[epoch]
 
 
 def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> VirtualEpoch:

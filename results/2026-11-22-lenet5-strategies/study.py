@@ -1,7 +1,7 @@
 """LeNet-5 on Fashion-MNIST by every strategy: each arm's lr searched on one grid, then three seeds.
 
     python study.py RUNS [--jobs 2]      trains what is left, in folders below RUNS
-    python study.py RUNS --report        writes README.md's tables and the figures here
+    python report.py RUNS                writes tables and figures of it here
 
 The grid has two values per decade. An arm begins at its three middle values, with seed 100, and
 goes on to the next while the best is at an edge. Then seeds 0, 1 and 2 train at the best.

@@ -87,7 +87,13 @@ def synchronous(*words: str) -> Checkpoint:
 
 
 def test_no_backup_is_synchronous_sgd() -> None:
-    assert difference(alone("strategy=backup", "strategy.backup=0", *UNEVEN), synchronous()) < 1e-13
+    words = ["strategy=backup", "strategy.backup=0", *UNEVEN]
+    assert difference(alone(*words), synchronous()) < 1e-13
+    norms = [
+        train(made, SingleComm(), until=3).now()["gradient_norm"]
+        for made in (recipe(*words), recipe("workers_per_pass=4"))
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-12)
 
 
 def test_one_asynchronous_worker_is_sgd() -> None:
@@ -299,11 +305,14 @@ def test_who_is_told_to_leave_tells_all(kind: str) -> None:
 def test_a_rehearsal_makes_its_six_steps() -> None:
     made = config.load_recipe([*WORDS, *KINDS["async on servers"], "rehearse=true", "epochs=4"])
     steps = [step for _, each in made.epochs_from(0) for step in each]
-    assert train(made, SingleComm()).next_step == steps[-1] + 1
+    learner = train(made, SingleComm())
+    assert learner.next_step == steps[-1] + 1
     assert len(steps) < made.total_steps
+    # Of the steps left out nobody reads anything.
+    assert len(learner.strategy.copies) <= 2 * made.workers
 
 
-def test_a_row_says_what_its_pushes_were() -> None:
+def test_a_row_says_what_its_pushes_were(monkeypatch: pytest.MonkeyPatch) -> None:
     made = recipe("strategy=async", *UNEVEN)
     learner = train(made, SingleComm(), until=8)
     row = learner.now()
@@ -316,6 +325,14 @@ def test_a_row_says_what_its_pushes_were() -> None:
     assert row["staleness_counts"] == [staleness.count(i) for i in range(max(staleness) + 1)]
     assert row["virtual_seconds"] == timeline.updates[7]
     assert row["queue_wait"] == pytest.approx(sum(timeline.waits[4:8]) / 4)
+    # A resumed run knows when its epoch began, and draws no epoch before it.
+    resumed = Learner(made, SingleComm(), CPU)
+    resumed.restore(copied(train(made, SingleComm(), until=25).checkpoint()))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            resumed.strategy.time, "epoch", {1: resumed.strategy.time.epoch(1)}.__getitem__
+        )
+        assert resumed.strategy.time.begin(1) == timeline.seconds
     later = train(made, SingleComm(), until=28).now()
     seconds = timeline.seconds + learner.strategy.time.epoch(1).timeline.updates[7]
     assert later["virtual_seconds"] == seconds

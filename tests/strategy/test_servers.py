@@ -154,7 +154,7 @@ def test_a_row_says_what_the_norm_is_and_how_many_bytes_the_fullest_server_moves
     norm = pytest.approx(alone.strategy.now()["gradient_norm"], rel=1e-2 if words else 1e-10)
     for now in on_processes(3, process):
         assert now["gradient_norm"] == norm
-        assert now["server_bytes"] == expected
+        assert now["wire_bytes"] == expected
 
 
 def test_virtual_time_is_that_of_a_machine_for_each_worker() -> None:
