@@ -42,6 +42,15 @@ from lsgd.strategy.tasks import hosted_workers
         ({"schedule__warmup_epochs": 0.0}, "=0 does not end .* schedule.warmup=none"),
         ({"workers": 40037}, "1281184 .*1281167 training examples; write workers=40036 or fewer"),
         ({"worker_batch": 2000000}, "write worker_batch=1281167 or less"),
+        (
+            {
+                "strategy__name": "backup",
+                "strategy__backup": 4,
+                "workers": 8,
+                "worker_batch": 320292,
+            },
+            r"batch_size 1281168 \(4 workers x .* write workers=7 or fewer",
+        ),
         ({"data__mean": [0.5]}, "data.mean and data.std need 3 numbers .* have 1 and 3"),
         ({"data__std": [0.2, 0.2, 0.0]}, r"data.std=\[0.2,0.2,0\] .* above 0"),
         ({"data__channels": 1, "data__mean": [0.5], "data__std": [0.2]}, "model=small_resnet"),
