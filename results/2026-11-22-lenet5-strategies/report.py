@@ -2,10 +2,11 @@
 
     python report.py RUNS
 
-writes tables.md and the figures beside this file. An arm whose search has not ended is printed as
-not tuned, and one without three seeds as not run.
+writes tables.md, runs.json and the figures beside this file. An arm whose search has not ended is
+printed as not tuned, and one without three seeds as not run.
 """
 
+import json
 import statistics
 import sys
 from functools import cache
@@ -147,8 +148,25 @@ def figure(runs: Path, kind: str, key: str, name: str, label: str) -> None:
     drawing.savefig(HERE / f"{name}.png", dpi=110)
 
 
+def epochs(runs: Path) -> dict[str, list[list[float]]]:
+    """Of every run that is done the training loss, its error and the validation error by epoch."""
+    keys = ("train_loss", "train_top1_error", "val_top1_error")
+    done = {}
+    for arm in ARMS:
+        for at in range(-12, 6):
+            for seed in (SEARCH, *SEEDS):
+                run = folder(runs, arm, at, seed)
+                if error(run) is not None:
+                    ended = [row for row in rows(run) if row["kind"] == "epoch"]
+                    values = [[round(row[key], 4) for key in keys] for row in ended]
+                    done[f"{arm}, lr {10 ** (at / 2):.3g}, seed {seed}"] = values
+    return done
+
+
 if __name__ == "__main__":
     runs = Path(sys.argv[1])
+    lines = [f"{json.dumps(run)}: {json.dumps(made)}" for run, made in epochs(runs).items()]
+    (HERE / "runs.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     (HERE / "tables.md").write_text(table(runs) + "\n")
     figure(runs, "epoch", "val_top1_error", "error", "top-1 error, %, mean of 3 seeds")
     figure(runs, "train", "loss", "loss", "training loss, mean of 3 seeds")
