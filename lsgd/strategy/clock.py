@@ -228,23 +228,15 @@ class _Epoch:
         effects = self.gates[server].push(worker)
         if server == 0:
             self.wait[worker] = now - self.computed[worker]
-            self._settle(now, effects.applied, effects.late)
+            self.tickets.settle(effects)
+            self.waits += [self.wait[number] for number in effects.applied]
+            self.updates += [now] * bool(effects.applied)
         self._release(now, server, effects.released)
         if len(self.gates) < len(self.servers) and (effects.applied or effects.released):
             pushes = [(number, self.handled[0][number]) for number in effects.applied]
             for follower in self.servers[1:]:
                 word = (pushes, effects.released)
                 self._plan(now + self.network.latency, self._hear, follower, word)
-
-    def _settle(self, now: float, applied: Sequence[int], late: Sequence[int]) -> None:
-        for worker in applied:
-            self.tickets.use(worker)
-            self.waits.append(self.wait[worker])
-        for worker in late:
-            if worker in self.tickets.held:
-                self.tickets.put_back(worker)
-        if applied:
-            self.updates.append(now)
 
     def _leave(self, now: float, server: int, worker: int) -> None:
         self.order[server].append(-1 - worker)

@@ -141,10 +141,11 @@ class Tickets:
         self.held[worker] = heapq.heappop(self.free)
         return self.held[worker]
 
-    def use(self, worker: int) -> int:
-        """The batch of a push that is applied."""
-        return self.held.pop(worker)
-
-    def put_back(self, worker: int) -> None:
-        """Let others have the batch of a worker whose push is lost or will be dropped."""
-        heapq.heappush(self.free, self.held.pop(worker))
+    def settle(self, effects: Effects) -> None:
+        """Take the batches of the pushes that are applied, and let others have those of workers
+        whose push will be dropped, if they hold one: who is done for the epoch does not."""
+        for worker in effects.applied:
+            del self.held[worker]
+        for worker in effects.late:
+            if worker in self.held:
+                heapq.heappush(self.free, self.held.pop(worker))

@@ -152,8 +152,10 @@ class _Player:
         for number in effects.applied:
             self._apply(server, number)
         if server == 0:
+            self.tickets.settle(effects)
             self.dropped[-1] += effects.dropped
-            self._issue(effects.applied, effects.late)
+            if effects.applied:
+                self.dropped.append(0)
         self.version[server] += bool(effects.applied)
         self._release(server, effects.released)
         return True
@@ -165,16 +167,6 @@ class _Player:
             self.pushes.append(push)
         push.applied[server] = self.version[server]
 
-    def _issue(self, applied: Sequence[int], late: Sequence[int]) -> None:
-        """Take back the tickets of these pushes."""
-        for number in applied:
-            self.tickets.use(number)
-        for number in late:
-            if number in self.tickets.held:
-                self.tickets.put_back(number)
-        if applied:
-            self.dropped.append(0)
-
     def _release(self, server: int, workers: Sequence[int]) -> None:
         for number in workers:
             worker = self.workers[number]
@@ -183,7 +175,7 @@ class _Player:
                 worker.ticket = self.tickets.issue(number)
 
 
-def order_hash(order: Order) -> str:
+def digest(order: Order) -> str:
     """A hash of an order, the same on every machine."""
     return hashlib.sha256(f"{order.shape}".encode() + order.astype("<i2").tobytes()).hexdigest()
 

@@ -24,9 +24,11 @@ from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
 from lsgd.strategy import Task
 from lsgd.strategy.guard import LEAVE, LOWER_LR, SAVE
+from lsgd.strategy.order import Script
+from lsgd.strategy.placement import place
 from lsgd.strategy.shard import Shard, load_whole, make_whole
-from lsgd.strategy.virtual import VirtualTime, place_parameters, server_loads
-from lsgd.workloads import Workload
+from lsgd.strategy.virtual import VirtualTime, server_loads
+from lsgd.workloads import Part, Workload
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Replay:
             parameter.grad = self.own.as_strided(parameter.size(), parameter.stride(), begin)
         self.whole = make_whole(model, recipe)
         self.found_inf = self.own.new_zeros((), dtype=torch.float32)
-        slices = place_parameters(recipe, sizes)
+        slices = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
         shards = [Shard(model, self.whole, each, recipe, self.found_inf) for each in slices]
         loads = server_loads(slices, self.own.element_size())
         self.time = VirtualTime(recipe, loads)
@@ -84,6 +86,11 @@ class Replay:
         self.newest: dict[int, list[Tensor]] = {}
         """What servers have whose values the model does not hold just now."""
         self._begin(0)
+
+    @property
+    def script(self) -> Script:
+        """What the pushes of this epoch read and where they go."""
+        return self.time.epoch(self.begun).script
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
         """For each step the pushes of its update; this process has passes for its own workers."""
@@ -136,12 +143,9 @@ class Replay:
         self._send_others(number)
         mean = loss / self.divisor
         mean.backward()
-        begin = self.begins[-1]
-        for part in self.parts:
-            end = begin + part.seen.numel()
-            self.own[begin:end] = part.seen.flatten()
+        for part, seen in self._seen_in(self.own):
+            seen.copy_(part.seen)
             part.seen.zero_()
-            begin = end
         self.own[-2] = 0 * mean.detach()  # which is NaN, if the loss is infinite or NaN
         # A sum with the zeros of other processes has no -0.0, and one alone shall have none either.
         self._send(number, self.own + 0.0)
@@ -224,7 +228,7 @@ class Replay:
 
     def _begin(self, epoch: int) -> None:
         """Let all workers have read the parameters as they are."""
-        self.begun, self.script = epoch, self.time.epoch(epoch).script
+        self.begun = epoch
         self.version = [0 for _ in self.servers]
         self.given = self.arrived = self.examined = -1
         """The last push of the tasks that were given, the last that is here, and the last whose
@@ -335,13 +339,16 @@ class Replay:
         return lr / max(1, version - self.script.pushes[number].read[server])
 
     def _move_parts(self, push: Tensor, active_workers: int) -> None:
-        begin = self.begins[-1]
-        for part in self.parts:
-            end = begin + part.seen.numel()
+        for part, seen in self._seen_in(push):
             if self.comm.rank == 0:
-                part.seen.copy_(push[begin:end].view_as(part.seen))
+                part.seen.copy_(seen)
             part.end_step(active_workers)
-            begin = end
+
+    def _seen_in(self, push: Tensor) -> Iterator[tuple[Part, Tensor]]:
+        """Each part, and what a push has for it."""
+        sizes = [part.seen.numel() for part in self.parts]
+        for part, seen in zip(self.parts, push[self.begins[-1] : -2].split(sizes), strict=True):
+            yield part, seen.view_as(part.seen)
 
     def _copy(self, server: int) -> list[Tensor]:
         return [value for shard in self.servers[server] for value in shard.copy()]

@@ -17,10 +17,10 @@ from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.strategy import Task
 from lsgd.strategy.allreduce import AllReduce
-from lsgd.strategy.placement import Slice
+from lsgd.strategy.placement import Slice, place
 from lsgd.strategy.reducer import Reducer
 from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
-from lsgd.strategy.virtual import VirtualTime, place_parameters, server_loads
+from lsgd.strategy.virtual import VirtualTime, server_loads
 from lsgd.workloads import Workload
 
 
@@ -92,7 +92,8 @@ class SyncServers(AllReduce):
         self.messenger = cast(Messenger, comm)  # to which a single process gives no message
         self.processes = range(comm.world_size)
         self.pushing = self.processes[: recipe.strategy.worker_processes(comm.world_size)]
-        placed = place_parameters(recipe, [p.numel() for p in model.parameters()])
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        placed = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
         self.servers = list(self._open(model, placed))
         itemsize = self.servers[0].reply.flat.element_size()
         self.time = VirtualTime(recipe, server_loads(placed, itemsize))

@@ -11,7 +11,7 @@ from lsgd.recipe import Recipe, StrategySettings
 from lsgd.strategy.clock import Timeline, simulate
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
 from lsgd.strategy.order import Script, play
-from lsgd.strategy.placement import Slice, elements, place
+from lsgd.strategy.placement import Slice, elements
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,6 @@ def make_gates(strategy: StrategySettings, workers: int, tickets: int) -> list[G
         case "async":
             return [Bounded(workers) for _ in range(strategy.servers)]
     raise ValueError(strategy.name)
-
-
-def place_parameters(recipe: Recipe, sizes: Sequence[int]) -> list[list[Slice]]:
-    """The slices of the recipe's servers, for parameters of these numbers of elements."""
-    return place(sizes, recipe.strategy.servers, recipe.strategy.placement)
 
 
 def server_loads(slices: Sequence[Sequence[Slice]], itemsize: int) -> list[float]:

@@ -18,7 +18,8 @@ from study import ARMS, EVERY, SEARCH, SEEDS, error, folder, rows
 from lsgd import config
 from lsgd.models import make_network
 from lsgd.recipe import Recipe
-from lsgd.strategy.virtual import VirtualTime, place_parameters, server_loads
+from lsgd.strategy.placement import place
+from lsgd.strategy.virtual import VirtualTime, server_loads
 from lsgd.tables import markdown
 
 HERE = Path(__file__).parent
@@ -55,7 +56,9 @@ def clock(arm: str, seed: int) -> list[float]:
     """The virtual seconds after each step of a run."""
     made = recipe(arm, seed)
     sizes = [parameter.numel() for parameter in make_network(made).parameters()]
-    time = VirtualTime(made, server_loads(place_parameters(made, sizes), 4))
+    time = VirtualTime(
+        made, server_loads(place(sizes, made.strategy.servers, made.strategy.placement), 4)
+    )
     seconds, begin = [], 0.0
     for epoch in range(made.epochs):
         timeline = time.epoch(epoch).timeline

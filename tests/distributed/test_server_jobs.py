@@ -18,12 +18,6 @@ from lsgd.comm.single import SingleComm
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every launch has a folder, next to that of the process alone."""
-    return tmp_path_factory.mktemp("servers")
-
-
-@pytest.fixture(scope="module")
 def alone(folder: Path):
     """The folder of a run by all-reduce that one process makes, when it is first asked for."""
 

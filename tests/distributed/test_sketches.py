@@ -33,12 +33,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every launch has a folder, next to that of the process alone."""
-    return tmp_path_factory.mktemp("sketches")
-
-
-@pytest.fixture(scope="module")
 def alone(folder: Path):
     """The folder of a run that one process makes, when it is first asked for."""
 

@@ -13,7 +13,7 @@ from lsgd.rules import augmentation, sampler
 from lsgd.strategy.clock import SECONDS, Timeline, simulate, step_seconds
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
 from lsgd.strategy.network import SharedLink, Transfer
-from lsgd.strategy.order import Script, order_hash, play
+from lsgd.strategy.order import Script, digest, play
 from lsgd.strategy.placement import PLACEMENTS, elements, place
 
 LENET = [150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10]
@@ -68,7 +68,7 @@ def test_a_timeline_is_a_function_of_seed_cluster_and_epoch() -> None:
     def drawn(cluster_seed: int = 0, seed: int = 3, epoch: int = 1) -> str:
         cluster = Cluster(seed=cluster_seed)
         made = timeline(cluster, asynchronous(8), 200, 8, seed=seed, epoch=epoch)
-        return order_hash(made.order)
+        return digest(made.order)
 
     first = drawn()
     assert drawn() == first

@@ -47,13 +47,11 @@ class Epoch:
             assert self.under_way.pop(worker) < self.version
             self.dropped += 1
         if effects.applied:
-            used = [self.tickets.use(each) for each in effects.applied]
+            used = [self.tickets.held[each] for each in effects.applied]
             read = [self.under_way.pop(each) for each in effects.applied]
             self.applied.append((effects.applied, used, read))
             self.version += 1
-        for late in effects.late:
-            if late in self.tickets.held:
-                self.tickets.put_back(late)
+        self.tickets.settle(effects)
         self.release(effects.released)
 
 
@@ -181,6 +179,6 @@ def test_a_push_of_a_worker_that_has_left_since_counts() -> None:
 def test_a_batch_that_is_put_back_is_the_next() -> None:
     tickets = Tickets(4)
     assert [tickets.issue(worker) for worker in (5, 6, 7)] == [0, 1, 2]
-    tickets.put_back(6)
-    assert tickets.use(5) == 0
+    tickets.settle(Effects(applied=(5,), late=(6, 8)))  # of whom 8 has none
+    assert tickets.held == {7: 2}
     assert [tickets.issue(worker) for worker in (8, 9, 5)] == [1, 3, None]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lsgd.errors import Refused
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.order import Order, Script, load_order, order_hash, play, save_order
+from lsgd.strategy.order import Order, Script, digest, load_order, play, save_order
 
 
 def order(*rows: list[int]) -> Order:
@@ -89,17 +89,16 @@ def test_a_file_has_two_bytes_per_push_and_server(tmp_path: Path) -> None:
     save_order(tmp_path / "order.npy", made)
     assert np.array_equal(load_order(tmp_path / "order.npy"), made)
     assert (tmp_path / "order.npy").stat().st_size == 128 + 2 * made.size
-    assert order_hash(load_order(tmp_path / "order.npy")) == order_hash(made)
+    assert digest(load_order(tmp_path / "order.npy")) == digest(made)
 
 
 def test_the_hash_is_of_the_numbers_and_the_servers() -> None:
     hashes = {
-        order_hash(each)
-        for each in (order([0, 1, 0, 1]), order([0, 1], [0, 1]), order([0, 1, 1, 0]))
+        digest(each) for each in (order([0, 1, 0, 1]), order([0, 1], [0, 1]), order([0, 1, 1, 0]))
     }
     assert len(hashes) == 3
-    assert order_hash(order([0, 1]).astype(">i2")) == order_hash(order([0, 1]))
-    assert order_hash(order([0, 1, 2])).startswith("cc68df785dc7d689")
+    assert digest(order([0, 1]).astype(">i2")) == digest(order([0, 1]))
+    assert digest(order([0, 1, 2])).startswith("cc68df785dc7d689")
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.differences import largest_difference
 from helpers.replay_runs import KINDS, UNEVEN, WORDS, recipe
 from helpers.threaded import on_processes
 from hypothesis import given, settings
@@ -53,25 +54,13 @@ def copied(saved: Checkpoint) -> Checkpoint:
 
 
 def difference(one: Checkpoint, other: Checkpoint) -> float:
-    def between(a: Any, b: Any) -> float:
-        match a:
-            case Tensor():
-                return (a - b).abs().max().item() if a.numel() else 0.0
-            case dict():
-                assert a.keys() == b.keys()
-                return max([0.0, *(between(value, b[key]) for key, value in a.items())])
-            case list():
-                return max([0.0, *(between(x, y) for x, y in zip(a, b, strict=True))])
-        assert a == b
-        return 0.0
-
     shares = [{"sum": each.parts["batchnorm"]["shares"].sum(0)} for each in (one, other)]
     states = [each.optimizer["state"] for each in (one, other)]
     models = [
         {name: value for name, value in each.model.items() if "tracked" not in name}
         for each in (one, other)
     ]
-    return max(between(*pair) for pair in (models, states, shares))
+    return max(largest_difference(*pair) for pair in (models, states, shares))
 
 
 @cache

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.base_recipe import BASE, changed
+from helpers.differences import largest_difference
 from torch import Tensor, nn
 
 from lsgd.models import make_network
@@ -55,19 +56,6 @@ def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]
     return model, optimizer
 
 
-def differ(one: Any, other: Any) -> float:
-    match one:
-        case Tensor():
-            return (one - other).abs().max().item()
-        case dict():
-            assert one.keys() == other.keys()
-            return max([0.0, *(differ(value, other[key]) for key, value in one.items())])
-        case list():
-            return max([0.0, *(differ(a, b) for a, b in zip(one, other, strict=True))])
-    assert one == other
-    return 0.0
-
-
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("servers", [1, 3, 40])
 @pytest.mark.parametrize(
@@ -99,8 +87,8 @@ def test_all_shards_together_make_the_update(
         apply(shards, gradients(model, step), 0.1 / (1 + step))
     shards[0].report()
     expected, optimizer = plain(recipe, 4)
-    assert differ(model.state_dict(), expected.state_dict()) < 1e-14
-    assert differ(whole.state_dict(), optimizer.state_dict()) < 1e-14
+    assert largest_difference(model.state_dict(), expected.state_dict()) < 1e-14
+    assert largest_difference(whole.state_dict(), optimizer.state_dict()) < 1e-14
 
 
 def test_what_all_reduce_has_saved_before_a_step_is_taken_up() -> None:
@@ -117,9 +105,9 @@ def test_a_copy_stays_as_it_is_and_is_written_back() -> None:
     before = [p.detach().clone() for p in model.parameters()]
     copy = shard.copy()
     apply([shard], gradients(model, 0), 0.1)
-    assert differ([p.detach() for p in model.parameters()], before) > 0.01
+    assert largest_difference([p.detach() for p in model.parameters()], before) > 0.01
     shard.write(copy)
-    assert differ([p.detach() for p in model.parameters()], before) == 0
+    assert largest_difference([p.detach() for p in model.parameters()], before) == 0
 
 
 def test_no_update_once_a_gradient_was_not_finite() -> None:
@@ -129,4 +117,4 @@ def test_no_update_once_a_gradient_was_not_finite() -> None:
     shard = Shard(model, whole, slices, SMALL, torch.ones(()))
     before = shard.copy()
     apply([shard], gradients(model, 0), 0.1)
-    assert differ(shard.copy(), before) == 0
+    assert largest_difference(shard.copy(), before) == 0
