@@ -118,10 +118,10 @@ def below(bound: int, refusal: str) -> Words:
 
 
 def at_most(most: int, refusal: str) -> Words:
-    """Metadata of a number that is at most this; the refusal says why, and what to write."""
+    """Metadata of a number that is at most this, or None; the refusal says why, and what to write."""
 
     def limit(key: str, value: Any) -> None:
-        if value > most:
+        if value is not None and value > most:
             raise Refused(f"{key}={_short(value)} {refusal}")
 
     return {"at_most": limit}
