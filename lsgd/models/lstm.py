@@ -10,8 +10,8 @@ INITIAL = 0.1
 class WordLSTM(nn.Module):
     """What comes after each token of some windows of text, and the state behind them.
 
-    With 10,000 tokens, 200 numbers for each and 2 layers of 200 units it has 4,654,800 parameters:
-    those of the paper's network, and 1,600 of torch's second bias.
+    With 10,000 tokens, 200 numbers for each and 2 layers of 200 units it has 4,653,200 parameters,
+    1,600 of them in torch's second bias.
     """
 
     def __init__(self, tokens: int, *, embedding: int, width: int, layers: int) -> None:
