@@ -118,7 +118,7 @@ def below(bound: int, refusal: str) -> Words:
 
 
 def at_most(most: int, refusal: str) -> Words:
-    """Metadata of a number that is at most this, or None; the refusal says why, and what to write."""
+    """Metadata of a number that is at most this, or None; the refusal says why, and what to do."""
 
     def limit(key: str, value: Any) -> None:
         if value is not None and value > most:

@@ -110,7 +110,7 @@ def test_the_network_of_the_paper() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 4_653_200
     for parameter in model.parameters():
         assert parameter.abs().max() <= 0.1
-        assert parameter.std() == pytest.approx(0.1 / 3**0.5, rel=0.1)
+        assert parameter.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.1)
     again = Language(PTB, CPU).network()
     other = Language(changed(PTB, seed=1), CPU).network()
     for one, two, three in zip(*(m.parameters() for m in (model, again, other)), strict=True):
