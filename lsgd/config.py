@@ -137,6 +137,14 @@ def _published(*words: str) -> Recipe:
     return from_mapping(_compose(words))
 
 
+def load_data(option: str) -> Data:
+    """A dataset as its file in conf/data has it."""
+    file = _read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
+    data = OmegaConf.to_object(OmegaConf.merge(_schema(Recipe).data, file.data))
+    assert isinstance(data, Data)
+    return data
+
+
 def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     """The checked recipe with these fields, changed by `key=value` words; raises Refused.
 

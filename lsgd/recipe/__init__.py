@@ -65,7 +65,7 @@ class Data:
     std: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
-        default="none", metadata=IMAGES | one_of("none", "shift_flip", "crop_flip")
+        default="", metadata=IMAGES | one_of("none", "shift_flip", "crop_flip")
     )
     """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
     by 4, shifts and flips."""
