@@ -185,7 +185,11 @@ def by_hand(workload: Language, made: Recipe) -> tuple[nn.Module, list[Tensor]]:
             logits = model.output(seen).flatten(0, 1)
             optimizer.zero_grad()
             (F.cross_entropy(logits, targets.flatten(), reduction="sum") / 16).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 2)
+            norm = (
+                torch.stack([each.grad.square().sum() for each in model.parameters()]).sum() ** 0.5
+            )
+            for parameter in model.parameters():
+                parameter.grad *= min(1, 2 / norm)
             optimizer.param_groups[0]["lr"] = made.lr(epoch * 5 + step)
             optimizer.step()
     return model, state
