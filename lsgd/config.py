@@ -223,9 +223,10 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
 def _check_choices(values: DictConfig) -> None:
     """Raise Refused for a choice that this version does not know, before a field that comes with
     it is unknown too."""
+    workload = OmegaConf.select(values, "data.workload")
     for key, entry in all_fields(Recipe):
         value = OmegaConf.select(values, key)
-        if value is None or "one_of" not in entry.metadata:
+        if value is None or "one_of" not in entry.metadata or not concerns(entry, workload):
             continue
         try:
             entry.metadata["one_of"](key, value)

@@ -28,6 +28,7 @@ from lsgd.recipe import Recipe
 from lsgd.rules import augmentation, batchnorm, optim, sampler, schedule
 from lsgd.strategy import Task, allreduce, reducer
 from lsgd.workloads import images
+from lsgd.workloads.images import Images
 
 # --- Faults ----------------------------------------------------------------------------------
 
@@ -443,7 +444,7 @@ def n_of_64(patch: Patch) -> None:
             for each in real(*args, **own)
         ]
 
-    patch.setattr(sampler, "step_passes", step_passes)
+    patch.setattr(Images, "step_passes", staticmethod(step_passes))
 
 
 @plant("tail")
@@ -454,7 +455,8 @@ def a_short_last_step(patch: Patch) -> None:
 @plant("tail", "shuffling", "gradient")
 def a_step_of_the_same_images(patch: Patch) -> None:
     real = sampler.step_passes
-    patch.setattr(sampler, "step_passes", lambda *a, **own: real(*a, **own) + real(*a, **own)[:1])
+    more = staticmethod(lambda *a, **own: real(*a, **own) + real(*a, **own)[:1])
+    patch.setattr(Images, "step_passes", more)
 
 
 def order(patch: Patch, made: Callable[[int, int, int], Any]) -> None:

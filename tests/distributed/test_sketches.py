@@ -189,7 +189,7 @@ def by_hand(workload: Language, made: Recipe) -> tuple[nn.Module, list[Tensor]]:
                 torch.stack([each.grad.square().sum() for each in model.parameters()]).sum() ** 0.5
             )
             for parameter in model.parameters():
-                parameter.grad *= min(1, 2 / norm)
+                parameter.grad *= min(1, 1 / norm)
             optimizer.param_groups[0]["lr"] = made.lr(epoch * 5 + step)
             optimizer.step()
     return model, state
@@ -216,7 +216,7 @@ def test_a_language_model_is_that_of_a_plain_loop(alone) -> None:
         assert kept.rates[3][f"{split}_perplexity"] == pytest.approx(perplexity, rel=1e-10)
     (row, *_) = rows(alone("language-8"), "train")
     assert {"perplexity", "tokens_per_second"} <= row.keys()
-    assert row["gradient_norm"] > 2, "or clipping would not have been tried"
+    assert row["gradient_norm"] > 1, "or clipping would not have been tried"
 
 
 def test_a_checkpoint_of_a_language_model_is_evaluated(alone) -> None:
