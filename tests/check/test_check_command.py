@@ -644,6 +644,8 @@ def state(learner: Learner) -> dict[str, Any]:
         ("worker_batch=32", "worker_batch=null"),  # is the paper's, and declared otherwise
         ("tail=keep", "+deviations.tail"),
         ("optim.nesterov=false", "+deviations.momentum"),
+        ("optim.clip_norm=100", "+deviations.momentum"),
+        ("optim=adam", "+deviations.momentum"),
         ("optim.weight_decay=5e-4", "+deviations.weight_decay"),
         ("schedule.warmup_epochs=3", "+deviations.warmup"),
         ("schedule.warmup=constant", "+deviations.warmup"),
