@@ -1,4 +1,4 @@
-"""A bidirectional LSTM that tags words, and the grids in which it reads sentences of any lengths."""
+"""A bidirectional LSTM that tags words, and the grids in which it reads their sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from lsgd.models.crf import CRF
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells in which an LSTM reads some sentences: T places, and at each one of every sentence."""
+    """The cells in which an LSTM reads some sentences: a row for each of T places, one of each."""
 
     steps: int
     """T, at least the length of the longest sentence."""
@@ -36,7 +36,7 @@ class Grid:
     def put(self, words: Tensor, cells: Tensor) -> Tensor:
         """The values of the words, (words, …), each in its cell, (T, sentences, …); 0 elsewhere."""
         flat = words.new_zeros(self.size, *words.shape[1:]).index_copy(0, cells, words)
-        return flat.unflatten(0, (self.steps, -1))
+        return flat.view(self.steps, -1, *words.shape[1:])
 
 
 def make_grid(lengths: NDArray[np.int64], steps: int, *, packed: bool = False) -> Grid:
@@ -46,8 +46,13 @@ def make_grid(lengths: NDArray[np.int64], steps: int, *, packed: bool = False) -
     place = np.arange(len(sentence)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     mirrored = (lengths[sentence] - 1 - place) * count + sentence
     cells = place * count + sentence
-    tensors = (torch.from_numpy(each) for each in (lengths, cells, mirrored))
-    return Grid(steps, *tensors, packed)
+    return Grid(
+        steps,
+        torch.from_numpy(lengths),
+        torch.from_numpy(cells),
+        torch.from_numpy(mirrored),
+        packed,
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class TaggedBatch:
 
     def by_grid(self, values: Tensor) -> Sequence[Tensor]:
         """The values of the words, (words, …), of each grid."""
-        return values.split([len(grid.cells) for grid in self.grids])
+        return torch.split(values, [len(grid.cells) for grid in self.grids])
 
 
 class Tagger(nn.Module):

@@ -19,8 +19,8 @@ def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Refused(
             f"no {data.name} at {root}: {error.filename} is missing; run `python -m lsgd.prepare "
-            f"{data.name} {root}`, which fetches it, or write data.root=FOLDER, or inputs=synthetic "
-            "to train on a made-up text"
+            f"{data.name} {root}`, which fetches it, or write data.root=FOLDER, or "
+            "inputs=synthetic to train on a made-up text"
         ) from None
     except (UnicodeDecodeError, ValueError) as error:
         raise Refused(f"{data.name} at {root} cannot be read ({error}); mend that file") from None

@@ -25,8 +25,7 @@ OUTSIDE = "O"
 UNKNOWN = 0
 """The number of all words that the training sentences do not have."""
 
-Words = tuple[str, ...]
-TaggedSentence = tuple[Words, Words]
+TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 """The words of a sentence and their tags."""
 
 
@@ -53,9 +52,9 @@ class TaggedCorpus:
 
     sets: dict[str, Sentences]
     """The sentences of train, val and test; test may be without any."""
-    words: Words
+    words: tuple[str, ...]
     """The different words of the training sentences, sorted; their numbers begin with 1."""
-    tags: Words
+    tags: tuple[str, ...]
     """The different tags of all sentences: O, then the others, sorted; their numbers begin with 0.
     """
 
@@ -105,8 +104,8 @@ def read_sentences(path: Path) -> Iterator[TaggedSentence]:
     try:
         lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path.name}, line {line}, is not in UTF-8") from None
+        broken = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path.name}, line {broken}, is not in UTF-8") from None
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate([*lines, ""], 1):

@@ -54,8 +54,13 @@ class SentenceInputs:
                     )
                 )
         grids = self._grids(lengths, self.longest[each.split])
-        tensors = (torch.from_numpy(values) for values in (words, sentences.tags[at], number))
-        return TaggedBatch(*tensors, grids, masks)
+        return TaggedBatch(
+            torch.from_numpy(words),
+            torch.from_numpy(sentences.tags[at]),
+            torch.from_numpy(number),
+            grids,
+            masks,
+        )
 
     def _grids(self, lengths: NDArray[np.int64], longest: int) -> list[Grid]:
         match self.recipe.padding:
