@@ -294,8 +294,8 @@ class Recipe:
     """Images or sentences of one pass of an evaluation; of a text it is one window of each stream.
     """
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
-    """The cells in which the sentences of a pass are read: as many places as the longest sentence of
-    the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
+    """The cells in which the sentences of a pass are read: as many places as the longest sentence
+    of the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
     batch with the empty ones left out (packed); or each sentence by itself (per_sentence)."""
     channels_last: bool = field(default=False, metadata=EXECUTION)
     compile: bool = field(default=False, metadata=EXECUTION)
