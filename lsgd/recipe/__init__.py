@@ -294,9 +294,9 @@ class Recipe:
     """Images or sentences of one pass of an evaluation; of a text it is one window of each stream.
     """
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
-    """How sentences of different lengths go through the network: filled up to the longest of the
-    training set (global), or to the longest of a pass as the order has them (batch) or of passes of
-    like length (bucket), packed, or each by itself (per_sentence)."""
+    """The cells in which the sentences of a pass are read: as many places as the longest sentence
+    of the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
+    batch with the empty ones left out (packed); or each sentence by itself (per_sentence)."""
     channels_last: bool = field(default=False, metadata=EXECUTION)
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
