@@ -85,7 +85,6 @@ class Language:
     metric = METRICS["perplexity"]
     counts = ("tokens",)
     weights = None
-    step_passes = staticmethod(sampler.step_passes)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device

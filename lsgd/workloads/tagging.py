@@ -29,7 +29,6 @@ class Tagging:
 
     metric = METRICS["f1_error"]
     counts = ("tokens", "right_tokens", "spans", "found_spans", "right_spans")
-    step_passes = staticmethod(sampler.step_passes)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device

@@ -28,7 +28,6 @@ from lsgd.recipe import Recipe
 from lsgd.rules import augmentation, batchnorm, optim, sampler, schedule
 from lsgd.strategy import Task, allreduce, reducer
 from lsgd.workloads import images
-from lsgd.workloads.images import Images
 
 # --- Faults ----------------------------------------------------------------------------------
 
@@ -444,7 +443,7 @@ def n_of_64(patch: Patch) -> None:
             for each in real(*args, **own)
         ]
 
-    patch.setattr(Images, "step_passes", staticmethod(step_passes))
+    patch.setattr(sampler, "step_passes", step_passes)
 
 
 @plant("tail")
@@ -455,8 +454,7 @@ def a_short_last_step(patch: Patch) -> None:
 @plant("tail", "shuffling", "gradient")
 def a_step_of_the_same_images(patch: Patch) -> None:
     real = sampler.step_passes
-    more = staticmethod(lambda *a, **own: real(*a, **own) + real(*a, **own)[:1])
-    patch.setattr(Images, "step_passes", more)
+    patch.setattr(sampler, "step_passes", lambda *a, **own: real(*a, **own) + real(*a, **own)[:1])
 
 
 def order(patch: Patch, made: Callable[[int, int, int], Any]) -> None:
@@ -644,8 +642,6 @@ def state(learner: Learner) -> dict[str, Any]:
         ("worker_batch=32", "worker_batch=null"),  # is the paper's, and declared otherwise
         ("tail=keep", "+deviations.tail"),
         ("optim.nesterov=false", "+deviations.momentum"),
-        ("optim.clip_norm=100", "+deviations.momentum"),
-        ("optim=adam", "+deviations.momentum"),
         ("optim.weight_decay=5e-4", "+deviations.weight_decay"),
         ("schedule.warmup_epochs=3", "+deviations.warmup"),
         ("schedule.warmup=constant", "+deviations.warmup"),
