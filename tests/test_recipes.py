@@ -118,6 +118,9 @@ def rows() -> dict[str, Row]:
     found["fashion_lenet5"] = fashion(64, reference=(64, Fraction(1, 50)), edges=(6, 8, 10))
     ptb = functools.partial(Row, examples=20 * ((929_589 // 20 - 1) // 20), warmup_epochs=0)
     found["ptb_small"] = ptb(20, reference=(20, Fraction(1)), edges=(*range(4, 14),), divisor=2)
+    # The last step of an epoch is of 25 sentences.
+    conll = Row(32, 439 * 32, (32, Fraction(1, 500)), warmup_epochs=0, edges=(6,))
+    found["conll_bilstm"] = found["conll_bilstm_crf"] = conll
     digits = functools.partial(Row, examples=1442, reference=DIGITS[0], edges=DIGITS[1])
     found["digits_reference"] = digits(16)
     found["digits"] = digits(256)
