@@ -15,6 +15,7 @@ import pytest
 from helpers.composed import composed
 
 from lsgd import config, paths
+from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.rehearsal import rehearsal
@@ -63,10 +64,11 @@ class Row:
     warmup_epochs: int = 5
     edges: tuple[int, ...] = (30, 60, 80, 90)
     """The epochs that begin with a drop, and the end."""
+    keeps_tail: bool = False
 
     @property
     def steps(self) -> int:
-        return self.examples // self.batch
+        return (self.examples + (self.batch - 1) * self.keeps_tail) // self.batch
 
     def lrs(self) -> list[float]:
         """The lr of every step of the run."""
@@ -114,6 +116,10 @@ def rows() -> dict[str, Row]:
         128, reference=(128, Fraction(1, 10)), edges=(15, 22, 27, 30)
     )
     found["fashion_lenet5"] = fashion(64, reference=(64, Fraction(1, 50)), edges=(6, 8, 10))
+    for name in ("conll_bilstm", "conll_bilstm_crf"):
+        found[name] = Row(
+            32, examples=14_041, reference=(32, Fraction(1, 500)), edges=(6,), keeps_tail=True
+        )
     digits = functools.partial(Row, examples=1442, reference=DIGITS[0], edges=DIGITS[1])
     found["digits_reference"] = digits(16)
     found["digits"] = digits(256)
@@ -242,6 +248,10 @@ def test_steps_per_epoch() -> None:
 def test_rehearsal(name: str) -> None:
     """Six steps of the same run, each at its lr, with the drop and the end of warmup in view."""
     recipe = shipped(name)
+    if recipe.data.workload != "images":
+        with pytest.raises(Refused, match=r"rehearse=true knows only data\.workload=images"):
+            rehearsal(recipe)
+        return
     small = rehearsal(replace(recipe, rehearse=True))
     check(small)
     steps = [step for _, each in small.epochs_from(0) for step in each]
