@@ -27,7 +27,7 @@ from lsgd.job.command import Parser
 from lsgd.nearest import did_you_mean
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
-from lsgd.recipe.fields import all_fields, group_of, values_before
+from lsgd.recipe.fields import all_fields, concerns, group_of, values_before
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.recipe.study import Study, check_study
 
@@ -297,7 +297,12 @@ def to_yaml(recipe: Recipe) -> str:
         f"# lr: {recipe.lr(0):g} at step 0\n"
         f"# fingerprint: {recipe.fingerprint}\n"
     )
-    return derived + OmegaConf.to_yaml(OmegaConf.structured(recipe))
+    values: Any = OmegaConf.to_container(OmegaConf.structured(recipe))
+    for key, entry in all_fields(Recipe):
+        if not concerns(entry, recipe.data.workload):
+            group, _, name = key.rpartition(".")
+            del (values[group] if group else values)[name]
+    return derived + OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def recipes() -> list[str]:

@@ -24,56 +24,104 @@ from lsgd.recipe.fields import (
     below,
     finite,
     later,
+    of,
     one_of,
     trajectory,
 )
 from lsgd.recipe.strategies import Cluster as Cluster
 from lsgd.recipe.strategies import StrategySettings as StrategySettings
 from lsgd.rules import sampler, schedule
-from lsgd.rules.metric import TOP1, Metric
+from lsgd.rules.metric import METRICS, TOP1, Metric
+
+MODELS = {
+    "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
+    "language": ("lstm",),
+    "tagging": ("bilstm", "bilstm_crf"),
+}
+"""The workloads, and the networks that learn each."""
+EXAMPLES = {"images": "images", "language": "streams", "tagging": "sentences"}
+"""What a worker takes of each workload in a step, in words."""
+PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
+IMAGES, LANGUAGE, TAGGING = (of(workload) for workload in MODELS)
+TEXT = of("language", "tagging")
+"""Metadata of a field that is of these workloads only."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset: what to expect of it, and how training images are drawn from it."""
+    """A dataset: what to expect of it, and how training examples are drawn from it."""
 
     name: str
     train_examples: int = field(metadata=at_least(1))
+    """The number of images or sentences, or of tokens of a text, `<eos>` included."""
     val_examples: int = field(metadata=at_least(1))
     classes: int = field(metadata=at_least(1))
-    channels: int = field(metadata=at_least(1))
-    image_size: int = field(metadata=at_least(1))
+    """The number of classes of images, of tags, or of different tokens of a text."""
+    channels: int = field(default=0, metadata=IMAGES | at_least(1))
+    image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an image, in pixels, as the model takes it."""
-    mean: list[float] = field(metadata=finite())
+    mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The mean of each channel, for pixels in [0, 1]."""
-    std: list[float] = field(metadata=finite())
+    std: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The standard deviation of each channel, for pixels in [0, 1]."""
-    augmentation: str = field(metadata=one_of("none", "shift_flip", "crop_flip"))
+    augmentation: str = field(
+        default="none", metadata=IMAGES | one_of("none", "shift_flip", "crop_flip")
+    )
     """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
     by 4, shifts and flips."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
-    index: str | None = field(default=None, metadata=EXECUTION)
+    index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
     """The folder with the index of the images; by default the folder of the dataset."""
-    skip_list: str | None = field(default=None, metadata=EXECUTION)
+    skip_list: str | None = field(default=None, metadata=EXECUTION | IMAGES)
     """A file that names images to leave out; lsgd.config reads it into `skip` and subtracts them
     from the numbers of examples."""
-    skip: list[str] = field(default_factory=list, metadata=later([]))
+    skip: list[str] = field(default_factory=list, metadata=IMAGES | later([]))
     """Images that are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
-    workload: str = field(default="images", metadata=later("images") | one_of("images"))
-    """What is learned of it."""
+    workload: str = field(default="images", metadata=later("images") | one_of(*MODELS))
+    """What is learned of it: the classes of images, the next word of a text (language), or the tag
+    of each word of a sentence (tagging)."""
+    test_examples: int = field(default=0, metadata=TEXT | at_least(0))
+    """The sentences or tokens of a test set, or 0 without one."""
+    window: int = field(default=0, metadata=LANGUAGE | at_least(1))
+    """The tokens of a window: how far back through time a gradient goes."""
+    eval_streams: int = field(default=1, metadata=LANGUAGE | at_least(1))
+    """The streams into which an evaluation set is cut, each read from a state of zeros; 1 is the
+    text as it is."""
+    words: int = field(default=0, metadata=TAGGING | at_least(1))
+    """The number of different words of the training sentences, as the network takes them, and one
+    for all others."""
+    lowercase: bool = field(default=False, metadata=TAGGING)
+    """Whether the network takes all words in lower case."""
+    order: str = field(default="shuffled", metadata=TAGGING | one_of("shuffled", "by_length"))
+    """The order of the sentences in an epoch: by_length puts sentences of like length into a step,
+    and shuffles the steps."""
+    word_dropout: float = field(
+        default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves no word; write less than 1")
+    )
+    """The share of training words that are taken for unknown ones, drawn for each epoch and
+    sentence."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """The network, and how the last BN of every residual block starts."""
+    """The network, and what there is to choose about it."""
 
-    name: str = field(
-        metadata=one_of("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5")
-    )
-    last_gamma: float = field(default=0.0, metadata=finite())
+    name: str = field(metadata=one_of(*(name for names in MODELS.values() for name in names)))
+    last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
     """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""
+    embedding: int = field(default=0, metadata=TEXT | at_least(1))
+    """The numbers by which a word is represented."""
+    width: int = field(default=0, metadata=TEXT | at_least(1))
+    """The units of an LSTM, in each of its layers and directions."""
+    layers: int = field(default=1, metadata=LANGUAGE | at_least(1))
+    """The LSTM's layers, one on the other."""
+    dropout: float = field(
+        default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves nothing; write less than 1")
+    )
+    """The share of the numbers of a sentence's words, and of what the LSTMs say of them, that
+    training sets to 0: for all words of a sentence the same ones (Gal and Ghahramani 2016)."""
 
 
 @dataclass(frozen=True)
@@ -149,30 +197,35 @@ class CommSettings:
     """Seconds after the start in which the processes have to meet; then they give up."""
 
 
-TARGET_DATA = "imagenet"
-"""The dataset on which every published number was measured."""
+TARGET_DATA = ("imagenet", "ptb")
+"""The datasets on which published numbers were measured."""
 
 
 @dataclass(frozen=True)
 class Target:
     """The published number that this recipe should reproduce."""
 
-    top1_error: float = field(
-        metadata=at_least(0) | at_most(100, "is no percentage; write a number from 0 to 100")
+    top1_error: float | None = field(
+        default=None,
+        metadata=at_least(0) | at_most(100, "is no percentage; write a number from 0 to 100"),
     )
     """The published error in percent; `std`, its standard deviation, is in percent too."""
     std: float | None = field(default=None, metadata=at_least(0))
     source: str = ""
+    perplexity: float | None = field(default=None, metadata=at_least(1))
+    """The published perplexity, in place of an error."""
 
     @property
     def metric(self) -> Metric:
         """The metric of the published number; runs of another are not held against it."""
-        return TOP1
+        return TOP1 if self.perplexity is None else METRICS["perplexity"]
 
     @property
     def number(self) -> float:
         """The published number."""
-        return self.top1_error
+        number = self.top1_error if self.perplexity is None else self.perplexity
+        assert number is not None, "lsgd.recipe.checks has refused it"
+        return number
 
     def beside(self, number: float) -> str:
         """The distance of a run's number from the published one, in words.
@@ -198,8 +251,8 @@ class Recipe:
     comm: CommSettings = field(metadata=EXECUTION)
     workers: int = field(metadata=at_least(1))
     """k, the number of workers, of which each has its own images and BN statistics."""
-    worker_batch: int = field(metadata=at_least(2))
-    """n, the images of a worker in a step, over which its BN statistics are taken."""
+    worker_batch: int = field(metadata=at_least(1))
+    """n, the examples of a worker in a step; of images its BN statistics are taken over them."""
     epochs: int = field(metadata=at_least(1))
     seed: int = field(
         default=0,
@@ -224,7 +277,12 @@ class Recipe:
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
     val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
-    """Images of one pass of an evaluation."""
+    """Images or sentences of one pass of an evaluation; of a text it is one window of each stream.
+    """
+    padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
+    """How sentences of different lengths go through the network: filled up to the longest of the
+    training set (global), or to the longest of a pass as the order has them (batch) or of passes of
+    like length (bucket), packed, or each by itself (per_sentence)."""
     channels_last: bool = field(default=False, metadata=EXECUTION)
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
@@ -281,10 +339,19 @@ class Recipe:
         return self.tail == "keep"
 
     @cached_property
+    def train_examples(self) -> int:
+        """N, the examples of which an epoch's steps are made: the images or sentences, or of a text
+        the windows of its kn streams."""
+        if self.data.workload == "language":
+            windows = sampler.windows(self.data.train_examples, self.batch_size, self.data.window)
+            return windows * self.batch_size
+        return self.data.train_examples
+
+    @cached_property
     def steps_per_epoch(self) -> int:
         """S, the number of steps that are really made in one epoch."""
         return sampler.steps_per_epoch(
-            self.data.train_examples, self.batch_size, keeps_tail=self.keeps_tail
+            self.train_examples, self.batch_size, keeps_tail=self.keeps_tail
         )
 
     @property
@@ -296,7 +363,7 @@ class Recipe:
         """The number of training examples that the first `steps` steps of the run see."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         whole = self.steps_per_epoch * self.batch_size
-        per_epoch = self.data.train_examples if self.keeps_tail else whole
+        per_epoch = self.train_examples if self.keeps_tail else whole
         return epochs * per_epoch + rest * self.batch_size
 
     def epoch(self, step: int) -> float:
@@ -341,8 +408,8 @@ class Recipe:
 
     def trajectory(self) -> dict[str, Any]:
         """The fields that decide what is computed, N among them."""
-        fields = trajectory(self)
-        # The loader is execution, but these images are not the dataset's.
+        fields = trajectory(self, self.data.workload)
+        # The loader is execution, but these examples are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
         # Servers are another way to the same sums, unless they do not wait for all of them.
         if self.strategy.synchronous:
@@ -375,7 +442,8 @@ class Recipe:
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
             f"{self.steps_per_epoch} steps, seed {self.seed}",
-            f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} images, "
+            f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} "
+            f"{EXAMPLES[self.data.workload]}, "
             f"{ramp}",
             *([f"images left out (data.skip): {skipped}"] if skipped else []),
             *self.replaced,
@@ -390,7 +458,7 @@ class Recipe:
         if self.rehearse:
             return "rehearsal done: steps, evaluations and checkpoints all went through"
         outcome = f"{metric.named(number)} ({metric.whose})"
-        on_its_data = self.data.name == TARGET_DATA and self.inputs.loader != "synthetic"
+        on_its_data = self.data.name in TARGET_DATA and self.inputs.loader != "synthetic"
         if self.target and self.target.metric == metric and on_its_data:
             return f"{outcome}; {self.target.beside(number)}"
         return outcome

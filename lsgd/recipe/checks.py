@@ -6,8 +6,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lsgd.errors import Refused
-from lsgd.recipe import Recipe
-from lsgd.recipe.fields import AUTO, limits
+from lsgd.recipe import MODELS, Recipe
+from lsgd.recipe.fields import AUTO, concerns, default, limits
 from lsgd.recipe.strategies import StrategySettings
 
 ONLY_FOR = {
@@ -25,13 +25,16 @@ MOST_WORKERS = 2**15
 
 def check(recipe: Recipe) -> None:
     """Raise Refused for a recipe that makes no sense; the message says what to write instead."""
-    _check_limits(recipe)
+    _check_model(recipe)
+    _check_limits(recipe, recipe.data.workload)
+    if recipe.target and (recipe.target.top1_error is None) == (recipe.target.perplexity is None):
+        raise Refused("target has to have one number; write target.top1_error or target.perplexity")
     if recipe.optim.nesterov and not recipe.optim.momentum:
         raise Refused(
             "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
             "write optim.nesterov=false"
         )
-    _check_data(recipe)
+    _check_workload(recipe)
     _check_schedule(recipe)
     _check_strategy(recipe)
     _check_tail(recipe)
@@ -53,17 +56,63 @@ def check(recipe: Recipe) -> None:
         raise Refused("run_dir= is empty; write run_dir=PATH, or leave it out for a new folder")
 
 
-def _check_limits(group: Any, above: str = "") -> None:
+def _check_limits(group: Any, workload: str, above: str = "") -> None:
     for entry in fields(group):
         key, value = above + entry.name, getattr(group, entry.name)
+        if not concerns(entry, workload):
+            if value != default(entry):
+                raise Refused(
+                    f"{key}={value} says nothing with data.workload={workload}; leave it out"
+                )
+            continue
         for limit in limits(entry):
             limit(key, value)
         if is_dataclass(value):
-            _check_limits(value, f"{key}.")
+            _check_limits(value, workload, f"{key}.")
 
 
-def _check_data(recipe: Recipe) -> None:
+def _check_model(recipe: Recipe) -> None:
+    workload, model = recipe.data.workload, recipe.model.name
+    for other, models in MODELS.items():
+        if model in models and other != workload and workload in MODELS:
+            raise Refused(
+                f"model={model} does not learn data.workload={workload}; write "
+                f"model={' or '.join(MODELS[workload])}"
+            )
+
+
+def _check_workload(recipe: Recipe) -> None:
+    workload = recipe.data.workload
+    match workload:
+        case "images":
+            _check_images(recipe)
+        case "language":
+            _check_language(recipe)
+    if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
+        raise Refused(
+            f"inputs={recipe.inputs.loader} is for images; write inputs=memory, or "
+            "inputs=synthetic for a made-up text"
+        )
+
+
+def _check_language(recipe: Recipe) -> None:
+    data, streams = recipe.data, recipe.batch_size
+    if not recipe.strategy.synchronous:
+        raise Refused(
+            f"strategy={recipe.strategy.name} gives a worker any next batch, and in a text each "
+            "window goes on with the state of the one before; write strategy=allreduce or sync"
+        )
+    if not recipe.train_examples:
+        raise Refused(
+            f"batch_size {streams} is more streams than {data.train_examples} tokens have windows "
+            f"of data.window={data.window} for; write fewer workers or a shorter window"
+        )
+
+
+def _check_images(recipe: Recipe) -> None:
     data, model = recipe.data, recipe.model.name
+    if recipe.worker_batch < 2:
+        raise Refused(f"worker_batch={recipe.worker_batch} is not possible; write 2 or more")
     for image in data.skip:
         if not image.startswith(("train/", "val/")) or data.skip.count(image) > 1:
             raise Refused(
@@ -115,7 +164,7 @@ def _check_schedule(recipe: Recipe) -> None:
 
 
 def _check_tail(recipe: Recipe) -> None:
-    examples, batch_size = recipe.data.train_examples, recipe.batch_size
+    examples, batch_size = recipe.train_examples, recipe.batch_size
     if examples < batch_size:
         fewer = examples // recipe.worker_batch
         if fewer:
@@ -125,7 +174,8 @@ def _check_tail(recipe: Recipe) -> None:
             f"{recipe.worker_batch}) is more than the {examples} training examples; write "
             + (f"workers={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
         )
-    if recipe.keeps_tail and examples % batch_size % recipe.worker_batch == 1:
+    left = examples % batch_size % recipe.worker_batch
+    if recipe.keeps_tail and left == 1 and recipe.data.workload == "images":
         raise Refused(
             f"tail=keep leaves one worker of the last step with a single image ({examples} = "
             f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "

@@ -7,7 +7,7 @@ A field without EXECUTION is a trajectory field: it is hashed into the fingerpri
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args
 
 from lsgd.errors import Refused
@@ -37,6 +37,14 @@ def later(as_before: Any) -> Words:
     means "as before".
     """
     return {"as_before": as_before}
+
+
+def of(*workloads: str) -> Words:
+    """Metadata of a field that says something to these workloads only.
+
+    With any other workload the field is neither hashed nor printed, and has to keep its default.
+    """
+    return {"workloads": workloads}
 
 
 def one_of(*choices: Any) -> Words:
@@ -110,10 +118,10 @@ def below(bound: int, refusal: str) -> Words:
 
 
 def at_most(most: int, refusal: str) -> Words:
-    """Metadata of a number that is at most this; the refusal says why, and what to write."""
+    """Metadata of a number that is at most this, or None; the refusal says why, and what to do."""
 
     def limit(key: str, value: Any) -> None:
-        if value > most:
+        if value is not None and value > most:
             raise Refused(f"{key}={_short(value)} {refusal}")
 
     return {"at_most": limit}
@@ -137,17 +145,29 @@ def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield from all_fields(group, f"{key}.")
 
 
-def trajectory(group: Any) -> dict[str, Any]:
+def concerns(entry: Field[Any], workload: str) -> bool:
+    """Whether a field says something to this workload."""
+    return workload in entry.metadata.get("workloads", (workload,))
+
+
+def default(entry: Field[Any]) -> Any:
+    """The default of a field that has one, or MISSING."""
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def trajectory(group: Any, workload: str) -> dict[str, Any]:
     """The values that decide what is computed, by field, of a recipe or one of its groups.
 
     A field that was added later is left out where it means "as before", and so is a group whose
-    remaining fields all mean that.
+    remaining fields all mean that; what is of other workloads is left out.
     """
     values = {}
     for entry in fields(group):
+        if not concerns(entry, workload):
+            continue
         value = getattr(group, entry.name)
         if is_dataclass(value):
-            value = trajectory(value)
+            value = trajectory(value, workload)
         came_later = "as_before" in entry.metadata
         if "execution" in entry.metadata or (came_later and value == entry.metadata["as_before"]):
             continue

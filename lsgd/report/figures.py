@@ -130,7 +130,7 @@ def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
         published = [
             (group.recipe.batch_size, target.number, target.std or 0)
             for group in groups
-            if group.recipe.data.name == TARGET_DATA and (target := target_of(group))
+            if group.recipe.data.name in TARGET_DATA and (target := target_of(group))
         ]
         if published:
             x, y, std = zip(*published, strict=True)

@@ -148,6 +148,9 @@ METRICS = {
             note=_GOYAL,
         ),
         Metric("perplexity", "perplexity", "perplexities", guess=float),
+        # Who guesses finds no span of the right words and kind.
+        Metric("f1_error", "F1 error", "errors", guess=lambda classes: 100.0, unit="%"),
+        Metric("token_error", "token error", "errors", guess=lambda c: 100 * (1 - 1 / c), unit="%"),
     )
 }
 """All rates by their names; a run of which nothing else is known is of TOP1."""

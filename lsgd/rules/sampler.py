@@ -58,6 +58,16 @@ def steps_per_epoch(examples: int, batch_size: int, *, keeps_tail: bool) -> int:
     return -(-examples // batch_size) if keeps_tail else examples // batch_size
 
 
+def windows(tokens: int, streams: int, window: int) -> int:
+    """The whole windows of each stream, if a text is cut into streams of equal length, of which the
+    last token is only guessed.
+
+    >>> windows(929589, streams=20, window=20)
+    2323
+    """
+    return max(0, tokens // streams - 1) // window
+
+
 def share(count: int, world_size: int, rank: int) -> range:
     """The part of 0 … count-1 that falls to a process: contiguous, sizes differ by one at most.
 

@@ -24,6 +24,7 @@ class Images:
     counts = ("images", "top1", "top5")
     weights = None
     sets: tuple[str, ...] = ("val",)
+    step_passes = staticmethod(sampler.step_passes)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -56,7 +57,7 @@ class Images:
         """The permutation of all training images that the epoch goes through."""
         # Kept, since every checkpoint asks for it and ImageNet's takes a fifth of a second.
         if self._order is None or self._order[0] != epoch:
-            count, seed = self.recipe.data.train_examples, self.recipe.seed
+            count, seed = self.recipe.train_examples, self.recipe.seed
             self._order = epoch, sampler.epoch_order(count, seed=seed, epoch=epoch)
         return self._order[1]
 

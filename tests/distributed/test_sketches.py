@@ -6,18 +6,17 @@ tests/sketches has them; in float64 every run has to be that of one process to 1
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from helpers.launching import launch
 from helpers.undisturbed import rows, saved
 from sketches import jobs
 from sketches.averages import AveragedImages
-from sketches.language_model import PADDING, LanguageModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,8 +25,8 @@ from lsgd.evaluate import evaluate_checkpoint
 from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.sampler import Pass
 from lsgd.run.checkpoint import FILE, Checkpoint, load, read
+from lsgd.workloads.language import Language
 
 CPU = torch.device("cpu")
 
@@ -168,53 +167,59 @@ class TestTogether:
         assert distance(together(processes) / f"{kind}-taken-over", alone(LEFT[kind])) < 1e-10
 
 
-def by_hand(workload: LanguageModel, made: Recipe) -> tuple[nn.Module, Tensor]:
-    """The model that a few lines of torch train on all streams at once, and the state it ends with;
-    the bytes of a step weigh alike, whatever window they are of."""
+def by_hand(workload: Language, made: Recipe) -> tuple[nn.Module, list[Tensor]]:
+    """The model that a few lines of torch train on all streams at once, and the state it ends with.
+
+    The loss is summed over a window and its mean is over the streams; the gradient is clipped.
+    """
     model = workload.network()
-    settings = {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, **settings)
-    numbers = np.arange(made.data.train_examples).reshape(-1, workload.streams)
-    texts = list(workload.inputs().train([Pass(0, window) for window in numbers]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    text, window = workload.inputs().texts["train"].long(), made.data.window
+    columns = text[: len(text) // 16 * 16].view(16, -1).t()
     for epoch in range(made.epochs):
         state = None
-        for window, text in enumerate(texts):
-            logits, state = model(text[:, :-1].clamp(min=0), state)
-            targets = text[:, 1:] != PADDING
-            lost = F.cross_entropy(logits[targets], text[:, 1:][targets], reduction="sum")
+        for step in range(5):
+            inputs, targets = (columns[step * window + i :][:window] for i in (0, 1))
+            seen, state = model.lstm(model.embedding(inputs), state)
+            state = [value.detach() for value in state]
+            logits = model.output(seen).flatten(0, 1)
             optimizer.zero_grad()
-            (lost / targets.sum()).backward()
-            optimizer.param_groups[0]["lr"] = made.lr(epoch * len(texts) + window)
+            (F.cross_entropy(logits, targets.flatten(), reduction="sum") / 16).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 2)
+            optimizer.param_groups[0]["lr"] = made.lr(epoch * 5 + step)
             optimizer.step()
     return model, state
 
 
 def test_a_language_model_is_that_of_a_plain_loop(alone) -> None:
-    """Weights, hidden state and both perplexities; of an evaluation the text is read in one go."""
+    """Weights, hidden state and both perplexities, of every token of a set but its first."""
     made = jobs.recipe("language")
-    workload = LanguageModel(made, CPU)
+    workload = Language(made, CPU)
     model, state = by_hand(workload, made)
     kept = saved(alone("language-8"))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(kept.model[name], value, rtol=0, atol=1e-10)
-    torch.testing.assert_close(kept.parts["hidden"]["values"], state, rtol=0, atol=1e-10)
-    for split in workload.sets:
-        passes = workload.evaluation(split, 0, 1)
-        windows = [*workload.inputs().evaluation(passes)]
-        text = torch.cat([window[0, :-1] for window in windows] + [windows[-1][0, -1:]])[None]
-        logits, _ = model(text[:, :-1])
-        perplexity = F.cross_entropy(logits[0], text[0, 1:]).exp().item()
+    hidden = torch.stack(state)
+    torch.testing.assert_close(kept.parts["hidden"]["values"], hidden, rtol=0, atol=1e-10)
+    texts = workload.inputs().texts
+    for split, cuts in (("val", (0, 19, 38, 56)), ("test", (0, 17, 33, 49))):
+        text, lost = texts[split].long(), torch.zeros((), dtype=torch.float64)
+        for begin, end in pairwise(cuts):
+            seen, _ = model.lstm(model.embedding(text[begin:end]))
+            targets = text[begin + 1 : end + 1]
+            lost += F.cross_entropy(model.output(seen), targets, reduction="sum")
+        perplexity = (lost / (len(text) - 1)).exp().item()
         assert kept.rates[3][f"{split}_perplexity"] == pytest.approx(perplexity, rel=1e-10)
     (row, *_) = rows(alone("language-8"), "train")
-    assert {"perplexity", "bytes_per_second"} <= row.keys()
+    assert {"perplexity", "tokens_per_second"} <= row.keys()
+    assert row["gradient_norm"] > 2, "or clipping would not have been tried"
 
 
 def test_a_checkpoint_of_a_language_model_is_evaluated(alone) -> None:
     path = alone("language-8") / FILE
-    with patch("lsgd.workloads.images.Images", LanguageModel):
-        evaluated = evaluate_checkpoint(path, ["device=cpu"])
-    for split, bytes_ in (("val", 54), ("test", 54)):
-        assert evaluated[split].counts["bytes"] == bytes_
+    evaluated = evaluate_checkpoint(path, ["device=cpu"])
+    for split, tokens in (("val", 56), ("test", 49)):
+        assert evaluated[split].counts["tokens"] == tokens
         rate = checkpoint(path).rates[3][f"{split}_perplexity"]
         assert evaluated[split].rates["perplexity"] == rate
 

@@ -1,9 +1,10 @@
 """A recipe to change a field of, and its fields by dotted name."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any
 
 from lsgd.recipe import CommSettings, Data, InputsSettings, Model, Optim, Recipe, Schedule
+from lsgd.recipe.fields import concerns
 
 BASE = Recipe(
     name="base",
@@ -29,13 +30,20 @@ def changed(recipe: Recipe, **values: Any) -> Recipe:
 
 
 def leaves(recipe: Recipe) -> dict[str, Any]:
-    """All fields by dotted name; target, deviations and lists count as one value each."""
+    """All fields of its workload by dotted name; target, deviations and lists count as one value
+    each."""
     values = {}
-    for entry in fields(recipe):
+    for entry in of_workload(recipe, recipe):
         value = getattr(recipe, entry.name)
         if is_dataclass(value) and entry.name != "target":
             group = entry.name
-            values |= {f"{group}.{part.name}": getattr(value, part.name) for part in fields(value)}
+            of_group = of_workload(recipe, value)
+            values |= {f"{group}.{part.name}": getattr(value, part.name) for part in of_group}
         else:
             values[entry.name] = value
     return values
+
+
+def of_workload(recipe: Recipe, group: Any) -> list[Field[Any]]:
+    """The fields of a group that concern the recipe's workload."""
+    return [entry for entry in fields(group) if concerns(entry, recipe.data.workload)]

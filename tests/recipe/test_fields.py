@@ -99,10 +99,10 @@ def test_all_fields_by_dotted_key() -> None:
 
 def test_what_decides_the_trajectory() -> None:
     new = {"epochs": 1, "clip": 5.0, "averaging": {"kind": "none", "decay": 0.99}}
-    assert trajectory(Run(1, device="cuda")) == new
+    assert trajectory(Run(1, device="cuda"), "images") == new
     before = Run(1, clip=None, averaging=Averaging(log=True, decay=0.9))
-    assert trajectory(before) == {"epochs": 1}
-    assert trajectory(Run(1, clip=None, averaging=Averaging("ema", decay=0.9))) == {
+    assert trajectory(before, "images") == {"epochs": 1}
+    assert trajectory(Run(1, clip=None, averaging=Averaging("ema", decay=0.9)), "images") == {
         "epochs": 1,
         "averaging": {"kind": "ema"},
     }

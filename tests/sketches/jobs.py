@@ -25,27 +25,31 @@ from lsgd import config
 from lsgd.comm import Comm, joined
 from lsgd.recipe import CommSettings, Recipe
 from lsgd.strategy.allreduce import AllReduce
+from lsgd.workloads.language import Language
 from sketches.averages import AveragedImages
-from sketches.language_model import LanguageModel
 from sketches.normless import NormlessImages
 
+ANY = [
+    "precision=float64", "epochs=3", "schedule.milestones=[2]", "log_steps=1", "device=cpu",
+    "inputs=synthetic",
+]  # fmt: skip
 EVERY = [
-    "+recipe=digits", "precision=float64", "epochs=3", "schedule.milestones=[2]",
-    "schedule.warmup_epochs=1", "log_steps=1", "device=cpu", "inputs=synthetic", "val_batch=8",
-    "model.last_gamma=1.0",
+    "+recipe=digits", *ANY, "schedule.warmup_epochs=1", "val_batch=8", "model.last_gamma=1.0",
 ]  # fmt: skip
 # 5 steps an epoch, the last of 8 + 8 + 6 + 0 images.
 IMAGES = [
-    "workers=4", "worker_batch=8", "data.train_examples=150", "data.val_examples=37", "tail=keep",
-    "schedule.reference_batch=16", "workers_per_pass=4",
+    *EVERY, "workers=4", "worker_batch=8", "data.train_examples=150", "data.val_examples=37",
+    "tail=keep", "schedule.reference_batch=16", "workers_per_pass=4",
 ]  # fmt: skip
-# 5 windows of 16 streams.
+# 5 windows of 16 streams, and 5 tokens that no stream has; evaluation streams of different lengths.
 TEXT = [
-    "workers=8", "worker_batch=2", "data.train_examples=80", "data.val_examples=9",
-    "schedule.reference_batch=16", "schedule.reference_lr=2", "workers_per_pass=8",
+    "+recipe=ptb_small", *ANY, "workers=8", "worker_batch=2", "workers_per_pass=8", "data.window=6",
+    "data.train_examples=501", "data.val_examples=57", "data.test_examples=50", "data.classes=20",
+    "data.eval_streams=3", "model.embedding=7", "model.width=12", "optim.momentum=0.9",
+    "optim.clip_norm=2",
 ]  # fmt: skip
 KINDS: dict[str, tuple[type, type, list[str]]] = {
-    "language": (LanguageModel, AllReduce, TEXT),
+    "language": (Language, AllReduce, TEXT),
     "averages": (AveragedImages, AllReduce, IMAGES),
     "normless": (NormlessImages, AllReduce, IMAGES),
 }
@@ -76,7 +80,7 @@ TOLD = 6
 @cache
 def recipe(kind: str, *words: str) -> Recipe:
     """The recipe of a kind of run, changed by these words; kept, since reading takes long."""
-    return config.load_recipe([*EVERY, *KINDS[kind][2], *words])
+    return config.load_recipe([*KINDS[kind][2], *words])
 
 
 def told_to_leave(strategy: type) -> type:
@@ -113,10 +117,8 @@ def run(
     workload, strategy, _ = KINDS[kind]
     if told and comm.rank == comm.world_size - 1:
         strategy = told_to_leave(strategy)
-    put = {
-        "lsgd.workloads.images.Images": workload,
-        "lsgd.strategy.allreduce.AllReduce": strategy,
-    }
+    name = "language.Language" if workload is Language else "images.Images"
+    put = {f"lsgd.workloads.{name}": workload, "lsgd.strategy.allreduce.AllReduce": strategy}
     trained = replace(recipe(kind, *words), run_dir=str(folder), **fields)
     return train_joined(comm, trained, put, begin_with)
 

@@ -1,0 +1,83 @@
+"""Texts: how words become numbers, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsgd.config import load_recipe
+from lsgd.errors import Refused
+from lsgd.recipe import Data
+from lsgd.text.ptb import made_up, open_texts, read_texts
+
+RECIPE = load_recipe(["+recipe=ptb_small"])
+
+
+def text(root: Path, name: str, content: str) -> None:
+    (root / f"own.{name}.txt").write_text(content, encoding="utf-8")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Data:
+    """A text of one's own, with a word that only the validation text has."""
+    text(tmp_path, "train", " the cat saw <unk> \n the cat sat\n")
+    text(tmp_path, "valid", "the dog sat\n")
+    return Data("own", 9, 4, 6, root=str(tmp_path), workload="language", window=2)
+
+
+def test_a_token_is_a_word_or_the_end_of_a_line(own: Data) -> None:
+    texts = open_texts(own)
+    # The most frequent ones first; among equals the alphabet decides, on every machine alike.
+    assert texts.vocabulary == ["<eos>", "cat", "the", "<unk>", "sat", "saw"]
+    assert texts.sets["train"].tolist() == [2, 1, 5, 3, 0, 2, 1, 4, 0]
+    assert texts.sets["val"].tolist() == [2, 3, 4, 0]
+    assert texts.sets.keys() == {"train", "val"}
+
+
+def test_what_the_recipe_does_not_say_is_said_with_the_words_that_do(own: Data) -> None:
+    text(Path(own.root or ""), "train", "one two\n")
+    with pytest.raises(Refused, match=r"cannot be read .the val text has the word 'the'"):
+        open_texts(own)
+    text(Path(own.root or ""), "valid", "two\n")
+    with pytest.raises(
+        Refused,
+        match=r"has data.train_examples=9, data.val_examples=4, data.classes=6; complete it, or "
+        r"write data.train_examples=3 data.val_examples=2 data.classes=3 for another",
+    ):
+        open_texts(own)
+
+
+def test_what_cannot_be_read(own: Data) -> None:
+    root = Path(own.root or "")
+    (root / "own.valid.txt").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(Refused, match=r"own at .* cannot be read \('utf-8' codec"):
+        open_texts(own)
+    (root / "own.valid.txt").unlink()
+    with pytest.raises(Refused, match=r"no own at .*own\.valid\.txt is missing; run `python -m"):
+        open_texts(own)
+
+
+def test_a_made_up_text_has_the_numbers_of_the_recipe() -> None:
+    data = RECIPE.data
+    one, other, another = (made_up(data, seed=seed).sets for seed in (0, 0, 1))
+    assert {name: len(tokens) for name, tokens in one.items()} == {
+        "train": data.train_examples,
+        "val": data.val_examples,
+        "test": data.test_examples,
+    }
+    for name, tokens in one.items():
+        assert tokens.min() >= 0
+        assert tokens.max() < data.classes
+        assert np.array_equal(tokens, other[name])
+        assert not np.array_equal(tokens, another[name])
+
+
+@pytest.mark.data
+def test_penn_treebank(test_data: Path) -> None:
+    texts = read_texts(test_data / "ptb", "ptb", ["train", "val", "test"])
+    assert [len(tokens) for tokens in texts.sets.values()] == [929_589, 73_760, 82_430]
+    assert len(texts.vocabulary) == 10_000
+    assert texts.vocabulary[:3] == ["the", "<unk>", "<eos>"]
+    assert (texts.sets["train"] == 1).sum() == 45_020
+    types = [len(np.unique(texts.sets[name])) for name in ("val", "test")]
+    assert types == [6_022, 6_049]
