@@ -14,6 +14,16 @@ from lsgd.rules.batchnorm import RunningStatistics
 from lsgd.strategy import Task
 
 
+def check_plain_sgd(recipe: Recipe) -> None:
+    """Raise Refused for a recipe whose optimizer is another than PyTorch's SGD, or clips."""
+    for key, plain in (("name", "sgd"), ("equation", 9), ("clip_norm", None)):
+        if (value := getattr(recipe.optim, key)) != plain:
+            raise Refused(
+                f"optim.{key}={value} is not PyTorch's SGD, which the loops beside have; write "
+                f"optim.{key}={'null' if plain is None else plain}"
+            )
+
+
 class BareLoop:
     """A loop with the recipe's model, batch, passes, precision, per-worker BN and fused SGD.
 
@@ -21,11 +31,7 @@ class BareLoop:
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        if recipe.optim.equation != 9:
-            raise Refused(
-                f"optim.equation={recipe.optim.equation} is not PyTorch's SGD, which a loop by "
-                "hand would have; write optim.equation=9"
-            )
+        check_plain_sgd(recipe)
         self.recipe, self.device = recipe, device
         self.dtype = DTYPES[recipe.precision]
         self.layout = layout(recipe)

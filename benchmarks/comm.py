@@ -222,6 +222,11 @@ def _check_comparable(recipe: Recipe) -> None:
             f"gradient_compression={recipe.gradient_compression} would make the sums of lsgd alone "
             "smaller; write gradient_compression=none"
         )
+    if recipe.optim.clip_norm is not None:
+        raise Refused(
+            f"optim.clip_norm={recipe.optim.clip_norm:g} needs the norm of the gradient, which "
+            "lsgd's sums alone give; write optim.clip_norm=null"
+        )
     if recipe.compile:
         raise Refused(
             "compile=true is not for this benchmark, whose models are not compiled; write "

@@ -378,7 +378,7 @@ def _split(word: str) -> tuple[str, str]:
 def _by_its_field(word: str) -> str:
     """The word, with the field that has the name of a group's choice if it has the group alone."""
     named = {"inputs": "inputs.loader", "comm": "comm.library"}
-    named |= {group: f"{group}.name" for group in ("data", "model", "strategy")}
+    named |= {group: f"{group}.name" for group in ("data", "model", "optim", "strategy")}
     key, value = _split(word)
     return f"{key if value.startswith('{') else named.get(key, key)}={value}"
 
@@ -476,8 +476,7 @@ def _refuse_type(key: str, value: Any) -> NoReturn:
         raise Refused(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
     kind: Any = {key: entry.type for key, entry in all_fields(Recipe)}[field]
-    if kind == int | None:
-        kind = int
+    kind = {int | None: int, float | None: float}.get(kind, kind)
     if group := group_of(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:

@@ -29,7 +29,8 @@ GROUPS = {
     "schedule": Schedule, "strategy": StrategySettings, "cluster": Cluster,
 }  # fmt: skip
 NAMED_BY = {
-    "comm": "library", "data": "name", "inputs": "loader", "model": "name", "strategy": "name",
+    "comm": "library", "data": "name", "inputs": "loader", "model": "name", "optim": "name",
+    "strategy": "name",
 }  # fmt: skip
 """The field that an option of the group is named by."""
 OPTIONS = [
@@ -225,7 +226,7 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipe=bs64 target.top1_error=9", "'target.top1_error'", "+target.top1_error=VALUE"),
         ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
         ("+recipe=bs8k model=resnet18", "model=resnet18", "resnet50"),
-        ("+recipe=bs8k optim=adam", "optim=adam", "write one of sgd"),
+        ("+recipe=bs8k optim=adamw", "optim=adamw", "did you mean adam"),
         ("+recipe=bs8k schedule=5", "schedule=5", "goyal"),
         ("+recipe=bs8k model=[resnet50,resnet20]", "model=[resnet50,resnet20]", "resnet50"),
         ("+recipe=bs8k comm=", "'comm='", "comm=NAME"),
@@ -286,7 +287,7 @@ def test_a_published_number_goes_with_the_run_that_was_published_alone() -> None
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("optim=sgd", "gives a value to a whole group; write GROUP.KEY=VALUE"),
+        ("schedule=goyal", "gives a value to a whole group; write GROUP.KEY=VALUE"),
         ("a={", "cannot be read; close its brackets"),
         ("=5", "there is no key ''; see --help"),
     ],

@@ -101,7 +101,7 @@ class Averaging:
 class GrownOptim(Optim):
     """Optim with a field to come, whose default for new runs is not what was before it."""
 
-    clip_norm: float | None = field(default=5.0, metadata=later(None))
+    clip_value: float | None = field(default=5.0, metadata=later(None))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(config, "Recipe", Grown)
 
 
-AS_BEFORE = "optim.clip_norm=null"
+AS_BEFORE = "optim.clip_value=null"
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_fields_that_come_later_keep_every_fingerprint() -> None:
         ("averaging.kind=ema", True),
         ("averaging.decay=0.9", True),
         ("averaging.log=true", False),
-        ("optim.clip_norm=1", True),
+        ("optim.clip_value=1", True),
     ],
 )
 def test_another_value_of_such_a_field_is_another_run(word: str, changes: bool) -> None:
@@ -149,10 +149,10 @@ def test_another_value_of_such_a_field_is_another_run(word: str, changes: bool) 
 @pytest.mark.usefixtures("grown")
 def test_what_lacks_a_field_is_read_as_before_it(tmp_path: Path) -> None:
     """Its default for new runs is another: an old run folder and an old checkpoint keep theirs."""
-    assert config.load_recipe(["+recipe=bs8k"]).optim.clip_norm == 5.0
+    assert config.load_recipe(["+recipe=bs8k"]).optim.clip_value == 5.0
     for path in OLD.rglob("config.yaml"):
         run = read_run(path.parent)
-        assert run.recipe.optim.clip_norm is None
+        assert run.recipe.optim.clip_value is None
         assert f"# fingerprint: {run.recipe.fingerprint}\n" in path.read_text()
     assert evaluate_checkpoint(OLD / "finished/checkpoint.pt")["val"].counts["images"] == 355
     folder = copied("killed", tmp_path)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm.single import SingleComm
+from lsgd.recipe import Optim
 from lsgd.rules import optim, sampler
 from lsgd.rules.schedule import learning_rate
 from lsgd.strategy.reducer import Reducer
@@ -66,14 +68,13 @@ def trained(
     """The parameters after the run."""
     model = network()
     reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=1, compression="none")
-    optimizer = optim.make_optimizer(
-        model,
-        momentum=0.9,
+    settings = Optim(
         nesterov=nesterov,
         weight_decay=weight_decay,
         equation=equation,
         momentum_correction=correction,
     )
+    optimizer = optim.make_optimizer(model, **asdict(settings))
     for lr, (images, labels) in zip(lrs or rates(), batches(), strict=True):
         loss(model, images, labels, reducer)
         optim.set_lr(optimizer, lr)

@@ -63,12 +63,14 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
       constant for the network. The paper of 2017 takes fan out for its convolutions.
     - Embeddings and recurrent layers U(-0.1, 0.1), all their parameters (Zaremba et al. 2014,
       section 4.1, the network of 200 units, and the authors' code).
+    - The scores of a CRF 0, where no tag is preferred.
     - BN gamma 1 and beta 0, but `last_gamma` for the last BN of every residual block (Goyal et al.
       2017, section 5.1).
 
     Biases of linear layers and convolutions start at 0. Raises TypeError for any other layer with
     parameters of its own, which would keep numbers of torch's global generator.
     """
+    from lsgd.models.crf import CRF
     from lsgd.vision import models
 
     generator = torch.Generator().manual_seed(seed)
@@ -86,6 +88,9 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
             case nn.Embedding() | nn.RNNBase():
                 for parameter in module.parameters(recurse=False):
                     nn.init.uniform_(parameter, -0.1, 0.1, generator=generator)
+            case CRF():
+                for parameter in module.parameters():
+                    nn.init.zeros_(parameter)
             case nn.BatchNorm2d():
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)

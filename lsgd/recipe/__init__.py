@@ -126,12 +126,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Optim:
-    """SGD with momentum; defaults are those of Goyal et al. 2017, section 5.1."""
+    """The optimizer; defaults are SGD with momentum as in Goyal et al. 2017, section 5.1."""
 
     momentum: float = field(
         default=0.9,
         metadata=at_least(0) | below(1, "grows without end; write a number below 1"),
     )
+    """The momentum of SGD, and of Adam its beta1."""
     nesterov: bool = True
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
     """The decay of the weights of convolutions and of the weights and bias of fc; BN has none."""
@@ -140,6 +141,19 @@ class Optim:
     the momentum, and 10 has it inside."""
     momentum_correction: bool = False
     """Momentum correction (remark 2 of the paper), which has a meaning for equation 10 only."""
+    name: str = field(default="sgd", metadata=later("sgd") | one_of("sgd", "adam", "adagrad"))
+    beta2: float = field(
+        default=0.999,
+        metadata=later(0.999)
+        | at_least(0)
+        | below(1, "keeps the first gradient's square for ever; write a number below 1"),
+    )
+    """Adam's beta2: what a step leaves of the mean of squared gradients."""
+    eps: float = field(default=1e-8, metadata=later(1e-8) | above_0())
+    """What Adam and Adagrad add to the root by which they divide."""
+    clip_norm: float | None = field(default=None, metadata=later(None) | above_0())
+    """The norm to which the gradient of an update is shortened where it is longer (Pascanu et al.
+    2013), over all parameters and workers; None for no clipping."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lsgd.errors import Refused
-from lsgd.recipe import MODELS, Recipe
+from lsgd.recipe import MODELS, Optim, Recipe
 from lsgd.recipe.fields import AUTO, concerns, default, limits
 from lsgd.recipe.strategies import StrategySettings
 
@@ -19,6 +19,15 @@ ONLY_FOR = {
     "placement": ("sync", "backup", "bounded", "async"),
 }
 """The strategies for which each of their settings says something."""
+OF_OPTIMIZER: dict[str, tuple[tuple[str, ...], Any]] = {
+    "nesterov": (("sgd",), False),
+    "equation": (("sgd",), 9),
+    "momentum_correction": (("sgd",), False),
+    "momentum": (("sgd", "adam"), 0.0),
+    "beta2": (("adam",), Optim.beta2),
+    "eps": (("adam", "adagrad"), Optim.eps),
+}
+"""The optimizers for which a setting says something, and what it has to be with the others."""
 MOST_WORKERS = 2**15
 """The number of workers that lsgd.strategy.order can tell apart."""
 
@@ -29,20 +38,11 @@ def check(recipe: Recipe) -> None:
     _check_limits(recipe, recipe.data.workload)
     if recipe.target and (recipe.target.top1_error is None) == (recipe.target.perplexity is None):
         raise Refused("target has to have one number; write target.top1_error or target.perplexity")
-    if recipe.optim.nesterov and not recipe.optim.momentum:
-        raise Refused(
-            "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
-            "write optim.nesterov=false"
-        )
+    _check_optim(recipe.optim)
     _check_workload(recipe)
     _check_schedule(recipe)
     _check_strategy(recipe)
     _check_tail(recipe)
-    if recipe.optim.momentum_correction and recipe.optim.equation == 9:
-        raise Refused(
-            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
-            "lr out of the momentum; leave it false or write optim.equation=10"
-        )
     if recipe.workers_per_pass == AUTO and recipe.compile:
         raise Refused(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
@@ -69,6 +69,33 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
             limit(key, value)
         if is_dataclass(value):
             _check_limits(value, workload, f"{key}.")
+
+
+def _check_optim(optim: Optim) -> None:
+    name = optim.name
+    if name == "sgd" and optim.nesterov and not optim.momentum:
+        raise Refused(
+            "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
+            "write optim.nesterov=false"
+        )
+    if name == "sgd" and optim.momentum_correction and optim.equation == 9:
+        raise Refused(
+            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
+            "lr out of the momentum; leave it false or write optim.equation=10"
+        )
+    for key, (optimizers, none) in OF_OPTIMIZER.items():
+        value = getattr(optim, key)
+        if name not in optimizers and value != none:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise Refused(
+                f"optim.{key}={shown} says nothing with optim.name={name}; write optim.{key}="
+                f"{str(none).lower()}, or optim={name} for this and all the rest"
+            )
+    if optim.clip_norm is not None and optim.equation == 10:
+        raise Refused(
+            f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
+            "with the paper's updates; write optim.equation=9, or leave optim.clip_norm out"
+        )
 
 
 def _check_model(recipe: Recipe) -> None:

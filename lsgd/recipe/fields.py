@@ -82,9 +82,11 @@ def at_least_or_auto(least: int) -> Words:
 
 
 def above_0() -> Words:
-    """Metadata of a number that is above 0 and at most MOST."""
+    """Metadata of a number that is above 0 and at most MOST, or None."""
 
     def limit(key: str, value: Any) -> None:
+        if value is None:
+            return
         if not 0 < value < math.inf:
             raise Refused(f"{key}={value:g} is not possible; write a number above 0")
         if value > MOST:

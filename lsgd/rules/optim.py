@@ -1,4 +1,4 @@
-"""SGD with momentum in both forms of the paper, and which parameters decay.
+"""SGD with momentum in both forms of the paper, Adam, Adagrad, clipping, and what decays.
 
 Goyal et al. 2017, remark 2, has the update in two forms:
 
@@ -6,6 +6,8 @@ Goyal et al. 2017, remark 2, has the update in two forms:
     (10)  v <- m v + lr g    w <- w - v         lr is inside v: needs momentum correction
 
 They agree while the lr stands still. When it changes, (10) must multiply m by new lr / old lr.
+
+Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own; decay is in the gradient.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from lsgd.errors import Refused
+
+STEP = "step"
+"""The state of Adam and Adagrad that is no tensor of the parameter's shape: a number, of the
+updates that the parameter has had."""
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -32,39 +40,112 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(
-    model: nn.Module,
-    *,
-    momentum: float,
-    nesterov: bool,
-    weight_decay: float,
-    equation: int,
-    momentum_correction: bool,
+    model: nn.Module, *, weight_decay: float, **settings: Any
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe. Its lr is set before every step, with `set_lr`.
+    """The optimizer of a recipe, by the settings of over_groups. Its lr is set before every step,
+    with `set_lr`.
 
-    Either skips its update, parameters and momentum alike, when its `found_inf` is 1.
+    Each skips its update, parameters and state alike, when its `found_inf` is 1.
     """
-    return over_groups(
-        parameter_groups(model, weight_decay),
-        momentum=momentum,
-        nesterov=nesterov,
-        equation=equation,
-        momentum_correction=momentum_correction,
-    )
+    return over_groups(parameter_groups(model, weight_decay), **settings)
+
+
+def _no_norm() -> Tensor:
+    raise ValueError("an optimizer that clips needs the norm of the gradient")
 
 
 def over_groups(
     groups: list[dict[str, Any]],
     *,
+    name: str,
     momentum: float,
     nesterov: bool,
     equation: int,
     momentum_correction: bool,
+    beta2: float,
+    eps: float,
+    clip_norm: float | None,
+    norm: Callable[[], Tensor] = _no_norm,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe over any tensors, in groups as parameter_groups makes them."""
-    if equation == 9:
-        return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
-    return VelocitySGD(groups, momentum=momentum, nesterov=nesterov, corrected=momentum_correction)
+    """The optimizer of a recipe over any tensors, in groups as parameter_groups makes them.
+
+    One that clips asks `norm` at every step for the norm of the whole gradient, a tensor on the
+    device, of which it may have a part. Raises Refused where torch has no fused Adagrad.
+    """
+    match name:
+        case "sgd" if equation == 10:
+            made: torch.optim.Optimizer = VelocitySGD(
+                groups, momentum=momentum, nesterov=nesterov, corrected=momentum_correction
+            )
+        case "sgd":
+            made = torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
+        case "adam":
+            made = torch.optim.Adam(groups, lr=0.0, betas=(momentum, beta2), eps=eps, fused=True)
+        case "adagrad":
+            _need_fused_adagrad([tensor for group in groups for tensor in group["params"]])
+            made = torch.optim.Adagrad(groups, lr=0.0, eps=eps, fused=True)
+        case _:
+            raise ValueError(name)
+    if clip_norm is not None:
+        _clip(made, clip_norm, norm)
+    return made
+
+
+def _need_fused_adagrad(tensors: list[Tensor]) -> None:
+    """Try an update of a tensor like the first of these; torch came to it on GPUs in 2026."""
+    for tensor in tensors[:1]:
+        probe = torch.zeros(1, dtype=tensor.dtype, device=tensor.device)
+        probe.grad = torch.zeros_like(probe)
+        try:
+            torch.optim.Adagrad([probe], fused=True).step()
+        except RuntimeError as error:
+            raise Refused(
+                f"torch {torch.__version__} has no fused Adagrad on {tensor.device.type} "
+                f"({error}); write device=cpu or optim=adam, or install a newer torch"
+            ) from None
+
+
+def _clip(optimizer: torch.optim.Optimizer, limit: float, norm: Callable[[], Tensor]) -> None:
+    """Let every update multiply its gradients by min(1, limit / norm) first (Pascanu et al. 2013).
+
+    A pass of its own over the gradients: the kernels can divide them as they go, but by a float32,
+    and a run in float64 would be right to 7 digits.
+    """
+
+    def multiply(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+        if gradients:  # a server may have none
+            # Where the norm is 0 the quotient is infinite, and so the factor 1.
+            torch._foreach_mul_(gradients, (limit / norm()).clamp(max=1))
+
+    optimizer.register_step_pre_hook(multiply)
+
+
+def first_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """The state of a parameter before its first update: 0. Empty if the optimizer has none, or
+    has made it already."""
+    match optimizer:
+        case VelocitySGD() if optimizer.defaults["momentum"]:
+            names = ["velocity"]
+        case torch.optim.SGD() if optimizer.defaults["momentum"]:
+            names = ["momentum_buffer"]
+        case torch.optim.Adam():
+            names = [STEP, "exp_avg", "exp_avg_sq"]
+        case _:
+            names = []
+    zero = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    return {name: zero if name == STEP else torch.zeros_like(parameter) for name in names}
+
+
+def laid_out(parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of the state of a parameter that lies in memory as the parameter does.
+
+    A fused update walks memory; a run may have been saved with the other channels_last.
+    """
+    return {
+        name: value.clone() if name == STEP else torch.empty_like(parameter).copy_(value)
+        for name, value in state.items()
+    }
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

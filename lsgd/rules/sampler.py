@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from lsgd.rules import philox
 
-ORDER = 0
-"""The last word of the counter keeps the draws of this file apart from those of augmentation."""
+ORDER, STEPS = 0, 4
+"""The last word of the counter keeps the draws of this file apart from those of augmentation, and
+the order of examples from that of steps."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,28 @@ class Pass:
 
 def epoch_order(examples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """The permutation of all example ids that this epoch goes through, shape (examples,)."""
-    high, low, *_ = philox.words((np.arange(examples), epoch, 0, ORDER), key=seed)
+    return _permutation(examples, ORDER, seed=seed, epoch=epoch)
+
+
+def length_order(
+    lengths: NDArray[np.int64], batch_size: int, *, seed: int, epoch: int
+) -> NDArray[np.int64]:
+    """The permutation of all example ids in which the examples of a step are of like length, shape
+    (examples,): sorted by length, cut into steps of batch_size, and the steps shuffled.
+
+    Which of many examples of a length share a step is drawn for each epoch, as is which ones are
+    left for a last, shorter step; so none is always left out where the tail is dropped.
+    """
+    drawn = epoch_order(len(lengths), seed=seed, epoch=epoch)
+    steps = len(lengths) // batch_size
+    whole, left = np.split(drawn, [steps * batch_size])
+    by_length = whole[np.argsort(lengths[whole], kind="stable")].reshape(steps, batch_size)
+    shuffled = by_length[_permutation(steps, STEPS, seed=seed, epoch=epoch)]
+    return np.concatenate((shuffled.ravel(), left))
+
+
+def _permutation(count: int, kind: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    high, low, *_ = philox.words((np.arange(count), epoch, 0, kind), key=seed)
     # Sorting by random keys; a tie of 64-bit keys is broken by the id, on every machine alike.
     return np.argsort((high << np.uint64(32)) | low, kind="stable")
 

@@ -47,7 +47,8 @@ class AllReduce:
             bucket_mb=self.recipe.comm.bucket_mb,
             compression=self.recipe.gradient_compression,
         )
-        return reducer, optim.make_optimizer(model, **asdict(self.recipe.optim))
+        settings = asdict(self.recipe.optim)
+        return reducer, optim.make_optimizer(model, norm=lambda: reducer.gradient_norm, **settings)
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
         """The hosted workers' part of each step."""
@@ -96,13 +97,10 @@ class AllReduce:
         return self.optimizer.state_dict()
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Take up the momentum."""
+        """Take up the momentum, or what else the optimizer has."""
         self.optimizer.load_state_dict(state)
         for parameter, values in self.optimizer.state.items():
-            for name, value in values.items():
-                # A fused update walks memory, so momentum has to lie as the parameter does now,
-                # even if the run was saved with the other channels_last.
-                values[name] = torch.empty_like(parameter).copy_(value)
+            values |= optim.laid_out(parameter, values)
         self.next_step = step
 
     def now(self) -> dict[str, float | list[int]]:

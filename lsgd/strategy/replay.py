@@ -64,10 +64,24 @@ class Replay:
         self.whole = make_whole(model, recipe)
         self.found_inf = self.own.new_zeros((), dtype=torch.float32)
         slices = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
-        shards = [Shard(model, self.whole, each, recipe, self.found_inf) for each in slices]
+        one_gate = recipe.strategy.name == "backup"
+        self.clips = recipe.optim.clip_norm is not None
+        self.norms: dict[int, Tensor] = {}
+        """The norm of the whole gradient of the last update of server 0, and where they clip, of
+        each server."""
+        shards = [
+            Shard(
+                model,
+                self.whole,
+                each,
+                recipe,
+                self.found_inf,
+                norm=partial(self.norms.__getitem__, 0 if one_gate else number),
+            )
+            for number, each in enumerate(slices)
+        ]
         loads = server_loads(slices, self.own.element_size())
         self.time = VirtualTime(recipe, loads)
-        one_gate = recipe.strategy.name == "backup"
         self.servers = [shards] if one_gate else [[shard] for shard in shards]
         """The shards of each server, or of all where one gate decides for all."""
         # A process that has given its push goes on, until so many are under way.
@@ -186,6 +200,7 @@ class Replay:
             "versions": list(self.version),
             "read": [[*version, values] for version, values in self.copies.items()],
             "under_way": [[number, sent.flat] for number, sent in self.sent.items()],
+            "steps": self._steps(),
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
@@ -193,6 +208,9 @@ class Replay:
         load_whole(self.whole, state)
         for shard in self._shards():
             shard.link()
+        # Runs of before this was saved have none.
+        for own, saved in zip(self._steps(), state.get("steps", []), strict=True):
+            own.copy_(saved)
         self.next_step = step
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
         self.time.begins[epoch] = state["virtual_seconds"]
@@ -216,7 +234,7 @@ class Replay:
         last pushes."""
         self._apply(self.given)
         self._examine(self.given)
-        return {"gradient_norm": self.norm.item(), **self.time.row(self.next_step - 1)}
+        return {"gradient_norm": self.norms[0].item(), **self.time.row(self.next_step - 1)}
 
     def timed(self) -> list[tuple[str, object, str]]:
         """What a push waits for is the pushes of others."""
@@ -316,15 +334,16 @@ class Replay:
         if all(number in self.sent for number in numbers):
             self._receive(numbers[-1])
             push, *others = [self.sent[number].flat for number in numbers]
-            if others:
-                push = push.clone()
+            if others or self.clips:
+                push = push.clone()  # which clipping shortens, and other servers need as it is
                 for other in others:
                     push += other
+            if server == 0 or self.clips:
+                self.norms[server] = torch.linalg.vector_norm(push[: self.begins[-1]])
             lr = self._lr(server, version, numbers[-1])
             for shard in self.servers[server]:
                 shard.apply(shard.cut(push, self.begins), lr)
             if server == 0:
-                self.norm = torch.linalg.vector_norm(push[: self.begins[-1]])
                 self._move_parts(push, len(numbers))
             for number in numbers:
                 self.sent[number].left -= 1
@@ -357,6 +376,10 @@ class Replay:
         rest = iter(values)
         for shard in self.servers[server]:
             shard.write([next(rest) for _ in shard.slices])
+
+    def _steps(self) -> list[Tensor]:
+        """The updates that slices have had; within an epoch a server may be ahead of another."""
+        return [step for shard in self._shards() for step in shard.steps()]
 
     def _shards(self) -> list[Shard]:
         return [shard for server in self.servers for shard in server]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, Messenger
+from lsgd.comm import Comm, Messenger, sum_
 from lsgd.comm.single import SingleComm
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
@@ -61,17 +61,21 @@ class Server:
         """At home, what comes from the processes with workers and from this one, in the order of
         their ranks."""
 
-    def update(self, found_inf: Tensor, lr: float) -> None:
-        """Add up the pushes, and make the update unless something is not finite."""
+    def add_up(self, found_inf: Tensor) -> Tensor:
+        """The sum of the pushes; what of it is not finite raises the flag."""
         total = torch.zeros_like(self.reply.flat[:-1])
         for push in self.pushes.values():
             total += push  # which may be in half precision
         total = total.to(found_inf.device)
+        self.norm = torch.linalg.vector_norm(total[:-2])
+        found_inf.logical_or_((0 * (total[-2] + self.norm)).isnan())
+        return total
+
+    def update(self, total: Tensor, lr: float) -> None:
+        """Make the update by a sum of pushes, unless something was not finite."""
         gradient, (flag, note) = total[:-2], total[-2:]
-        norm = torch.linalg.vector_norm(gradient)
-        found_inf.logical_or_((0 * (flag + norm)).isnan())
         self.shard.apply(gradient.split([value.numel() for value in self.shard.values]), lr)
-        self.reply.pack(flag, note, norm)
+        self.reply.pack(flag, note, self.norm)
 
 
 class SyncServers(AllReduce):
@@ -98,6 +102,9 @@ class SyncServers(AllReduce):
         itemsize = self.servers[0].reply.flat.element_size()
         self.time = VirtualTime(recipe, server_loads(placed, itemsize))
         self.at_home = [server for server in self.servers if server.home == comm.rank]
+        clips = recipe.optim.clip_norm is not None
+        self.share_norm = self._share_norm if clips else lambda: None
+        """Lets every server know the norm of the whole gradient before its update, if it clips."""
 
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
         """What has the gradients of this process alone, and what has the momentum of all shards."""
@@ -112,7 +119,14 @@ class SyncServers(AllReduce):
         on_wire = torch.float16 if self.recipe.gradient_compression == "fp16" else dtype
         homes = self.processes[len(self.pushing) :] or self.processes
         for number, slices in enumerate(placed):
-            shard = Shard(model, self.optimizer, slices, self.recipe, self.reducer.found_inf)
+            shard = Shard(
+                model,
+                self.optimizer,
+                slices,
+                self.recipe,
+                self.reducer.found_inf,
+                norm=lambda: self.reducer.gradient_norm,
+            )
             pushed = [gradients[each.parameter][each.begin : each.end] for each in slices]
             push, reply = PackedSlices(pushed, 2, on_wire), PackedSlices(shard.values, 3, dtype)
             server = Server(number, homes[number % len(homes)], shard, push, reply)
@@ -148,8 +162,18 @@ class SyncServers(AllReduce):
             wait()
 
     def _update(self, task: Task) -> None:
+        totals = [server.add_up(self.reducer.found_inf) for server in self.at_home]
+        self.share_norm()
+        for server, total in zip(self.at_home, totals, strict=True):
+            server.update(total, self.recipe.lr(task.step))
+
+    def _share_norm(self) -> None:
+        dtype, device = self.servers[0].reply.flat.dtype, self.reducer.found_inf.device
+        norms = torch.zeros(len(self.servers), dtype=dtype, device=device)
         for server in self.at_home:
-            server.update(self.reducer.found_inf, self.recipe.lr(task.step))
+            norms[server.number] = server.norm
+        sum_(self.comm, norms)
+        self.reducer.gradient_norm = torch.linalg.vector_norm(norms)
 
     def _pull(self) -> None:
         rank, waits = self.comm.rank, []
@@ -190,7 +214,7 @@ class SyncServers(AllReduce):
         for server in self.servers:
             momenta = server.shard.momenta()
             if momenta and server.home != 0 and rank in (0, server.home):
-                messages.append(message := PackedSlices(momenta, 0, momenta[0].dtype))
+                messages.append(message := PackedSlices(momenta, 0, server.reply.flat.dtype))
                 if rank:
                     message.pack()
                     waits.append(self.messenger.start_send(message.flat, 0, server.number))

@@ -1,6 +1,6 @@
-"""What a parameter server has: slices of the parameters, and of their momentum."""
+"""What a parameter server has: slices of the parameters, and of what the optimizer has of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +17,8 @@ class Shard:
 
     Its values lie in the parameters of a model, and its momentum in the state of the optimizer of
     the whole model, so that a process which has all shards has a model and an optimizer like any.
+    The number of updates, where the optimizer counts them, each slice has for itself; that of the
+    slice with which a parameter begins is the parameter's.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class Shard:
         slices: Sequence[Slice],
         recipe: Recipe,
         found_inf: Tensor,
+        norm: Callable[[], Tensor],
     ) -> None:
         self.whole = whole
         self.parameters = list(model.parameters())
@@ -35,7 +38,7 @@ class Shard:
         ]
         settings = asdict(recipe.optim)
         del settings["weight_decay"]
-        self.optimizer = optim.over_groups(self._groups(), **settings)
+        self.optimizer = optim.over_groups(self._groups(), norm=norm, **settings)
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         self.link()
 
@@ -55,8 +58,15 @@ class Shard:
         torch._foreach_copy_(self.values, values)
 
     def momenta(self) -> list[Tensor]:
-        """The momentum of the slices as it lies there, none without momentum."""
-        return [buffer for value in self.values for buffer in self.optimizer.state[value].values()]
+        """All that the optimizer has of the slices as it lies there, each in one dimension; SGD
+        without momentum has nothing."""
+        states = [self.optimizer.state[value] for value in self.values]
+        return [in_memory(buffer) for state in states for buffer in state.values()]
+
+    def steps(self) -> list[Tensor]:
+        """The number of updates of each slice as the optimizer counts them; SGD does not."""
+        states = [self.optimizer.state[value] for value in self.values]
+        return [state[optim.STEP] for state in states if optim.STEP in state]
 
     def cut(self, flat: Tensor, begins: Sequence[int]) -> list[Tensor]:
         """The slices of something that lies in one dimension, of each parameter from its begin."""
@@ -70,8 +80,14 @@ class Shard:
         for each, value in zip(self.slices, self.values, strict=True):
             state = self.whole.state.get(self.parameters[each.parameter], {})
             self.optimizer.state[value] = {
-                name: in_memory(buffer)[each.begin : each.end] for name, buffer in state.items()
+                name: in_memory(buffer)[each.begin : each.end]
+                for name, buffer in state.items()
+                if name != optim.STEP
             }
+            if optim.STEP in state:
+                # Not one for all slices, since each update of a slice adds 1 to it.
+                step = state[optim.STEP] if each.begin == 0 else state[optim.STEP].clone()
+                self.optimizer.state[value][optim.STEP] = step
         _settings(self.whole, self.optimizer)
 
     def report(self) -> None:
@@ -98,7 +114,10 @@ def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
 
 
 def make_whole(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of the whole model, whose momentum is there from the start, and 0."""
+    """The optimizer of the whole model, whose momentum is there from the start, and 0.
+
+    It makes no update.
+    """
     whole = optim.make_optimizer(model, **asdict(recipe.optim))
     _lay_out(whole)
     return whole
@@ -111,13 +130,12 @@ def load_whole(whole: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _lay_out(whole: torch.optim.Optimizer) -> None:
-    """Let every momentum lie in memory as its parameter does."""
-    name = "velocity" if isinstance(whole, optim.VelocitySGD) else "momentum_buffer"
+    """Let every momentum be there, and lie in memory as its parameter does."""
     for group in whole.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            saved = whole.state[parameter].get(name)
-            buffer = torch.zeros_like(parameter) if saved is None else saved
-            whole.state[parameter] = {name: torch.empty_like(parameter).copy_(buffer)}
+        for parameter in group["params"]:
+            saved = whole.state.get(parameter, {})
+            if state := optim.first_state(whole, parameter) | saved:
+                whole.state[parameter] = optim.laid_out(parameter, state)
 
 
 def in_memory(tensor: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from lsgd.recipe.checks import check, check_known, check_world_size
 from lsgd.rules import sampler
 from lsgd.strategy.tasks import hosted_workers
 
+ADAM = {"optim__name": "adam", "optim__nesterov": False}
+ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum": 0.0}
+
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
@@ -30,6 +33,20 @@ from lsgd.strategy.tasks import hosted_workers
         ({"optim__momentum_correction": True}, "momentum_correction=true .* optim.equation=10"),
         ({"optim__momentum": 1.0}, "optim.momentum=1 .* below 1"),
         ({"optim__momentum": 0.0}, "optim.momentum=0 .* write optim.nesterov=false"),
+        ({"optim__name": "adamw"}, "optim.name=adamw is unknown; write one of sgd, adam, adagrad"),
+        ({"optim__name": "adam"}, "nesterov=true .* optim.name=adam; write optim.nesterov=false"),
+        (ADAM | {"optim__equation": 10}, "equation=10 .*name=adam; write optim.equation=9"),
+        (
+            ADAM | {"optim__momentum_correction": True},
+            "momentum_correction=true .*name=adam; write .*=false",
+        ),
+        (ADAGRAD | {"optim__momentum": 0.9}, "momentum=0.9 .*=adagrad; write optim.momentum=0"),
+        (ADAGRAD | {"optim__beta2": 0.9}, "beta2=0.9 .*=adagrad; write optim.beta2=0.999"),
+        ({"optim__beta2": 0.9}, "optim.beta2=0.9 .* optim.name=sgd; write optim.beta2=0.999"),
+        ({"optim__eps": 1e-6}, "optim.eps=1e-06 .* optim.name=sgd; write optim.eps=1e-08"),
+        (ADAM | {"optim__beta2": 1.0}, "optim.beta2=1 keeps .* below 1"),
+        ({"optim__clip_norm": 0.0}, "optim.clip_norm=0 is not possible; write a number above 0"),
+        ({"optim__clip_norm": 5.0, "optim__equation": 10}, "clip_norm=5 .* optim.equation=9"),
         ({"schedule__reference_lr": 0.0}, "schedule.reference_lr=0 .* above 0"),
         ({"schedule__reference_lr": float("nan")}, "schedule.reference_lr=nan .* above 0"),
         ({"schedule__reference_batch": 0.0}, "schedule.reference_batch=0 .* above 0"),
@@ -122,6 +139,8 @@ def test_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
         {"workers": 40036},
         {"optim__momentum": 0.0, "optim__nesterov": False},
         {"optim__momentum_correction": True, "optim__equation": 10},
+        ADAM | {"optim__momentum": 0.0, "optim__beta2": 0.0, "optim__eps": 1e-12},
+        ADAGRAD | {"optim__eps": 1e-10, "optim__clip_norm": 1e-3},
         {"seed": 2**64 - 1},
         {"model__name": "lenet5", "data__image_size": 28},
     ],

@@ -1,16 +1,29 @@
 import copy
 import io
 from collections.abc import Callable
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lsgd.errors import Refused
+from lsgd.recipe import Optim
 from lsgd.rules import optim
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 RATES = [0.1, 0.1, 0.4, 0.4, 0.04, 0.8, 0.08]
 FORMS = [(9, False), (10, False), (10, True)]
+ADAM = Optim(name="adam", nesterov=False, weight_decay=0.01, beta2=0.99, eps=1e-6)
+ADAGRAD = Optim(name="adagrad", momentum=0.0, nesterov=False, weight_decay=0.01, eps=1e-10)
+SGD = Optim(weight_decay=0.01)
+ALL = [
+    *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD,
+    *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD)),
+]  # fmt: skip
+"""Every optimizer, and those that clip."""
 
 
 def small_net() -> nn.Module:
@@ -23,14 +36,19 @@ def small_net() -> nn.Module:
 def sgd(
     model: nn.Module, equation: int = 9, correction: bool = False, *, nesterov: bool = True
 ) -> torch.optim.Optimizer:
-    return optim.make_optimizer(
-        model,
-        momentum=0.9,
-        nesterov=nesterov,
-        weight_decay=0.01,
-        equation=equation,
-        momentum_correction=correction,
+    settings = Optim(
+        nesterov=nesterov, weight_decay=0.01, equation=equation, momentum_correction=correction
     )
+    return optim.make_optimizer(model, **asdict(settings))
+
+
+def make(model: nn.Module, settings: Optim) -> torch.optim.Optimizer:
+    """The optimizer of these settings, which clips by the norm of the gradients it has."""
+
+    def norm() -> Tensor:
+        return torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+    return optim.make_optimizer(model, norm=norm, **asdict(settings))
 
 
 def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, number: int) -> None:
@@ -90,6 +108,95 @@ def test_equation_10(correction: bool) -> None:
     torch.testing.assert_close(list(model.parameters()), by_hand(rule), **CLOSE)
 
 
+def adam(w: Tensor, state: list[Tensor], g: Tensor, lr: float, step: int) -> Tensor:
+    """Kingma and Ba 2015, algorithm 1, with beta1 = 0.9."""
+    state[0] = 0.9 * state[0] + 0.1 * g
+    state[1] = ADAM.beta2 * state[1] + (1 - ADAM.beta2) * g**2
+    mean, square = state[0] / (1 - 0.9**step), state[1] / (1 - ADAM.beta2**step)
+    return w - lr * mean / (square.sqrt() + ADAM.eps)
+
+
+def adagrad(w: Tensor, state: list[Tensor], g: Tensor, lr: float, _: int) -> Tensor:
+    """Duchi et al. 2011, with a diagonal matrix."""
+    state[0] = state[0] + g**2
+    return w - lr * g / (state[0].sqrt() + ADAGRAD.eps)
+
+
+def nesterov(w: Tensor, state: list[Tensor], g: Tensor, lr: float, _: int) -> Tensor:
+    """Equation (9) looking ahead."""
+    state[0] = 0.9 * state[0] + g
+    return w - lr * (g + 0.9 * state[0])
+
+
+LOOPS = [(SGD, nesterov), (ADAM, adam), (ADAGRAD, adagrad)]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 5.0, 8.0, 1e6])
+@pytest.mark.parametrize(("settings", "rule"), LOOPS)
+def test_a_plain_loop_comes_to_the_same(
+    settings: Optim, rule: Callable[..., Tensor], clip: float | None
+) -> None:
+    """The gradient of all parameters is clipped by its one norm, and then decay is added."""
+    model = small_net()
+    weights = [p.detach().clone() for p in model.parameters()]
+    states = [[torch.zeros_like(w), torch.zeros_like(w)] for w in weights]
+    decays = [0.01, 0.01, 0.0, 0.0, 0.01, 0.01]
+    optimizer, norms = make(model, replace(settings, clip_norm=clip)), []
+    for number, lr in enumerate(RATES):
+        take_step(model, optimizer, lr, number)
+        generator = torch.Generator().manual_seed(number)
+        gradients = [torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in weights]
+        norms.append(sum((g**2).sum() for g in gradients).sqrt())
+        factor = 1 if clip is None else min(1, clip / norms[-1])
+        for i, g in enumerate(gradients):
+            g = factor * g + decays[i] * weights[i]
+            weights[i] = rule(weights[i], states[i], g, lr, number + 1)
+    assert min(norms) < 12 < max(norms) + 4
+    torch.testing.assert_close([p.detach() for p in model.parameters()], weights, **CLOSE)
+
+
+@given(
+    norm=st.sampled_from([0.0, 1e-30, 0.3, 1.0, 7.0, 1e30]),
+    limit=st.floats(1e-6, 1e6),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_a_clipped_gradient_has_at_most_the_norm(
+    norm: float, limit: float, dtype: torch.dtype
+) -> None:
+    """And its direction; one that is shorter stays bit by bit, 0 too."""
+    direction = torch.tensor([0.6, -0.8, 0.0], dtype=dtype)
+    value = direction.new_zeros(3).requires_grad_()
+    settings = asdict(Optim(momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=limit))
+    del settings["weight_decay"]
+    gradient = direction * norm
+    value.grad = gradient.clone()
+    groups = [{"params": [value], "weight_decay": 0.0}, {"params": [], "weight_decay": 0.0}]
+    optimizer = optim.over_groups(groups, norm=lambda: torch.tensor(norm, dtype=dtype), **settings)
+    optim.set_lr(optimizer, 1.0)
+    optimizer.step()
+    expected = gradient if norm <= limit else direction * limit
+    close = {"rtol": 0, "atol": 0} if norm <= limit else {"rtol": 1e-6, "atol": 0}
+    torch.testing.assert_close(-value.detach(), expected, **close)
+
+
+@pytest.mark.parametrize("settings", [SGD, ADAM, ADAGRAD])
+def test_nothing_is_clipped_and_nothing_computed_without_a_limit(settings: Optim) -> None:
+    model = small_net()
+    optimizer = optim.make_optimizer(model, norm=pytest.fail, **asdict(settings))
+    take_step(model, optimizer, 0.1, 0)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_where_torch_has_no_fused_adagrad_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: torch.optim.Optimizer) -> None:
+        raise RuntimeError("`fused=True` requires …")
+
+    monkeypatch.setattr(torch.optim.Adagrad, "step", step)
+    with pytest.raises(Refused, match=r"no fused Adagrad on cpu .*requires ….*; write device=cpu"):
+        make(small_net(), ADAGRAD)
+    make(small_net(), ADAM)
+
+
 def test_every_parameter_is_in_one_group() -> None:
     """Also those that a module other than conv, fc and BN may have."""
     model = small_net()
@@ -99,11 +206,11 @@ def test_every_parameter_is_in_one_group() -> None:
     assert {*kept} == {*model[1].parameters()}
 
 
-@pytest.mark.parametrize(("equation", "correction"), FORMS)
-def test_found_inf_leaves_everything_as_it_is(equation: int, correction: bool) -> None:
-    """Parameters and momentum, bit by bit, even though the gradients are not numbers."""
+@pytest.mark.parametrize("settings", ALL)
+def test_found_inf_leaves_everything_as_it_is(settings: Optim) -> None:
+    """Parameters and state, bit by bit, even though the gradients are not numbers."""
     model = small_net()
-    optimizer = sgd(model, equation, correction)
+    optimizer = make(model, settings)
     found_inf = torch.zeros(())
     optimizer.found_inf = found_inf
     take_step(model, optimizer, 0.1, 0)
@@ -121,11 +228,11 @@ def test_found_inf_leaves_everything_as_it_is(equation: int, correction: bool) -
 
 
 @pytest.mark.parametrize("stop", [0, 2, 6])
-@pytest.mark.parametrize(("equation", "correction"), FORMS)
-def test_a_saved_optimizer_goes_on_bit_equal(equation: int, correction: bool, stop: int) -> None:
+@pytest.mark.parametrize("settings", ALL)
+def test_a_saved_optimizer_goes_on_bit_equal(settings: Optim, stop: int) -> None:
     """Through a file that is read without running code, wherever the lr stands."""
     straight, resumed = small_net(), small_net()
-    optimizer, other = (sgd(model, equation, correction) for model in (straight, resumed))
+    optimizer, other = (make(model, settings) for model in (straight, resumed))
     for number, lr in enumerate(RATES):
         if number == stop:
             file = io.BytesIO()

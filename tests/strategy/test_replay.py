@@ -27,6 +27,8 @@ from lsgd.step import train_step
 from lsgd.strategy.replay import Replay
 
 CPU = torch.device("cpu")
+OPTIMIZERS = [(), ("optim=adam",), ("optim=adagrad",), ("optim.clip_norm=0.5",),
+              ("optim=adam", "optim.clip_norm=0.5")]  # fmt: skip
 
 
 def train(made: Recipe, comm: Comm, *, until: int | None = None, begin: Any = None) -> Learner:
@@ -75,20 +77,25 @@ def synchronous(*words: str) -> Checkpoint:
 # --- What it comes down to -------------------------------------------------------------------
 
 
-def test_no_backup_is_synchronous_sgd() -> None:
-    words = ["strategy=backup", "strategy.backup=0", *UNEVEN]
-    assert difference(alone(*words), synchronous()) < 1e-13
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_no_backup_is_the_synchronous_run(optimizer: tuple[str, ...]) -> None:
+    words = ["strategy=backup", "strategy.backup=0", "strategy.servers=2", *UNEVEN, *optimizer]
+    assert difference(alone(*words), synchronous(*optimizer)) < 1e-12
     norms = [
         train(made, SingleComm(), until=3).now()["gradient_norm"]
-        for made in (recipe(*words), recipe("workers_per_pass=4"))
+        for made in (recipe(*words), recipe("workers_per_pass=4", *optimizer))
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)
 
 
-def test_one_asynchronous_worker_is_sgd() -> None:
-    plain = train(recipe("workers=1"), SingleComm()).checkpoint()
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_asynchronous_worker_is_the_plain_optimizer(optimizer: tuple[str, ...]) -> None:
+    """To the bit, but for the order in which the squares of a norm are added."""
+    plain = train(recipe("workers=1", *optimizer), SingleComm()).checkpoint()
+    clips = any("clip" in word for word in optimizer)
     for words in (["strategy=async"], ["strategy=async", "strategy.servers=3"]):
-        assert difference(alone("workers=1", *words), plain) == 0
+        gap = difference(alone("workers=1", *words, *optimizer), plain)
+        assert gap < 1e-12 if clips else gap == 0
 
 
 def test_one_worker_is_never_stale() -> None:
@@ -197,6 +204,23 @@ def goes_on(kind: str, cut: int, processes: int) -> None:
 @pytest.mark.parametrize("kind", ["async beside workers", "backup"])
 def test_a_run_goes_on_in_mid_epoch(kind: str) -> None:
     goes_on(kind, 8, 2)
+
+
+@pytest.mark.parametrize("optimizer", [("optim=adam",), ("optim=adam", "optim.clip_norm=0.5")])
+def test_servers_that_are_ahead_of_others_go_on_in_mid_epoch(
+    optimizer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices of one parameter have had different numbers of updates, and a push has been applied
+    here and not there."""
+    monkeypatch.setattr("lsgd.strategy.placement.SPLIT", 100)
+    made = recipe(*KINDS["async beside workers"], *UNEVEN, *optimizer)
+    whole = train(made, SingleComm()).checkpoint()
+    apart = 0
+    for cut in range(5, 15):
+        first = copied(train(made, SingleComm(), until=cut).checkpoint())
+        apart += len({step.item() for step in first.optimizer["steps"]}) > 1
+        assert difference(train(made, SingleComm(), begin=first).checkpoint(), whole) == 0
+    assert apart
 
 
 @pytest.mark.slow

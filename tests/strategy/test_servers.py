@@ -31,6 +31,9 @@ from lsgd.step import train_step
 from lsgd.strategy.clock import step_seconds
 from lsgd.strategy.guard import LEAVE, SAVE
 
+ADAM = ("optim=adam", "optim.eps=1e-4")
+ADAGRAD = ("optim=adagrad",)
+CLIPPED = ("optim.clip_norm=0.5",)
 VELOCITY = ("optim.equation=10", "optim.momentum_correction=true")
 
 
@@ -43,7 +46,18 @@ def test_one_process_goes_on_with_what_another_strategy_has_saved() -> None:
     assert max(resumed(SingleComm(), sync()).values()) < 1e-10
 
 
-@pytest.mark.parametrize("words", [(), VELOCITY, ("optim.momentum=0", "optim.nesterov=false")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        VELOCITY,
+        ("optim.momentum=0", "optim.nesterov=false"),
+        ADAM,
+        ADAGRAD,
+        CLIPPED,
+        (*ADAM, "optim.clip_norm=0.3"),
+    ],
+)
 @pytest.mark.parametrize("strategy", [sync(5), sync(1), sync(3, "colocated", "hash")])
 def test_three_processes_are_all_reduce_and_save_what_it_goes_on_with(strategy, words) -> None:
     """Also if process 0, which saves, has no server."""
@@ -56,6 +70,30 @@ def test_three_processes_are_all_reduce_and_save_what_it_goes_on_with(strategy, 
 
     saved = on_processes(3, process)[0]
     assert distance(go_on(SingleComm(), ALLREDUCE, saved, *words, until=9), expected) < 1e-10
+
+
+@pytest.mark.parametrize("words", [ADAM, ADAGRAD])
+def test_what_process_0_saves_has_the_updates_of_all_servers(words) -> None:
+    """Though it has no server of its own."""
+    saved = on_processes(3, lambda comm: make_steps(make_learner(comm, sync(2), *words), 4))[0]
+    assert {state["step"].item() for state in saved.optimizer["state"].values()} == {4}
+
+
+def test_a_step_is_clipped_by_the_norm_over_all_servers() -> None:
+    """The row has the norm before clipping, the same as without servers, and it is above."""
+
+    def norms(comm: Any, strategy: Any) -> list[float]:
+        learner = make_learner(comm, strategy, *CLIPPED)
+        values = []
+        for until in range(1, 7):
+            make_steps(learner, until)
+            values.append(learner.now()["gradient_norm"])
+        return values
+
+    expected = norms(SingleComm(), ALLREDUCE)
+    assert min(expected) > 0.5
+    for values in on_processes(3, lambda comm: norms(comm, sync(2))):
+        assert values == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

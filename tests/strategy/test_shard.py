@@ -9,7 +9,7 @@ from helpers.differences import largest_difference
 from torch import Tensor, nn
 
 from lsgd.models import make_network
-from lsgd.recipe import Recipe
+from lsgd.recipe import Optim, Recipe
 from lsgd.rules import optim
 from lsgd.strategy.placement import PLACEMENTS, place
 from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
@@ -17,6 +17,9 @@ from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
 SMALL = changed(
     BASE, model__name="small_resnet", precision="float64", optim__weight_decay=0.1, seed=3
 )
+
+
+ADAM = {"optim": Optim(name="adam", nesterov=False, weight_decay=0.1, eps=1e-4)}
 
 
 def gradients(model: nn.Module, step: int) -> list[Tensor]:
@@ -33,7 +36,12 @@ def make_shards(
     whole = make_whole(model, recipe)
     slices = place([p.numel() for p in model.parameters()], servers, placement)
     found_inf = torch.zeros(())
-    return whole, [Shard(model, whole, each, recipe, found_inf) for each in slices]
+    return whole, [Shard(model, whole, each, recipe, found_inf, given_norm) for each in slices]
+
+
+def given_norm() -> Tensor:
+    """What is taken for the norm of the whole gradient, of which no shard knows all."""
+    return torch.tensor(4.0, dtype=torch.float64)
 
 
 def apply(shards: list[Shard], gradients: list[Tensor], lr: float) -> None:
@@ -47,7 +55,7 @@ def apply(shards: list[Shard], gradients: list[Tensor], lr: float) -> None:
 
 def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = make_network(recipe)
-    optimizer = optim.make_optimizer(model, **vars(recipe.optim))
+    optimizer = optim.make_optimizer(model, norm=given_norm, **vars(recipe.optim))
     for step in range(steps):
         for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
             parameter.grad = gradient
@@ -65,6 +73,10 @@ def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]
         {"channels_last": True},
         {"optim__momentum": 0.0, "optim__nesterov": False},
         {"optim__equation": 10, "optim__momentum_correction": True},
+        ADAM,
+        ADAM | {"channels_last": True},
+        {"optim": Optim(name="adagrad", momentum=0.0, nesterov=False)},
+        {"optim__clip_norm": 1.0},
     ],
 )
 def test_all_shards_together_make_the_update(
@@ -99,6 +111,18 @@ def test_what_all_reduce_has_saved_before_a_step_is_taken_up() -> None:
     assert len(whole.state) == len(list(model.parameters()))
 
 
+def test_the_updates_of_adam_count_from_what_is_taken_up() -> None:
+    recipe = changed(SMALL, **ADAM)
+    for steps in (0, 3):
+        model, optimizer = plain(recipe, steps)
+        whole, [shard] = make_shards(model, recipe, 1, "greedy")
+        load_whole(whole, optimizer.state_dict())
+        shard.link()
+        assert {step.item() for step in shard.steps()} == {steps}
+        apply([shard], gradients(model, steps), 0.1)
+        assert {state["step"].item() for state in whole.state.values()} == {steps + 1}
+
+
 def test_a_copy_stays_as_it_is_and_is_written_back() -> None:
     model = make_network(SMALL)
     _, [shard] = make_shards(model, SMALL, 1, "greedy")
@@ -110,11 +134,14 @@ def test_a_copy_stays_as_it_is_and_is_written_back() -> None:
     assert largest_difference([p.detach() for p in model.parameters()], before) == 0
 
 
-def test_no_update_once_a_gradient_was_not_finite() -> None:
-    model = make_network(SMALL)
-    whole = make_whole(model, SMALL)
+@pytest.mark.parametrize("fields", [{}, ADAM])
+def test_no_update_once_a_gradient_was_not_finite(fields: dict[str, Any]) -> None:
+    recipe = changed(SMALL, **fields)
+    model = make_network(recipe)
+    whole = make_whole(model, recipe)
     [slices] = place([p.numel() for p in model.parameters()], 1, "greedy")
-    shard = Shard(model, whole, slices, SMALL, torch.ones(()))
+    shard = Shard(model, whole, slices, recipe, torch.ones(()), given_norm)
     before = shard.copy()
     apply([shard], gradients(model, 0), 0.1)
     assert largest_difference(shard.copy(), before) == 0
+    assert all(not tensor.any() for tensor in shard.momenta())

@@ -1,0 +1,36 @@
+"""Made-up tagged sentences of a recipe's numbers, to run anything without a corpus."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lsgd.rules import philox
+from lsgd.text.conll import OUTSIDE, Sentences, TaggedCorpus
+
+MEDIAN, SPREAD, LONGEST = 10, 0.8, 113
+"""The lengths of CoNLL-2003's training sentences: median, roughly the standard deviation of their
+logarithm, and longest."""
+
+
+def made_up_sentences(
+    counts: Mapping[str, int], *, words: int, classes: int, seed: int
+) -> TaggedCorpus:
+    """A corpus of sets with these numbers of sentences, the same for each seed.
+
+    Every fifth word of the vocabulary always has the same tag, of a span, and the others have O, so
+    that there is something to learn.
+    """
+    sets = {}
+    for number, (name, count) in enumerate(counts.items()):
+        # Two independent uniform numbers make a normal one (Box and Muller 1958).
+        radius, angle, *_ = philox.uniforms((np.arange(count), 0, 0, number), key=seed)
+        normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
+        lengths = np.rint(MEDIAN * np.exp(SPREAD * normal)).astype(np.int64).clip(1, LONGEST)
+        place = np.arange(lengths.sum())
+        drawn = philox.uniforms((place, place >> 32, 1, number), key=seed)[0]
+        # The lower its number, the more frequent is a word.
+        chosen = np.floor(words * drawn**3).astype(np.int64)
+        tags = np.where(chosen % 5, 0, chosen // 5 % classes)
+        sets[name] = Sentences(chosen, tags, lengths)
+    vocabulary = tuple(f"w{number}" for number in range(1, words))
+    return TaggedCorpus(sets, vocabulary, (OUTSIDE, *(f"I-{i}" for i in range(1, classes))))
