@@ -16,7 +16,7 @@ REQUIREMENTS = ("tensorflow-cpu==2.21.0", "keras==3.15.1", "numpy==2.4.6")
 SIZE = "1.6 GB, which takes about a minute"
 SCRIPT = Path(__file__).with_name("tensorflow_tagger.py")
 
-Steps = Sequence[Sequence[Sequence[int]]]
+Steps = Sequence[Sequence[Sequence[int] | NDArray[np.int64]]]
 """The sentences of each pass of each step, by their numbers."""
 
 

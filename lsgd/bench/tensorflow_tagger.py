@@ -14,7 +14,7 @@ TensorFlow. A request ["prepare", setting] loads a file of examples and has
     dtype       float32 or float64
     lr          of plain SGD
 
-and ["run", name, number] makes so many of its steps, from its first again after its last.
+and ["run", name, number] makes so many steps, from its first one on, and again after its last.
 
 The network looks words up, runs an LSTM over each sentence and another one over the reversed
 sentence, and maps both outputs to tags by a linear layer. A sentence is reversed within its length,
@@ -122,7 +122,7 @@ class BlockLSTM:
 LSTMS: dict[str, Callable[[Sequence[NDArray[Any]]], Any]] = {"keras": KerasLSTM, "block": BlockLSTM}
 
 
-class Tagger:
+class GraphTagger:
     """The network with its weights, and its steps as graphs."""
 
     def __init__(self, arrays: dict[str, NDArray[Any]], setting: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class Examples:
     def __init__(self, setting: dict[str, Any]) -> None:
         arrays = _read(setting["file"])
         _check(arrays, setting)
-        self._tagger = Tagger(arrays, setting)
+        self._tagger = GraphTagger(arrays, setting)
         groups = np.split(arrays["order"], np.cumsum(arrays["pass_sizes"])[:-1])
         passes = iter([_padded(arrays, group, setting["length"]) for group in groups])
         self._steps = []
@@ -215,27 +215,22 @@ class Examples:
             of_step = list(islice(passes, int(size)))
             words = sum(int(lengths.numpy().sum()) for *_, lengths in of_step)
             self._steps.append((of_step, words, sum(int(tf.size(each)) for each, *_ in of_step)))
-        self._next = 0
 
     def run(self, number: int) -> dict[str, Any]:
-        """Make so many steps; returns loss, seconds and CPU seconds of each, and what they had."""
-        done: dict[str, Any] = {
-            "losses": [],
-            "seconds": [],
-            "cpu_seconds": [],
-            "words": 0,
-            "cells": 0,
-        }
-        for _ in range(number):
-            passes, words, cells = self._steps[self._next % len(self._steps)]
-            self._next += 1
+        """Make so many steps; returns loss, seconds and CPU seconds of each, the number of graphs
+        after it, and how many words and cells there were."""
+        lists: dict[str, Any] = {"losses": [], "seconds": [], "cpu_seconds": [], "graphs": []}
+        done = lists | {"words": 0, "cells": 0}
+        for index in range(number):
+            passes, words, cells = self._steps[index % len(self._steps)]
             begin, cpu = time.perf_counter(), time.process_time()
             done["losses"].append(self._tagger.step(passes, words))
             done["seconds"].append(time.perf_counter() - begin)
             done["cpu_seconds"].append(time.process_time() - cpu)
+            done["graphs"].append(self._tagger.graphs())
             done["words"] += words
             done["cells"] += cells
-        return done | {"graphs": self._tagger.graphs()}
+        return done
 
 
 def main(argv: Sequence[str]) -> None:

@@ -167,7 +167,7 @@ def test_its_losses_are_those_of_torch(
     assert done["cells"] == 2 * sum(
         len(each) * most for each, most in zip(passes, longest, strict=True)
     )
-    assert done["graphs"] == 1
+    assert done["graphs"] == [1] * 6
 
 
 @pytest.mark.tensorflow
@@ -184,7 +184,7 @@ def test_each_static_shape_gets_a_graph(
     steps = [[[0, 1, 2]], [[3, 4]], [[5, 6, 7]]]
     save_examples(Path(setting["file"]), sentences, steps, network.weights())
     job.prepare(setting | {"length": length})
-    assert job.run("tagger", 6)["graphs"] == graphs
+    assert job.run("tagger", 6)["graphs"][-1] == graphs
 
 
 @pytest.mark.tensorflow
