@@ -39,8 +39,8 @@ class Padded:
 
     @cached_property
     def workload(self) -> Tagging:
-        """The recipe's tagging, without dropout; bucket takes batches of like length, others the
-        shuffled ones."""
+        """The recipe's tagging, in float32 and without dropout; bucket takes batches of sentences
+        of like length, the others shuffled ones."""
         recipe = self.recipe
         bucket = self.padding == "bucket"
         data = replace(recipe.data, order="by_length" if bucket else "shuffled", word_dropout=0.0)
@@ -48,6 +48,7 @@ class Padded:
             recipe,
             data=data,
             model=replace(recipe.model, dropout=0.0),
+            precision="float32",
             padding="batch" if bucket else self.padding,
             workers=1,
             worker_batch=self.batch,

@@ -315,14 +315,14 @@ def _facts(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _difference(result: Result) -> float | None:
     """How far the first losses of TensorFlow are from those of torch, at most."""
-    found = [
-        abs(theirs - ours)
+    losses = {
+        (of["system"], of["padding"], of["batch"]): of["losses"]
         for of in result["candidates"].values()
-        if of["system"] in LSTMS
-        for theirs, ours in zip(
-            of["losses"],
-            result["candidates"][f"{EAGER}, {of['padding']}, {of['batch']}"]["losses"],
-            strict=True,
-        )
+    }
+    differences = [
+        abs(theirs - ours)
+        for (system, *way), values in losses.items()
+        if system in LSTMS
+        for theirs, ours in zip(values, losses[EAGER, *way], strict=True)
     ]
-    return max(found, default=None)
+    return max(differences, default=None)

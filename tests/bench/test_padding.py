@@ -117,6 +117,7 @@ def made_up(**others: Any) -> dict[str, Any]:
         "once_seconds": 3.0,
         "first_graphs": 3,
         "graphs": 24,
+        "losses": [2.0],
     }
     machine = {"gpu": None, "cpu": "x", "cores": 1, "threads_of_torch": 1, "load_average": 0}
     return {
