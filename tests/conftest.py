@@ -1,9 +1,10 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `gpu` or `data` is skipped
-where that is missing, unless the environment variable LSGD_REQUIRE names it: then it fails, so that
-nothing passes by skipping. It may also name `mount`, the right to mount a small disk, and `calls`,
-the versions for which the calls of a step are known.
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `tensorflow`, `gpu` or `data`
+is skipped where that is missing, unless the environment variable LSGD_REQUIRE names it: then it
+fails, so that nothing passes by skipping, and TensorFlow's environment is made. It may also name
+`mount`, the right to mount a small disk, and `calls`, the versions for which the calls of a step
+are known.
 """
 
 import os
@@ -23,6 +24,8 @@ from helpers.soak import Soak
 from hypothesis import settings
 
 from lsgd import config
+from lsgd.bench.environment import place
+from lsgd.bench.tensorflow_job import NAME, REQUIREMENTS
 from lsgd.train import train
 
 # Threads that wait for each other on busy cores are slower than one, by far; so in child processes.
@@ -37,6 +40,7 @@ settings.load_profile("untimed")
 REPOSITORY = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("LSGD_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
 
+REQUIRED = os.environ.get("LSGD_REQUIRE", "").split(",")
 MISSING = {
     "gpu": (not torch.cuda.is_available(), "torch finds no GPU"),
     "dali": (
@@ -57,15 +61,19 @@ MISSING = {
         find_spec("kubeflow") is None,
         "the models of Kubeflow's jobs are not installed: pip install kubeflow-training",
     ),
+    # Of 1.6 GB: where it is required a test makes it, and fails if it cannot.
+    "tensorflow": (
+        not place(NAME, REQUIREMENTS).is_dir() and "tensorflow" not in REQUIRED,
+        "TensorFlow's environment is not made: LSGD_REQUIRE=tensorflow makes it",
+    ),
     "data": (not TEST_DATA.is_dir(), f"no test data at {TEST_DATA}: set LSGD_TEST_DATA"),
 }
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    required = os.environ.get("LSGD_REQUIRE", "").split(",")
     for name, (missing, reason) in MISSING.items():
         if missing and item.get_closest_marker(name):
-            if name in required:
+            if name in REQUIRED:
                 pytest.fail(f"LSGD_REQUIRE names {name}, but {reason}", pytrace=False)
             pytest.skip(reason)
 
@@ -139,7 +147,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=4m", "lsgd-test", str(folder)]
     if subprocess.run(["mount", *options], capture_output=True).returncode:
-        if "mount" in os.environ.get("LSGD_REQUIRE", "").split(","):
+        if "mount" in REQUIRED:
             pytest.fail("LSGD_REQUIRE names mount, but this user may not", pytrace=False)
         pytest.skip("no right to mount a small disk")
     try:

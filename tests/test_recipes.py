@@ -261,7 +261,7 @@ def test_rehearsal(name: str) -> None:
     small = rehearsal(replace(recipe, rehearse=True))
     check(small)
     steps = [step for _, each in small.epochs_from(0) for step in each]
-    assert len(steps) == 6 if recipe.schedule.milestones else 5
+    assert len(steps) == (6 if recipe.schedule.milestones else 5)
     assert [small.lr(step) for step in steps] == [recipe.lr(step) for step in steps]
     assert (small.workers, small.worker_batch) == (recipe.workers, 2)
 

@@ -15,6 +15,7 @@ round, and compared within each round; `python -m lsgd.bench WHAT --help` says h
 
 WHAT:
   inputs    images/s of each loader, of the model and of both; which bounds; a loader's memory
+  padding   words/s of a tagger by the way its sentences are padded, in torch and TensorFlow
   scaling   images/s on 1, 2, 4 processes: weak and strong scaling, efficiency against one
 
 What proves lsgd's own speed is beside it, in a checkout: python -m benchmarks.step, and the others
@@ -33,6 +34,10 @@ def main(argv: Sequence[str]) -> int:
                 from lsgd.bench import inputs
 
                 inputs.main(words)
+            case ["padding", *words]:
+                from lsgd.bench import padding
+
+                padding.main(words)
             case ["scaling", *words]:
                 from lsgd.bench import scaling
 

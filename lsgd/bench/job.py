@@ -12,11 +12,11 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from lsgd.errors import Refused
 from lsgd.job.children import Child, failure, started
@@ -32,10 +32,8 @@ LEAVING = 30.0
 class Job:
     """Processes that are up and have met."""
 
-    def __init__(self, name: str, child: Child, connection: socket.socket, limit: float) -> None:
-        self.name, self._child, self._limit = name, child, limit
-        connection.settimeout(limit)
-        self._requests, self._answers = connection.makefile("w"), connection.makefile("r")
+    def __init__(self, name: str, child: Child, stream: TextIO, limit: float) -> None:
+        self.name, self._child, self._stream, self._limit = name, child, stream, limit
 
     def prepare(self, setting: Any) -> Any:
         """Prepare a setting on all processes; returns what process 0 says about it.
@@ -53,8 +51,8 @@ class Job:
 
     def _ask(self, *request: Any) -> Any:
         try:
-            print(json.dumps(request), file=self._requests, flush=True)
-            line = self._answers.readline()
+            print(json.dumps(request), file=self._stream, flush=True)
+            line = self._stream.readline()
         except TimeoutError:
             refuse(self.name, self._child, self._limit)
         except ConnectionError:
@@ -82,9 +80,31 @@ def open_job(
         name = "a process of its own"
     threads = max(1, cores(detect()) // processes)
     environment = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
+    with open_command(
+        name,
+        [*python(library, processes), "-m", module],
+        [library, *words],
+        environment=environment,
+        limit=limit,
+    ) as job:
+        yield job
+
+
+@contextmanager
+def open_command(
+    name: str,
+    command: Sequence[str],
+    words: Sequence[str],
+    *,
+    environment: Mapping[str, str] = {},
+    limit: float,
+) -> Iterator[Job]:
+    """The job of a command whose further words are the address of a socket and then `words`.
+
+    Raises Refused as open_job does. What the caller's environment has goes before `environment`.
+    """
     with TemporaryDirectory(prefix="lsgd-bench-") as folder:
         address = Path(folder, "socket")
-        command = [*python(library, processes), "-m", module, str(address), library, *words]
         with socket.socket(socket.AF_UNIX) as server:
             try:
                 server.bind(str(address))
@@ -96,10 +116,14 @@ def open_job(
             server.listen()
             with (
                 # What the caller has set stays.
-                started(command, environment=environment | os.environ) as child,
+                started(
+                    [*command, str(address), *words], environment={**environment, **os.environ}
+                ) as child,
                 _meet(name, child, server, limit) as connection,
+                connection.makefile("rw") as stream,
             ):
-                yield Job(name, child, connection, limit)
+                connection.settimeout(limit)
+                yield Job(name, child, stream, limit)
 
 
 def python(library: str, processes: int) -> list[str]:

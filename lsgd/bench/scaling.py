@@ -4,14 +4,14 @@ The report is Markdown, for a README as for a terminal.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from lsgd.bench import results
 from lsgd.bench.job import Job, numbers, open_job
 from lsgd.bench.scaled_steps import STRONG, WEAK
-from lsgd.bench.setting import Result, check_not_launched, recipe_lines, setting_of
+from lsgd.bench.setting import Result, check_not_launched, noted, recipe_lines, setting_of
 from lsgd.bench.timing import Samples, TimedWork, check_rounds, estimate, measure, ratio
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
@@ -74,7 +74,7 @@ def bench(
     with ExitStack() as running:
         jobs: dict[int, Job] = {}
         for number in processes:
-            with _noted(result, f"{number} processes"):
+            with noted(result, f"{number} processes"):
                 # Waiting jobs of torch.distributed leave the cores to the one that works.
                 opening = open_job(
                     "lsgd.bench.scaled_steps", "torch", number, options.words, limit=options.limit
@@ -83,7 +83,7 @@ def bench(
         for kind in (STRONG, WEAK):
             facts = {}
             for number, job in jobs.items():
-                with _noted(result, f"{kind} scaling on {number} processes"):
+                with noted(result, f"{kind} scaling on {number} processes"):
                     facts[str(number)] = job.prepare(kind)
             if "1" not in facts:
                 continue  # which all are compared with
@@ -92,19 +92,10 @@ def bench(
                 number: _steps(jobs[int(number)], kind, options.steps, of_job["images"])
                 for number, of_job in facts.items()
             }
-            with _noted(result, f"{kind} scaling"):
+            with noted(result, f"{kind} scaling"):
                 speeds = measure(works, options.rounds, what=f"{kind} scaling")
                 result["jobs"][kind], result["speeds"][kind] = facts, speeds
             record.keep(result)
-
-
-@contextmanager
-def _noted(result: Result, what: str) -> Iterator[None]:
-    """Note a refusal inside as missing from the result, so that the rest is still measured."""
-    try:
-        yield
-    except Refused as refusal:
-        result["missing"][what] = str(refusal)
 
 
 def report(result: Result) -> str:

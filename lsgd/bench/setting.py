@@ -1,5 +1,7 @@
 """The setting that the figures of a benchmark depend on, and its lines in a report."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
@@ -81,3 +83,12 @@ def check_not_launched(what: str) -> None:
         raise Refused(
             f"{launch.launcher} started {launch.world_size} processes, and {what}; start it without"
         )
+
+
+@contextmanager
+def noted(result: Result, what: str) -> Iterator[None]:
+    """Note a refusal inside as missing from the result, so that the rest is still measured."""
+    try:
+        yield
+    except Refused as refusal:
+        result["missing"][what] = str(refusal)
