@@ -163,11 +163,14 @@ def _open(data: "Data", root: Path) -> None:
     from lsgd.inputs import IN_MEMORY
     from lsgd.inputs.arrays import load_arrays
     from lsgd.inputs.index import open_indexes
+    from lsgd.text.conll import open_tagged
     from lsgd.text.ptb import open_texts
 
     match data.workload:
         case "language":
             open_texts(data)
+        case "tagging":
+            open_tagged(data)
         case "images":
             (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
 

@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lsgd.recipe import Data
+from lsgd.text import check_counts, read_corpus
+
 FILES = (
     {"train": "eng.train", "val": "eng.testa", "test": "eng.testb"},
     {"train": "train.txt", "val": "valid.txt", "test": "test.txt"},
@@ -63,6 +66,13 @@ class TaggedCorpus:
         """Its numbers, by the fields of a recipe's data that have to be the same."""
         examples = {f"{name}_examples": len(each.lengths) for name, each in self.sets.items()}
         return examples | {"classes": len(self.tags), "words": len(self.words) + 1}
+
+
+def open_tagged(data: Data) -> TaggedCorpus:
+    """The corpus of a dataset; raises Refused if it is missing, or not what the recipe says."""
+    corpus = read_corpus(data, lambda root: read_tagged(root, lowercase=data.lowercase))
+    check_counts(data, corpus.counts)
+    return corpus
 
 
 @cache

@@ -16,8 +16,7 @@ from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.metric import METRICS
 from lsgd.rules.sampler import Pass
-from lsgd.text import check_counts, read_corpus
-from lsgd.text.conll import TaggedCorpus, read_tagged
+from lsgd.text.conll import TaggedCorpus, open_tagged
 from lsgd.text.made_up import made_up_sentences
 from lsgd.text.spans import SpanCounts
 from lsgd.workloads import Part
@@ -49,9 +48,7 @@ class Tagging:
                 classes=data.classes,
                 seed=self.recipe.seed,
             )
-        corpus = read_corpus(data, lambda root: read_tagged(root, lowercase=data.lowercase))
-        check_counts(data, corpus.counts)
-        return corpus
+        return open_tagged(data)
 
     @cached_property
     def spans(self) -> SpanCounts:
