@@ -137,6 +137,14 @@ def _published(*words: str) -> Recipe:
     return from_mapping(_compose(words))
 
 
+def load_data(option: str) -> Data:
+    """A dataset as its file in conf/data has it."""
+    file = _read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
+    data = OmegaConf.to_object(OmegaConf.merge(_schema(Recipe).data, file.data))
+    assert isinstance(data, Data)
+    return data
+
+
 def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     """The checked recipe with these fields, changed by `key=value` words; raises Refused.
 
@@ -215,9 +223,10 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
 def _check_choices(values: DictConfig) -> None:
     """Raise Refused for a choice that this version does not know, before a field that comes with
     it is unknown too."""
+    workload = OmegaConf.select(values, "data.workload")
     for key, entry in all_fields(Recipe):
         value = OmegaConf.select(values, key)
-        if value is None or "one_of" not in entry.metadata:
+        if value is None or "one_of" not in entry.metadata or not concerns(entry, workload):
             continue
         try:
             entry.metadata["one_of"](key, value)

@@ -33,6 +33,11 @@ NAMED_BY = {
     "strategy": "name",
 }  # fmt: skip
 """The field that an option of the group is named by."""
+TEXTS = {
+    "ptb": "ptb_small", "lstm": "ptb_small", "conll2003": "conll_bilstm", "bilstm": "conll_bilstm",
+    "bilstm_crf": "conll_bilstm",
+}  # fmt: skip
+"""The options that are not of images, each with a recipe of its workload."""
 OPTIONS = [
     (group, path.stem) for group in GROUPS for path in (paths.conf_dir() / group).glob("*.yaml")
 ]
@@ -95,11 +100,15 @@ def test_a_python_program_gets_a_recipe() -> None:
 def test_every_option_composes(group: str, option: str) -> None:
     """Also instead of the one that the recipe chooses itself."""
     words = [f"{group}={option}"]
-    if group == "data":
-        words += ["model=small_resnet", "workers=4"]
-    if option == "lenet5":
-        words += ["data=fashion_mnist", "workers=4"]
-    chosen = getattr(config.load_recipe(["+recipe=bs8k", *words]), group)
+    if option in TEXTS:
+        words = [f"+recipe={TEXTS[option]}", *words]
+    elif group == "data":
+        words += ["+recipe=bs8k", "model=small_resnet", "workers=4"]
+    elif option == "lenet5":
+        words += ["+recipe=bs8k", "data=fashion_mnist", "workers=4"]
+    else:
+        words += ["+recipe=bs8k"]
+    chosen = getattr(config.load_recipe(words), group)
     if field := NAMED_BY.get(group):
         named = option.replace("_", "-") if group == "data" else option
         assert getattr(chosen, field) == named

@@ -36,14 +36,14 @@ def _dataset(
     prepare: str,
     bundled: bool,
     there: bool,
-    examples: int,
+    holds: str,
 ) -> Item:
     label = f"data: {name}"
     if problem is not None:
         what, _, remedy = problem.partition("; ")
         return Item(label, FAIL, what, remedy or prepare)
     if bundled:
-        return Item(label, PASS, f"{examples:,} images, shipped with lsgd")
+        return Item(label, PASS, f"{holds}, shipped with lsgd")
     if not there:
         return Item(label, ABSENT, f"not at {root}", f"`{prepare}` makes it ready")
-    return Item(label, PASS, f"{examples:,} images at {root}")
+    return Item(label, PASS, f"{holds} at {root}")

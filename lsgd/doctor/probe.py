@@ -23,7 +23,7 @@ from lsgd import paths
 from lsgd.errors import Refused
 
 if TYPE_CHECKING:
-    from lsgd.recipe import Recipe
+    from lsgd.recipe import Data
 
 Facts = dict[str, Any]
 
@@ -134,19 +134,14 @@ def data() -> Iterator[Facts]:
 
     facts: Facts = {"datasets": []}
     for option in sorted(path.stem for path in (paths.conf_dir() / "data").glob("*.yaml")):
-        words = ["+recipe=digits", f"data={option}", f"name={option}"]
-        facts["datasets"].append(_dataset(config.load_recipe(words)))
+        facts["datasets"].append(_dataset(config.load_data(option)))
         # Should a reader crash on the next one, this much is known.
         yield facts
 
 
-def _dataset(recipe: "Recipe") -> Facts:
-    from lsgd.inputs import IN_MEMORY
-    from lsgd.inputs.arrays import load_arrays
-    from lsgd.inputs.index import open_indexes, prepare_command
-    from lsgd.recipe.checks import check_known
+def _dataset(data: "Data") -> Facts:
+    from lsgd.inputs.index import prepare_command
 
-    data = recipe.data
     root = paths.data_root(data.name)
     facts: Facts = {"name": data.name, "root": str(root), "problem": None}
     facts["prepare"] = prepare_command(data.name, root)
@@ -155,12 +150,26 @@ def _dataset(recipe: "Recipe") -> Facts:
     facts["there"] = root.is_dir() and bool(set(os.listdir(root)) - {"README.md", "prepare.py"})
     if facts["there"] or facts["bundled"]:
         try:
-            remedy = "a training looks at its data before it begins"
-            check_known(recipe, "lsgd.doctor", remedy, workloads=("images",))
-            (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
+            _open(data, root)
         except Refused as refused:
             facts["problem"] = str(refused)
-    return facts | {"examples": data.train_examples + data.val_examples}
+    things = {"images": "images", "language": "tokens", "tagging": "sentences"}[data.workload]
+    count = data.train_examples + data.val_examples + data.test_examples
+    return facts | {"holds": f"{count:,} {things}"}
+
+
+def _open(data: "Data", root: Path) -> None:
+    """Read a dataset; raises Refused if it is not what its configuration says."""
+    from lsgd.inputs import IN_MEMORY
+    from lsgd.inputs.arrays import load_arrays
+    from lsgd.inputs.index import open_indexes
+    from lsgd.text.ptb import open_texts
+
+    match data.workload:
+        case "language":
+            open_texts(data)
+        case "images":
+            (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
 
 
 def network() -> Iterator[Facts]:

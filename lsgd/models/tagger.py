@@ -66,26 +66,28 @@ class TaggedBatch:
     sentences: Tensor
     """The number of each word's sentence in the batch, shape (words,)."""
     grids: Sequence[Grid]
-    """The grids in which they are read; each has the next ones."""
+    """The grids in which the LSTMs read them; each has the next ones."""
+    chains: Sequence[Grid]
+    """The same for the CRF, which has few numbers in a cell, so that empty ones cost it less than
+    another loop over places."""
     masks: Tensor | None = None
     """What the features of each sentence are multiplied by, shape (sentences, embedding + twice
     width); None means no dropout."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "TaggedBatch":
         """The same on a device, with masks of this type."""
-        grids = [
-            replace(grid, cells=grid.cells.to(device), mirrored=grid.mirrored.to(device))
-            for grid in self.grids
-        ]
+        grids, chains = (
+            [
+                replace(grid, cells=grid.cells.to(device), mirrored=grid.mirrored.to(device))
+                for grid in some
+            ]
+            for some in (self.grids, self.chains)
+        )
         words, tags, sentences = (
             each.to(device, non_blocking=True) for each in (self.words, self.tags, self.sentences)
         )
         masks = None if self.masks is None else self.masks.to(device, dtype, non_blocking=True)
-        return TaggedBatch(words, tags, sentences, grids, masks)
-
-    def by_grid(self, values: Tensor) -> Sequence[Tensor]:
-        """The values of the words, (words, …), of each grid."""
-        return torch.split(values, [len(grid.cells) for grid in self.grids])
+        return TaggedBatch(words, tags, sentences, grids, chains, masks)
 
 
 class Tagger(nn.Module):
@@ -119,7 +121,7 @@ class Tagger(nn.Module):
                     ),
                     1,
                 )
-                for words, grid in zip(batch.by_grid(embedded), batch.grids, strict=True)
+                for words, grid in zip(_by(batch.grids, embedded), batch.grids, strict=True)
             ]
         )
         if batch.masks is not None:
@@ -134,7 +136,7 @@ class Tagger(nn.Module):
         losses = [
             self.crf.loss(grid.put(own, grid.cells), grid.put(tags, grid.cells), _mask(grid))
             for own, tags, grid in zip(
-                batch.by_grid(scores), batch.by_grid(batch.tags), batch.grids, strict=True
+                _by(batch.chains, scores), _by(batch.chains, batch.tags), batch.chains, strict=True
             )
         ]
         return torch.stack(losses).sum()
@@ -147,9 +149,14 @@ class Tagger(nn.Module):
         return torch.cat(
             [
                 self.crf.best(grid.put(own, grid.cells), _mask(grid)).flatten()[grid.cells]
-                for own, grid in zip(batch.by_grid(scores), batch.grids, strict=True)
+                for own, grid in zip(_by(batch.chains, scores), batch.chains, strict=True)
             ]
         )
+
+
+def _by(grids: Sequence[Grid], values: Tensor) -> Sequence[Tensor]:
+    """The values of the words, (words, …), of each grid."""
+    return torch.split(values, [len(grid.cells) for grid in grids])
 
 
 def _read(lstm: nn.LSTM, words: Tensor, cells: Tensor, grid: Grid) -> Tensor:

@@ -65,7 +65,7 @@ class Data:
     std: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
-        default="none", metadata=IMAGES | one_of("none", "shift_flip", "crop_flip")
+        default="", metadata=IMAGES | one_of("none", "shift_flip", "crop_flip")
     )
     """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
     by 4, shifts and flips."""
@@ -294,9 +294,9 @@ class Recipe:
     """Images or sentences of one pass of an evaluation; of a text it is one window of each stream.
     """
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
-    """How sentences of different lengths go through the network: filled up to the longest of the
-    training set (global), or to the longest of a pass as the order has them (batch) or of passes of
-    like length (bucket), packed, or each by itself (per_sentence)."""
+    """The cells in which the sentences of a pass are read: as many places as the longest sentence
+    of the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
+    batch with the empty ones left out (packed); or each sentence by itself (per_sentence)."""
     channels_last: bool = field(default=False, metadata=EXECUTION)
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""

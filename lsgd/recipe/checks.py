@@ -71,6 +71,16 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
             _check_limits(value, workload, f"{key}.")
 
 
+def _check_model(recipe: Recipe) -> None:
+    workload, model = recipe.data.workload, recipe.model.name
+    for other, models in MODELS.items():
+        if model in models and other != workload and workload in MODELS:
+            raise Refused(
+                f"model={model} does not learn data.workload={workload}; write "
+                f"model={' or '.join(MODELS[workload])}"
+            )
+
+
 def _check_optim(optim: Optim) -> None:
     name = optim.name
     if name == "sgd" and optim.nesterov and not optim.momentum:
@@ -96,16 +106,6 @@ def _check_optim(optim: Optim) -> None:
             f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
             "with the paper's updates; write optim.equation=9, or leave optim.clip_norm out"
         )
-
-
-def _check_model(recipe: Recipe) -> None:
-    workload, model = recipe.data.workload, recipe.model.name
-    for other, models in MODELS.items():
-        if model in models and other != workload and workload in MODELS:
-            raise Refused(
-                f"model={model} does not learn data.workload={workload}; write "
-                f"model={' or '.join(MODELS[workload])}"
-            )
 
 
 def _check_workload(recipe: Recipe) -> None:

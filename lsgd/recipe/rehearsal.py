@@ -2,34 +2,35 @@
 
 from dataclasses import replace
 
-from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_known
+from lsgd.recipe import EXAMPLES, Data, Model, Recipe
+
+N = 2
+"""The examples of a worker."""
+SIZE, VALIDATED = 32, 64
+"""The side of an image, in pixels, and the examples of an evaluation set."""
+WORDS, WIDTH = 100, 8
+"""The words of a text, and the units of a layer of its network."""
 
 
 def rehearsal(recipe: Recipe) -> Recipe:
-    """The same run in miniature: its k, steps and lr function, on 2 small images per worker.
+    """The same run in miniature: its k, steps and lr function, on 2 small examples per worker.
 
     The reference batch shrinks with n, so that the lr at every step of the run is unchanged; the
-    strategy stays. Raises Refused for any workload but images.
+    strategy stays.
     """
-    remedy = "leave it out and train a recipe of few steps of that workload"
-    check_known(recipe, "rehearse=true", remedy, workloads=("images",))
-    n, size = 2, 32
-    data = replace(
-        recipe.data,
-        train_examples=recipe.steps_per_epoch * recipe.update_workers * n,
-        val_examples=64,
-        image_size=size,
-        augmentation="none",
-    )
+    data = _data(recipe)
+    model, network = _model(recipe)
     # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
-    reference_batch = recipe.schedule.reference_batch * n / recipe.worker_batch
+    reference_batch = recipe.schedule.reference_batch * N / recipe.worker_batch
+    made_up = EXAMPLES[data.workload]
+    if data.workload == "images":
+        made_up += f" of {SIZE} x {SIZE}"
     return replace(
         recipe,
-        worker_batch=n,
+        worker_batch=N,
         data=data,
         tail="drop",
-        model=replace(recipe.model, name="small_resnet"),
+        model=model,
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic"),
         log_steps=1,
@@ -37,14 +38,41 @@ def rehearsal(recipe: Recipe) -> Recipe:
         replaced=[
             "rehearsal: this run shows that the machine, launch, communication, BN groups, "
             "checkpoint and lr are right, and says nothing about accuracy",
-            f"  worker_batch {recipe.worker_batch} -> {n}; schedule.reference_batch "
+            f"  worker_batch {recipe.worker_batch} -> {N}; schedule.reference_batch "
             f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
             "each step as it is",
-            f"  model {recipe.model.name} -> small_resnet",
-            f"  data {recipe.data.name} -> synthetic images of {size} x {size}, "
-            f"{data.train_examples} to train and {data.val_examples} to validate; augmentation "
-            f"{recipe.data.augmentation} -> none, tail {recipe.tail} -> drop",
+            f"  model {recipe.model.name} -> {network}",
+            f"  data {recipe.data.name} -> synthetic {made_up}, "
+            f"{data.train_examples} to train and {data.val_examples} to validate"
+            + f"; augmentation {recipe.data.augmentation} -> none" * (data.workload == "images")
+            + f", tail {recipe.tail} -> drop",
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
             "of the first drop",
         ],
     )
+
+
+def _data(recipe: Recipe) -> Data:
+    """Made-up examples, so many that the run has as many steps."""
+    data, batch_size = recipe.data, recipe.update_workers * N
+    examples = recipe.steps_per_epoch * batch_size
+    match data.workload:
+        case "language":
+            # Of each stream the windows, and the token behind the last one.
+            tokens = examples * data.window + batch_size
+            small = replace(data, classes=WORDS, eval_streams=N)
+            small = replace(small, val_examples=VALIDATED * data.window)
+            return replace(small, train_examples=tokens, test_examples=0)
+        case "tagging":
+            small = replace(data, train_examples=examples, val_examples=VALIDATED)
+            return replace(small, words=WORDS, test_examples=0)
+    small = replace(data, train_examples=examples, val_examples=VALIDATED)
+    return replace(small, image_size=SIZE, augmentation="none")
+
+
+def _model(recipe: Recipe) -> tuple[Model, str]:
+    """A small network, and what it is called."""
+    if recipe.data.workload == "images":
+        return replace(recipe.model, name="small_resnet"), "small_resnet"
+    small = replace(recipe.model, embedding=WIDTH, width=WIDTH)
+    return small, f"the same of {WIDTH} units"

@@ -30,7 +30,7 @@ def synchronous_tasks(
             divisor=len(examples) if weights is None else int(weights[examples].sum()),
             # In a short last step only the first workers have examples.
             active_workers=-(-len(examples) // recipe.worker_batch),
-            passes=workload.step_passes(
+            passes=sampler.step_passes(
                 order,
                 epoch=epoch,
                 step=of_epoch,

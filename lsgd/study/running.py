@@ -31,7 +31,7 @@ class Work:
         self.waiting = deque(enumerate(self.todo, 1))
         self.lock = threading.Lock()
         self.began = time.monotonic()
-        self.images = sum(trial.images_left for trial in self.todo)
+        self.examples = sum(trial.examples_left for trial in self.todo)
 
     def train(self, jobs: int) -> dict[str, str]:
         """Train them, so many at a time, until all have ended or somebody asks to stop.
@@ -103,9 +103,9 @@ class Work:
 
     def estimate(self) -> str:
         """How long the rest will take if it goes on as fast as until now."""
-        images = {str(trial): trial.images_left for trial in self.todo}
-        seen = self.images - sum(images.values())
-        left = sum(count for name, count in images.items() if name not in self.failed)
+        examples = {str(trial): trial.examples_left for trial in self.todo}
+        seen = self.examples - sum(examples.values())
+        left = sum(count for name, count in examples.items() if name not in self.failed)
         if left == 0 or seen <= 0:
             return ""
         return f"; about {duration((time.monotonic() - self.began) * left / seen)} left"

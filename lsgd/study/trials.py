@@ -58,8 +58,8 @@ class Trial:
         return run if run.recipe.fingerprint == self.recipe.fingerprint else None
 
     @property
-    def images_left(self) -> int:
-        """Training images that the run still has to see."""
+    def examples_left(self) -> int:
+        """Training examples that the run still has to see."""
         run = self.run
         done = run.epoch if run else 0
         return (self.recipe.epochs - done) * self.recipe.data.train_examples

@@ -1,4 +1,4 @@
-"""Made-up tagged sentences of a recipe's numbers, to run anything without a corpus."""
+"""Made-up texts and tagged sentences of a recipe's numbers, to run anything without a corpus."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,28 @@ import numpy as np
 
 from lsgd.rules import philox
 from lsgd.text.conll import OUTSIDE, Sentences, TaggedCorpus
+from lsgd.text.ptb import Texts
 
 MEDIAN, SPREAD, LONGEST = 10, 0.8, 113
 """The lengths of CoNLL-2003's training sentences: median, roughly the standard deviation of their
 logarithm, and longest."""
+
+
+def made_up_texts(counts: Mapping[str, int], *, classes: int, seed: int) -> Texts:
+    """Sets of so many tokens each, the same for each seed.
+
+    Some tokens are more frequent than others, and every other one is the number behind the one
+    before it, so that there is something to learn.
+    """
+    sets = {}
+    for number, (name, count) in enumerate(counts.items()):
+        place = np.arange(count)
+        drawn, follows, *_ = philox.uniforms((place, place >> 32, 2, number), key=seed)
+        tokens = (classes * drawn**3).astype(np.int32)
+        after = np.flatnonzero(follows[1:] < 0.5) + 1
+        tokens[after] = (tokens[after - 1] + 1) % classes
+        sets[name] = tokens
+    return Texts(sets, [f"w{number}" for number in range(classes)])
 
 
 def made_up_sentences(

@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.rules import philox
 from lsgd.text import check_counts, read_corpus
 
 END, UNKNOWN = "<eos>", "<unk>"
 FILES = {"train": "train", "val": "valid", "test": "test"}
 """The sets, and what their files are called between the name and .txt."""
-DRAWN = 16
-"""The last word of the counter of a made-up text."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +68,3 @@ def _words(path: Path) -> Iterator[str]:
         for line in lines:
             yield from line.split()
             yield END
-
-
-def made_up(data: Data, *, seed: int) -> Texts:
-    """Texts with the numbers of a recipe, in which some words are more frequent than others, and a
-    word depends on the one before it."""
-    sets = {}
-    for position, name in enumerate(FILES):
-        count = getattr(data, f"{name}_examples")
-        drawn, follows, *_ = philox.uniforms((np.arange(count), position, 0, DRAWN), key=seed)
-        tokens = (data.classes * drawn**3).astype(np.int32)
-        # Half of the words are the next number after the word before them.
-        after = np.flatnonzero(follows[1:] < 0.5) + 1
-        tokens[after] = (tokens[after - 1] + 1) % data.classes
-        sets[name] = tokens
-    return Texts(sets, [str(number) for number in range(data.classes)])

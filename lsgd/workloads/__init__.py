@@ -90,11 +90,6 @@ class Workload(Protocol):
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The order of the examples in an epoch: a function of the recipe's seed and the epoch."""
 
-    @property
-    def step_passes(self) -> Callable[..., list[Pass]]:
-        """The passes that a process makes in a step, as lsgd.rules.sampler.step_passes takes its
-        arguments and returns them; a workload whose workers carry nothing along may have others."""
-
     def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
         """The passes in which this process evaluates its part of a set, in their order.
 

@@ -24,7 +24,6 @@ class Images:
     counts = ("images", "top1", "top5")
     weights = None
     sets: tuple[str, ...] = ("val",)
-    step_passes = staticmethod(sampler.step_passes)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device

@@ -26,7 +26,8 @@ from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.metric import METRICS
 from lsgd.rules.sampler import Pass
-from lsgd.text.ptb import Texts, made_up, open_texts
+from lsgd.text.made_up import made_up_texts
+from lsgd.text.ptb import Texts, open_texts
 from lsgd.workloads import Part, Sum
 
 BEHIND = -100
@@ -85,7 +86,6 @@ class Language:
     metric = METRICS["perplexity"]
     counts = ("tokens",)
     weights = None
-    step_passes = staticmethod(sampler.step_passes)
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -114,9 +114,11 @@ class Language:
 
     def inputs(self) -> "TextInputs":
         """The windows of the recipe's texts; raises Refused if these are missing or others."""
-        data = self.recipe.data
-        if self.recipe.inputs.loader == "synthetic":
-            return TextInputs(self.recipe, made_up(data, seed=self.recipe.seed), "a made-up text")
+        recipe, data = self.recipe, self.recipe.data
+        if recipe.inputs.loader == "synthetic":
+            counts = {split: getattr(data, f"{split}_examples") for split in ("train", *self.sets)}
+            texts = made_up_texts(counts, classes=data.classes, seed=recipe.seed)
+            return TextInputs(recipe, texts, "a made-up text")
         return TextInputs(self.recipe, open_texts(data), "in memory")
 
     def order(self, epoch: int) -> NDArray[np.int64]:

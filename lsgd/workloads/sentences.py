@@ -5,23 +5,25 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lsgd.models.tagger import Grid, TaggedBatch, make_grid
 from lsgd.recipe import Recipe
 from lsgd.rules import dropout
 from lsgd.rules.sampler import Pass
-from lsgd.text.conll import UNKNOWN, Sentences, TaggedCorpus
+from lsgd.text.conll import UNKNOWN, TaggedCorpus
+
+BUCKET = 8
+"""The sentences of a bucket. On a CPU, fewer cost more time in the places that they are read at one
+after the other than they save in cells; on passes of 64, twice as many are as fast."""
 
 
 class SentenceInputs:
-    """Sentences that lie in memory; the padding is the recipe's."""
+    """Sentences that lie in memory."""
 
     def __init__(self, corpus: TaggedCorpus, recipe: Recipe) -> None:
         self.name = "made-up sentences" if recipe.inputs.loader == "synthetic" else "in memory"
         self.corpus, self.recipe = corpus, recipe
-        self.longest = {
-            name: int(each.lengths.max(initial=0)) for name, each in corpus.sets.items()
-        }
 
     def train(self, passes: Iterable[Pass]) -> Iterator[TaggedBatch]:
         """The sentences of each pass, with words and features dropped as the recipe says."""
@@ -33,58 +35,66 @@ class SentenceInputs:
         return self.train(passes)
 
     def _batch(self, each: Pass) -> TaggedBatch:
-        sentences = self.corpus.sets[each.split]
-        lengths = sentences.lengths[each.examples]
+        sentences, examples = self.corpus.sets[each.split], each.examples
+        # An evaluation has sentences of like length in a pass, as one bucket.
+        buckets = self.recipe.padding == "bucket" and each.split == "train"
+        if buckets:
+            examples = examples[np.argsort(sentences.lengths[examples], kind="stable")]
+        lengths = sentences.lengths[examples]
         number = np.repeat(np.arange(len(lengths)), lengths)
         place = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        at = sentences.begins[each.examples][number] + place
-        words, masks = sentences.words[at], None
-        model, seed = self.recipe.model, self.recipe.seed
+        cells = sentences.begins[examples][number] + place
+        words, masks = sentences.words[cells], None
         if each.epoch is not None:
-            if rate := self.recipe.data.word_dropout:
-                dropped = dropout.dropped_words(
-                    each.examples[number], place, rate, seed=seed, epoch=each.epoch
-                )
-                words = np.where(dropped, UNKNOWN, words)
-            if model.dropout:
-                features = model.embedding + 2 * model.width
-                masks = torch.from_numpy(
-                    dropout.feature_masks(
-                        each.examples, features, model.dropout, seed=seed, epoch=each.epoch
-                    )
-                )
-        grids = self._grids(lengths, self.longest[each.split])
+            words = self._words(words, examples[number], place, each.epoch)
+            masks = self._masks(examples, each.epoch)
+        longest = int(lengths.max())
+        grids = chains = [make_grid(lengths, longest)]
+        if buckets:
+            grids = _grids(lengths, BUCKET)
+        match self.recipe.padding:
+            case "global":
+                grids = chains = [make_grid(lengths, int(sentences.lengths.max()))]
+            case "packed":
+                grids = [make_grid(lengths, longest, packed=True)]
+            case "per_sentence":
+                grids = chains = _grids(lengths, 1)
         return TaggedBatch(
             torch.from_numpy(words),
-            torch.from_numpy(sentences.tags[at]),
+            torch.from_numpy(sentences.tags[cells]),
             torch.from_numpy(number),
             grids,
+            chains,
             masks,
         )
 
-    def _grids(self, lengths: NDArray[np.int64], longest: int) -> list[Grid]:
-        match self.recipe.padding:
-            case "global":
-                return [make_grid(lengths, longest)]
-            case "packed":
-                return [make_grid(lengths, int(lengths.max()), packed=True)]
-            case "per_sentence":
-                return [make_grid(own, int(own[0])) for own in np.split(lengths, len(lengths))]
-        # In buckets the passes are of like length already.
-        return [make_grid(lengths, int(lengths.max()))]
+    def _words(
+        self,
+        words: NDArray[np.int64],
+        examples: NDArray[np.int64],
+        places: NDArray[np.int64],
+        epoch: int,
+    ) -> NDArray[np.int64]:
+        """The words, of which each is at a place of an example, or in their stead unknown ones."""
+        rate = self.recipe.data.word_dropout
+        if not rate:
+            return words
+        dropped = dropout.dropped_words(examples, places, rate, seed=self.recipe.seed, epoch=epoch)
+        return np.where(dropped, UNKNOWN, words)
+
+    def _masks(self, examples: NDArray[np.int64], epoch: int) -> Tensor | None:
+        """The masks of these sentences' features, as TaggedBatch has them."""
+        model = self.recipe.model
+        if not model.dropout:
+            return None
+        features = model.embedding + 2 * model.width
+        masks = dropout.feature_masks(
+            examples, features, model.dropout, seed=self.recipe.seed, epoch=epoch
+        )
+        return torch.from_numpy(masks)
 
 
-def bucket_passes(sentences: Sentences, passes: list[Pass], size: int) -> list[Pass]:
-    """The sentences of these passes of a step in others, of like length and at most `size` each.
-
-    They carry no workers, as the sentences of one may be in several of them.
-    """
-    if not passes:
-        return []
-    examples = np.concatenate([each.examples for each in passes])
-    examples = examples[np.argsort(sentences.lengths[examples], kind="stable")]
-    epoch, step = passes[0].epoch, passes[0].step
-    return [
-        Pass(epoch, examples[begin : begin + size], range(0), step)
-        for begin in range(0, len(examples), size)
-    ]
+def _grids(lengths: NDArray[np.int64], size: int) -> list[Grid]:
+    """The grids of so many sentences each, or fewer in the last, no longer than the longest."""
+    cuts = range(size, len(lengths), size)
+    return [make_grid(own, int(own.max())) for own in np.split(lengths, cuts)]

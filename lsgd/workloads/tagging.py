@@ -3,7 +3,6 @@
 """
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from lsgd.text.conll import TaggedCorpus, read_tagged
 from lsgd.text.made_up import made_up_sentences
 from lsgd.text.spans import SpanCounts
 from lsgd.workloads import Part
-from lsgd.workloads.sentences import SentenceInputs, bucket_passes
+from lsgd.workloads.sentences import SentenceInputs
 
 
 class Tagging:
@@ -98,14 +97,6 @@ class Tagging:
                 order = sampler.epoch_order(len(lengths), seed=recipe.seed, epoch=epoch)
             self._order = epoch, order
         return self._order[1]
-
-    def step_passes(self, order: NDArray[np.int64], **step: Any) -> list[Pass]:
-        """The passes of whole workers, or with padding=bucket as many sentences of like length."""
-        passes = sampler.step_passes(order, **step)
-        if self.recipe.padding != "bucket":
-            return passes
-        size = step["workers_per_pass"] * step["worker_batch"]
-        return bucket_passes(self.corpus.sets["train"], passes, size)
 
     def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
         """Every so many-th of the passes into which the sentences fall, sorted by length.

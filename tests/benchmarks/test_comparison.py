@@ -196,6 +196,8 @@ def test_a_step_that_costs_more_is_called_so() -> None:
         (batchnorm.main, ["+recipe=digits", "--steps", "0"], "--steps 0 is not possible"),
         (batchnorm.main, [*SMALL, "workers_per_pass=1"], "workers_per_pass=1 leaves one worker"),
         (step.main, ["+recipe=digits", "optim.equation=10"], "optim.equation=10 is not PyTorch's"),
+        (step.main, ["+recipe=digits", "optim=adam"], "write optim.name=sgd"),
+        (step.main, ["+recipe=digits", "optim.clip_norm=1"], "write optim.clip_norm=null"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

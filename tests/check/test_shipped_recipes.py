@@ -29,6 +29,8 @@ def kind(recipe: Recipe) -> str:
     return json.dumps({name: asdict(recipe)[name] for name in KIND})
 
 
+TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf"}
+"""The recipes whose rules are not those of the paper, which lsgd.check refuses."""
 common: dict[str, tuple[list[Finding], list[Finding]]] = {}
 """What is found on the first recipe of each kind that was asked for, before and behind the lr."""
 
@@ -67,6 +69,7 @@ def test_nothing_is_left_out() -> None:
         # A million steps and more.
         pytest.param(name, marks=pytest.mark.slow) if name in ("bs64", "bs128") else name
         for name in config.recipes()
+        if name not in TEXTS
     ],
 )
 def test_shipped_recipes_declare_what_deviates(name: str) -> None:

@@ -141,7 +141,7 @@ def test_one_process_goes_on_bit_by_bit(alone, kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, 3, 4])
 class TestTogether:
     """Every test reads other runs of the same launch."""
 
@@ -185,7 +185,11 @@ def by_hand(workload: Language, made: Recipe) -> tuple[nn.Module, list[Tensor]]:
             logits = model.output(seen).flatten(0, 1)
             optimizer.zero_grad()
             (F.cross_entropy(logits, targets.flatten(), reduction="sum") / 16).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 2)
+            norm = (
+                torch.stack([each.grad.square().sum() for each in model.parameters()]).sum() ** 0.5
+            )
+            for parameter in model.parameters():
+                parameter.grad *= min(1, 1 / norm)
             optimizer.param_groups[0]["lr"] = made.lr(epoch * 5 + step)
             optimizer.step()
     return model, state
@@ -212,7 +216,7 @@ def test_a_language_model_is_that_of_a_plain_loop(alone) -> None:
         assert kept.rates[3][f"{split}_perplexity"] == pytest.approx(perplexity, rel=1e-10)
     (row, *_) = rows(alone("language-8"), "train")
     assert {"perplexity", "tokens_per_second"} <= row.keys()
-    assert row["gradient_norm"] > 2, "or clipping would not have been tried"
+    assert row["gradient_norm"] > 1, "or clipping would not have been tried"
 
 
 def test_a_checkpoint_of_a_language_model_is_evaluated(alone) -> None:

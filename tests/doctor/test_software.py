@@ -108,7 +108,7 @@ def test_data_are_read_and_not_only_looked_for(test_data: Path, tmp_path: Path) 
 def test_a_reader_that_crashes_keeps_what_was_read() -> None:
     digits = {
         "name": "digits", "root": "data/digits", "problem": None, "prepare": "", "bundled": True,
-        "there": False, "examples": 1797,
+        "there": False, "holds": "1,797 images",
     }  # fmt: skip
     found = datasets(Answer({"datasets": [digits]}, "it crashed with SIGSEGV"), {})
     assert [item.status for item in found] == [PASS, FAIL]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.serving import Site, serve
 from PIL import Image
 
@@ -21,11 +22,12 @@ from lsgd import config
 from lsgd.errors import Refused
 from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.index import open_indexes
-from lsgd.prepare import cifar10, fashion_mnist, tiny_imagenet
+from lsgd.prepare import cifar10, conll2003, fashion_mnist, tiny_imagenet
 from lsgd.prepare.__main__ import main
 from lsgd.prepare.fetch import File
 from lsgd.recipe import Data
 from lsgd.vision import datasets
+from lsgd.workloads import open_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOP = "tiny-imagenet-200"
@@ -350,7 +352,7 @@ def test_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["cifar10"]) == 2
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "tiny-imagenet"])
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "tiny-imagenet", "conll2003"])
 def test_the_script_in_data_is_the_same_command(name: str, tmp_path: Path) -> None:
     script = REPOSITORY / "data" / name / "prepare.py"
     command = [sys.executable, str(script), str(tmp_path), "--source", str(tmp_path)]
@@ -375,6 +377,17 @@ def test_fashion_mnist_itself(test_data: Path, tmp_path: Path) -> None:
     train, val = load_arrays(recipe.data, tmp_path)
     assert np.bincount(train.labels).tolist() == [6000] * 10
     assert np.bincount(val.labels).tolist() == [1000] * 10
+
+
+@pytest.mark.data
+def test_conll2003_itself(
+    test_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conll2003.prepare(tmp_path, str(test_data / "conll2003"))
+    assert set(tree(tmp_path)) == {file.name for file in conll2003.FILES}
+    assert "for research only" in capsys.readouterr().out
+    recipe = config.load_recipe(["+recipe=conll_bilstm", f"data.root={tmp_path}"])
+    open_workload(recipe, torch.device("cpu")).inputs()  # which refuses other counts
 
 
 @pytest.mark.data

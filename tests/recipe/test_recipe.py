@@ -4,6 +4,7 @@ import copy
 import pickle
 from dataclasses import asdict, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from helpers.base_recipe import BASE, changed, leaves
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lsgd.recipe import Target
+from lsgd.config import load_recipe
+from lsgd.errors import Refused
+from lsgd.recipe import Recipe, Target
+from lsgd.recipe.checks import check
 from lsgd.rules.metric import METRICS, TOP1
 
 EXECUTION = {
@@ -48,6 +52,25 @@ def test_a_field_changes_the_fingerprint_unless_it_is_execution(key: str) -> Non
     other = changed(stale, **{key.replace(".", "__"): another(leaves(stale)[key])})
     assert other != stale
     assert (other.fingerprint == stale.fingerprint) == (key in EXECUTION)
+
+
+TEXTS = [load_recipe([f"+recipe={name}"]) for name in ("ptb_small", "conll_bilstm_crf")]
+
+
+@pytest.mark.parametrize("recipe", TEXTS, ids=lambda recipe: recipe.name)
+def test_what_only_texts_have_is_theirs_alone(recipe: Recipe) -> None:
+    own = leaves(recipe)
+    fields = own.keys() - leaves(BASE).keys()
+    assert {"model.width", "data.test_examples"} < fields
+    for key in fields:
+        other = changed(recipe, **{key.replace(".", "__"): another(own[key])})
+        assert (other.fingerprint == recipe.fingerprint) == (key == "padding"), key
+    for mine, its in ((BASE, recipe), (recipe, BASE)):
+        for key in leaves(its).keys() - leaves(mine).keys():
+            default = attrgetter(key)(mine)
+            other = changed(mine, **{key.replace(".", "__"): another(default)})
+            with pytest.raises(Refused, match=rf"{key}=.* says nothing with data.workload="):
+                check(other)
 
 
 @pytest.mark.parametrize("key", leaves(BASE))

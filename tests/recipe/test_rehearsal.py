@@ -7,7 +7,7 @@ from helpers.base_recipe import BASE, changed, leaves
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lsgd.errors import Refused
+from lsgd.config import load_recipe
 from lsgd.recipe import Target
 from lsgd.recipe.checks import check
 from lsgd.recipe.rehearsal import rehearsal
@@ -91,9 +91,22 @@ def test_rehearsal_prints_every_replacement() -> None:
     assert small.target is None
 
 
-def test_a_strategy_is_rehearsed_as_it_is_and_another_workload_not_at_all() -> None:
+def test_a_strategy_is_rehearsed_as_it_is() -> None:
     servers = changed(BASE, strategy__name="sync", rehearse=True)
     assert rehearsal(servers).strategy == servers.strategy
     assert rehearsal(servers).workers == servers.workers
-    with pytest.raises(Refused, match=r"^rehearse=true knows only data\.workload=images, and base"):
-        rehearsal(changed(servers, data__workload="language"))
+
+
+@pytest.mark.parametrize("words", [[], ["workers=3", "worker_batch=7", "data.window=9"]])
+def test_a_text_is_rehearsed_with_its_windows(words: list[str]) -> None:
+    """As many steps of as many tokens of each stream, at the same lr."""
+    recipe = load_recipe(["+recipe=ptb_small", *words])
+    small = rehearsal(recipe)
+    check(small)
+    assert (small.workers, small.worker_batch) == (recipe.workers, 2)
+    assert (small.data.window, small.steps_per_epoch) == (
+        recipe.data.window,
+        recipe.steps_per_epoch,
+    )
+    assert [small.lr(step) for step in range(99)] == [recipe.lr(step) for step in range(99)]
+    assert "model lstm -> the same of 8 units" in small.summary()

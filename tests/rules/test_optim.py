@@ -179,6 +179,19 @@ def test_a_clipped_gradient_has_at_most_the_norm(
     torch.testing.assert_close(-value.detach(), expected, **close)
 
 
+def test_adams_beta1_is_the_momentum() -> None:
+    """Without either mean an update is lr times the sign of its gradient."""
+    value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    settings = asdict(replace(ADAM, momentum=0.0, beta2=0.0, eps=1e-12))
+    del settings["weight_decay"]
+    optimizer = optim.over_groups([{"params": [value], "weight_decay": 0.0}], **settings)
+    optim.set_lr(optimizer, 0.25)
+    for gradient, expected in ((3.0, -0.25), (-5.0, 0.0), (1.0, -0.25)):
+        value.grad = torch.full_like(value, gradient)
+        optimizer.step()
+        assert value.item() == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("settings", [SGD, ADAM, ADAGRAD])
 def test_nothing_is_clipped_and_nothing_computed_without_a_limit(settings: Optim) -> None:
     model = small_net()

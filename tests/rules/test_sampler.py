@@ -131,3 +131,33 @@ def test_shares_are_fair_and_contiguous(count: int, world_size: int) -> None:
     shares = [sampler.share(count, world_size, rank) for rank in range(world_size)]
     assert [i for share in shares for i in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=60).map(np.array),
+    st.integers(1, 9),
+    st.integers(0, 2**64 - 1),
+)
+def test_an_order_by_length_has_like_lengths_in_a_step(
+    lengths: NDArray[np.int64], batch_size: int, seed: int
+) -> None:
+    """The steps, put in the order of their lengths, are the sorted examples; a last short one has
+    any lengths."""
+    order = sampler.length_order(lengths, batch_size, seed=seed, epoch=1)
+    assert np.array_equal(np.sort(order), np.arange(len(lengths)))
+    whole = len(lengths) // batch_size * batch_size
+    steps = [*map(list, lengths[order[:whole]].reshape(-1, batch_size))]
+    in_turn = [length for step in sorted(steps) for length in step]
+    assert in_turn == sorted(lengths[order[:whole]])
+
+
+def test_an_order_by_length_is_drawn_for_each_epoch() -> None:
+    """Which examples share a step, the order of steps, and which ones the tail has."""
+    lengths = np.repeat(np.arange(1, 11), 10)
+    orders = [sampler.length_order(lengths, 8, seed=0, epoch=epoch) for epoch in range(2)]
+    one, other = ([frozenset(step) for step in np.split(order[:96], 12)] for order in orders)
+    assert not set(one) & set(other)
+    tails = [set(lengths[order[96:]]) for order in orders]
+    assert tails[0] != tails[1]
+    firsts = [lengths[order[:96:8]].tolist() for order in orders]
+    assert firsts[0] != firsts[1] != sorted(firsts[1])

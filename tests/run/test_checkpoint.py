@@ -42,10 +42,12 @@ def refused_or_harmless(damaged: bytes, original: Checkpoint) -> bool:
         return "runs/a/checkpoint.pt is damaged" in str(refusal)
 
 
-@pytest.mark.parametrize("equation", [9, 10])
-def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, equation: int) -> None:
+@pytest.mark.parametrize(
+    "word", ["optim.equation=9", "optim.equation=10", "optim=adam", "optim=adagrad"]
+)
+def test_a_learner_is_restored_bit_by_bit(tmp_path: Path, word: str) -> None:
     """After two real steps; and both then make the same third one."""
-    made = recipe(f"optim.equation={equation}", "workers_per_pass=2")
+    made = recipe(word, "workers_per_pass=2")
 
     learner, other = after(made, 0, 2), Learner(made, SingleComm(), CPU)
     learner.rates[1] = {"val_top1_error": 12.5}
@@ -79,11 +81,11 @@ def test_the_epochs_left_are_those_that_have_not_ended() -> None:
     assert (epoch, rest) == (2, list(range(2 * steps + 1, 3 * steps)))
 
 
-def test_a_resume_may_change_the_layout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_resume_may_change_the_layout(tmp_path: Path, optimizer: str) -> None:
     """channels_last is execution; a fused update walks memory, so momentum has to follow."""
-    plain, other = (
-        recipe("precision=float64", f"channels_last={value}") for value in ("false", "true")
-    )
+    words = [f"optim={optimizer}", "precision=float64"]
+    plain, other = (recipe(*words, f"channels_last={value}") for value in ("false", "true"))
     learner = after(plain, 0, 2)
     saved = checkpoint.load(content(learner.checkpoint(), tmp_path), "a")
     assert plain.fingerprint == other.fingerprint
@@ -116,6 +118,19 @@ def test_nothing_is_saved_that_is_not_finite(what: str, value: float) -> None:
         places[what].view(-1)[-1] = value
     with pytest.raises(Diverged, match="is not finite"):
         learner.checkpoint()
+
+
+def test_nothing_of_adam_is_saved_that_is_not_finite() -> None:
+    learner = after(recipe("optim=adam"), 0, 1)
+    learner.checkpoint()
+    state = next(iter(learner.strategy.optimizer.state.values()))
+    for name in ("exp_avg_sq", "step"):
+        before = state[name].clone()
+        state[name].view(-1)[-1] = float("inf")
+        with pytest.raises(Diverged, match="is not finite"):
+            learner.checkpoint()
+        state[name].copy_(before)
+    learner.checkpoint()
 
 
 def test_another_order_of_examples_is_refused() -> None:

@@ -119,8 +119,8 @@ def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
         ("config.yaml", "data: [1]\n", "config.yaml is of no run of this lsgd"),
         (
             "config.yaml",
-            "data: {workload: language, window: 35}\n",
-            "of no run of this lsgd: data.workload=language is unknown to this version of lsgd",
+            "data: {workload: speech, window: 35}\n",
+            "of no run of this lsgd: data.workload=speech is unknown to this version of lsgd",
         ),
         ("config.yaml", "inputs: ${x}\n", "config.yaml is of no run of this lsgd"),
         ("config.yaml", "trainer: {max_epochs: 3}\n", "there is no key 'trainer'"),

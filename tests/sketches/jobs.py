@@ -46,7 +46,7 @@ TEXT = [
     "+recipe=ptb_small", *ANY, "workers=8", "worker_batch=2", "workers_per_pass=8", "data.window=6",
     "data.train_examples=501", "data.val_examples=57", "data.test_examples=50", "data.classes=20",
     "data.eval_streams=3", "model.embedding=7", "model.width=12", "optim.momentum=0.9",
-    "optim.clip_norm=2",
+    "optim.clip_norm=1",
 ]  # fmt: skip
 KINDS: dict[str, tuple[type, type, list[str]]] = {
     "language": (Language, AllReduce, TEXT),

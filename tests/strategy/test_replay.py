@@ -210,17 +210,14 @@ def test_a_run_goes_on_in_mid_epoch(kind: str) -> None:
 def test_servers_that_are_ahead_of_others_go_on_in_mid_epoch(
     optimizer: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slices of one parameter have had different numbers of updates, and a push has been applied
-    here and not there."""
+    """Slices of one parameter have had different numbers of updates, and pushes have been applied
+    by one server and not by another."""
     monkeypatch.setattr("lsgd.strategy.placement.SPLIT", 100)
-    made = recipe(*KINDS["async beside workers"], *UNEVEN, *optimizer)
+    made = recipe(*KINDS["async beside workers"], "strategy.placement=hash", *UNEVEN, *optimizer)
     whole = train(made, SingleComm()).checkpoint()
-    apart = 0
-    for cut in range(5, 15):
-        first = copied(train(made, SingleComm(), until=cut).checkpoint())
-        apart += len({step.item() for step in first.optimizer["steps"]}) > 1
-        assert difference(train(made, SingleComm(), begin=first).checkpoint(), whole) == 0
-    assert apart
+    first = copied(train(made, SingleComm(), until=10).checkpoint())
+    assert len({step.item() for step in first.optimizer["steps"]}) > 1
+    assert difference(train(made, SingleComm(), begin=first).checkpoint(), whole) == 0
 
 
 @pytest.mark.slow

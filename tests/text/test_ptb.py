@@ -5,12 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsgd.config import load_recipe
 from lsgd.errors import Refused
 from lsgd.recipe import Data
-from lsgd.text.ptb import made_up, open_texts, read_texts
-
-RECIPE = load_recipe(["+recipe=ptb_small"])
+from lsgd.text.ptb import open_texts, read_texts
 
 
 def text(root: Path, name: str, content: str) -> None:
@@ -55,21 +52,6 @@ def test_what_cannot_be_read(own: Data) -> None:
     (root / "own.valid.txt").unlink()
     with pytest.raises(Refused, match=r"no own at .*own\.valid\.txt is missing; run `python -m"):
         open_texts(own)
-
-
-def test_a_made_up_text_has_the_numbers_of_the_recipe() -> None:
-    data = RECIPE.data
-    one, other, another = (made_up(data, seed=seed).sets for seed in (0, 0, 1))
-    assert {name: len(tokens) for name, tokens in one.items()} == {
-        "train": data.train_examples,
-        "val": data.val_examples,
-        "test": data.test_examples,
-    }
-    for name, tokens in one.items():
-        assert tokens.min() >= 0
-        assert tokens.max() < data.classes
-        assert np.array_equal(tokens, other[name])
-        assert not np.array_equal(tokens, another[name])
 
 
 @pytest.mark.data
