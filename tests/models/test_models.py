@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lsgd import paths
 from lsgd.models import initialise, make_model
+from lsgd.recipe import MODELS
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.vision import models
 
-NAMES = sorted(path.stem for path in (paths.conf_dir() / "model").glob("*.yaml"))
+NAMES = sorted(MODELS["images"])
+"""Taggers and language models have tests of their own."""
 GOLDEN = Path(__file__).parent.parent / "golden/networks.json"
 
 
