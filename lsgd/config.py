@@ -140,7 +140,9 @@ def _published(*words: str) -> Recipe:
 def load_data(option: str) -> Data:
     """A dataset as its file in conf/data has it."""
     file = _read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
-    data = OmegaConf.to_object(OmegaConf.merge(_schema(Recipe).data, file.data))
+    schema: DictConfig = OmegaConf.structured(_blank(Data))
+    OmegaConf.set_readonly(schema, None)
+    data = OmegaConf.to_object(OmegaConf.merge(schema, file.data))
     assert isinstance(data, Data)
     return data
 

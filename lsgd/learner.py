@@ -155,12 +155,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
                 yield from _tensors(entry)
 
 
+def _has_code_of_its_own(module: nn.Module) -> bool:
+    kind = type(module)
+    return not kind.__module__.startswith("torch.") and kind.forward is not nn.Module.forward
+
+
 def compile_parts(model: nn.Module) -> None:
     """Compile each part of the model in place, and within a stage each residual block.
 
     A model compiled as a whole has one backward function, which gives all gradients at its end,
-    too late for their sums to overlap with it.
+    too late for their sums to overlap with it. One that has no part but torch's own layers, which
+    torch leaves as they are, is compiled as a whole all the same.
     """
+    own = [part for part in model.modules() if part is not model and _has_code_of_its_own(part)]
+    if not own:
+        model.compile(dynamic=True)  # its sentences are of any length
+        return
     # All blocks share their code, and torch compiles one piece of code 8 times before it runs it
     # eagerly: ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes. Not dynamic, as
     # torch would take shapes that differ from block to block for unknown ones.

@@ -114,6 +114,13 @@ def test_every_option_composes(group: str, option: str) -> None:
         assert getattr(chosen, field) == named
 
 
+@pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "data"])
+def test_a_dataset_is_what_its_file_says(option: str) -> None:
+    data = config.load_data(option)
+    assert data.name == option.replace("_", "-")
+    assert data.train_examples > data.val_examples > 0
+
+
 def test_words_change_the_recipe() -> None:
     recipe = config.load_recipe(
         ["+recipe=bs8k_no_warmup", "workers=128", "schedule.milestones=[10,20.5]", "data.root=/a b",

@@ -141,6 +141,7 @@ def data() -> Iterator[Facts]:
 
 def _dataset(data: "Data") -> Facts:
     from lsgd.inputs.index import prepare_command
+    from lsgd.recipe import THINGS
 
     root = paths.data_root(data.name)
     facts: Facts = {"name": data.name, "root": str(root), "problem": None}
@@ -153,9 +154,8 @@ def _dataset(data: "Data") -> Facts:
             _open(data, root)
         except Refused as refused:
             facts["problem"] = str(refused)
-    things = {"images": "images", "language": "tokens", "tagging": "sentences"}[data.workload]
     count = data.train_examples + data.val_examples + data.test_examples
-    return facts | {"holds": f"{count:,} {things}"}
+    return facts | {"holds": f"{count:,} {THINGS[data.workload]}"}
 
 
 def _open(data: "Data", root: Path) -> None:

@@ -25,7 +25,8 @@ class WordLSTM(nn.Module):
         state (2, layers, streams, width), hidden and cell, that the next windows begin with; it has
         no gradient."""
         seen, after = self.lstm(self.embedding(windows), (state[0], state[1]))
-        return self.output(seen), torch.stack(after).detach()
+        # Autocast would carry a state of 8 bits along.
+        return self.output(seen), torch.stack(after).detach().to(state.dtype)
 
 
 def start_uniformly(model: nn.Module, *, seed: int) -> None:

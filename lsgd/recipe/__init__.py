@@ -41,6 +41,8 @@ MODELS = {
 """The workloads, and the networks that learn each."""
 EXAMPLES = {"images": "images", "language": "streams", "tagging": "sentences"}
 """What a worker takes of each workload in a step, in words."""
+THINGS = {"images": "images", "language": "tokens", "tagging": "sentences"}
+"""What a dataset of each workload has, in words."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
 IMAGES, LANGUAGE, TAGGING = (of(workload) for workload in MODELS)
 TEXT = of("language", "tagging")
@@ -290,14 +292,14 @@ class Recipe:
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
-    val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
+    val_batch: int = field(default=250, metadata=EXECUTION | of("images", "tagging") | at_least(1))
     """Images or sentences of one pass of an evaluation; of a text it is one window of each stream.
     """
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
     """The cells in which the sentences of a pass are read: as many places as the longest sentence
     of the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
     batch with the empty ones left out (packed); or each sentence by itself (per_sentence)."""
-    channels_last: bool = field(default=False, metadata=EXECUTION)
+    channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
     device: str = field(default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda"))

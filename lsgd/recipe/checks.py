@@ -7,7 +7,7 @@ from typing import Any
 
 from lsgd.errors import Refused
 from lsgd.recipe import MODELS, Optim, Recipe
-from lsgd.recipe.fields import AUTO, concerns, default, limits
+from lsgd.recipe.fields import AUTO, concerns, default, limits, one_of
 from lsgd.recipe.strategies import StrategySettings
 
 ONLY_FOR = {
@@ -36,8 +36,7 @@ def check(recipe: Recipe) -> None:
     """Raise Refused for a recipe that makes no sense; the message says what to write instead."""
     _check_model(recipe)
     _check_limits(recipe, recipe.data.workload)
-    if recipe.target and (recipe.target.top1_error is None) == (recipe.target.perplexity is None):
-        raise Refused("target has to have one number; write target.top1_error or target.perplexity")
+    _check_target(recipe)
     _check_optim(recipe.optim)
     _check_workload(recipe)
     _check_schedule(recipe)
@@ -72,9 +71,11 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
 
 
 def _check_model(recipe: Recipe) -> None:
+    """First of all, since every other message would be of a workload that was not meant."""
     workload, model = recipe.data.workload, recipe.model.name
+    one_of(*MODELS)["one_of"]("data.workload", workload)
     for other, models in MODELS.items():
-        if model in models and other != workload and workload in MODELS:
+        if model in models and other != workload:
             raise Refused(
                 f"model={model} does not learn data.workload={workload}; write "
                 f"model={' or '.join(MODELS[workload])}"
@@ -93,6 +94,11 @@ def _check_optim(optim: Optim) -> None:
             "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
             "lr out of the momentum; leave it false or write optim.equation=10"
         )
+    if name == "adam" and not optim.momentum:
+        raise Refused(
+            "optim.momentum=0 leaves Adam, whose beta1 it is, without a mean of gradients; write "
+            "optim.momentum=0.9"
+        )
     for key, (optimizers, none) in OF_OPTIMIZER.items():
         value = getattr(optim, key)
         if name not in optimizers and value != none:
@@ -108,6 +114,18 @@ def _check_optim(optim: Optim) -> None:
         )
 
 
+def _check_target(recipe: Recipe) -> None:
+    rates = {"images": "top1_error", "language": "perplexity"}
+    if recipe.target:
+        given = [name for name in rates.values() if getattr(recipe.target, name) is not None]
+        rate = rates.get(recipe.data.workload)
+        if given != [rate]:
+            raise Refused(
+                f"target has {' and '.join(given) or 'no number'}, and the number of this run is "
+                + (f"a {rate}; write target.{rate}" if rate else "none of these; leave it out")
+            )
+
+
 def _check_workload(recipe: Recipe) -> None:
     workload = recipe.data.workload
     match workload:
@@ -118,7 +136,7 @@ def _check_workload(recipe: Recipe) -> None:
     if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
         raise Refused(
             f"inputs={recipe.inputs.loader} is for images; write inputs=memory, or "
-            "inputs=synthetic for a made-up text"
+            "inputs=synthetic for made-up examples"
         )
 
 
@@ -128,6 +146,17 @@ def _check_language(recipe: Recipe) -> None:
         raise Refused(
             f"strategy={recipe.strategy.name} gives a worker any next batch, and in a text each "
             "window goes on with the state of the one before; write strategy=allreduce or sync"
+        )
+    for name in ("val_examples", "test_examples"):
+        if getattr(data, name) == 1:
+            raise Refused(
+                f"data.{name}=1 is a text of one token, which has none to guess; write 2 or more"
+                + ", or 0 without a test text" * (name == "test_examples")
+            )
+    if recipe.keeps_tail:
+        raise Refused(
+            "tail=keep says nothing with data.workload=language, whose streams are of equal "
+            "length; leave it out"
         )
     if not recipe.train_examples:
         raise Refused(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lsgd.recipe import EXAMPLES, Data, Model, Recipe
+from lsgd.recipe import THINGS, Data, Model, Recipe
 
 N = 2
 """The examples of a worker."""
@@ -22,9 +22,8 @@ def rehearsal(recipe: Recipe) -> Recipe:
     model, network = _model(recipe)
     # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
     reference_batch = recipe.schedule.reference_batch * N / recipe.worker_batch
-    made_up = EXAMPLES[data.workload]
-    if data.workload == "images":
-        made_up += f" of {SIZE} x {SIZE}"
+    images = data.workload == "images"
+    made_up = f"images of {SIZE} x {SIZE}" if images else THINGS[data.workload]
     return replace(
         recipe,
         worker_batch=N,
@@ -36,15 +35,16 @@ def rehearsal(recipe: Recipe) -> Recipe:
         log_steps=1,
         target=None,
         replaced=[
-            "rehearsal: this run shows that the machine, launch, communication, BN groups, "
-            "checkpoint and lr are right, and says nothing about accuracy",
+            "rehearsal: this run shows that the machine, launch, communication, "
+            + "BN groups, " * images
+            + "checkpoint and lr are right, and says nothing about accuracy",
             f"  worker_batch {recipe.worker_batch} -> {N}; schedule.reference_batch "
             f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
             "each step as it is",
             f"  model {recipe.model.name} -> {network}",
             f"  data {recipe.data.name} -> synthetic {made_up}, "
             f"{data.train_examples} to train and {data.val_examples} to validate"
-            + f"; augmentation {recipe.data.augmentation} -> none" * (data.workload == "images")
+            + f"; augmentation {recipe.data.augmentation} -> none" * images
             + f", tail {recipe.tail} -> drop",
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
             "of the first drop",

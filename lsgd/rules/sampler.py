@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lsgd.rules import philox
 
-ORDER, STEPS = 0, 4
+ORDER, STEPS = 0, 7
 """The last word of the counter keeps the draws of this file apart from those of augmentation, and
 the order of examples from that of steps."""
 

@@ -17,13 +17,27 @@ def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
     try:
         return read(root)
     except (FileNotFoundError, NotADirectoryError) as error:
+        # To a folder with files of one's own nothing is fetched.
+        own = root.is_dir() and any(root.glob("*.txt"))
+        fetch = f"run `python -m lsgd.prepare {data.name} {root}`, which fetches it"
         raise Refused(
-            f"no {data.name} at {root}: {error.filename} is missing; run `python -m lsgd.prepare "
-            f"{data.name} {root}`, which fetches it, or write data.root=FOLDER, or "
-            "inputs=synthetic to train on a made-up text"
+            f"no {data.name} at {root}: {error.filename} is missing; "
+            f"{'put it there' if own else fetch}, or write data.root=FOLDER, or inputs=synthetic "
+            "to train on made-up examples"
         ) from None
-    except (UnicodeDecodeError, ValueError) as error:
+    except ValueError as error:
         raise Refused(f"{data.name} at {root} cannot be read ({error}); mend that file") from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file; raises ValueError with file and line for what is not UTF-8."""
+    content = path.read_bytes()
+    try:
+        lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        broken = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path.name}, line {broken}, is not in UTF-8") from None
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
 def folder(data: Data) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, read_corpus
+from lsgd.text import check_counts, read_corpus, read_lines
 
 FILES = (
     {"train": "eng.train", "val": "eng.testa", "test": "eng.testb"},
@@ -81,8 +81,10 @@ def read_tagged(root: Path, *, lowercase: bool) -> TaggedCorpus:
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """
-    # Two names in a folder would be of two corpora, so the training file's decides.
-    names = next((each for each in FILES if (root / each["train"]).exists()), FILES[0])
+    there = [names for names in FILES if (root / names["train"]).exists()]
+    if len(there) > 1:
+        raise ValueError(f"it has {' and '.join(names['train'] for names in there)}; keep one")
+    names = there[0] if there else FILES[0]
     texts = {
         name: list(read_sentences(root / file)) for name, file in names.items() if name != "test"
     }
@@ -110,15 +112,9 @@ def read_tagged(root: Path, *, lowercase: bool) -> TaggedCorpus:
 
 def read_sentences(path: Path) -> Iterator[TaggedSentence]:
     """The sentences of a file in turn. Raises ValueError with file and line for what is none."""
-    content = path.read_bytes()
-    try:
-        lines = content.decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        broken = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path.name}, line {broken}, is not in UTF-8") from None
     words: list[str] = []
     tags: list[str] = []
-    for number, line in enumerate([*lines, ""], 1):
+    for number, line in enumerate([*read_lines(path), ""], 1):
         # Not str.split(), which would part a word at a no-break space too.
         columns = [column for column in re.split("[ \t\r]+", line) if column]
         if not columns or columns[0] == DOCUMENT:

@@ -8,6 +8,8 @@ from lsgd.rules import philox
 from lsgd.text.conll import OUTSIDE, Sentences, TaggedCorpus
 from lsgd.text.ptb import Texts
 
+DRAWN, LENGTHS = 8, 2**32 - 1
+"""The last word of the counter, beside those of lsgd.rules, and the second one of lengths."""
 MEDIAN, SPREAD, LONGEST = 10, 0.8, 113
 """The lengths of CoNLL-2003's training sentences: median, roughly the standard deviation of their
 logarithm, and longest."""
@@ -22,7 +24,7 @@ def made_up_texts(counts: Mapping[str, int], *, classes: int, seed: int) -> Text
     sets = {}
     for number, (name, count) in enumerate(counts.items()):
         place = np.arange(count)
-        drawn, follows, *_ = philox.uniforms((place, place >> 32, 2, number), key=seed)
+        drawn, follows, *_ = philox.uniforms((place, place >> 32, number, DRAWN), key=seed)
         tokens = (classes * drawn**3).astype(np.int32)
         after = np.flatnonzero(follows[1:] < 0.5) + 1
         tokens[after] = (tokens[after - 1] + 1) % classes
@@ -41,11 +43,11 @@ def made_up_sentences(
     sets = {}
     for number, (name, count) in enumerate(counts.items()):
         # Two independent uniform numbers make a normal one (Box and Muller 1958).
-        radius, angle, *_ = philox.uniforms((np.arange(count), 0, 0, number), key=seed)
+        radius, angle, *_ = philox.uniforms((np.arange(count), LENGTHS, number, DRAWN), key=seed)
         normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
         lengths = np.rint(MEDIAN * np.exp(SPREAD * normal)).astype(np.int64).clip(1, LONGEST)
         place = np.arange(lengths.sum())
-        drawn = philox.uniforms((place, place >> 32, 1, number), key=seed)[0]
+        drawn = philox.uniforms((place, place >> 32, number, DRAWN), key=seed)[0]
         # The lower its number, the more frequent is a word.
         chosen = np.floor(words * drawn**3).astype(np.int64)
         tags = np.where(chosen % 5, 0, chosen // 5 % classes)

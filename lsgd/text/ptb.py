@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, read_corpus
+from lsgd.text import check_counts, read_corpus, read_lines
 
 END, UNKNOWN = "<eos>", "<unk>"
 FILES = {"train": "train", "val": "valid", "test": "test"}
@@ -33,8 +33,7 @@ class Texts:
 
 def open_texts(data: Data) -> Texts:
     """The texts of a dataset; raises Refused if they are missing, or not what the recipe says."""
-    names = [name for name in FILES if name != "test" or data.test_examples]
-    texts = read_corpus(data, lambda root: read_texts(root, data.name, names))
+    texts = read_corpus(data, lambda root: read_texts(root, data.name))
     check_counts(
         data,
         {f"{name}_examples": len(tokens) for name, tokens in texts.sets.items()}
@@ -43,9 +42,16 @@ def open_texts(data: Data) -> Texts:
     return texts
 
 
-def read_texts(root: Path, dataset: str, names: list[str]) -> Texts:
-    """The texts of these sets. Raises ValueError for a word that the vocabulary does not have."""
-    words = {name: list(_words(root / f"{dataset}.{FILES[name]}.txt")) for name in names}
+def read_texts(root: Path, dataset: str) -> Texts:
+    """The texts in this folder; only a test set may be missing.
+
+    Raises OSError for a missing file, and ValueError with the file for one that cannot be used.
+    """
+    files = {name: root / f"{dataset}.{part}.txt" for name, part in FILES.items()}
+    words = {
+        name: list(_words(file)) if name != "test" or file.exists() else []
+        for name, file in files.items()
+    }
     # Equally frequent words by the alphabet, so that every machine numbers them alike.
     ranks = Counter(words["train"])
     vocabulary = sorted(ranks, key=lambda word: (-ranks[word], word))
@@ -56,7 +62,7 @@ def read_texts(root: Path, dataset: str, names: list[str]) -> Texts:
         if -1 in tokens:
             word = text[tokens.index(-1)]
             raise ValueError(
-                f"the {name} text has the word {word!r}, the training text has neither it nor "
+                f"{files[name].name} has the word {word!r}, and the training text neither it nor "
                 f"{UNKNOWN}"
             )
         sets[name] = np.array(tokens, np.int32)
@@ -64,7 +70,7 @@ def read_texts(root: Path, dataset: str, names: list[str]) -> Texts:
 
 
 def _words(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield from line.split()
-            yield END
+    for line in read_lines(path):
+        # Not at other spaces than these, which may be a part of a word.
+        yield from (word for word in line.split(" ") if word)
+        yield END

@@ -139,7 +139,7 @@ def test_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
         {"workers": 40036},
         {"optim__momentum": 0.0, "optim__nesterov": False},
         {"optim__momentum_correction": True, "optim__equation": 10},
-        ADAM | {"optim__momentum": 0.0, "optim__beta2": 0.0, "optim__eps": 1e-12},
+        ADAM | {"optim__momentum": 0.01, "optim__beta2": 0.0, "optim__eps": 1e-12},
         ADAGRAD | {"optim__eps": 1e-10, "optim__clip_norm": 1e-3},
         {"seed": 2**64 - 1},
         {"model__name": "lenet5", "data__image_size": 28},

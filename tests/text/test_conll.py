@@ -90,7 +90,7 @@ def test_an_other_encoding_is_named(tmp_path: Path) -> None:
 def test_files_of_two_corpora_are_not_mixed(tmp_path: Path) -> None:
     corpus(tmp_path, test="eu O\n")
     (tmp_path / "eng.train").write_text("EU O\n")
-    with pytest.raises(FileNotFoundError, match=r"eng\.testa"):
+    with pytest.raises(ValueError, match=r"it has eng\.train and train\.txt; keep one"):
         read_tagged(tmp_path, lowercase=False)
 
 

@@ -1,9 +1,13 @@
 """The streams of a text: which tokens a worker reads, and that each is guessed once."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from helpers.base_recipe import changed
+from helpers.undisturbed import saved
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +17,7 @@ from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.sampler import Pass
 from lsgd.text.ptb import Texts
+from lsgd.train import train
 from lsgd.workloads.language import BEHIND, Language, TextInputs
 
 CPU = torch.device("cpu")
@@ -102,6 +107,14 @@ def test_the_two_means() -> None:
     assert counts.tolist() == [12]
     assert workload.rates((loss / 12).item(), [12])["perplexity"] == pytest.approx(1e4, rel=0.1)
     assert workload.rates(1e9, [12])["perplexity"] < float("inf")
+
+
+def test_a_state_of_autocast_is_carried_in_full(tmp_path: Path) -> None:
+    words = ["precision=bfloat16", "epochs=1", "schedule.milestones=[]", "device=cpu"]
+    small = ["data.train_examples=90", "data.val_examples=9", "data.test_examples=0"]
+    made = load_recipe(["+recipe=ptb_small", "inputs=synthetic", *words, *small, "data.window=2"])
+    train(replace(made, run_dir=str(tmp_path / "run")))
+    assert saved(tmp_path / "run").parts["hidden"]["values"].dtype == torch.float32
 
 
 def test_the_network_of_the_paper() -> None:
