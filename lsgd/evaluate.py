@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = Parser(
         "lsgd.evaluate",
-        "The error of a checkpoint: every validation image counts exactly once.",
+        "The error of a checkpoint: every validation example counts exactly once.",
         usage="python -m lsgd.evaluate CHECKPOINT [+recipe=NAME] [key=value ...]",
     )
     parser.add_argument(
