@@ -23,6 +23,8 @@ from lsgd.strategy.virtual import VirtualTime, server_loads
 from lsgd.tables import markdown
 
 HERE = Path(__file__).parent
+LABELLED = (0.2, 0.3, 0.5, 1, 2, 10, 12, 15, 20, 30, 50)
+"""What stands beside the axis of errors, in percent, or of losses."""
 GOOD = 12.0
 """The error, in percent, whose time is compared: 88 % are right."""
 
@@ -147,6 +149,8 @@ def figure(runs: Path, kind: str, key: str, name: str, label: str) -> None:
             axis.legend(fontsize=8)
     axes[0].set_ylabel(label)
     axes[0].set_yscale("log")
+    for which in (axes[0].yaxis.set_major_formatter, axes[0].yaxis.set_minor_formatter):
+        which(lambda value, _: f"{value:g}" if value in LABELLED else "")
     drawing.tight_layout()
     drawing.savefig(HERE / f"{name}.png", dpi=110)
 
