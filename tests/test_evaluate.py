@@ -110,7 +110,7 @@ def test_a_checkpoint_of_a_newer_lsgd_is_named(
 @pytest.mark.parametrize(
     ("group", "fields", "unknown"),
     [
-        ("data", {"workload": "language", "window": 35}, "data.workload=language"),
+        ("data", {"workload": "speech", "window": 35}, "data.workload=speech"),
         ("strategy", {"name": "servers", "servers": 2}, "strategy.name=servers"),
     ],
 )

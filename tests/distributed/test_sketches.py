@@ -178,7 +178,7 @@ def by_hand(workload: Language, made: Recipe) -> tuple[nn.Module, list[Tensor]]:
     columns = text[: len(text) // 16 * 16].view(16, -1).t()
     for epoch in range(made.epochs):
         state = None
-        for step in range(5):
+        for step in range(7):
             inputs, targets = (columns[step * window + i :][:window] for i in (0, 1))
             seen, state = model.lstm(model.embedding(inputs), state)
             state = [value.detach() for value in state]
@@ -190,7 +190,7 @@ def by_hand(workload: Language, made: Recipe) -> tuple[nn.Module, list[Tensor]]:
             )
             for parameter in model.parameters():
                 parameter.grad *= min(1, 1 / norm)
-            optimizer.param_groups[0]["lr"] = made.lr(epoch * 5 + step)
+            optimizer.param_groups[0]["lr"] = made.lr(epoch * 7 + step)
             optimizer.step()
     return model, state
 

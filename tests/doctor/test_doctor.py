@@ -20,8 +20,9 @@ NAMES = [
     "Python", "torch", "torchvision", "recipes", "tensorboard", "run folder", "disk", "cores",
     "GPU driver", "CUDA", "GPUs", "NCCL", "Horovod", "setuptools", "MPI", "Slurm", "network",
     "NCCL network",
-    "open files", "shared memory", "DALI, CPU", "LSGD_DATA", "data: cifar10", "data: digits",
-    "data: fashion-mnist", "data: imagenet", "data: tiny-imagenet", "all-reduce torch gloo",
+    "open files", "shared memory", "DALI, CPU", "LSGD_DATA", "data: cifar10", "data: conll2003",
+    "data: digits", "data: fashion-mnist", "data: imagenet", "data: ptb", "data: tiny-imagenet",
+    "all-reduce torch gloo",
     "all-reduce torch NCCL", "all-reduce Horovod Gloo", "all-reduce Horovod MPI",
     "all-reduce Horovod NCCL",
 ]  # fmt: skip
