@@ -74,8 +74,8 @@ TAKEN_OVER = {
 }
 """Of each run that a job takes over the kind, and the run that one process has left."""
 TOLD = 6
-"""The step of the run in which a process is told to leave: the second of the second epoch of images,
-and the last of the first epoch of a text."""
+"""The step of the run in which a process is told to leave: the second of the second epoch of
+images, and the last of the first epoch of a text."""
 
 
 @cache
