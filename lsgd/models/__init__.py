@@ -71,6 +71,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
     parameters of its own, which would keep numbers of torch's global generator.
     """
     from lsgd.models.crf import CRF
+    from lsgd.models.lstm import INITIAL
     from lsgd.vision import models
 
     generator = torch.Generator().manual_seed(seed)
@@ -87,7 +88,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
                 _zero(module.bias)
             case nn.Embedding() | nn.RNNBase():
                 for parameter in module.parameters(recurse=False):
-                    nn.init.uniform_(parameter, -0.1, 0.1, generator=generator)
+                    nn.init.uniform_(parameter, -INITIAL, INITIAL, generator=generator)
             case CRF():
                 for parameter in module.parameters():
                     nn.init.zeros_(parameter)

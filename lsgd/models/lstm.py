@@ -25,7 +25,7 @@ class WordLSTM(nn.Module):
         state (2, layers, streams, width), hidden and cell, that the next windows begin with; it has
         no gradient."""
         seen, after = self.lstm(self.embedding(windows), (state[0], state[1]))
-        # Autocast would carry a state of 8 bits along.
+        # Or autocast would let the windows hand on a state in bfloat16.
         return self.output(seen), torch.stack(after).detach().to(state.dtype)
 
 

@@ -39,11 +39,17 @@ class Grid:
         return flat.view(self.steps, -1, *words.shape[1:])
 
 
+def word_places(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The sentence of each word, and its place there, of sentences of these lengths that lie one
+    behind the other; both have the shape (words,)."""
+    sentence = np.repeat(np.arange(len(lengths)), lengths)
+    return sentence, np.arange(len(sentence)) - (np.cumsum(lengths) - lengths)[sentence]
+
+
 def make_grid(lengths: NDArray[np.int64], steps: int, *, packed: bool = False) -> Grid:
     """The grid of T = `steps` places for sentences of these lengths."""
     count = len(lengths)
-    sentence = np.repeat(np.arange(count), lengths)
-    place = np.arange(len(sentence)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    sentence, place = word_places(lengths)
     mirrored = (lengths[sentence] - 1 - place) * count + sentence
     cells = place * count + sentence
     return Grid(

@@ -363,6 +363,11 @@ class Recipe:
             return windows * self.batch_size
         return self.data.train_examples
 
+    @property
+    def text_sets(self) -> tuple[str, ...]:
+        """The evaluation sets of a text or of sentences: there need not be a test set."""
+        return ("val", "test") if self.data.test_examples else ("val",)
+
     @cached_property
     def steps_per_epoch(self) -> int:
         """S, the number of steps that are really made in one epoch."""

@@ -56,17 +56,14 @@ def _data(recipe: Recipe) -> Data:
     """Made-up examples, so many that the run has as many steps."""
     data, batch_size = recipe.data, recipe.update_workers * N
     examples = recipe.steps_per_epoch * batch_size
-    match data.workload:
-        case "language":
-            # Of each stream the windows, and the token behind the last one.
-            tokens = examples * data.window + batch_size
-            small = replace(data, classes=WORDS, eval_streams=N)
-            small = replace(small, val_examples=VALIDATED * data.window)
-            return replace(small, train_examples=tokens, test_examples=0)
-        case "tagging":
-            small = replace(data, train_examples=examples, val_examples=VALIDATED)
-            return replace(small, words=WORDS, test_examples=0)
+    if data.workload == "language":
+        # Of each stream the windows, and the token behind the last one.
+        tokens = examples * data.window + batch_size
+        small = replace(data, train_examples=tokens, val_examples=VALIDATED * data.window)
+        return replace(small, test_examples=0, classes=WORDS, eval_streams=N)
     small = replace(data, train_examples=examples, val_examples=VALIDATED)
+    if data.workload == "tagging":
+        return replace(small, test_examples=0, words=WORDS)
     return replace(small, image_size=SIZE, augmentation="none")
 
 

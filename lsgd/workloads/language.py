@@ -89,8 +89,7 @@ class Language:
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
-        data = recipe.data
-        self.sets: tuple[str, ...] = ("val", "test") if data.test_examples else ("val",)
+        self.sets = recipe.text_sets
         self.dtype = DTYPES[recipe.precision]
         self.carried = torch.empty(0)
         """The state that a pass of an evaluation leaves for the next one."""
@@ -166,7 +165,7 @@ def zero_state(model: nn.Module, recipe: Recipe, streams: int) -> Tensor:
 def evaluated(recipe: Recipe, split: str, stream: int) -> range:
     """Where a stream of an evaluation set has the tokens that it goes on from: all but the last of
     the text, so that each token behind one is guessed once, whatever the streams."""
-    tokens = recipe.data.val_examples if split == "val" else recipe.data.test_examples
+    tokens = getattr(recipe.data, f"{split}_examples")
     return sampler.share(tokens - 1, recipe.data.eval_streams, stream)
 
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lsgd.models.tagger import Grid, TaggedBatch, make_grid
+from lsgd.models.tagger import Grid, TaggedBatch, make_grid, word_places
 from lsgd.recipe import Recipe
 from lsgd.rules import dropout
 from lsgd.rules.sampler import Pass
@@ -41,8 +41,7 @@ class SentenceInputs:
         if buckets:
             examples = examples[np.argsort(sentences.lengths[examples], kind="stable")]
         lengths = sentences.lengths[examples]
-        number = np.repeat(np.arange(len(lengths)), lengths)
-        place = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        number, place = word_places(lengths)
         cells = sentences.begins[examples][number] + place
         words, masks = sentences.words[cells], None
         if each.epoch is not None:

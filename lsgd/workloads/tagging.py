@@ -32,8 +32,7 @@ class Tagging:
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.dtype = DTYPES[recipe.precision]
-        tested = ("test",) if recipe.data.test_examples else ()
-        self.sets: tuple[str, ...] = ("val", *tested)
+        self.sets = recipe.text_sets
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @cached_property
