@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lsgd.models.crf import CRF
+from lsgd.text import word_places
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,6 @@ class Grid:
         """The values of the words, (words, …), each in its cell, (T, sentences, …); 0 elsewhere."""
         flat = words.new_zeros(self.size, *words.shape[1:]).index_copy(0, cells, words)
         return flat.view(self.steps, -1, *words.shape[1:])
-
-
-def word_places(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The sentence of each word, and its place there, of sentences of these lengths that lie one
-    behind the other; both have the shape (words,)."""
-    sentence = np.repeat(np.arange(len(lengths)), lengths)
-    return sentence, np.arange(len(sentence)) - (np.cumsum(lengths) - lengths)[sentence]
 
 
 def make_grid(lengths: NDArray[np.int64], steps: int, *, packed: bool = False) -> Grid:

@@ -1,42 +1,30 @@
 """CoNLL-2003 in English: three files of tagged sentences, read as they come."""
 
-import argparse
-from pathlib import Path
+from lsgd.prepare.fetch import File, PublishedSet
 
-from lsgd.prepare.fetch import File, add_command, fetch, filling
-
-NAME = "conll2003"
-MIRRORS = (
-    "https://raw.githubusercontent.com/synalp/NER/c0ea07c81ec3512b5047dcd804b0ac2b10a3bdfc/corpus/"
-    "CoNLL-2003",
+SET = PublishedSet(
+    "conll2003",
+    files=(
+        File(
+            "eng.train",
+            3_281_528,
+            "sha256:eac0822f501353f265383ddf1edb0dcd42a1b6eefd3e383d7074db98c38eb41c",
+        ),
+        File(
+            "eng.testa",
+            827_012,
+            "sha256:aedc4ccbd1ae9795feaa0e86fe72d195b0258abed9d705b630d1c889276fac1e",
+        ),
+        File(
+            "eng.testb",
+            748_096,
+            "sha256:0632f32c090ef31c223135b7fee3187a7cf8e65c4015c7866bb7783428cdd9a6",
+        ),
+    ),
+    mirrors=(
+        "https://raw.githubusercontent.com/synalp/NER/c0ea07c81ec3512b5047dcd804b0ac2b10a3bdfc/"
+        "corpus/CoNLL-2003",
+    ),
+    summary="20,744 sentences of news with tagged names, 5 MB",
+    licence="its texts are news of Reuters, which NIST gives out for research only",
 )
-FILES = (
-    File(
-        "eng.train",
-        3_281_528,
-        "sha256:eac0822f501353f265383ddf1edb0dcd42a1b6eefd3e383d7074db98c38eb41c",
-    ),
-    File(
-        "eng.testa",
-        827_012,
-        "sha256:aedc4ccbd1ae9795feaa0e86fe72d195b0258abed9d705b630d1c889276fac1e",
-    ),
-    File(
-        "eng.testb",
-        748_096,
-        "sha256:0632f32c090ef31c223135b7fee3187a7cf8e65c4015c7866bb7783428cdd9a6",
-    ),
-)
-LICENCE = "its texts are news of Reuters, which NIST gives out for research only"
-
-
-def prepare(root: Path, source: str | None = None) -> None:
-    """Have the three files at the root, each with its sum; raises Refused if one cannot be had."""
-    with filling(root):
-        fetch(NAME, FILES, root, MIRRORS, source)
-    print(f"{NAME} is complete at {root}; {LICENCE}")
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `conll2003` to the command line."""
-    add_command(subparsers, NAME, "20,744 sentences of news with tagged names, 5 MB", prepare)

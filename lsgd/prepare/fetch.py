@@ -207,3 +207,27 @@ def add_command(
         help="where the published files are, if not at their publisher's",
     )
     parser.set_defaults(command=lambda options: prepare(options.root, options.source))
+
+
+@dataclass(frozen=True)
+class PublishedSet:
+    """A dataset of a few published files, which are read as they come."""
+
+    name: str
+    files: Sequence[File]
+    mirrors: Sequence[str]
+    """URLs of folders that hold the files, tried in turn."""
+    summary: str
+    """What it holds, for the list of commands."""
+    licence: str = ""
+    """What its texts may be used for, where that is not for anything."""
+
+    def prepare(self, root: Path, source: str | None = None) -> None:
+        """Have all files at the root, each with its sum; raises Refused if one cannot be had."""
+        with filling(root):
+            fetch(self.name, self.files, root, self.mirrors, source)
+        print(f"{self.name} is complete at {root}" + f"; {self.licence}" * bool(self.licence))
+
+    def add_parser(self, subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+        """Add the dataset to the command line."""
+        add_command(subparsers, self.name, self.summary, self.prepare)

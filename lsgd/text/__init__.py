@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.recipe import Data
@@ -58,3 +61,10 @@ def check_counts(data: Data, counts: Mapping[str, int]) -> None:
             f"{data.name} at {folder(data)} is not that of the recipe, which has {expected}; "
             f"complete it, or write {words} for another trajectory"
         )
+
+
+def word_places(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The sentence of each word, and its place there, of sentences of these lengths that lie one
+    behind the other; both have the shape (words,). Trees and their nodes are like them."""
+    sentence = np.repeat(np.arange(len(lengths)), lengths)
+    return sentence, np.arange(len(sentence)) - (np.cumsum(lengths) - lengths)[sentence]

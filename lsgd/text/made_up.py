@@ -1,18 +1,21 @@
-"""Made-up texts and tagged sentences of a recipe's numbers, to run anything without a corpus."""
+"""Made-up texts, tagged sentences and trees of a recipe's numbers, to run without a corpus."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsgd.rules import philox
 from lsgd.text.conll import OUTSIDE, Sentences, TaggedCorpus
 from lsgd.text.ptb import Texts
+from lsgd.text.sst import INNER, TreeCorpus, TreeSet
 
 DRAWN, LENGTHS = 8, 2**32 - 1
 """The last word of the counter, beside those of lsgd.rules, and the second one of lengths."""
-MEDIAN, SPREAD, LONGEST = 10, 0.8, 113
-"""The lengths of CoNLL-2003's training sentences: median, roughly the standard deviation of their
-logarithm, and longest."""
+SENTENCES, TREES = (10, 0.8, 113), (18, 0.55, 52)
+"""The lengths of the training sentences of CoNLL-2003, and of SST: median, roughly the standard
+deviation of their logarithm, and longest."""
 
 
 def made_up_texts(counts: Mapping[str, int], *, classes: int, seed: int) -> Texts:
@@ -42,15 +45,71 @@ def made_up_sentences(
     """
     sets = {}
     for number, (name, count) in enumerate(counts.items()):
-        # Two independent uniform numbers make a normal one (Box and Muller 1958).
-        radius, angle, *_ = philox.uniforms((np.arange(count), LENGTHS, number, DRAWN), key=seed)
-        normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
-        lengths = np.rint(MEDIAN * np.exp(SPREAD * normal)).astype(np.int64).clip(1, LONGEST)
-        place = np.arange(lengths.sum())
-        drawn = philox.uniforms((place, place >> 32, number, DRAWN), key=seed)[0]
-        # The lower its number, the more frequent is a word.
-        chosen = np.floor(words * drawn**3).astype(np.int64)
+        lengths = _lengths(count, number, SENTENCES, seed)
+        chosen, _ = _words(int(lengths.sum()), number, words, seed)
         tags = np.where(chosen % 5, 0, chosen // 5 % classes)
         sets[name] = Sentences(chosen, tags, lengths)
     vocabulary = tuple(f"w{number}" for number in range(1, words))
     return TaggedCorpus(sets, vocabulary, (OUTSIDE, *(f"I-{i}" for i in range(1, classes))))
+
+
+def made_up_trees(counts: Mapping[str, int], *, words: int, classes: int, seed: int) -> TreeCorpus:
+    """A corpus of sets with these numbers of trees, the same for each seed.
+
+    A word of the vocabulary always has the same label, and a node the mean of its children's, so
+    that there is something to learn. A tree grows from its words: any two neighbours are joined,
+    until one node is left.
+    """
+    sets = {}
+    for number, (name, count) in enumerate(counts.items()):
+        lengths = _lengths(count, number, TREES, seed)
+        chosen, drawn = _words(int(lengths.sum()), number, words, seed)
+        trees = [
+            _joined(own, joins, classes)
+            for own, joins in (
+                (chosen[end - length : end].tolist(), drawn[end - length + 1 : end].tolist())
+                for end, length in zip(np.cumsum(lengths), lengths, strict=True)
+            )
+        ]
+        nodes, left, right, labels = (
+            np.array([*chain(*(tree[column] for tree in trees))], np.int64) for column in range(4)
+        )
+        sets[name] = TreeSet(nodes, left, right, labels, 2 * lengths - 1)
+    return TreeCorpus(sets, tuple(f"w{number}" for number in range(1, words)), classes)
+
+
+def _joined(words: list[int], drawn: list[float], classes: int) -> tuple[list[int], ...]:
+    """The columns of a TreeSet for a tree over these words, with a number in [0, 1) for each join:
+    which of all neighbours that there still are."""
+    leaves = [INNER] * len(words)
+    left, right, labels = [*leaves], [*leaves], [word % classes for word in words]
+    nodes = [*range(len(words))]
+    for draw in drawn:
+        at = int(draw * (len(nodes) - 1))
+        one, other = nodes[at : at + 2]
+        nodes[at : at + 2] = [len(labels)]
+        left.append(one)
+        right.append(other)
+        labels.append((labels[one] + labels[other] + 1) // 2)
+    return words + [INNER] * len(drawn), left, right, labels
+
+
+def _lengths(count: int, number: int, kind: tuple[int, float, int], seed: int) -> NDArray[np.int64]:
+    """The lengths of so many examples of a set, shape (count,), with a median, a spread and a
+    longest as in SENTENCES."""
+    median, spread, longest = kind
+    # Two independent uniform numbers make a normal one (Box and Muller 1958).
+    radius, angle, *_ = philox.uniforms((np.arange(count), LENGTHS, number, DRAWN), key=seed)
+    normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
+    lengths: NDArray[np.int64] = np.rint(median * np.exp(spread * normal)).astype(np.int64)
+    return lengths.clip(1, longest)
+
+
+def _words(
+    count: int, number: int, words: int, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """So many words of a set, of which those with low numbers are the most frequent, and a number
+    in [0, 1) beside each; both have the shape (count,)."""
+    place = np.arange(count)
+    drawn, beside, *_ = philox.uniforms((place, place >> 32, number, DRAWN), key=seed)
+    return np.floor(words * drawn**3).astype(np.int64), beside

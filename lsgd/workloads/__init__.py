@@ -119,7 +119,25 @@ def open_workload(recipe: Recipe, device: torch.device) -> Workload:
             from lsgd.workloads.tagging import Tagging
 
             return Tagging(recipe, device)
+        case "trees":
+            from lsgd.workloads.trees import Trees
+
+            return Trees(recipe, device)
     raise ValueError(recipe.data.workload)
+
+
+def evaluation_passes(
+    ids: NDArray[np.int64], size: int, split: str, rank: int, world_size: int
+) -> list[Pass]:
+    """The passes of a process: a set's examples in this order, `size` at a time, taken in turn.
+
+    A pass is the same on any process, and so is, to the last bit, what comes of it.
+    """
+    begins = range(0, len(ids), size)[rank::world_size]
+    return [
+        Pass(None, ids[begin : begin + size], range(0), step, split)
+        for step, begin in enumerate(begins)
+    ]
 
 
 def scores(workload: Workload, state: State) -> Scores:

@@ -7,10 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lsgd.models.tagger import Grid, TaggedBatch, make_grid, word_places
+from lsgd.models.tagger import Grid, TaggedBatch, make_grid
 from lsgd.recipe import Recipe
 from lsgd.rules import dropout
 from lsgd.rules.sampler import Pass
+from lsgd.text import word_places
 from lsgd.text.conll import UNKNOWN, TaggedCorpus
 
 BUCKET = 8

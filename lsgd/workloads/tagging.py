@@ -19,7 +19,7 @@ from lsgd.rules.sampler import Pass
 from lsgd.text.conll import TaggedCorpus, open_tagged
 from lsgd.text.made_up import made_up_sentences
 from lsgd.text.spans import SpanCounts
-from lsgd.workloads import Part
+from lsgd.workloads import Part, evaluation_passes
 from lsgd.workloads.sentences import SentenceInputs
 
 
@@ -95,19 +95,9 @@ class Tagging:
         return self._order[1]
 
     def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
-        """Every so many-th of the passes into which the sentences fall, sorted by length.
-
-        A pass is the same on any process, and so are, to the last one, the tags that come of it.
-        """
-        ids, size = (
-            np.argsort(self.corpus.sets[split].lengths, kind="stable"),
-            self.recipe.val_batch,
-        )
-        begins = range(0, len(ids), size)[rank::world_size]
-        return [
-            Pass(None, ids[begin : begin + size], range(0), step, split)
-            for step, begin in enumerate(begins)
-        ]
+        """Every so many-th of the passes into which the sentences fall, sorted by length."""
+        ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
+        return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
 
     def loss(self, model: nn.Module, batch: TaggedBatch, each: Pass) -> tuple[Tensor, Tensor]:
         """The negative log-likelihood of all tags, how many words have the right one, and how many

@@ -224,9 +224,10 @@ def test_the_command_line(nobody: str, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_no_failure_of_the_mirror(site: Site, tmp_path: Path) -> None:
     script = (
-        "import sys; from lsgd.prepare import fashion_mnist\n"
+        "import sys; from dataclasses import replace; from lsgd.prepare import fashion_mnist\n"
         "from lsgd.prepare.__main__ import main; from lsgd.prepare.fetch import File\n"
-        f"fashion_mnist.FILES, fashion_mnist.MIRRORS = [{FILE!r}], [{site.url!r}]\n"
+        f"one = replace(fashion_mnist.SET, files=[{FILE!r}], mirrors=[{site.url!r}])\n"
+        "fashion_mnist.SET = one\n"
         f"sys.exit(main(['fashion-mnist', {str(tmp_path)!r}]))"
     )
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "-", sys.executable, "-c", script]

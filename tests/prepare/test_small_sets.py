@@ -22,9 +22,9 @@ from lsgd import config
 from lsgd.errors import Refused
 from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.index import open_indexes
-from lsgd.prepare import cifar10, conll2003, fashion_mnist, tiny_imagenet
+from lsgd.prepare import cifar10, conll2003, fashion_mnist, ptb, sst, tiny_imagenet
 from lsgd.prepare.__main__ import main
-from lsgd.prepare.fetch import File
+from lsgd.prepare.fetch import File, PublishedSet
 from lsgd.recipe import Data
 from lsgd.vision import datasets
 from lsgd.workloads import open_workload
@@ -352,7 +352,7 @@ def test_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["cifar10"]) == 2
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "tiny-imagenet", "conll2003"])
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "tiny-imagenet", "conll2003", "sst"])
 def test_the_script_in_data_is_the_same_command(name: str, tmp_path: Path) -> None:
     script = REPOSITORY / "data" / name / "prepare.py"
     command = [sys.executable, str(script), str(tmp_path), "--source", str(tmp_path)]
@@ -371,8 +371,8 @@ def test_a_run_without_data_names_the_command(name: str, tmp_path: Path) -> None
 
 @pytest.mark.data
 def test_fashion_mnist_itself(test_data: Path, tmp_path: Path) -> None:
-    fashion_mnist.prepare(tmp_path, str(test_data / "fashion-mnist"))
-    assert set(tree(tmp_path)) == {file.name for file in fashion_mnist.FILES}
+    fashion_mnist.SET.prepare(tmp_path, str(test_data / "fashion-mnist"))
+    assert set(tree(tmp_path)) == {file.name for file in fashion_mnist.SET.files}
     recipe = config.load_recipe(["+recipe=fashion_bs128", f"data.root={tmp_path}"])
     train, val = load_arrays(recipe.data, tmp_path)
     assert np.bincount(train.labels).tolist() == [6000] * 10
@@ -380,13 +380,27 @@ def test_fashion_mnist_itself(test_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.data
-def test_conll2003_itself(
-    test_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("published", "recipe", "licence"),
+    [
+        (conll2003.SET, "conll_bilstm", "for research only"),
+        (ptb.SET, "ptb_small", "for research alone"),
+        (sst.SET, "sst_treelstm", "no licence is stated"),
+    ],
+    ids=["conll2003", "ptb", "sst"],
+)
+def test_a_text_itself(
+    published: PublishedSet,
+    recipe: str,
+    licence: str,
+    test_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    conll2003.prepare(tmp_path, str(test_data / "conll2003"))
-    assert set(tree(tmp_path)) == {file.name for file in conll2003.FILES}
-    assert "for research only" in capsys.readouterr().out
-    recipe = config.load_recipe(["+recipe=conll_bilstm", f"data.root={tmp_path}"])
+    published.prepare(tmp_path, str(test_data / published.name))
+    assert set(tree(tmp_path)) == {file.name for file in published.files}
+    assert licence in capsys.readouterr().out
+    recipe = config.load_recipe([f"+recipe={recipe}", f"data.root={tmp_path}"])
     open_workload(recipe, torch.device("cpu")).inputs()  # which refuses other counts
 
 

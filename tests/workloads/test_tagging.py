@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import tagging_jobs as jobs
+from helpers import sentence_jobs as jobs
 from helpers.sentences import write_corpus
 from torch import Tensor, nn
 
