@@ -1,11 +1,10 @@
 """The cost of padding as bars."""
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from lsgd.bench.figure import files
 from lsgd.bench.timing import Estimate
 
 
@@ -39,10 +38,4 @@ def bars(
         plot.grid(axis="y", alpha=0.3)
     plots[0].set_ylabel("1000 words per CPU second")
     plots[0].legend()
-    files = {}
-    for form in ("png", "svg"):
-        content = BytesIO()
-        with rc_context({"svg.hashsalt": "padding"}):
-            figure.savefig(content, format=form, metadata={"Date": None} if form == "svg" else None)
-        files[f"padding.{form}"] = content.getvalue()
-    return files
+    return files(figure, "padding")
