@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
 from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
@@ -12,6 +12,11 @@ from torch import device as Device
 from lsgd.errors import EndsEarly, PeerLost, Refused
 from lsgd.job.launcher import Launch, cores, detect
 from lsgd.recipe import CommSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lsgd.comm.pair import Pair
 
 T = TypeVar("T")
 
@@ -54,6 +59,41 @@ class Messenger(Comm, Protocol):
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
         """Begin to replace a tensor, in place, by one of the same size from the sender."""
+
+
+@runtime_checkable
+class Pairing(Comm, Protocol):
+    """A Comm any two of whose processes can have a connection of their own."""
+
+    def open_pairs(self, wanted: "Sequence[tuple[str, int]]") -> "list[Pair]":
+        """The connections of these names, whose other ends other processes open meanwhile, or this
+        one itself, each as the other side: 0 or 1. All processes call it. Raises PeerLost if an
+        other end does not come."""
+
+
+@runtime_checkable
+class Living(Pairing, Protocol):
+    """A Comm whose processes may be lost and come back while the others go on."""
+
+    process: int
+    """The number of this process; its rank is its place in the group of the moment."""
+    life: int
+    """How many times it has come back."""
+    outside: bool
+    """Whether it has come back since all have met."""
+
+    def welcome(self, answer: Callable[[], object]) -> None:
+        """From now on let process 0 answer so what a process asks that comes back."""
+
+    def wait_for_life(self, process: int, after: int) -> int:
+        """Wait until a process is back in a later life than this one; returns which."""
+
+    def open_pair(self, name: str, side: int) -> "Pair":
+        """The connection of this name, whose other end another process opens meanwhile."""
+
+    def meet(self, name: str, members: list[tuple[int, int]] | None) -> None:
+        """Make the group anew of these processes and lives, which one of them tells the others
+        under this name, if it is not the one that there is."""
 
 
 def open_comm(settings: CommSettings, device: Device) -> Comm:
@@ -189,6 +229,10 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
         case "torch":
             from lsgd.comm.torch import TorchComm
 
+            if launch.life is not None:
+                from lsgd.comm.lives import LivingComm
+
+                return LivingComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
             return TorchComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
         case "horovod":
             try:

@@ -1,10 +1,10 @@
 """Processes joined by torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from lsgd.comm import with_peers
+from lsgd.comm.pair import Pair, open_pairs
 from lsgd.errors import Refused
 from lsgd.job.launcher import Launch
 
@@ -31,10 +32,10 @@ class TorchComm:
     def __init__(
         self, launch: Launch, *, device: torch.device, timeout: float, join_timeout: float
     ) -> None:
-        backend = "gloo"
+        self.backend = "gloo"
         if device.type == "cuda":
             # At its own limit NCCL's watchdog aborts the process, and PeerLost is to come first.
-            backend, timeout = "cpu:gloo,cuda:nccl", timeout + WATCHDOG
+            self.backend, timeout = "cpu:gloo,cuda:nccl", timeout + WATCHDOG
         address = _address(launch)
         who = f"process {launch.rank} of {launch.world_size}"
         try:
@@ -49,7 +50,7 @@ class TorchComm:
             ) from None
         try:
             dist.init_process_group(
-                backend,
+                self.backend,
                 store=store,
                 rank=launch.rank,
                 world_size=launch.world_size,
@@ -69,6 +70,12 @@ class TorchComm:
         self.library = "torch.distributed " + ("(NCCL)" if device.type == "cuda" else "(gloo)")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.on_gpu = device.type == "cuda"
+        self.store: Any = store
+        self.timeout, self.join_timeout = timeout, join_timeout
+
+    def open_pairs(self, wanted: Sequence[tuple[str, int]]) -> list[Pair]:
+        """Open connections over gloo."""
+        return open_pairs(self, wanted, timeout=self.timeout, join_timeout=self.join_timeout)
 
     def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """Begin to sum the tensor in place; the order of the calls matches the sums, not `name`."""

@@ -50,7 +50,7 @@ def pace(
     if strategy.name == "allreduce":
         return _allreduce(cluster, sum(sizes) * itemsize, workers, seed=seed, steps=steps)
     slices = place(sizes, strategy.servers, strategy.placement)
-    waits = strategy.name in ("sync", "backup")
+    waits, local_steps = strategy.name in ("sync", "backup"), strategy.push_steps
     tickets = steps * (strategy.update_workers(workers) if waits else workers)
     timeline = simulate(
         cluster,
@@ -61,10 +61,11 @@ def pace(
         colocated=strategy.topology == "colocated",
         seed=seed,
         epoch=0,
+        steps=lambda _: local_steps,
     )
     begin, end = len(timeline.updates) // 10, len(timeline.updates) * 9 // 10
     times = np.array(timeline.updates)
-    batches = (end - begin) * strategy.update_workers(workers)
+    batches = (end - begin) * strategy.update_workers(workers) * local_steps
     seconds = np.diff(times[begin : end + 1]) if waits else _of_each(timeline, begin, end)
     return Pace(batches / float(times[end] - times[begin]), seconds)
 

@@ -51,7 +51,8 @@ def plan_strategy(argv: Sequence[str]) -> None:
     """Print the plan for the words after `strategy`, and keep it in --out."""
     recipe, options = _command_line().read(argv)
     remedy = "a short run of it with profile=true shows where its time goes"
-    check_known(recipe, "lsgd.plan strategy", remedy, workloads=("images",))
+    known = ("allreduce", "sync", "backup", "bounded", "async")
+    check_known(recipe, "lsgd.plan strategy", remedy, workloads=("images",), strategies=known)
     if recipe.rehearse:
         raise Refused("rehearse=true is a run of six steps; leave it out to plan the real one")
     draw = plotter("draw_paces") if options.out else None
@@ -82,13 +83,14 @@ def strategies(recipe: Recipe) -> dict[str, StrategySettings]:
     own = recipe.strategy
     backup = own.backup or BACKUP
     slack = own.slack if own.name == "bounded" else SLACK
+    local_steps = f", {own.local_steps} local steps" * (own.local_steps > 1)
     servers = replace(own, name="sync", backup=0, slack=0, staleness_aware=False)
     return {
         "allreduce": StrategySettings(),
         "sync": servers,
         f"backup {backup}": replace(servers, name="backup", backup=backup),
-        f"bounded {slack}": replace(servers, name="bounded", slack=slack),
-        "async": replace(servers, name="async"),
+        f"bounded {slack}{local_steps}": replace(servers, name="bounded", slack=slack),
+        f"async{local_steps}": replace(servers, name="async"),
     }
 
 
@@ -172,8 +174,9 @@ def _sections(recipe: Recipe, sizes: Sequence[int], paces: Paces, source: str) -
 
 def _placements(recipe: Recipe, sizes: Sequence[int]) -> str:
     many = min(recipe.workers, MANY)
-    arms = [StrategySettings("sync")] + [
-        StrategySettings("sync", servers=many, topology=topology, placement=placement)
+    one = StrategySettings("sync", local_steps=recipe.strategy.local_steps)  # of async
+    arms = [one] + [
+        replace(one, servers=many, topology=topology, placement=placement)
         for topology in ("central", "colocated")
         for placement in PLACEMENTS
     ]

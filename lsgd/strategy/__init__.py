@@ -12,9 +12,12 @@ from lsgd.rules.sampler import Pass
 
 if TYPE_CHECKING:
     # For types only: the order of updates is known without torch.
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from lsgd.comm import Comm
+    from lsgd.tally import State, Tally
     from lsgd.workloads import Part, Workload
 
 
@@ -88,6 +91,14 @@ class Strategy(Protocol):
     def restore(self, state: dict[str, Any], step: int) -> None:
         """Go on at this step of the run, from a state that any such strategy has made."""
 
+    def counted(self) -> "State":
+        """What the workers of all processes have counted in this epoch, as far as process 0 has to
+        know; settled, all processes know all of it. All processes call it."""
+
+    def keep(self, folder: "Path") -> dict[str, str]:
+        """Write into the run folder, on process 0, what the strategy has recorded of the run beside
+        its rows; return what the row of an epoch says of it."""
+
     def now(self) -> dict[str, float | list[int]]:
         """What a row of metrics has about the last step, such as the norm of its gradient; a list
         has the counts of 0, 1, 2, …, which TensorBoard shows as a histogram."""
@@ -102,20 +113,33 @@ class Strategy(Protocol):
 
 
 def open_strategy(
-    recipe: Recipe, workload: "Workload", model: "nn.Module", comm: "Comm"
+    recipe: Recipe, workload: "Workload", model: "nn.Module", comm: "Comm", tally: "Tally"
 ) -> Strategy:
-    """The strategy of a recipe for this model, which is on its device."""
+    """The strategy of a recipe for this model, which is on its device; the tally has what this
+    process counts."""
+    if recipe.strategy.live:
+        from lsgd.strategy.live import Live
+
+        return Live(recipe, workload, model, comm, tally)
     match recipe.strategy.name:
         case "allreduce":
             from lsgd.strategy.allreduce import AllReduce
 
-            return AllReduce(recipe, workload, model, comm)
+            return AllReduce(recipe, workload, model, comm, tally)
         case "backup" | "bounded" | "async":
             from lsgd.strategy.replay import Replay
 
-            return Replay(recipe, workload, model, comm)
+            return Replay(recipe, workload, model, comm, tally)
+        case "hogwild":
+            from lsgd.strategy.hogwild import Hogwild
+
+            return Hogwild(recipe, workload, model, comm, tally)
+        case "local":
+            from lsgd.strategy.local import Local
+
+            return Local(recipe, workload, model, comm, tally)
         case "sync":
             from lsgd.strategy.servers import SyncServers
 
-            return SyncServers(recipe, workload, model, comm)
+            return SyncServers(recipe, workload, model, comm, tally)
     raise ValueError(recipe.strategy.name)

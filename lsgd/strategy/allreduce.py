@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +19,17 @@ from lsgd.strategy import Task
 from lsgd.strategy.guard import LEAVE, SAVE, Guard
 from lsgd.strategy.reducer import Reducer
 from lsgd.strategy.tasks import hosted_workers, synchronous_tasks
+from lsgd.tally import State, Tally
 from lsgd.workloads import Workload
 
 
 class AllReduce:
     """The strategy of the paper: one update per step, by the mean over kn examples (section 3)."""
 
-    def __init__(self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm) -> None:
-        self.recipe, self.workload, self.comm = recipe, workload, comm
+    def __init__(
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+    ) -> None:
+        self.recipe, self.workload, self.comm, self.tally = recipe, workload, comm, tally
         self.hosted = hosted_workers(recipe, comm.world_size, comm.rank)
         self.parts = workload.parts(model, self.hosted, comm)
         self.reducer, self.optimizer = self._make(model)
@@ -102,6 +106,14 @@ class AllReduce:
         for parameter, values in self.optimizer.state.items():
             values |= optim.laid_out(parameter, values)
         self.next_step = step
+
+    def counted(self) -> State:
+        """The sum of the tallies of all processes."""
+        return self.tally.state(partial(sum_, self.comm))
+
+    def keep(self, folder: Path) -> dict[str, str]:
+        """Nothing: recipe and seed decide all of it."""
+        return {}
 
     def now(self) -> dict[str, float | list[int]]:
         """The norm of the last reduced gradient; reading it waits for the device."""

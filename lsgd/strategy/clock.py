@@ -56,18 +56,20 @@ def simulate(
     colocated: bool,
     seed: int,
     epoch: int,
+    steps: Callable[[int], int] = lambda ticket: 1,
 ) -> Timeline:
     """Run an epoch whose workers have all been released at time 0, until the tickets are used.
 
     `loads` has the bytes of each server's parameters, of which a push and a reply have as many.
     Either each server has a gate, or there is one Barrier, that of server 0. The others follow it
     then: which pushes make an update and who is released reaches them one latency later, so all of
-    them make the same updates. Gates and tickets are used up.
+    them make the same updates. Gates and tickets are used up. `steps` says how many gradients a
+    worker computes with a ticket before it pushes.
     """
     assert len(gates) == len(loads) or (isinstance(gates[0], Barrier) and len(gates) == 1)
     network = Network(cluster, loads, workers, colocated=colocated)
     draws = _Draws(cluster, workers, seed=seed, epoch=epoch)
-    return _Epoch(network, draws, gates, tickets).run()
+    return _Epoch(network, draws, gates, tickets, steps).run()
 
 
 def step_seconds(
@@ -120,16 +122,22 @@ class _Epoch:
     """The events of an epoch, and what each of them makes happen."""
 
     def __init__(
-        self, network: Network, draws: _Draws, gates: Sequence[Gate], tickets: Tickets
+        self,
+        network: Network,
+        draws: _Draws,
+        gates: Sequence[Gate],
+        tickets: Tickets,
+        steps: Callable[[int], int],
     ) -> None:
         self.network, self.draws, self.gates, self.tickets = network, draws, gates, tickets
+        self.steps = steps
         workers, self.servers = len(network.worker_in), range(len(network.loads))
         self.events: list[tuple[float, int, Callable[..., None], Any, Any]] = []
         self.number = count()
         self.remote = [network.remote(worker) for worker in range(workers)]
         self.bundle = [sum(network.loads[s] for s in remote) for remote in self.remote]
-        self.holds: list[int | None] = [None] * workers
-        """The ticket of each worker's next push."""
+        self.holds = [0] * workers
+        """The gradients that each worker computes for its next push; 0 without a ticket."""
         self.replies = [0] * workers
         """How many servers have answered each worker's last push."""
         self.computed, self.wait = [0.0] * workers, [0.0] * workers
@@ -150,7 +158,8 @@ class _Epoch:
             handle(now, first, second)
         loads, messages = self.network.loads, self.network.messages
         sent = [number * load for number, load in zip(messages, loads, strict=True)]
-        return Timeline(np.array(self.order, np.int16), self.updates, self.waits, sent, now)
+        order = [np.array(row, np.int16) for row in self.order]
+        return Timeline(order, self.updates, self.waits, sent, now)
 
     def _plan(self, time: float, handle: Callable[..., None], first: Any, second: Any) -> None:
         heapq.heappush(self.events, (time, next(self.number), handle, first, second))
@@ -182,7 +191,7 @@ class _Epoch:
         network = self.network
         for worker in workers:
             if server == 0:
-                self.holds[worker] = self.tickets.issue(worker)
+                self.holds[worker] = sum(map(self.steps, self.tickets.issue(worker)))
             if network.colocated and server == worker:
                 self._plan(now, self._read, server, worker)
                 continue
@@ -198,8 +207,9 @@ class _Epoch:
         if self.replies[worker] < len(self.servers):
             return
         self.replies[worker] = 0
-        if self.holds[worker] is not None:
-            self._plan(now + self.draws.next(worker), self._push, worker, None)
+        if gradients := self.holds[worker]:
+            seconds = sum(self.draws.next(worker) for _ in range(gradients))
+            self._plan(now + seconds, self._push, worker, None)
         elif not isinstance(self.gates[0], Barrier):  # which waits for no ticket that is not there
             for server in self.servers:
                 self._plan(now + self.network.latency, self._leave, server, worker)

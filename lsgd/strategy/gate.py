@@ -8,6 +8,7 @@ worker's, is all that a run has to know of its timing.
 
 import heapq
 import math
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,8 +65,10 @@ class Barrier:
         return self._update()
 
     def leave(self, worker: int) -> Effects:
-        """The others go on if they are enough for an update; a push of this worker still counts."""
+        """The others go on if they are enough for an update, for which no push of this worker that
+        waits counts: others have its batch."""
         del self.has_read[worker]
+        self.fresh = [other for other in self.fresh if other != worker]
         return Effects()
 
     def join(self, worker: int) -> Effects:
@@ -127,25 +130,39 @@ class Tickets:
     """The batches of an epoch, each for one worker at a time; the only thing that ends an epoch.
 
     One server has them, so that every example is seen once, whatever the stragglers. A worker that
-    gets none is done.
+    holds none is done. It holds the batch that it computes with and up to `ahead` more, which its
+    loader can read meanwhile.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, ahead: int = 0) -> None:
+        self.ahead = ahead
         self.free = list(range(count))
-        self.held: dict[int, int] = {}
+        self.held: defaultdict[int, deque[int]] = defaultdict(deque)
+        """By worker, in the order in which it computes with them."""
 
-    def issue(self, worker: int) -> int | None:
-        """The next batch, if there is one, which is the worker's until its push is applied."""
-        if not self.free:
-            return None
-        self.held[worker] = heapq.heappop(self.free)
-        return self.held[worker]
+    def issue(self, worker: int) -> list[int]:
+        """The next batches of a worker, as many as there are and as it may hold."""
+        issued = []
+        while self.free and len(self.held[worker]) <= self.ahead:
+            issued.append(heapq.heappop(self.free))
+            self.held[worker].append(issued[-1])
+        return issued
 
     def settle(self, effects: Effects) -> None:
         """Take the batches of the pushes that are applied, and let others have those of workers
         whose push will be dropped, if they hold one: who is done for the epoch does not."""
         for worker in effects.applied:
-            del self.held[worker]
+            self.held[worker].popleft()
         for worker in effects.late:
-            if worker in self.held:
-                heapq.heappush(self.free, self.held.pop(worker))
+            if self.held[worker]:
+                heapq.heappush(self.free, self.held[worker].popleft())
+
+    def give_back(self, worker: int) -> None:
+        """Let others have all batches of a worker that will not push them."""
+        for ticket in self.held.pop(worker, ()):
+            heapq.heappush(self.free, ticket)
+
+    @property
+    def left(self) -> int:
+        """How many batches have not been used yet."""
+        return len(self.free) + sum(map(len, self.held.values()))

@@ -38,7 +38,9 @@ class Guard:
     def watch(self, step: int) -> None:
         """Check the flags of the step before, then start to copy those of this one."""
         self.check()
-        self.note = float(self.seen[1])
+        # Those of two steps, if a row of local steps has had the guard look between two checks.
+        note = float(self.seen[1])
+        self.note = note if note > self.note else self.note
         self.step = step
         self.seen.copy_(self.flags, non_blocking=True)
         if self.copied:
@@ -70,13 +72,15 @@ class Guard:
             )
 
     def forget_save(self) -> None:
-        """Drop what the last watched step says of saving, once checked; who has to leave leaves."""
+        """Drop what the steps so far say of saving, once checked; who has to leave leaves."""
         self.seen[1].floor_()
+        self.note //= LEAVE
 
     def leave_if_told(self) -> bool:
         """Raise Preempted, after the same step on all processes, if any was told to leave; return
-        whether all are to save, as process 0 has found it time to.
+        whether all are to save, as process 0 has found it time to. A note is told of once.
         """
-        if self.note >= LEAVE:
+        note, self.note = self.note, 0.0
+        if note >= LEAVE:
             raise Preempted
-        return self.note == SAVE
+        return note == SAVE

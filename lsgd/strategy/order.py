@@ -1,26 +1,24 @@
 """The order in which servers handle pushes: all that decides an asynchronous run but the recipe.
 
 When a push comes never depends on what it says. So the order is data of its own, one small number
-per push and server, which a virtual clock draws or a file has. This module finds out what each push
-of an epoch has read and where it goes, before any of them is computed.
+per push and server, which a virtual clock draws, real processes record or a file has. This module
+finds out what each push of an epoch has read and where it goes, before any of them is computed.
 """
 
-import hashlib
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.errors import Refused
-from lsgd.files import whole
 from lsgd.strategy.gate import Gate, Tickets
 
-Order = NDArray[np.int16]
-"""The workers whose pushes each server handled, in turn, shape (servers, events); -1 - worker says
-that this worker leaves."""
+Order = list[NDArray[np.int16]]
+"""The workers whose pushes each server handled, in turn, a row for each server; -1 - worker says
+that this worker leaves, and the number of workers more that it is back."""
 
 
 @dataclass
@@ -34,7 +32,8 @@ class Push:
     read: list[int]
     """The version, of each server, that it is computed with."""
     applied: list[int]
-    """The version, of each server, that it is applied to; less `read`, this is its staleness."""
+    """The version, of each server, that it is applied to; less `read`, this is its staleness. It is
+    -1 where a push has not come, since its worker was lost."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,25 @@ class Script:
             count = 1 + max(push.applied[server] for push in self.pushes)
             made += [[] for _ in range(count)]
             for number, push in enumerate(self.pushes):
-                made[push.applied[server]].append(number)
+                if push.applied[server] >= 0:
+                    made[push.applied[server]].append(number)
         return updates
 
     @cached_property
     def steps(self) -> list[list[int]]:
-        """By step of the epoch, which pushes are computed in it: those of an update, or one."""
+        """By step of the epoch, which pushes are computed in it: those of an update, or one, and
+        with it those before it that have not come to server 0."""
         together = self.updates[0]
-        return together if len(self.updates) == 1 else [[i] for i in range(len(self.pushes))]
+        if len(self.updates) == 1:
+            return together
+        steps: list[list[int]] = [[]]
+        for number, push in enumerate(self.pushes):
+            steps[-1].append(number)
+            if push.applied[0] >= 0:
+                steps.append([])
+        last = steps.pop()
+        steps[-1] += last
+        return steps
 
     @cached_property
     def last_read(self) -> dict[tuple[int, int], int]:
@@ -74,58 +84,83 @@ class Script:
         }
 
 
-def play(order: Order, gates: Sequence[Gate], tickets: Tickets, workers: int) -> Script:
-    """Go through an epoch whose servers handle pushes in this order, each by its gate.
+def play(
+    orders: Sequence[Order],
+    make_gates: Callable[[int], Sequence[Gate]],
+    tickets: Tickets,
+    workers: int,
+) -> Script:
+    """Go through an epoch whose servers handle pushes in these orders, each by its gate.
 
-    Raises Refused if they cannot, so that the order is one of another run.
+    An epoch that real processes had to leave goes on with another order: all workers read anew, and
+    the tickets that were not used are issued again; `make_gates` takes their number. What the last
+    order leaves of them is to be seen in `tickets`. Raises Refused if the servers cannot handle
+    pushes so, and the order is one of another run.
     """
-    player = _Player(order, gates, tickets, workers)
-    if not player.play():
+    player = _Player(make_gates, tickets, workers)
+    if not all(player.play(order) for order in orders):
         raise Refused(
             f"this order of pushes is one of another run: with {workers} workers and "
-            f"{len(gates)} servers it stops after {len(player.pushes)} pushes; write the recipe "
-            "that it was made with"
+            f"{len(player.gates)} servers it stops after {len(player.pushes)} pushes; write the "
+            "recipe that it was made with"
         )
     return Script(player.pushes, player.dropped[:-1])
 
 
 @dataclass
 class _Worker:
-    ticket: int | None = None
+    """A worker from its start, or its return, to its end."""
+
     read: dict[int, int] = field(default_factory=dict)
     """What it has got of the servers for its next push, until that is computed."""
     push: Push | None = None
     handled: set[int] = field(default_factory=set)
     """The servers that have handled its last push."""
+    tickets: deque[int] = field(default_factory=deque)
+    """The batches of its next pushes."""
 
 
 class _Player:
-    def __init__(self, order: Order, gates: Sequence[Gate], tickets: Tickets, workers: int) -> None:
-        # Lists, since to read single numbers of an array takes twenty times as long.
-        self.events = [row.tolist() for row in order]
-        self.gates, self.tickets = gates, tickets
-        self.workers = [_Worker() for _ in range(workers)]
-        self.position = [0] * len(gates)
-        self.version = [0] * len(gates)
+    def __init__(
+        self, make_gates: Callable[[int], Sequence[Gate]], tickets: Tickets, workers: int
+    ) -> None:
+        self.make_gates, self.tickets, self.count = make_gates, tickets, workers
+        self.gates = make_gates(tickets.left)
+        self.version = [0] * len(self.gates)
         self.pushes: list[Push] = []
         self.dropped = [0]
-        for server in range(len(gates)):
-            self._release(server, range(workers))
 
-    def play(self) -> bool:
-        """Handle all events; returns whether they are those of a whole epoch."""
-        known = range(-len(self.workers), len(self.workers))
+    def play(self, order: Order) -> bool:
+        """Handle all events of an order; returns whether they can be handled."""
+        # Lists, since to read single numbers of an array takes twenty times as long.
+        self.events = [row.tolist() for row in order]
+        known = range(-self.count, 2 * self.count)
         if len(self.events) != len(self.gates):
             return False
         if any(event not in known for events in self.events for event in events):
             return False
+        self._begin()
         try:
             while any(self.advance(server) for server in range(len(self.gates))):
                 pass
-        except KeyError:  # a gate does not know a worker that has left
+        except KeyError:  # a worker that has left does something else than to come back
             return False
-        left = sum(map(len, self.events)) - sum(self.position)
-        return not (left or self.tickets.free or self.tickets.held)
+        return sum(map(len, self.events)) == sum(self.position)
+
+    def _begin(self) -> None:
+        """Let all workers begin with the parameters as they are."""
+        for worker in range(self.count):
+            self.tickets.give_back(worker)
+        self.gates = self.make_gates(self.tickets.left)
+        self.position = [0] * len(self.gates)
+        self.lives = [[0] * self.count for _ in self.gates]
+        """By server, how many times each worker has come back to it."""
+        self.away: list[set[int]] = [set() for _ in self.gates]
+        """By server, the workers that have left it."""
+        self.workers: defaultdict[tuple[int, int], _Worker] = defaultdict(_Worker)
+        """By number and life."""
+        for server in range(len(self.gates)):
+            self._release(server, range(self.count))
 
     def advance(self, server: int) -> bool:
         """Handle what this server can handle; returns whether it was anything."""
@@ -138,19 +173,37 @@ class _Player:
         """Handle the next event, unless it has to wait for what other servers do."""
         event = self.events[server][self.position[server]]
         if event < 0:
-            self._release(server, self.gates[server].leave(-1 - event).released)
-            return True
-        worker = self.workers[event]
-        if len(worker.read) == len(self.gates) and worker.ticket is not None:
+            self._leave(server, -1 - event)
+        elif event >= self.count:
+            self._join(server, event - self.count)
+        else:
+            return self._push(server, event)
+        return True
+
+    def _leave(self, server: int, worker: int) -> None:
+        effects = self.gates[server].leave(worker)
+        self.away[server].add(worker)
+        if server == 0:
+            self.tickets.give_back(worker)
+        self._release(server, effects.released)
+
+    def _join(self, server: int, worker: int) -> None:
+        self.away[server].remove(worker)
+        self.lives[server][worker] += 1
+        self._release(server, self.gates[server].join(worker).released)
+
+    def _push(self, server: int, number: int) -> bool:
+        worker = self._worker(server, number)
+        if len(worker.read) == len(self.gates) and worker.tickets:
             read = [worker.read[each] for each in range(len(self.gates))]
-            worker.push = Push(event, worker.ticket, read, [-1] * len(self.gates))
+            worker.push = Push(number, worker.tickets.popleft(), read, [-1] * len(self.gates))
             worker.read, worker.handled = {}, set()
         if worker.push is None or server in worker.handled:
             return False
         worker.handled.add(server)
-        effects = self.gates[server].push(event)
-        for number in effects.applied:
-            self._apply(server, number)
+        effects = self.gates[server].push(number)
+        for other in effects.applied:
+            self._apply(server, other)
         if server == 0:
             self.tickets.settle(effects)
             self.dropped[-1] += effects.dropped
@@ -161,7 +214,7 @@ class _Player:
         return True
 
     def _apply(self, server: int, number: int) -> None:
-        push = self.workers[number].push
+        push = self._worker(server, number).push
         assert push is not None
         if max(push.applied) < 0:
             self.pushes.append(push)
@@ -169,29 +222,11 @@ class _Player:
 
     def _release(self, server: int, workers: Sequence[int]) -> None:
         for number in workers:
-            worker = self.workers[number]
+            worker = self._worker(server, number)
             worker.read[server] = self.version[server]
             if server == 0:
-                worker.ticket = self.tickets.issue(number)
+                worker.tickets += self.tickets.issue(number)
 
-
-def digest(order: Order) -> str:
-    """A hash of an order, the same on every machine."""
-    return hashlib.sha256(f"{order.shape}".encode() + order.astype("<i2").tobytes()).hexdigest()
-
-
-def save_order(path: Path, order: Order) -> None:
-    """Write the order into a new file of numpy's, 2 bytes per push and server."""
-    with whole(path) as file:
-        np.save(file, order.astype("<i2"))
-
-
-def load_order(path: Path) -> Order:
-    """The order that a file has; raises Refused if it is none."""
-    try:
-        order = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise Refused(f"{path} cannot be read as an order of pushes ({error})") from None
-    if not isinstance(order, np.ndarray) or order.dtype != np.dtype("<i2") or order.ndim != 2:
-        raise Refused(f"{path} is no order of pushes: those are of int16, one row per server")
-    return order
+    def _worker(self, server: int, number: int) -> _Worker:
+        """A worker as this server sees it: it may not know yet of its end and return."""
+        return self.workers[number, self.lives[server][number]]

@@ -3,9 +3,11 @@
 In a step every process with workers sends each server its slices of the gradient. A server adds
 them up, makes the update of its slices and sends these to all processes, each of which has the
 whole model when the step ends. A flag and a note go along, as in the buckets of a Reducer.
+Of the tables of embeddings only rows go, both ways, if the recipe says so (lsgd.strategy.rows).
 """
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -19,8 +21,10 @@ from lsgd.strategy import Task
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.strategy.placement import Slice, place
 from lsgd.strategy.reducer import Reducer
+from lsgd.strategy.rows import ServedTable, sparse_tables, take_gradient
 from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
 from lsgd.strategy.virtual import VirtualTime, server_loads
+from lsgd.tally import Tally
 from lsgd.workloads import Workload
 
 
@@ -50,24 +54,33 @@ class Server:
     """A server as one process sees it; the process that is its home has all of it."""
 
     def __init__(
-        self, number: int, home: int, shard: Shard, push: PackedSlices, reply: PackedSlices
+        self,
+        number: int,
+        home: int,
+        shard: Shard,
+        push: PackedSlices,
+        reply: PackedSlices,
+        tables: list[ServedTable],
     ) -> None:
         self.number, self.home, self.shard = number, home, shard
         self.push = push
         """The gradient of this process's workers; its flag and its note."""
         self.reply = reply
         """The new values; the sums of flags and notes, and the norm of the gradient."""
+        self.tables = tables
+        """Its rows of the tables whose gradients are sparse."""
         self.pushes: dict[int, Tensor] = {}
         """At home, what comes from the processes with workers and from this one, in the order of
         their ranks."""
 
     def add_up(self, found_inf: Tensor) -> Tensor:
-        """The sum of the pushes; what of it is not finite raises the flag."""
+        """The sum of the dense pushes; what is not finite of all there are raises the flag."""
         total = torch.zeros_like(self.reply.flat[:-1])
         for push in self.pushes.values():
             total += push  # which may be in half precision
         total = total.to(found_inf.device)
-        self.norm = torch.linalg.vector_norm(total[:-2])
+        norms = [table.add_up() for table in self.tables]
+        self.norm = reduce(torch.hypot, norms, torch.linalg.vector_norm(total[:-2]))
         found_inf.logical_or_((0 * (total[-2] + self.norm)).isnan())
         return total
 
@@ -75,6 +88,8 @@ class Server:
         """Make the update by a sum of pushes, unless something was not finite."""
         gradient, (flag, note) = total[:-2], total[-2:]
         self.shard.apply(gradient.split([value.numel() for value in self.shard.values]), lr)
+        for table in self.tables:
+            table.update(lr)
         self.reply.pack(flag, note, self.norm)
 
 
@@ -86,21 +101,26 @@ class SyncServers(AllReduce):
     may have made its part of the update, in a model that is neither evaluated nor saved.
     """
 
-    def __init__(self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm) -> None:
+    def __init__(
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+    ) -> None:
         if comm.world_size > 1 and not isinstance(comm, Messenger):
             raise Refused(
                 f"strategy=sync sends messages from process to process, and {comm.library} is used "
                 "for sums alone; write comm=torch, or strategy=allreduce"
             )
-        super().__init__(recipe, workload, model, comm)
+        super().__init__(recipe, workload, model, comm, tally)
         self.messenger = cast(Messenger, comm)  # to which a single process gives no message
         self.processes = range(comm.world_size)
         self.pushing = self.processes[: recipe.strategy.worker_processes(comm.world_size)]
         sizes = [parameter.numel() for parameter in model.parameters()]
+        whole = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
+        for number in self.tables:
+            sizes[number] = 0
         placed = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
         self.servers = list(self._open(model, placed))
         itemsize = self.servers[0].reply.flat.element_size()
-        self.time = VirtualTime(recipe, server_loads(placed, itemsize))
+        self.time = VirtualTime(recipe, server_loads(whole, itemsize))
         self.at_home = [server for server in self.servers if server.home == comm.rank]
         clips = recipe.optim.clip_norm is not None
         self.share_norm = self._share_norm if clips else lambda: None
@@ -108,17 +128,27 @@ class SyncServers(AllReduce):
 
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
         """What has the gradients of this process alone, and what has the momentum of all shards."""
+        self.tables = sparse_tables(model) if self.recipe.strategy.sparse_rows else {}
+        """The parameters of which only rows travel, by their numbers."""
+        dense = [
+            each for number, each in enumerate(model.parameters()) if number not in self.tables
+        ]
         size = self.recipe.comm.bucket_mb
-        reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=size, compression="none")
+        reducer = Reducer(dense, SingleComm(), bucket_mb=size, compression="none")
         return reducer, make_whole(model, self.recipe)
 
     def _open(self, model: nn.Module, placed: Sequence[Sequence[Slice]]) -> Iterator[Server]:
         """The servers, on the processes without workers if there are any, else on all."""
-        gradients = [in_memory(cast(Tensor, parameter.grad)) for parameter in model.parameters()]
-        dtype = gradients[0].dtype
+        gradients = {
+            number: in_memory(cast(Tensor, parameter.grad))
+            for number, parameter in enumerate(model.parameters())
+            if number not in self.tables
+        }
+        dtype = self.reducer.flag.dtype
         on_wire = torch.float16 if self.recipe.gradient_compression == "fp16" else dtype
         homes = self.processes[len(self.pushing) :] or self.processes
-        for number, slices in enumerate(placed):
+        for number, all_slices in enumerate(placed):
+            slices = [each for each in all_slices if each.parameter in gradients]
             shard = Shard(
                 model,
                 self.optimizer,
@@ -129,7 +159,23 @@ class SyncServers(AllReduce):
             )
             pushed = [gradients[each.parameter][each.begin : each.end] for each in slices]
             push, reply = PackedSlices(pushed, 2, on_wire), PackedSlices(shard.values, 3, dtype)
-            server = Server(number, homes[number % len(homes)], shard, push, reply)
+            home = homes[number % len(homes)]
+            tables = [
+                ServedTable(
+                    table,
+                    self.recipe,
+                    self.messenger,
+                    self.reducer.found_inf,
+                    norm=lambda: self.reducer.gradient_norm,
+                    server=number,
+                    home=home,
+                    pushing=self.pushing,
+                    on_wire=on_wire,
+                    tag=count * len(placed) + number,
+                )
+                for count, table in enumerate(self.tables.values(), start=1)
+            ]
+            server = Server(number, home, shard, push, reply, tables)
             if server.home == self.comm.rank:
                 server.pushes = {rank: torch.empty_like(push.flat) for rank in self.pushing}
                 # Also of a process without workers, which may be the one that is told to leave.
@@ -145,7 +191,10 @@ class SyncServers(AllReduce):
 
     def _push(self) -> None:
         rank, waits = self.comm.rank, []
+        gradients = [take_gradient(table) for table in self.tables.values()]
         for server in self.servers:
+            for table, gradient in zip(server.tables, gradients, strict=True):
+                waits += table.start_push(gradient)
             if rank in (*self.pushing, server.home):
                 server.push.pack(self.reducer.flag, self.reducer.note)
             if server.home == rank:
@@ -178,6 +227,8 @@ class SyncServers(AllReduce):
     def _pull(self) -> None:
         rank, waits = self.comm.rank, []
         for server in self.servers:
+            for table in server.tables:
+                waits += table.start_pull()
             if server.home == rank:
                 waits += [
                     self.messenger.start_send(server.reply.flat, receiver, server.number)
@@ -195,6 +246,8 @@ class SyncServers(AllReduce):
         for server in self.servers:
             if server.home != self.comm.rank:
                 server.reply.unpack()
+                for table in server.tables:
+                    table.unpack()
         flags, notes, norms = torch.stack([server.reply.numbers for server in self.servers]).T
         self.reducer.gradient_norm = norm = torch.linalg.vector_norm(norms)
         self.reducer.found_inf.logical_or_((0 * (flags.sum() + norm)).isnan())
@@ -247,6 +300,7 @@ class SyncServers(AllReduce):
         bytes_ = [
             server.push.flat.nbytes * sum(rank != server.home for rank in self.pushing)
             + server.reply.flat.nbytes * peers
+            + sum(table.nbytes() for table in server.tables)
             for server in self.servers
         ]
         virtual = self.time.row(self.next_step - 1)

@@ -41,22 +41,20 @@ class VirtualTime:
         """
         epoch, last = divmod(step, self.recipe.steps_per_epoch)
         script, timeline = self.epoch(epoch).script, self.epoch(epoch).timeline
-        steps = range(max(0, last + 1 - self.recipe.log_steps), last + 1)
-        pushes = [script.pushes[number] for each in steps for number in script.steps[each]]
-        staleness = [push.applied[0] - push.read[0] for push in pushes]
+        steps = row_steps(last, self.recipe.log_steps)
+        numbers = [number for each in steps for number in script.steps[each]]
         at_server_0 = [number for update in script.updates[0] for number in update]
         wait = dict(zip(at_server_0, timeline.waits, strict=True))
-        waits = [wait[number] for each in steps for number in script.steps[each]]
-        return {
-            "staleness": sum(staleness) / len(staleness),
-            "staleness_max": max(staleness),
-            "staleness_counts": [staleness.count(each) for each in range(max(staleness) + 1)],
-            "dropped": sum(script.dropped[steps.start : steps.stop]),
-            "queue_wait": sum(waits) / len(waits),
+        return staleness_row(script, last, self.recipe.log_steps) | {
+            "queue_wait": sum(wait[number] for number in numbers) / len(numbers),
             "server_bytes": max(timeline.sent) / len(timeline.updates),
             "virtual_seconds": self.begin(epoch)
-            + timeline.updates[max(push.applied[0] for push in pushes)],
+            + timeline.updates[max(script.pushes[number].applied[0] for number in numbers)],
         }
+
+    def script(self, epoch: int) -> Script:
+        """What the pushes of an epoch read and where they go."""
+        return self.epoch(epoch).script
 
     def begin(self, epoch: int) -> float:
         """When this epoch begins, in seconds since the run began."""
@@ -78,11 +76,33 @@ def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> Virtual
         colocated=recipe.strategy.topology == "colocated",
         seed=recipe.seed,
         epoch=epoch,
+        steps=recipe.ticket_steps,
     )
     script = play(
-        timeline.order, make_gates(recipe.strategy, workers, tickets), Tickets(tickets), workers
+        [timeline.order],
+        lambda left: make_gates(recipe.strategy, workers, left),
+        Tickets(tickets),
+        workers,
     )
     return VirtualEpoch(script, timeline)
+
+
+def row_steps(last: int, log_steps: int) -> range:
+    """The steps of an epoch that a row after this one is about."""
+    return range(max(0, last + 1 - log_steps), last + 1)
+
+
+def staleness_row(script: Script, last: int, log_steps: int) -> dict[str, float | list[int]]:
+    """The staleness of the pushes in these steps, and how many others were dropped."""
+    steps = row_steps(last, log_steps)
+    pushes = [script.pushes[number] for each in steps for number in script.steps[each]]
+    staleness = [push.applied[0] - push.read[0] for push in pushes if push.applied[0] >= 0]
+    return {
+        "staleness": sum(staleness) / len(staleness),
+        "staleness_max": max(staleness),
+        "staleness_counts": [staleness.count(each) for each in range(max(staleness) + 1)],
+        "dropped": sum(script.dropped[steps.start : steps.stop]),
+    }
 
 
 def make_gates(strategy: StrategySettings, workers: int, tickets: int) -> list[Gate]:

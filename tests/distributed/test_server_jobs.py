@@ -64,6 +64,13 @@ class TestTogether:
         assert len(differences) == len(CASES) + 2 * 5
         assert max(differences.values()) < 1e-10, differences
 
+    def test_rows_of_embeddings_are_all_reduce(self, together, processes) -> None:
+        """In a text and in tagged sentences, whose last step leaves a worker without any; and where
+        a run goes on with rows, or after them."""
+        differences = json.loads((together(processes) / "rows.json").read_text())
+        assert len(differences) == 4
+        assert max(differences.values()) < 1e-10, differences
+
     @pytest.mark.parametrize("name", ["whole", "taken-over"])
     def test_a_run_through_the_page(self, alone, together, processes, name) -> None:
         """Evaluated on all processes; the second one was left by all-reduce."""

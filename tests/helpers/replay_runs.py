@@ -43,6 +43,12 @@ KINDS = {
     "staleness-aware": ["strategy=async", "strategy.staleness_aware=true"],
     "bounded": ["strategy=bounded", "strategy.slack=1", "strategy.servers=2"],
     "backup": ["strategy=backup", "workers=6", "strategy.backup=2", "strategy.servers=2"],
+    # 7 pushes of 3 local steps, of which the last has 4 + 2 images.
+    "local steps": [
+        "strategy=async", "strategy.local_steps=3", "strategy.servers=3",
+        "strategy.outer=nesterov", "strategy.outer_lr=0.4", "strategy.outer_momentum=0.5",
+    ],
+    "bounded local steps": ["strategy=bounded", "strategy.slack=1", "strategy.local_steps=2"],
 }  # fmt: skip
 """The words of every kind of order."""
 

@@ -4,7 +4,8 @@
 
 One launch makes all of them, since starting costs most. OUT/ends.json has of each process how each
 run through lsgd.train.train ended, OUT/differences.json how far all the others are from all-reduce,
-and OUT/lost-RANK.json what the others see of a process that is killed at the end.
+OUT/rows.json the same of those in which rows of embeddings travel, and OUT/lost-RANK.json what the
+others see of a process that is killed at the end.
 """
 
 import copy
@@ -250,12 +251,16 @@ def main(out: Path) -> None:
         left = out.parent / "alone" / "left"
         ends["taken-over"] = run(comm, out / "taken-over", sync(), begin_with=left)
         ends_by_process = comm.gather_objects(ends)
+        rows = row_differences(comm)
         if comm.rank == 0:
+            (out / "rows.json").write_text(json.dumps(rows))
             (out / "differences.json").write_text(json.dumps(differences))
             (out / "ends.json").write_text(json.dumps(ends_by_process))
         lose_a_process(comm, out)
 
 
 if __name__ == "__main__":
+    from helpers.row_runs import differences as row_differences  # which needs what is in here
+
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))

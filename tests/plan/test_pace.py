@@ -57,3 +57,10 @@ def test_an_asynchronous_step_is_that_of_each_worker() -> None:
 def test_colocated_servers_need_no_network_for_their_own_worker() -> None:
     paced = pace(EVEN, StrategySettings("async", topology="colocated"), SIZES, 1)
     assert paced.rate == pytest.approx(1)
+
+
+def test_local_steps_are_batches_between_two_pushes() -> None:
+    """Of which each takes a second, and a push and its reply 1.01 s each."""
+    paced = pace(EVEN, StrategySettings("async", local_steps=8), SIZES, 1)
+    assert paced.seconds == pytest.approx([8 + 2 * 1.01] * len(paced.seconds))
+    assert paced.rate == pytest.approx(8 / (8 + 2 * 1.01))

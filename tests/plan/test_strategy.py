@@ -46,6 +46,11 @@ def test_twice_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed([*words, "cluster.seed=1"], capsys) != first
 
 
+def test_local_steps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LENET, *STEP, "strategy=local"]) == 2
+    assert "lsgd.plan strategy knows only strategy.name=allreduce or" in capsys.readouterr().err
+
+
 def test_the_recipe_s_own_servers_and_numbers_are_those_of_all() -> None:
     lenet = ["+recipe=fashion_lenet5", "workers_per_pass=1"]
     words = ["strategy=backup", "strategy.backup=2", "strategy.servers=3", "workers=8"]
@@ -56,6 +61,10 @@ def test_the_recipe_s_own_servers_and_numbers_are_those_of_all() -> None:
     assert settings["backup 2"] == recipe.strategy
     bounded = load_recipe([*lenet, "strategy=bounded", "strategy.slack=0"])
     assert "bounded 0" in strategies(bounded)
+    local = load_recipe([*lenet, "strategy=async", "strategy.local_steps=8", "workers=8"])
+    settings = strategies(local)
+    assert [*settings][-2:] == ["bounded 3, 8 local steps", "async, 8 local steps"]
+    assert [each.push_steps for each in settings.values()] == [1, 1, 1, 8, 8]
 
 
 def test_fewer_workers_have_the_speeds_of_the_first_and_no_more_servers_beside_them() -> None:

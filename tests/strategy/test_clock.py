@@ -13,7 +13,7 @@ from lsgd.rules import augmentation, sampler
 from lsgd.strategy.clock import SECONDS, Timeline, simulate, step_seconds
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
 from lsgd.strategy.network import SharedLink, Transfer
-from lsgd.strategy.order import Script, digest, play
+from lsgd.strategy.order import Script, play
 from lsgd.strategy.placement import PLACEMENTS, elements, place
 
 LENET = [150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10]
@@ -65,10 +65,10 @@ def staleness(script: Script) -> list[int]:
 
 
 def test_a_timeline_is_a_function_of_seed_cluster_and_epoch() -> None:
-    def drawn(cluster_seed: int = 0, seed: int = 3, epoch: int = 1) -> str:
+    def drawn(cluster_seed: int = 0, seed: int = 3, epoch: int = 1) -> tuple[int, ...]:
         cluster = Cluster(seed=cluster_seed)
         made = timeline(cluster, asynchronous(8), 200, 8, seed=seed, epoch=epoch)
-        return digest(made.order)
+        return tuple(made.order[0].tolist())
 
     first = drawn()
     assert drawn() == first
@@ -162,7 +162,7 @@ def test_messages_both_ways_meet_in_half_duplex_only() -> None:
 def test_the_staleness_of_equal_workers_is_that_of_all_others(workers: int) -> None:
     cluster = replace(UNLIMITED, spread=0.05)
     made = timeline(cluster, asynchronous(workers), 400 * workers, workers)
-    script = play(made.order, asynchronous(workers), Tickets(400 * workers), workers)
+    script = play([made.order], lambda _: asynchronous(workers), Tickets(400 * workers), workers)
     # The first pushes are fresher: nobody has made an update before them.
     assert np.mean(staleness(script)[workers:]) == pytest.approx(workers - 1, rel=0.01)
 
@@ -276,7 +276,7 @@ def test_an_epoch_ends_and_plays(
         return asynchronous(workers, servers, slack)
 
     made = timeline(cluster, gates(), tickets, workers, loads, colocated=colocated)
-    script = play(made.order, gates(), Tickets(tickets), workers)
+    script = play([made.order], lambda _: gates(), Tickets(tickets), workers)
     assert sorted(push.ticket for push in script.pushes) == [*range(tickets)]
     assert len(made.waits) == tickets
     assert min(made.waits) >= 0
@@ -291,10 +291,8 @@ def test_an_epoch_ends_and_plays(
         messages = [sent / load for sent, load in zip(made.sent, loads, strict=True) if load]
         assert messages == [messages[0]] * len(messages)
     if not is_barrier:
-        assert [sorted(row) for row in made.order.tolist()] == [
-            sorted(made.order[0].tolist())
-        ] * servers
-        for row in made.order.tolist():
+        assert [sorted(row) for row in made.order] == [sorted(made.order[0].tolist())] * servers
+        for row in made.order:
             pushed = dict.fromkeys(range(workers), 0)
             for event in row:
                 if event < 0:
@@ -311,3 +309,22 @@ def test_no_other_draws_have_the_same_counters() -> None:
         augmentation.FLIP,
         augmentation.SHIFT,
     }
+
+
+def test_a_push_of_local_steps_takes_the_seconds_of_each() -> None:
+    """The last one has fewer, and a worker goes on with the next of its draws."""
+    made = simulate(
+        replace(UNLIMITED, spread=0.5),
+        asynchronous(1),
+        Tickets(3),
+        [1e6],
+        workers=1,
+        colocated=False,
+        seed=0,
+        epoch=0,
+        steps=[3, 3, 2].__getitem__,
+    )
+    cluster = replace(UNLIMITED, spread=0.5)
+    drawn = step_seconds(cluster, workers=1, seed=0, epoch=0, steps=range(8))[0]
+    ends = [drawn[:end].sum() for end in (3, 6, 8)]
+    assert made.updates == pytest.approx(ends, rel=1e-6)

@@ -28,7 +28,7 @@ class Epoch:
 
     def release(self, workers: tuple[int, ...]) -> None:
         for worker in workers:
-            if self.tickets.issue(worker) is None:
+            if not self.tickets.issue(worker):
                 self.leave(worker)
             else:
                 self.computing[worker] = self.version
@@ -47,7 +47,7 @@ class Epoch:
             assert self.under_way.pop(worker) < self.version
             self.dropped += 1
         if effects.applied:
-            used = [self.tickets.held[each] for each in effects.applied]
+            used = [self.tickets.held[each][0] for each in effects.applied]
             read = [self.under_way.pop(each) for each in effects.applied]
             self.applied.append((effects.applied, used, read))
             self.version += 1
@@ -169,16 +169,31 @@ def test_backup_workers_stand_in_for_one_that_has_left() -> None:
     assert gate.push(1) == Effects(dropped=True, released=(1,))
 
 
-def test_a_push_of_a_worker_that_has_left_since_counts() -> None:
-    gate = Barrier(2, pushes=2, tickets=10)
+def test_a_push_of_a_worker_that_has_left_since_does_not_count() -> None:
+    """Another worker has its batch."""
+    gate = Barrier(3, pushes=2, tickets=10)
     gate.push(1)
     gate.leave(1)
-    assert gate.push(0) == Effects((0, 1), released=(0,))
+    assert gate.push(0) == Effects()
+    assert gate.push(2) == Effects((0, 2), released=(0, 2))
 
 
 def test_a_batch_that_is_put_back_is_the_next() -> None:
     tickets = Tickets(4)
-    assert [tickets.issue(worker) for worker in (5, 6, 7)] == [0, 1, 2]
+    assert [tickets.issue(worker) for worker in (5, 6, 7)] == [[0], [1], [2]]
     tickets.settle(Effects(applied=(5,), late=(6, 8)))  # of whom 8 has none
-    assert tickets.held == {7: 2}
-    assert [tickets.issue(worker) for worker in (8, 9, 5)] == [1, 3, None]
+    assert list(tickets.held[7]) == [2]
+    assert [tickets.issue(worker) for worker in (8, 9, 5)] == [[1], [3], []]
+
+
+def test_a_worker_holds_batches_for_its_loader() -> None:
+    tickets = Tickets(9, ahead=2)
+    assert [tickets.issue(worker) for worker in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
+    tickets.settle(Effects(applied=(1,)))
+    assert tickets.issue(1) == [6]
+    # What is put back is what it computes with, not what it will.
+    tickets.settle(Effects(applied=(1,), late=(0,)))
+    assert tickets.issue(0) == [0]
+    tickets.give_back(1)
+    assert tickets.left == 7
+    assert tickets.issue(2) == [5, 6, 7]

@@ -66,6 +66,27 @@ def test_it_tells_a_step_late_that_it_is_time_to_save() -> None:
         guard.leave_if_told()
 
 
+def test_a_note_waits_for_the_next_look_and_is_told_of_once() -> None:
+    """However many steps were watched until then; and what is saved in between needs no save."""
+    flags = torch.zeros(2)
+    guard = Guard(flags, timeout=60)
+    for step, note in enumerate((SAVE, 0, 0)):
+        flags[1] = note
+        guard.watch(step)
+    assert [guard.leave_if_told() for _ in range(2)] == [True, False]
+    for step, note in enumerate((SAVE, 0)):
+        flags[1] = note
+        guard.watch(step)
+    guard.forget_save()
+    assert not guard.leave_if_told()
+    for step, note in enumerate((SAVE + 1, 0)):
+        flags[1] = note
+        guard.watch(step)
+    guard.forget_save()
+    with pytest.raises(Preempted):
+        guard.leave_if_told()
+
+
 def event(done_after: float) -> SimpleNamespace:
     """Stands in for an event of the device, which is done when it is looked at for so many times
     more; looks are counted."""

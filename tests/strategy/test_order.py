@@ -1,7 +1,5 @@
 """What follows from an order of pushes, before any of them is computed."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,15 +7,19 @@ from hypothesis import strategies as st
 
 from lsgd.errors import Refused
 from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.order import Order, Script, digest, load_order, play, save_order
+from lsgd.strategy.order import Order, Script, play
 
 
 def order(*rows: list[int]) -> Order:
-    return np.array(rows, dtype=np.int16)
+    return [np.array(row, dtype=np.int16) for row in rows]
 
 
 def played(gates: list[Gate], tickets: int, workers: int, *rows: list[int]) -> Script:
-    return play(order(*rows), gates, Tickets(tickets), workers)
+    left = Tickets(tickets)
+    script = play([order(*rows)], lambda _: gates, left, workers)
+    if left.left:
+        raise Refused("this order of pushes is one of another run: it is too short")
+    return script
 
 
 def asynchronous(servers: int, workers: int) -> list[Gate]:
@@ -75,37 +77,7 @@ def test_an_order_of_another_run_is_refused(rows: list[list[int]]) -> None:
 def test_any_order_is_played_or_refused(row: list[int], barrier: bool) -> None:
     gates = [Barrier(3, pushes=2, tickets=5)] if barrier else asynchronous(1, 3)
     try:
-        script = play(order(row), gates, Tickets(5), 3)
+        script = played(gates, 5, 3, row)
     except Refused:
         return
     assert sorted(push.ticket for push in script.pushes) == list(range(5))
-
-
-# --- Its file --------------------------------------------------------------------------------
-
-
-def test_a_file_has_two_bytes_per_push_and_server(tmp_path: Path) -> None:
-    made = order([0, 1, 0, -1], [1, 0, 0, -1])
-    save_order(tmp_path / "order.npy", made)
-    assert np.array_equal(load_order(tmp_path / "order.npy"), made)
-    assert (tmp_path / "order.npy").stat().st_size == 128 + 2 * made.size
-    assert digest(load_order(tmp_path / "order.npy")) == digest(made)
-
-
-def test_the_hash_is_of_the_numbers_and_the_servers() -> None:
-    hashes = {
-        digest(each) for each in (order([0, 1, 0, 1]), order([0, 1], [0, 1]), order([0, 1, 1, 0]))
-    }
-    assert len(hashes) == 3
-    assert digest(order([0, 1]).astype(">i2")) == digest(order([0, 1]))
-    assert digest(order([0, 1, 2])).startswith("cc68df785dc7d689")
-
-
-@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00"])
-def test_what_is_no_order_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "order.npy").write_bytes(content)
-    with pytest.raises(Refused, match=r"order\.npy cannot be read as an order of pushes"):
-        load_order(tmp_path / "order.npy")
-    np.save(tmp_path / "floats.npy", np.zeros((1, 3)))
-    with pytest.raises(Refused, match=r"floats\.npy is no order of pushes"):
-        load_order(tmp_path / "floats.npy")

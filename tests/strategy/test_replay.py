@@ -12,7 +12,7 @@ from helpers.replay_runs import KINDS, UNEVEN, WORDS, recipe
 from helpers.threaded import on_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd import config
@@ -22,6 +22,8 @@ from lsgd.errors import Diverged, Preempted
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
+from lsgd.rules.sampler import Pass
+from lsgd.rules.schedule import learning_rate
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.step import train_step
 from lsgd.strategy.replay import Replay
@@ -56,8 +58,12 @@ def copied(saved: Checkpoint) -> Checkpoint:
 
 
 def difference(one: Checkpoint, other: Checkpoint) -> float:
+    """How far two states are apart; with local steps, what workers have is on process 0 alone."""
     shares = [{"sum": each.parts["batchnorm"]["shares"].sum(0)} for each in (one, other)]
-    states = [each.optimizer["state"] for each in (one, other)]
+    states = [[each.optimizer["state"]] for each in (one, other)]
+    workers = [each.optimizer.get("workers", []) for each in (one, other)]
+    if all("state" in worker for each in workers for worker in each):
+        states = [[*state, *each] for state, each in zip(states, workers, strict=True)]
     models = [
         {name: value for name, value in each.model.items() if "tracked" not in name}
         for each in (one, other)
@@ -173,6 +179,135 @@ def test_a_run_is_that_of_a_plain_loop(aware: str) -> None:
     torch.testing.assert_close(ours, by_hand(made), rtol=0, atol=1e-13)
 
 
+# --- Local steps -----------------------------------------------------------------------------
+
+EVER = ["schedule.warmup=none", "schedule.milestones=[]"]
+"""An lr that stays, whichever update it is of."""
+WARMUP = ["schedule.reference_batch=1", "schedule.reference_lr=0.01"]
+"""An lr that rises with every local step of the first half epoch."""
+
+
+def test_one_local_step_whose_whole_way_is_gone_is_asynchronous_sgd() -> None:
+    """Of plain SGD, whose way is lr times its gradient; decay would be of what was read."""
+    plain = [
+        "optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", *EVER, *UNEVEN
+    ]  # fmt: skip
+    for words in (["strategy=async"], ["strategy=bounded", "strategy.slack=1"]):
+        one = train(recipe(*words, "strategy.outer=sgd", *plain), SingleComm())
+        other = train(recipe(*words, *plain), SingleComm())
+        assert one.next_step == other.next_step == 40
+        assert largest_difference(one.model.state_dict(), other.model.state_dict()) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_local_steps_of_one_worker_are_the_plain_optimizer(optimizer: tuple[str, ...]) -> None:
+    """With the same lr in every step; the statistics move once in three."""
+    words = ["workers=1", "data.train_examples=72", *WARMUP, *optimizer]
+    plain = train(recipe(*words), SingleComm())
+    local = train(recipe(*words, "strategy=async", "strategy.local_steps=3"), SingleComm())
+    assert plain.next_step == 3 * local.next_step == 36
+    ours, theirs = ([*each.model.parameters()] for each in (local, plain))
+    assert largest_difference(ours, theirs) < 1e-12
+
+
+def test_a_local_step_is_divided_by_what_its_own_examples_weigh() -> None:
+    """Sentences weigh as many tokens as they have; the last push is of 3 + 2 of them."""
+    words = [
+        "+recipe=conll_bilstm", "optim=sgd", "model.embedding=6", "model.width=5", "workers=1",
+        "worker_batch=3", "data.train_examples=50", "data.val_examples=4", "data.test_examples=0",
+        "data.words=30", "tail=keep", "precision=float64", "epochs=2", "device=cpu",
+        "inputs=synthetic", *EVER,
+    ]  # fmt: skip
+    asynchronous = ["strategy=async", "strategy.local_steps=3"]
+    plain, local = (
+        train(config.load_recipe([*words, *each]), SingleComm()) for each in ([], asynchronous)
+    )
+    assert (plain.next_step, local.next_step) == (34, 12)
+    assert largest_difference(local.model.state_dict(), plain.model.state_dict()) < 1e-12
+
+
+def local_steps_by_hand(made: Recipe) -> list[Tensor]:
+    """The parameters and running statistics after a run with one server: a network and an optimizer
+    for each worker, in plain torch, in the order of the pushes."""
+    learner = Learner(made, SingleComm(), CPU)
+    workload, outer, n, h = learner.workload, made.strategy, made.worker_batch, 3
+    replay, inputs = learner.strategy, workload.inputs()
+    assert isinstance(replay, Replay)
+    models = [workload.network() for _ in range(made.workers)]
+    norms = [[m for m in model.modules() if isinstance(m, WorkerBatchNorm2d)] for model in models]
+    inner = [by_hand_optimizer(model, each) for model, each in zip(models, norms, strict=True)]
+    x = [p.detach().clone() for p in models[0].parameters()]
+    u = [torch.zeros_like(p) for p in x]
+    running = [torch.stack((norm.running_mean, norm.running_var)) for norm in norms[0]]
+    for epoch in range(made.epochs):
+        order, versions = workload.order(epoch), [x]
+        for version, push in enumerate(replay.time.epoch(epoch).script.pushes):
+            w, read = push.worker, push.read[0]
+            for p, value in zip(models[w].parameters(), versions[read], strict=True):
+                p.data = value.clone()
+            batches = [
+                ids
+                for b in range(h * push.ticket, h * push.ticket + h)
+                if len(ids := order[b * n : (b + 1) * n])
+            ]
+            for norm in norms[w]:
+                norm.seen = torch.zeros(2, norm.num_features, dtype=torch.float64)
+            for j, ids in enumerate(batches):
+                [(images, labels)] = inputs.train([Pass(epoch, ids, range(w, w + 1), version)])
+                inner[w].zero_grad()
+                F.cross_entropy(models[w](images.double()), labels).backward()
+                for group in inner[w].param_groups:
+                    done = epoch + (read + j / h) / made.steps_per_epoch
+                    group["lr"] = learning_rate(done, batch_size=n, **vars(made.schedule))
+                inner[w].step()
+            lr = outer.outer_lr / (max(1, version - read) if outer.staleness_aware else 1)
+            x = list(x)
+            for i, p in enumerate(models[w].parameters()):
+                way = versions[read][i] - p.detach()
+                u[i] = outer.outer_momentum * u[i] + way
+                ahead = way + outer.outer_momentum * u[i] if outer.outer == "nesterov" else u[i]
+                x[i] = x[i] - lr * ahead
+            versions.append(x)
+            for i, norm in enumerate(norms[w]):
+                running[i] = 0.9 * running[i] + 0.1 * norm.seen / len(batches)
+    return [*x, *running]
+
+
+def by_hand_optimizer(model: nn.Module, norms: list[WorkerBatchNorm2d]) -> torch.optim.Optimizer:
+    """A worker's own, with momentum; BN does not decay."""
+    fixed = {id(p) for norm in norms for p in norm.parameters()}
+    parts = [[p for p in model.parameters() if (id(p) in fixed) == are] for are in (False, True)]
+    groups = [{"params": parts[0], "weight_decay": 1e-4}, {"params": parts[1], "weight_decay": 0}]
+    return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy.local_steps=3"],
+        ["strategy.local_steps=3", "strategy.staleness_aware=true"],
+        [word for word in KINDS["local steps"] if "servers" not in word],
+        [*KINDS["local steps"][1:2], "strategy.outer=sgd", *KINDS["local steps"][4:]],
+    ],
+)
+def test_local_steps_are_those_of_a_plain_loop(words: list[str]) -> None:
+    made = recipe("strategy=async", *words, *WARMUP, *UNEVEN)
+    model = train(made, SingleComm()).model
+    norms = [module for module in model.modules() if isinstance(module, WorkerBatchNorm2d)]
+    ours = [p.detach() for p in model.parameters()]
+    ours += [torch.stack((norm.running_mean, norm.running_var)) for norm in norms]
+    torch.testing.assert_close(ours, local_steps_by_hand(made), rtol=0, atol=1e-12)
+
+
+def test_what_workers_keep_is_saved_by_process_0_alone() -> None:
+    made = recipe(*KINDS["local steps"], *UNEVEN)
+    ends = on_processes(3, lambda comm: train(made, comm, until=5).checkpoint())
+    first, *others = [saved.optimizer["workers"] for saved in ends]
+    assert len(first) == 4
+    assert all(worker["state"][0]["momentum_buffer"].abs().max() > 0 for worker in first)
+    assert all(list(worker) == ["doubt"] for each in others for worker in each)
+
+
 # --- The same bits ---------------------------------------------------------------------------
 
 
@@ -201,9 +336,11 @@ def goes_on(kind: str, cut: int, processes: int) -> None:
         assert difference(saved, alone(*KINDS[kind], *UNEVEN)) == 0
 
 
-@pytest.mark.parametrize("kind", ["async beside workers", "backup"])
-def test_a_run_goes_on_in_mid_epoch(kind: str) -> None:
-    goes_on(kind, 8, 2)
+@pytest.mark.parametrize(
+    ("kind", "cut"), [("async beside workers", 8), ("backup", 8), ("local steps", 4)]
+)
+def test_a_run_goes_on_in_mid_epoch(kind: str, cut: int) -> None:
+    goes_on(kind, cut, 2)
 
 
 @pytest.mark.parametrize("optimizer", [("optim=adam",), ("optim=adam", "optim.clip_norm=0.5")])
@@ -268,7 +405,7 @@ def poisoned(comm: Comm, made: Recipe, step: int) -> str:
 
 
 @pytest.mark.parametrize("step", [5, 19])
-@pytest.mark.parametrize("kind", ["async on servers", "backup"])
+@pytest.mark.parametrize("kind", ["async on servers", "backup", "local steps"])
 def test_a_loss_that_is_no_number_ends_all_processes_after_the_same_step(
     kind: str, step: int
 ) -> None:
@@ -312,14 +449,17 @@ def test_who_is_told_to_leave_tells_all(kind: str) -> None:
     assert difference(resumed, alone(*KINDS[kind], *UNEVEN)) == 0
 
 
-def test_a_rehearsal_makes_its_six_steps() -> None:
-    made = config.load_recipe([*WORDS, *KINDS["async on servers"], "rehearse=true", "epochs=4"])
+@pytest.mark.parametrize("kind", ["async on servers", "local steps"])
+def test_a_rehearsal_makes_its_six_steps(kind: str) -> None:
+    made = config.load_recipe([*WORDS, *KINDS[kind], "rehearse=true", "epochs=4"])
     steps = [step for _, each in made.epochs_from(0) for step in each]
     learner = train(made, SingleComm())
     assert learner.next_step == steps[-1] + 1
     assert len(steps) < made.total_steps
     # Of the steps left out nobody reads anything.
     assert len(learner.strategy.copies) <= 2 * made.workers
+    whole = config.load_recipe([*WORDS, *KINDS[kind], "epochs=4"])
+    assert [made.lr(step) for step in steps] == pytest.approx([whole.lr(step) for step in steps])
 
 
 def test_a_row_says_what_its_pushes_were(monkeypatch: pytest.MonkeyPatch) -> None:
