@@ -80,7 +80,8 @@ def run_command(command: Callable[[], object]) -> int:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
     # Variables of torchrun may be set by hand, and the shell of such a process may end before it.
-    by_hand = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ
+    ours = launch.life is not None
+    by_hand = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ and not ours
     if launch.launcher != "none" and not by_hand:
         end_with_parent(GRACE)  # without its launcher nobody could stop it
     rank = launch.rank

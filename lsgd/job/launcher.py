@@ -14,6 +14,8 @@ from lsgd.errors import Refused
 
 DEFAULT_PORT = 29500
 """The port at which the processes meet, if the launcher does not number its jobs."""
+LIFE = "LSGD_LIFE"
+"""The variable in which a launcher that starts single processes again counts the earlier starts."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Launch:
     master_addr: str | None = None
     """Name or address of the machine of process 0; None if the launcher does not say."""
     master_port: int = DEFAULT_PORT
+    life: int | None = None
+    """How often this process was started before, while the others went on; None if its launcher
+    starts none again."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
                 local_size=local_size,
                 master_addr=_master_addr(environment, says, one_machine=local_size == world_size),
                 master_port=_master_port(environment, says),
+                life=int(environment[LIFE]) if LIFE in environment else None,
             )
     for name in _OTHER_SIZES:
         if int(environment.get(name, 1)) > 1:
@@ -124,6 +130,26 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     if "PMIX_RANK" in environment:
         _refuse_unknown(f"PMIX_RANK={environment['PMIX_RANK']}")
     return Launch("none")
+
+
+def environment_of(launch: Launch) -> dict[str, str]:
+    """The variables that make a process this one of its job, in torchrun's dialect.
+
+    They are for launchers of lsgd's own: `detect` reads the same `launch` from them. Where the
+    processes meet has to be known, as `master_addr` and `master_port`.
+    """
+    says = _DIALECTS["torchrun"]
+    numbers = {
+        says.rank: launch.rank,
+        says.world_size: launch.world_size,
+        says.local_rank: launch.local_rank,
+        says.local_size: launch.local_size,
+        "MASTER_ADDR": launch.master_addr,
+        "MASTER_PORT": launch.master_port,
+    }
+    if launch.life is not None:
+        numbers[LIFE] = launch.life
+    return {name: str(number) for name, number in numbers.items()}
 
 
 def cores(launch: Launch, environment: Mapping[str, str] = os.environ) -> int:

@@ -16,7 +16,7 @@ import platform
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Self
 
 from lsgd.errors import PeerLost, Refused
 from lsgd.job.ending import end, tagged
+from lsgd.job.launcher import LIFE
 
 TAG = "LSGD_SUPERVISED"
 FOLDER = "supervised"
@@ -42,6 +43,14 @@ class Member:
     """Its exit code; None while it runs, or if it was killed before it wrote one."""
     why: str = ""
     """Its message, or the first line of the traceback that a crash has left."""
+    life: int | None = None
+    """How often its launcher had started it before; None if that starts no single process again."""
+
+    @property
+    def may_return(self) -> bool:
+        """Whether its launcher starts it again, while the others go on, once it has crashed or was
+        killed: every process but 0, which holds what the others meet by."""
+        return self.life is not None and self.rank > 0 and self.code in (None, 1)
 
 
 @contextmanager
@@ -65,7 +74,8 @@ def last_words(rank: int) -> Iterator[Callable[[int, str], int]]:
             say(code=code, why=why)
             return code
 
-        say(rank=rank, host=platform.node(), pid=os.getpid())
+        life = {"life": int(os.environ[LIFE])} if LIFE in os.environ else {}
+        say(rank=rank, host=platform.node(), pid=os.getpid(), **life)
         faulthandler.enable(file)
         try:
             yield leave
@@ -93,6 +103,14 @@ def members(folder: Path) -> list[Member]:
     return sorted(reported, key=lambda member: (member.rank, member.host, member.pid))
 
 
+def has_returned(dead: Member, present: Iterable[Member]) -> bool:
+    """Whether one of these processes is a later life of the dead one."""
+    return dead.life is not None and any(
+        other.rank == dead.rank and other.life is not None and other.life > dead.life
+        for other in present
+    )
+
+
 class Watch:
     """Sees the processes of the job on this machine die, at once and in their order."""
 
@@ -108,27 +126,37 @@ class Watch:
 
     def wait(self, seconds: float) -> None:
         """Wait until a process or the launcher dies, or so long; new processes are watched too."""
-        dead = set()
-        for member in self._unknown():
-            try:
-                descriptor = os.pidfd_open(member.pid)
-            except ProcessLookupError:
-                dead.add(member.pid)
-            else:
-                self.alive[descriptor] = member
-                self._poll.register(descriptor, select.POLLIN)
+        dead = self._watch_new()
         # A death that is known already is reported at once.
-        for descriptor, _ in self._poll.poll(0 if dead else seconds * 1000):
+        self._poll.poll(0 if dead else seconds * 1000)
+        # Who has started and died meanwhile may be why the others died: they are seen together.
+        dead |= self._watch_new()
+        for descriptor, _ in self._poll.poll(0):
             if descriptor != self._launcher:
                 dead.add(self.alive.pop(descriptor).pid)
                 self._poll.unregister(descriptor)
                 os.close(descriptor)
-        dead |= {member.pid for member in self._unknown() if member.code is not None}
         together = [member for member in members(self.folder) if member.pid in dead]
         # Which of these died first is not known; one that lost a peer was not the first.
         self.dead += sorted(
             together, key=lambda member: (member.code == PeerLost.exit_code, not member.why)
         )
+
+    def _watch_new(self) -> set[int]:
+        """Watch those that have reported since; returns the pids of those that have left already.
+
+        One that has written its exit code counts as such.
+        """
+        left = set()
+        for member in self._unknown():
+            left.add(member.pid)
+            if member.code is None:
+                with suppress(ProcessLookupError):
+                    descriptor = os.pidfd_open(member.pid)
+                    self.alive[descriptor] = member
+                    self._poll.register(descriptor, select.POLLIN)
+                    left.remove(member.pid)
+        return left
 
     def _unknown(self) -> list[Member]:
         known = {member.pid for member in (*self.dead, *self.alive.values())}

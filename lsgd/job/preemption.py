@@ -2,9 +2,10 @@
 
 SIGTERM, SIGUSR1 and SIGUSR2 only leave a note; a second one changes nothing. In training the note
 rides in the sum of the gradients and is read a step late, with the non-finite flag, so it costs no
-communication and no wait for the device. In an evaluation it is summed by itself, chunk by chunk.
-A job thus leaves within two steps, or two chunks of an evaluation, and the time of a save. An
-evaluation that was left is made after the resume. SIGINT remains KeyboardInterrupt.
+communication and no wait for the device; with local steps it is a message of its own, read another
+step late. In an evaluation it is summed by itself, chunk by chunk. A job thus leaves within two
+steps, or three local ones, or two chunks of an evaluation, and the time of a save. An evaluation
+that was left is made after the resume. SIGINT remains KeyboardInterrupt.
 """
 
 import signal

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from lsgd.errors import Refused
 from lsgd.job.command import run_alone
-from lsgd.launch.commands import horovodrun, local, mpirun, torchrun
+from lsgd.launch.commands import horovodrun, local, mpirun, ray, singly, torchrun
 from lsgd.launch.k8s import k8s
 from lsgd.launch.options import LAUNCHERS, Request, read_request
 from lsgd.launch.slurm import slurm
@@ -23,6 +23,8 @@ STARTS: dict[str, Callable[[Request], Start]] = {
     "torchrun": torchrun,
     "horovodrun": horovodrun,
     "mpirun": mpirun,
+    "singly": singly,
+    "ray": ray,
     "slurm": slurm,
     "k8s": k8s,
 }

@@ -1,4 +1,4 @@
-"""The launchers that become the job: torchrun, horovodrun, mpirun, and whichever is there."""
+"""The launchers that become the job: torchrun, horovodrun, mpirun, lsgd's own two, and `local`."""
 
 import os
 import shutil
@@ -121,6 +121,16 @@ def mpirun(request: Request) -> Start:
     return Start(request, processes, command, "mpirun", remedy)
 
 
+def singly(request: Request) -> Start:
+    """One job on this machine whose processes are started one by one, and again if they die."""
+    return _own(request, "singly")
+
+
+def ray(request: Request) -> Start:
+    """One job over Ray: that of RAY_ADDRESS, or one of its own on this machine."""
+    return _own(request, "ray")
+
+
 def carried(environment: Mapping[str, str]) -> list[str]:
     """The variables that are set and that mpirun carries to other hosts, in order.
 
@@ -132,6 +142,17 @@ def carried(environment: Mapping[str, str]) -> list[str]:
         for name, value in environment.items()
         if value and (name.startswith(CARRIED) or name == "LD_LIBRARY_PATH")
     )
+
+
+def _own(request: Request, launcher: str) -> Start:
+    """A launcher of lsgd's own, which is told the command of each process."""
+    python = find_python()
+    processes = count_processes(launcher, request.options)
+    command = [
+        *[python, "-m", f"lsgd.supervise.{launcher}", str(processes), "--"],
+        *["env", threads(request, processes), python, *request.train],
+    ]
+    return Start(request, processes, command, python, "set PYTHON to one that is there")
 
 
 def _beside_python(program: str) -> str:

@@ -82,6 +82,13 @@ LAUNCHERS = {
         "Horovod over Open MPI, on the machines that it knows of",
         ("--np", "--nodes", "--gpus", "--hosts"),
     ),
+    "singly": Launcher(
+        "torch.distributed on this machine: one process that dies is started again by itself",
+        ("--np",),
+    ),
+    "ray": Launcher(
+        "the same over Ray: that of RAY_ADDRESS, or one of its own on this machine", ("--np",)
+    ),
     "slurm": Launcher(
         "an sbatch job; what sbatch reads from the environment holds too",
         ("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--container"),

@@ -3,12 +3,15 @@
     python -m lsgd.supervise launch/horovodrun.sh bs8k run_dir=runs/a --np 8
     python -m lsgd.supervise -- mpirun -np 8 python -m lsgd.train +recipe=bs8k run_dir=runs/a
     python -m lsgd.supervise --processes 8 launch/torchrun.sh bs8k run_dir=runs/a --np {np}
+    python -m lsgd.supervise launch/singly.sh digits run_dir=runs/a --np 4
     python -m lsgd.supervise --hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {hosts} \\
         --np {np}
 
-Nothing in a running job is elastic. When one of its processes dies, the rest is stopped within 15
-seconds, and the whole job starts again from its newest checkpoint. The workers of lsgd are virtual,
-so fewer processes make the same run: kn, lr, n of BN and the order of examples stay as they are.
+But under lsgd's own launchers (`lsgd.supervise.lives`), which start a process that dies again by
+itself, nothing in a running job is elastic. When one of its processes dies, the rest is stopped
+within 15 seconds, and the whole job starts again from its newest checkpoint. The workers of lsgd
+are virtual, so fewer processes make the same run: kn, lr, n of BN and the order of examples stay as
+they are.
 
 Whether fewer are started is said in the command. A number written there is kept, which suits
 processes that crash on a sound machine. Where `{np}` stands, it begins as --processes, and each

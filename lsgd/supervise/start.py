@@ -12,7 +12,7 @@ from typing import IO
 
 from lsgd.errors import Preempted, Refused
 from lsgd.job import members
-from lsgd.job.members import GRACE, TAG, Watch
+from lsgd.job.members import GRACE, TAG, Watch, has_returned
 from lsgd.supervise.folder import last_written, run_folder
 from lsgd.supervise.logbook import Logbook
 from lsgd.supervise.verdict import Ending, how_it_ended
@@ -58,10 +58,11 @@ def run_job(
     if silent:
         return Ending(1, f"nothing was written for {silence:g} s")
     # Deaths on other machines are not seen; their last words stand behind.
-    others = [
-        member for member in members.members(folder) if member.code and member not in watch.dead
-    ]
-    ending = how_it_ended([*watch.dead, *others], command[0], code)
+    present = members.members(folder)
+    others = [member for member in present if member.code and member not in watch.dead]
+    # Whose later life has worked since did not end the job.
+    dead = [member for member in (*watch.dead, *others) if not has_returned(member, present)]
+    ending = how_it_ended(dead, command[0], code)
     if ending.lost and _memory_kills() > memory_kills:
         cause = f"{ending.cause}; the kernel has killed a process for want of memory meanwhile"
         return Ending(ending.code, cause, lost=True)
@@ -98,11 +99,18 @@ def _watch_to_the_end(
     A signal is passed on at once, and the job gets `grace` seconds to save after the first.
     """
     began, stop_at, passed_on, silent = time.time(), float("inf"), 0, False
+    written: set[tuple[str, int]] = set()
     while launcher.poll() is None and time.monotonic() < stop_at:
         watch.wait(WAKE)
-        if any(member.code not in (0, Preempted.exit_code) for member in watch.dead):
+        over = any(
+            member.code not in (0, Preempted.exit_code) and not member.may_return
+            for member in watch.dead
+        )
+        if over:
             # The launcher may end the others by itself.
             stop_at = min(stop_at, time.monotonic() + GRACE)
+        elif not signals:
+            _write_lives(watch, logbook, written)
         if passed_on < len(signals):
             passed_on += 1
             logbook.say("asked", f"{signal.Signals(signals[-1]).name}: the job is to end")
@@ -117,6 +125,28 @@ def _watch_to_the_end(
             silent, stop_at = True, 0
     watch.wait(0)
     return silent
+
+
+def _write_lives(watch: Watch, logbook: Logbook, written: set[tuple[str, int]]) -> None:
+    """Write down, once each, whom the job has lost while it goes on, and who is back."""
+    events = [
+        ("lost", member, f"{how_it_ended([member], '', None).cause}; it is to be started again")
+        for member in watch.dead
+        if member.may_return
+    ]
+    events += [
+        (
+            "returned",
+            member,
+            f"process {member.rank} is back as pid {member.pid}, life {member.life}",
+        )
+        for member in watch.alive.values()
+        if member.life
+    ]
+    for event, member, text in events:
+        if (event, member.pid) not in written:
+            written.add((event, member.pid))
+            logbook.say(event, text, rank=member.rank, pid=member.pid, life=member.life)
 
 
 def _memory_kills() -> int:

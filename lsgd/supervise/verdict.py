@@ -41,7 +41,11 @@ def how_it_ended(dead: Sequence[Member], launcher: str, launcher_code: int | Non
     """
     if launcher_code == 0:
         return Ending(0, "done")
-    for first in (member for member in dead if member.code != 0):
+    failed = [member for member in dead if member.code != 0]
+    if launcher_code in CAUSES:
+        # It has the code from the process that ended the job, and may have killed others by itself.
+        failed.sort(key=lambda member: member.code != launcher_code)
+    for first in failed:
         who = f"process {first.rank} on {first.host} (pid {first.pid})"
         if first.code in CAUSES:
             return Ending(first.code, f"{who} {CAUSES[first.code]}: {first.why}")

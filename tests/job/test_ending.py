@@ -35,7 +35,11 @@ def test_a_tag_is_the_whole_value_of_its_variable() -> None:
     environment = os.environ | {"LSGD_TEST_TAG": f"{folder}/a", "LSGD_TEST_OTHER": f"{folder}/b"}
     with subprocess.Popen(["sleep", "100"], env=environment) as process:
         try:
-            assert tagged(("LSGD_TEST_TAG", f"{folder}/a")) == {process.pid}
+            # A process in the midst of an exec shows no environment yet.
+            deadline = time.monotonic() + 20
+            while not (found := tagged(("LSGD_TEST_TAG", f"{folder}/a"))):
+                assert time.monotonic() < deadline
+            assert found == {process.pid}
             assert tagged(("LSGD_TEST_TAG", f"{folder}/")) == set()
             assert tagged(("LSGD_TEST_TAG", f"{folder}/b")) == set()
             assert tagged(("TEST_TAG", f"{folder}/a")) == set()

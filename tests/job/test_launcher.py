@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsgd.errors import Refused
-from lsgd.job.launcher import DEFAULT_PORT, Launch, cores, detect, hostnames
+from lsgd.job.launcher import (
+    DEFAULT_PORT,
+    Launch,
+    cores,
+    detect,
+    environment_of,
+    hostnames,
+)
 
 # Recorded: sbatch of 3 tasks on 2 nodes, Slurm 22.05; the batch script, then its third task.
 SBATCH = {
@@ -97,6 +104,7 @@ MPIEXEC = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALN
         ({}, Launch("none", 0, 1, 0, 1)),
         ({"PATH": "/bin", "WORLD_SIZE": "4"}, Launch("none", 0, 1, 0, 1)),
         (TORCHRUN, Launch("torchrun", 3, 4, 1, 2, "node-0", 29400)),
+        (TORCHRUN | {"LSGD_LIFE": "2"}, Launch("torchrun", 3, 4, 1, 2, "node-0", 29400, 2)),
         (PYTORCHJOB, Launch("torchrun", 3, 4, 0, 1, "bs8k-master-0", 23456)),
         (HOROVODRUN, Launch("horovodrun", 1, 2, 1, 2, "127.0.0.1", 25658)),
         (HOROVODRUN_ON_TWO, Launch("horovodrun", 3, 4, 1, 2, None, 25658)),
@@ -130,6 +138,14 @@ MPIEXEC = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALN
 )
 def test_dialects(environment: dict[str, str], launch: Launch) -> None:
     assert detect(environment) == launch
+
+
+@pytest.mark.parametrize("life", [None, 0, 3])
+@pytest.mark.parametrize("outer", [{}, SRUN, TORCHRUN])
+def test_a_process_that_lsgd_numbers(outer: dict[str, str], life: int | None) -> None:
+    """It reads what it was given, also inside of another launcher's job."""
+    launch = Launch("torchrun", 5, 6, 1, 2, "10.0.0.7", 21000, life)
+    assert detect(outer | environment_of(launch)) == launch
 
 
 @pytest.mark.parametrize("environment", [MPIRUN_ON_TWO, HOROVODRUN_ON_TWO, SRUN, MPIEXEC])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -43,6 +44,21 @@ def test_last_words(tmp_path: Path, ends: str, code: int | None, why: str) -> No
     assert members.members(tmp_path) == [Member(3, platform.node(), died.pid, code, why)]
     members.clear(tmp_path)
     assert members.members(tmp_path) == []
+
+
+def test_who_may_return(tmp_path: Path) -> None:
+    """A process whose launcher counts its lives, unless it has ended by a code or is process 0."""
+    tag = {"LSGD_SUPERVISED": str(tmp_path), "LSGD_LIFE": "2"}
+    words = [sys.executable, "-c", SAYS + "os.kill(os.getpid(), 9)"]
+    subprocess.run(words, env=os.environ | tag, timeout=20)
+    (dead,) = members.members(tmp_path)
+    assert (dead.life, dead.may_return) == (2, True)
+    assert replace(dead, code=1).may_return
+    for other in ({"rank": 0}, {"code": 5}, {"code": 75}, {"code": 0}, {"life": None}):
+        assert not replace(dead, **other).may_return
+    assert members.has_returned(dead, [dead, replace(dead, life=3)])
+    for other in ({"rank": 4, "life": 3}, {"life": 1}, {"life": None}):
+        assert not members.has_returned(dead, [dead, replace(dead, **other)])
 
 
 def test_without_a_supervisor_nothing_is_written(tmp_path: Path) -> None:
@@ -104,6 +120,25 @@ def test_deaths_are_seen_in_their_order(tmp_path: Path) -> None:
         watch.wait(10)
     launcher.wait()
     jobs[2].communicate()
+
+
+def test_who_starts_and_crashes_between_two_looks_is_blamed(tmp_path: Path) -> None:
+    """Before those that its launcher ends for it."""
+    with job(tmp_path, sys.executable, "-c", SAYS + "time.sleep(100)") as other:
+        deadline = time.monotonic() + 20
+        while not members.members(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        crash = SAYS.replace("3", "1") + "ctypes.string_at(0)"
+        ends = f"sleep 0.2; '{sys.executable}' -c '{crash}'; kill -9 {other.pid}; exec sleep 100"
+        with (
+            job(tmp_path, "sh", "-c", ends) as launcher,
+            members.Watch(tmp_path, launcher.pid) as watch,
+        ):
+            watch.wait(20)
+            launcher.kill()
+        assert [member.rank for member in watch.dead] == [1, 3]
+        assert watch.dead[0].why == "Fatal Python error: Segmentation fault"
 
 
 def test_no_job_begins_beside_a_process_that_cannot_be_ended(

@@ -24,6 +24,8 @@ PRINTED = {
     "horovodrun-hosts": ["horovodrun", "bs8k", "--hosts", "a:8,b:8"],
     "mpirun": ["mpirun", "digits", "--np=4", "run_dir=runs/a"],
     "mpirun-nodes": ["mpirun", "bs8k", "--nodes", "32", "--gpus", "8"],
+    "singly": ["singly", "digits", "--np", "4", "run_dir=runs/a"],
+    "ray": ["ray", "digits", "--np", "4", "run_dir=runs/a"],
     "slurm": ["slurm", "bs8k", "seed=1", "--nodes", "32", "--time", "2:00:00"],
     "slurm-cpu": ["slurm", "digits", "--nodes", "2", "--np", "3", "--cpus", "4", "run_dir=runs/a"],
     "slurm-container": [
@@ -122,7 +124,7 @@ def test_every_launcher_has_a_line(words: list[str], capsys: pytest.CaptureFixtu
     assert STARTS.keys() == LAUNCHERS.keys()
     assert main(words) == 0
     usage, *lines, more = capsys.readouterr().out.splitlines()
-    assert "horovodrun|k8s|local|mpirun|slurm|torchrun RECIPE [key=value …]" in usage
+    assert "horovodrun|k8s|local|mpirun|ray|singly|slurm|torchrun RECIPE [key=value …]" in usage
     assert [line.split()[0] for line in lines] == sorted(LAUNCHERS)
     assert "slurm --help" in more
 

@@ -95,7 +95,7 @@ def test_what_follows_an_ending(
     got, said = supervised("--", *words(tmp_path / "run", *plan))
     assert got == code, said
     assert starts(tmp_path / "run") == [3] * made
-    assert says.format(host=os.uname().nodename) in said
+    assert says.format(host=os.uname().nodename) in said, said
     assert members.running(tmp_path / "run") == []
 
 

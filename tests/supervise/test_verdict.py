@@ -21,6 +21,7 @@ def test_who_is_blamed() -> None:
     assert blamed(0, None, 5).lost
     assert blamed(5, None).code == 5
     assert not blamed(5, 5).lost
+    assert "process 2 on here" in blamed(0, None, 5, launcher=5).cause
     assert blamed(0, 0, launcher=0).code == 0
     assert "process 0" in blamed(None, None, launcher=137).cause
     assert "killed by signal 6" in blamed(None, launcher=134).cause

@@ -1,0 +1,133 @@
+"""Small processes in the actors of a real Ray, which the words of RAY_ADDRESS join."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lsgd.supervise.ray import RaySeat, main
+from lsgd.supervise.singly import free_port
+
+PROCESS = [sys.executable, str(Path(__file__).parent.parent / "helpers/small_lives.py")]
+OVER_RAY = [sys.executable, "-m", "lsgd.supervise.ray"]
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Above those with the cluster: the time that its end takes counts for the last test of the file.
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    assert main(["2", "--", "true"]) == 2
+    assert capsys.readouterr().err == "lsgd: Ray is not installed; pip install 'lsgd[ray]'\n"
+
+
+def test_what_it_prints_last_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it comes between the looks at the pipe and at the process, and the pipe stays open."""
+    monkeypatch.chdir(tmp_path)
+    wait = select.select
+
+    def end_alone(descriptors: list[int], *others: list[int]) -> tuple[list[int], ...]:
+        return wait(descriptors[1:], *others)
+
+    monkeypatch.setattr(select, "select", end_alone)
+    place = RaySeat(["sh", "-c", "sleep 100 & echo saved"])
+    assert [*place.run(str(tmp_path), {})] == [b"saved\n", 0]
+    place.clear()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A Ray of two cores, and the variables that join it."""
+    log = tmp_path_factory.mktemp("ray") / "log"
+    port, token = free_port(), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+    environment = os.environ | token | {"RAY_USAGE_STATS_ENABLED": "0"}
+    with log.open("w") as output:
+        ray = subprocess.Popen(
+            [
+                Path(sys.executable).with_name("ray"), "start", "--head", "--block",
+                "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2",
+                "--include-dashboard=false", f"--object-store-memory={10**8}",
+            ],
+            env=environment, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        until(lambda: "Ray runtime started" in log.read_text() or ray.poll())
+        assert ray.poll() is None, log.read_text()
+        yield environment | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    finally:
+        ray.terminate()
+        ray.wait(timeout=60)
+
+
+@pytest.fixture
+def start(cluster: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts launchers over that Ray, which the end of a test kills."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> "subprocess.Popen[str]":
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        begun.append(subprocess.Popen([*OVER_RAY, *words], env=cluster, text=True, **both))
+        return begun[-1]
+
+    yield start
+    for program in begun:
+        program.kill()
+        program.communicate()
+
+
+@pytest.mark.ray
+@pytest.mark.distributed
+@pytest.mark.parametrize("victim", ["process", "actor"])
+def test_who_is_killed_is_back_within_30_seconds(tmp_path: Path, victim: str, start) -> None:
+    """As life 1, whether Ray has to restart the actor or not; what they print arrives."""
+    program = start("2", "--", *PROCESS, f"run_dir={tmp_path}", "1.1=75", "until=over")
+    until(lambda: {"0.0", "1.0"} <= {path.name for path in tmp_path.iterdir()})
+    process, actor = map(int, (tmp_path / "1.0").read_text().split())
+    os.kill(process if victim == "process" else actor, signal.SIGKILL)
+    until(lambda: (tmp_path / "1.1").exists(), 30)
+    said, _ = program.communicate(timeout=60)
+    assert program.returncode == 75, said
+    assert "lsgd: process 1 was killed by signal 9 after" in said
+    assert "started again, as life 1\n" in said
+
+
+@pytest.mark.ray
+@pytest.mark.distributed
+def test_it_is_asked_to_end(tmp_path: Path, start) -> None:
+    """The processes may save, and what they print in the end arrives."""
+    words = "trap 'echo saved $RANK; exit 75' TERM; touch $RANK; while :; do sleep 0.1; done"
+    program = start("2", "--", "sh", "-c", f"cd {tmp_path}; {words}")
+    until(lambda: len([*tmp_path.iterdir()]) == 2)
+    program.terminate()
+    said, _ = program.communicate(timeout=60)
+    assert program.returncode == 75, said
+    assert sorted(line for line in said.splitlines() if "saved" in line) == ["saved 0", "saved 1"]
+
+
+@pytest.mark.ray
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["3", "--", "true"], "lsgd: 3 processes take a CPU each, and Ray has 2; write --np 2"),
+        (["1", "--", "/no/program"], "lsgd: /no/program cannot be started (No such file or dir"),
+    ],
+)
+def test_what_ray_cannot_do(words: list[str], sentence: str, start) -> None:
+    program = start(*words)
+    said, _ = program.communicate(timeout=60)
+    assert program.returncode == 2
+    assert sentence in said
