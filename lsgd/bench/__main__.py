@@ -14,9 +14,12 @@ How fast the parts of a run are on this machine. Candidates are measured in turn
 round, and compared within each round; `python -m lsgd.bench WHAT --help` says how.
 
 WHAT:
-  inputs    images/s of each loader, of the model and of both; which bounds; a loader's memory
-  padding   words/s of a tagger by the way its sentences are padded, in torch and TensorFlow
-  scaling   images/s on 1, 2, 4 processes: weak and strong scaling, efficiency against one
+  fold        ms of a batch of trees by the way they are batched: lsgd.fold, TorchFold, by hand
+  inputs      images/s of each loader, of the model and of both; which bounds; a loader's memory
+  live        batches/s of real asynchronous processes, beside those of virtual time
+  padding     words/s of a tagger by the way its sentences are padded, in torch and TensorFlow
+  scaling     images/s on 1, 2, 4 processes: weak and strong scaling, efficiency against one
+  strategies  batches/s and start-up of all-reduce and servers, TensorFlow's and those of lsgd
 
 What proves lsgd's own speed is beside it, in a checkout: python -m benchmarks.step, and the others
 that benchmarks/README.md lists.
@@ -30,10 +33,18 @@ def main(argv: Sequence[str]) -> int:
         match argv:
             case ["-h" | "--help", *_]:
                 print(HELP, end="")
+            case ["fold", *words]:
+                from lsgd.bench import folding
+
+                folding.main(words)
             case ["inputs", *words]:
                 from lsgd.bench import inputs
 
                 inputs.main(words)
+            case ["live", *words]:
+                from lsgd.bench import live
+
+                live.main(words)
             case ["padding", *words]:
                 from lsgd.bench import padding
 
@@ -42,6 +53,10 @@ def main(argv: Sequence[str]) -> int:
                 from lsgd.bench import scaling
 
                 scaling.main(words)
+            case ["strategies", *words]:
+                from lsgd.bench import strategies
+
+                strategies.main(words)
             case ["step" | "batchnorm" | "comm" | "memory" | "startup" as name, *words]:
                 raise Refused(
                     f"{name} measures lsgd itself and comes with its source; write in a checkout "

@@ -68,23 +68,29 @@ class Job:
 
 @contextmanager
 def open_job(
-    module: str, library: str, processes: int, words: Sequence[str], *, limit: float
+    module: str,
+    library: str,
+    processes: int,
+    words: Sequence[str],
+    *,
+    limit: float,
+    environment: Mapping[str, str] = {},
 ) -> Iterator[Job]:
     """A job of processes of a module, with the recipe of these words, over a library of lsgd.comm.
 
     Raises Refused if they have not met in `limit` seconds, which is also the limit of each request.
-    Afterwards all of them have ended.
+    Afterwards all of them have ended. What the caller's environment has goes before `environment`.
     """
     name = f"{processes} {'process' if processes == 1 else 'processes'} over {library}"
     if library == "single":
         name = "a process of its own"
     threads = max(1, cores(detect()) // processes)
-    environment = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
+    ours = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
     with open_command(
         name,
         [*python(library, processes), "-m", module],
         [library, *words],
-        environment=environment,
+        environment={**ours, **environment},
         limit=limit,
     ) as job:
         yield job

@@ -203,7 +203,7 @@ def test_help_teaches(argv: list[str], capsys: pytest.CaptureFixture[str]) -> No
         assert "data.root=" in said
     else:
         assert main(argv) == 0
-        assert "inputs    images/s" in capsys.readouterr().out
+        assert "  inputs      images/s" in capsys.readouterr().out
 
 
 @pytest.mark.dali

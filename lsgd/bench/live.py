@@ -1,0 +1,350 @@
+"""Real processes beside virtual time: `python -m lsgd.bench live`, from words to report.
+
+The report is Markdown, for a README as for a terminal.
+"""
+
+import statistics
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from tqdm import tqdm
+
+from lsgd.bench import results
+from lsgd.bench.job import numbers, open_job
+from lsgd.bench.setting import Result, check_not_launched, machine_lines, noted, setting
+from lsgd.bench.strategies import spread
+from lsgd.config import load_recipe
+from lsgd.errors import Refused
+from lsgd.files import whole
+from lsgd.job.command import Parser, count_from, seconds
+from lsgd.strategy.placement import place
+from lsgd.strategy.virtual import server_loads, virtual_epoch
+from lsgd.tables import markdown
+from lsgd.workloads import open_workload
+
+ABOUT = """\
+Is virtual time right? Asynchronous training on real processes beside the same recipe in virtual
+time: batches/s of LeNet-5 and of an LSTM of 2 x 200 units on 1, 2, 4, 8 workers, with a server of
+its own and with a server beside each worker.
+
+Servers, messages and connections are those of strategy.order=live, over gloo on this machine. The
+computation of a worker is a sleep as long as virtual time draws it, and the network of each machine
+is emulated: it is busy with a message for its bytes over the bandwidth, and then with the next one.
+
+  python -m lsgd.bench live                       ten minutes
+  … --workers 1,2 --rounds 1 --seconds 2          two minutes
+  … cluster.spread=0.3 cluster.duplex=true        another cluster
+
+Updates and messages are work for this machine of which virtual time knows nothing. They go on while
+workers sleep and messages are on the way, and only what does not fit in there makes a step longer.
+So a cell whose processes together need much of the machine's cores is limited by this machine. As
+root they have real-time priority, so that other work is in their way less.
+"""
+
+
+@dataclass(frozen=True)
+class WorkerNetwork:
+    """A network whose parameters travel, on a cluster."""
+
+    name: str
+    recipe: str
+    """The recipe that has it."""
+    step: float
+    """Seconds of a step of a worker."""
+    gbits: float
+    """Bandwidth of a machine, in Gbit/s."""
+
+    @property
+    def recipe_words(self) -> list[str]:
+        """The words of its recipe."""
+        return [f"+recipe={self.recipe}"]
+
+    @property
+    def cluster_words(self) -> list[str]:
+        """The words of its cluster."""
+        return [
+            f"cluster.step={self.step}",
+            f"cluster.server_gbits={self.gbits}",
+            f"cluster.worker_gbits={self.gbits}",
+        ]
+
+
+@dataclass(frozen=True)
+class TimedCell:
+    """A network, with so many workers, and servers on machines of their own or beside them."""
+
+    network: WorkerNetwork
+    topology: str
+    workers: int
+
+    @property
+    def processes(self) -> int:
+        """The processes of its job."""
+        return self.workers + (self.topology == "central")
+
+    @property
+    def servers(self) -> int:
+        """One of its own, or one beside each worker."""
+        return self.workers if self.topology == "colocated" else 1
+
+    @property
+    def name(self) -> str:
+        """What refusals and results call it."""
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        return f"{self.network.name}, {self.topology}, {workers}"
+
+
+NETWORKS = (
+    WorkerNetwork("LeNet-5", "fashion_lenet5", 0.007, 1),
+    WorkerNetwork("LSTM", "ptb_small", 0.09, 10),
+)
+TOPOLOGIES = ("central", "colocated")
+BUSY = 0.7
+"""The share of the machine's cores from which a cell is limited by this machine."""
+BAND = 0.2
+"""How far virtual time may be from real processes elsewhere."""
+LEAST = 12
+"""The fewest batches of a worker in a round."""
+CUT = 0.1
+"""The share of a round that its beginning is, and its end, which do not count."""
+KNOWN = ("cluster.", "strategy.placement=", "seed=")
+"""The beginnings of the words that may be given."""
+SAME = (
+    "+recipe=fashion_lenet5",
+    "inputs=synthetic",
+    "tail=drop",
+    "strategy=async",
+    "optim=sgd",
+    "optim.momentum=0",
+    "optim.nesterov=false",
+    "optim.weight_decay=0",
+    "cluster.duplex=false",
+    "workers_per_pass=1",
+    "device=cpu",
+)
+"""The words of every run. Its images are only counted, and its updates are plain SGD, since time
+for them is no part of virtual time."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure what the command line asks for, print the report and keep it in --out."""
+    line = Parser("lsgd.bench live", ABOUT)
+    line.add_argument("words", nargs="*", metavar="key=value", help="the cluster, as in a recipe")
+    line.add_argument("--workers", default="1,2,4,8", help="numbers of workers (1,2,4,8)")
+    line.add_argument("--rounds", type=count_from(1), default=5, help="how often each is run (5)")
+    line.add_argument(
+        "--seconds", type=seconds, default=4, help="how long a round is in virtual time (4)"
+    )
+    line.add_argument(
+        "--limit", type=seconds, default=120, help="seconds after which a round is given up (120)"
+    )
+    results.add_out(line, "live")
+    options = line.parse_intermixed_args(argv)
+    check_not_launched("this benchmark starts its own")
+    seed = _check_words(options.words)
+    cells = [
+        TimedCell(network, topology, workers)
+        for network in NETWORKS
+        for topology in TOPOLOGIES
+        for workers in numbers("--workers", options.workers, least=1)
+    ]
+    result = setting(torch.device("cpu")) | {
+        "seed": seed,
+        "words": options.words,
+        "rounds": options.rounds,
+        "cells": {},
+        "missing": {},
+    }
+    with results.recording("live", line.prog, argv, options.out) as record:
+        bench(result, cells, options, record)
+        figures = draw(result)
+        if not figures:
+            result["missing"]["the figure"] = "matplotlib is missing: pip install 'lsgd[report]'"
+        for name, content in figures.items():
+            if record.folder:
+                with whole(record.folder / name) as file:
+                    file.write(content)
+        record.end(result, report(result))
+
+
+def bench(
+    result: Result, cells: Sequence[TimedCell], options: Namespace, record: results.Record
+) -> None:
+    """Run every cell: the updates per second of its rounds, of real processes and in virtual time,
+    go into `cells` of the result, and into `missing` why one has failed."""
+    with ExitStack() as running:
+        folder = Path(running.enter_context(TemporaryDirectory(prefix="lsgd-bench-")))
+        total = len(cells)
+        bar = running.enter_context(tqdm(total=total, desc="live", disable=None, leave=False))
+        for number, cell in enumerate(cells):
+            bar.set_postfix_str(cell.name)
+            with noted(result, cell.name):
+                result["cells"][cell.name] = _cell(cell, options, folder / str(number))
+            bar.update()
+            record.keep(result)
+
+
+def report(result: Result) -> str:
+    """The result as a report in Markdown."""
+    lines = [
+        *machine_lines(result),
+        f"asynchronous, {result['rounds']} runs of each cell, seed {result['seed']}; medians "
+        "(lowest to highest); computation is a sleep, and the network is emulated",
+        "",
+    ]
+    head = [
+        "network",
+        "MB",
+        "compute, ms",
+        "Gbit/s",
+        "servers",
+        "workers",
+        "real batches/s",
+        "virtual",
+        "virtual / real",
+        "CPU s per s",
+        "CPU ms per batch",
+        "CPU s per s of other work",
+        "within 20 %",
+    ]
+    limit = BUSY * result["machine"]["cores"]
+    rows = []
+    for of in result["cells"].values():
+        off = statistics.median(_ratios(of))
+        within = "yes" if abs(off - 1) <= BAND else "no"
+        busy = statistics.median(of["cores"])
+        rows.append(
+            [
+                of["network"],
+                f"{of['bytes'] / 1e6:.3g}",
+                f"{1e3 * of['step']:g}",
+                f"{of['gbits']:g}",
+                of["topology"],
+                str(of["workers"]),
+                spread(of["real"]).shown(".1f"),
+                f"{statistics.median(of['virtual']):.1f}",
+                spread(_ratios(of)).shown(".2f"),
+                f"{busy:.2f}",
+                f"{1e3 * busy / statistics.median(of['real']):.1f}",
+                f"{statistics.median(of['other_cores']):.2f}",
+                within if busy < limit else f"{within}, limited by this machine",
+            ]
+        )
+    lines += [markdown(head, rows), ""]
+    lines.append(
+        f"- a cell is limited by this machine where its processes need {limit:g} or more of its "
+        f"{result['machine']['cores']} cores"
+    )
+    lines += [f"- {what} is not measured: {why}" for what, why in result["missing"].items()]
+    return "\n".join(lines).rstrip()
+
+
+def draw(result: Result) -> dict[str, bytes]:
+    """The content of the figure's files, by file name; none without matplotlib."""
+    try:
+        from lsgd.bench.live_plot import SpeedCurves, beside
+    except ImportError:
+        return {}
+    limit = BUSY * result["machine"]["cores"]
+    plots: dict[str, dict[str, SpeedCurves]] = {}
+    for of in result["cells"].values():
+        title = f"{of['network']}: {1e3 * of['step']:g} ms, {of['gbits']:g} Gbit/s"
+        curves = plots.setdefault(title, {}).setdefault(of["topology"], SpeedCurves({}, {}, set()))
+        curves.real[of["workers"]] = spread(of["real"])
+        curves.virtual[of["workers"]] = statistics.median(of["virtual"])
+        if statistics.median(of["cores"]) >= limit:
+            curves.limited.add(of["workers"])
+    return beside(plots) if plots else {}
+
+
+def rate(updates: Sequence[float]) -> float:
+    """The updates per second, without the beginning and the end."""
+    begin, end = int(len(updates) * CUT), int(len(updates) * (1 - CUT))
+    return (end - begin) / (updates[end] - updates[begin])
+
+
+def _check_words(words: Sequence[str]) -> int:
+    """The seed of a recipe with these words; raises Refused if they change more than can be
+    emulated."""
+    for word in words:
+        if not word.startswith(KNOWN):
+            raise Refused(
+                f"{word} is no word of this benchmark, which compares the clusters of "
+                f"strategy=async; write {', '.join(f'{name}…' for name in KNOWN)}"
+            )
+    recipe = load_recipe([*SAME, *words])
+    if overhead := recipe.cluster.overhead_us:
+        raise Refused(
+            f"cluster.overhead_us={overhead:g} is not emulated; leave it out, or add it to "
+            "cluster.latency_us"
+        )
+    return recipe.seed
+
+
+def _ratios(of: Result) -> list[float]:
+    return [virtual / real for virtual, real in zip(of["virtual"], of["real"], strict=True)]
+
+
+def _cell(cell: TimedCell, options: Namespace, cards: Path) -> Result:
+    """The rounds of a cell, of real processes and in virtual time."""
+    network = cell.network
+    workload = open_workload(load_recipe(network.recipe_words), torch.device("cpu"))
+    sizes = [each.numel() for each in workload.network().parameters()]
+
+    def virtual(tickets: int, epoch: int) -> float:
+        recipe = load_recipe(_words(cell, tickets, options.words))
+        slices = place(sizes, cell.servers, recipe.strategy.placement)
+        return rate(virtual_epoch(recipe, server_loads(slices, 4), epoch).timeline.updates)
+
+    least = LEAST * cell.workers
+    tickets = max(least, int(options.seconds * virtual(least, 0)))
+    rounds = _run(cell, tickets, options, cards)
+    return {
+        "network": network.name,
+        "topology": cell.topology,
+        "workers": cell.workers,
+        "processes": cell.processes,
+        "step": network.step,
+        "gbits": network.gbits,
+        "bytes": 4 * sum(sizes),
+        "batches": tickets,
+        "real": [rate(each["pushes"]) for each in rounds],
+        "virtual": [virtual(tickets, 1 + number) for number in range(options.rounds)],
+        "cores": [each["cores"] for each in rounds],
+        "other_cores": [each["other_cores"] for each in rounds],
+    }
+
+
+def _run(cell: TimedCell, tickets: int, options: Namespace, cards: Path) -> list[Result]:
+    """What process 0 says of each round of a cell."""
+    words = _words(cell, tickets, [*options.words, "strategy.order=live"])
+    with open_job(
+        "lsgd.bench.slept_steps",
+        "torch",
+        cell.processes,
+        SAME,
+        limit=options.limit,
+        environment={"OMP_NUM_THREADS": "1"},
+    ) as job:
+        job.prepare([words, cell.network.recipe_words, str(cards)])
+        job.run("epoch", 0)  # which connects the processes
+        return [job.run("epoch", 1 + number) for number in range(options.rounds)]
+
+
+def _words(cell: TimedCell, tickets: int, words: Sequence[str]) -> list[str]:
+    """The words of a cell's recipe, whose epoch has so many batches."""
+    return [
+        *SAME,
+        f"workers={cell.workers}",
+        f"strategy.topology={cell.topology}",
+        f"strategy.servers={cell.servers}",
+        "worker_batch=2",
+        f"data.train_examples={2 * tickets}",
+        *cell.network.cluster_words,
+        *words,
+    ]
