@@ -23,7 +23,7 @@ train: .venv/.run ## the digits recipe on 2 processes (a minute on a laptop)
 	PYTHON=$(BIN)/python launch/local.sh digits --np 2
 
 # One thread: on images of 8 x 8 a second one only waits.
-demo: .venv/.run ## what the paper's scaling rule does, shown in a minute
+demo: .venv/.run ## what the paper's scaling rule does, shown in two minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
 test: .venv/.run .venv/.dev ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
@@ -79,5 +79,5 @@ clean: ## remove what was built; .venv and runs/ stay
 
 # After .run where both are wanted, since two pips in one environment get in each other's way.
 .venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,horovod,imagenet,report]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,horovod,imagenet,ray,report]'
 	@touch $@

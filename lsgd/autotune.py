@@ -53,7 +53,7 @@ def with_fastest_pass(
     if recipe.workers_per_pass != AUTO:
         return recipe, []
     if not recipe.strategy.synchronous:
-        return replace(recipe, workers_per_pass=1), []  # each worker pushes its own gradient
+        return replace(recipe, workers_per_pass=1), []  # each worker has passes of its own
     if started_with is not None:
         line = f"workers_per_pass={started_with}, with which the run was saved"
         return replace(recipe, workers_per_pass=started_with), [line]

@@ -510,10 +510,11 @@ def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
             f"batch_size is workers x worker_batch, and {wanted} is not a multiple of "
             f"worker_batch={n}; write workers={max(1, round(wanted / n))}"
         )
-    if not recipe.strategy.synchronous:
+    if recipe.strategy.asynchronous:
+        batches = recipe.batch_size // n
         raise Refused(
-            f"batch_size is that of an update, {recipe.update_workers} x worker_batch={n}, and not "
-            "set itself; write worker_batch=…"
+            f"batch_size is that of an update, {batches} x worker_batch={n}, and not set itself; "
+            "write worker_batch=…"
         )
     raise Refused(
         f"batch_size is workers x worker_batch = {recipe.workers} x {n}; "

@@ -42,6 +42,14 @@ class PeerLost(EndsEarly):
     here_only = True
 
 
+class TooLate(EndsEarly):
+    """A process that has come back finds the others further than what it was told; another life of
+    it may be in time."""
+
+    exit_code = 1
+    here_only = True
+
+
 class NotSaved(EndsEarly):
     """The state of the run could not be written; the checkpoints before it are intact."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,11 +38,11 @@ class Learner:
         self.model = self.workload.network().to(device)
         if recipe.compile:
             compile_parts(self.model)
-        self.strategy = open_strategy(recipe, self.workload, self.model, comm)
+        self.tally = Tally(len(self.workload.counts), device)
+        self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.tally)
         bfloat16 = recipe.precision == "bfloat16"
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
         """The context of a forward pass in training."""
-        self.tally = Tally(len(self.workload.counts), device)
         self.rates: dict[int, dict[str, float]] = {}
         """What each epoch that has ended came to, by its number from 1, as in Checkpoint.rates."""
 
@@ -69,7 +70,11 @@ class Learner:
 
     def counted(self) -> State:
         """What all processes together have counted in this epoch; all of them call it."""
-        return self.tally.state(partial(sum_, self.comm))
+        return self.strategy.counted()
+
+    def keep(self, folder: Path) -> dict[str, str]:
+        """Write down in the run folder what the strategy has recorded; return it for the row."""
+        return self.strategy.keep(folder)
 
     def scores(self, counted: State) -> Scores:
         """What some counts of training come to."""
@@ -86,9 +91,9 @@ class Learner:
         return self.workload.metric.number(self.rates)
 
     def checkpoint(self) -> Checkpoint:
-        """Everything there is to save, the same on every process; all of them call it.
+        """Everything there is to save, whole on process 0; all of them call it.
 
-        Raises Diverged rather than save what is not finite.
+        Raises Diverged on all of them rather than save what is not finite.
         """
         self.strategy.settle()
         step = self.next_step

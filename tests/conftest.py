@@ -1,10 +1,10 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `tensorflow`, `gpu` or `data`
-is skipped where that is missing, unless the environment variable LSGD_REQUIRE names it: then it
-fails, so that nothing passes by skipping, and TensorFlow's environment is made. It may also name
-`mount`, the right to mount a small disk, and `calls`, the versions for which the calls of a step
-are known.
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `tensorflow`,
+`torchfold`, `gpu` or `data` is skipped where that is missing, unless the environment variable
+LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and what can be fetched
+is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a small disk, and
+`calls`, the versions for which the calls of a step are known.
 """
 
 import os
@@ -24,6 +24,7 @@ from helpers.soak import Soak
 from hypothesis import settings
 
 from lsgd import config
+from lsgd.bench import torchfold
 from lsgd.bench.environment import place
 from lsgd.bench.tensorflow_job import NAME, REQUIREMENTS
 from lsgd.train import train
@@ -61,10 +62,15 @@ MISSING = {
         find_spec("kubeflow") is None,
         "the models of Kubeflow's jobs are not installed: pip install kubeflow-training",
     ),
+    "ray": (find_spec("ray") is None, "Ray is not installed: pip install 'lsgd[ray]'"),
     # Of 1.6 GB: where it is required a test makes it, and fails if it cannot.
     "tensorflow": (
         not place(NAME, REQUIREMENTS).is_dir() and "tensorflow" not in REQUIRED,
         "TensorFlow's environment is not made: LSGD_REQUIRE=tensorflow makes it",
+    ),
+    "torchfold": (
+        not torchfold.place().is_file() and "torchfold" not in REQUIRED,
+        "TorchFold is not in the user's cache: LSGD_REQUIRE=torchfold fetches it",
     ),
     "data": (not TEST_DATA.is_dir(), f"no test data at {TEST_DATA}: set LSGD_TEST_DATA"),
 }

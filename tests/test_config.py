@@ -35,9 +35,12 @@ NAMED_BY = {
 """The field that an option of the group is named by."""
 TEXTS = {
     "ptb": "ptb_small", "lstm": "ptb_small", "conll2003": "conll_bilstm", "bilstm": "conll_bilstm",
-    "bilstm_crf": "conll_bilstm",
+    "bilstm_crf": "conll_bilstm", "sst": "sst_treelstm", "treelstm": "sst_treelstm",
+    "childsum": "sst_treelstm",
 }  # fmt: skip
 """The options that are not of images, each with a recipe of its workload."""
+POINTS = {"diloco": "local"}
+"""The options that are another one with other numbers."""
 OPTIONS = [
     (group, path.stem) for group in GROUPS for path in (paths.conf_dir() / group).glob("*.yaml")
 ]
@@ -106,11 +109,13 @@ def test_every_option_composes(group: str, option: str) -> None:
         words += ["+recipe=bs8k", "model=small_resnet", "workers=4"]
     elif option == "lenet5":
         words += ["+recipe=bs8k", "data=fashion_mnist", "workers=4"]
+    elif option == "hogwild":
+        words += ["+recipe=bs8k", "optim.momentum=0", "optim.nesterov=false"]
     else:
         words += ["+recipe=bs8k"]
     chosen = getattr(config.load_recipe(words), group)
     if field := NAMED_BY.get(group):
-        named = option.replace("_", "-") if group == "data" else option
+        named = option.replace("_", "-") if group == "data" else POINTS.get(option, option)
         assert getattr(chosen, field) == named
 
 

@@ -1,4 +1,4 @@
-"""The words of `lsgd.demo`; what it shows is in the README, and takes a minute."""
+"""The words of `lsgd.demo`; what it shows is in the README, and takes two minutes."""
 
 from pathlib import Path
 

@@ -165,12 +165,15 @@ def _open(data: "Data", root: Path) -> None:
     from lsgd.inputs.index import open_indexes
     from lsgd.text.conll import open_tagged
     from lsgd.text.ptb import open_texts
+    from lsgd.text.sst import open_trees
 
     match data.workload:
         case "language":
             open_texts(data)
         case "tagging":
             open_tagged(data)
+        case "trees":
+            open_trees(data)
         case "images":
             (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
 

@@ -39,6 +39,22 @@ class Inputs(Protocol):
         """The batch of each pass over an evaluation set in turn, with the examples as they are."""
 
 
+def passes_ahead(recipe: Recipe) -> int:
+    """How many passes the loader of a recipe may ask for beyond the one that is computed with, on
+    this machine: those that are made ready meanwhile."""
+    settings = recipe.inputs
+    if settings.loader in ("memory", "synthetic") or recipe.data.name in IN_MEMORY:
+        return 0
+    if recipe.data.workload != "images":
+        return 0
+    decoders = settings.decoders if settings.decoders is not None else cores(detect())
+    if settings.loader == "torchvision" or not _has_dali():
+        return decoders * settings.prefetch
+    from lsgd.inputs.dali import AHEAD
+
+    return AHEAD + settings.prefetch + 1
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """The loader that the recipe asks for, its dataset checked against the recipe's numbers.
 

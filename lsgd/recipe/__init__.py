@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
@@ -37,16 +38,31 @@ MODELS = {
     "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
     "language": ("lstm",),
     "tagging": ("bilstm", "bilstm_crf"),
+    "trees": ("treelstm", "childsum"),
 }
 """The workloads, and the networks that learn each."""
-EXAMPLES = {"images": "images", "language": "streams", "tagging": "sentences"}
+EXAMPLES = {
+    "images": "images",
+    "language": "streams",
+    "tagging": "sentences",
+    "trees": "trees",
+}
 """What a worker takes of each workload in a step, in words."""
-THINGS = {"images": "images", "language": "tokens", "tagging": "sentences"}
+THINGS = {
+    "images": "images",
+    "language": "tokens",
+    "tagging": "sentences",
+    "trees": "trees",
+}
 """What a dataset of each workload has, in words."""
+NO_REPLAY = (
+    "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
+    "strategy.order=live records its order"
+)
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
-IMAGES, LANGUAGE, TAGGING = (of(workload) for workload in MODELS)
-TEXT = of("language", "tagging")
-"""Metadata of a field that is of these workloads only."""
+IMAGES, LANGUAGE, TAGGING, TREES = (of(workload) for workload in MODELS)
+TEXT, WORDS = of("language", "tagging", "trees"), of("tagging", "trees")
+"""Metadata of a field that is of some workloads only."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +71,11 @@ class Data:
 
     name: str
     train_examples: int = field(metadata=at_least(1))
-    """The number of images or sentences, or of tokens of a text, `<eos>` included."""
+    """The number of images, sentences or trees, or of tokens of a text, `<eos>` included."""
     val_examples: int = field(metadata=at_least(1))
     classes: int = field(metadata=at_least(1))
-    """The number of classes of images, of tags, or of different tokens of a text."""
+    """The number of classes of images or of the nodes of trees, of tags, or of different tokens of
+    a text."""
     channels: int = field(default=0, metadata=IMAGES | at_least(1))
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an image, in pixels, as the model takes it."""
@@ -81,19 +98,19 @@ class Data:
     skip: list[str] = field(default_factory=list, metadata=IMAGES | later([]))
     """Images that are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
     workload: str = field(default="images", metadata=later("images") | one_of(*MODELS))
-    """What is learned of it: the classes of images, the next word of a text (language), or the tag
-    of each word of a sentence (tagging)."""
+    """What is learned of it: the classes of images, the next word of a text (language), the tag of
+    each word of a sentence (tagging), or the class of each node of a parsed one (trees)."""
     test_examples: int = field(default=0, metadata=TEXT | at_least(0))
-    """The sentences or tokens of a test set, or 0 without one."""
+    """The sentences, trees or tokens of a test set, or 0 without one."""
     window: int = field(default=0, metadata=LANGUAGE | at_least(1))
     """The tokens of a window: how far back through time a gradient goes."""
     eval_streams: int = field(default=1, metadata=LANGUAGE | at_least(1))
     """The streams into which an evaluation set is cut, each read from a state of zeros; 1 is the
     text as it is."""
-    words: int = field(default=0, metadata=TAGGING | at_least(1))
+    words: int = field(default=0, metadata=WORDS | at_least(1))
     """The number of different words of the training sentences, as the network takes them, and one
     for all others."""
-    lowercase: bool = field(default=False, metadata=TAGGING)
+    lowercase: bool = field(default=False, metadata=WORDS)
     """Whether the network takes all words in lower case."""
     order: str = field(default="shuffled", metadata=TAGGING | one_of("shuffled", "by_length"))
     """The order of the sentences in an epoch: by_length puts sentences of like length into a step,
@@ -116,7 +133,7 @@ class Model:
     embedding: int = field(default=0, metadata=TEXT | at_least(1))
     """The numbers by which a word is represented."""
     width: int = field(default=0, metadata=TEXT | at_least(1))
-    """The units of an LSTM, in each of its layers and directions."""
+    """The units of an LSTM, in each of its layers and directions, or in each node of a tree."""
     layers: int = field(default=1, metadata=LANGUAGE | at_least(1))
     """The LSTM's layers, one on the other."""
     dropout: float = field(
@@ -292,13 +309,20 @@ class Recipe:
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
-    val_batch: int = field(default=250, metadata=EXECUTION | of("images", "tagging") | at_least(1))
-    """Images or sentences of one pass of an evaluation; of a text it is one window of each stream.
-    """
+    val_batch: int = field(
+        default=250, metadata=EXECUTION | of("images", "tagging", "trees") | at_least(1)
+    )
+    """Images, sentences or trees of one pass of an evaluation; of a text it is one window of each
+    stream."""
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
     """The cells in which the sentences of a pass are read: as many places as the longest sentence
     of the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
     batch with the empty ones left out (packed); or each sentence by itself (per_sentence)."""
+    batching: str = field(
+        default="folded", metadata=EXECUTION | TREES | one_of("folded", "recursive")
+    )
+    """How the trees of a pass go through the network: all at once, by a few large calls (folded),
+    or one after the other, node by node (recursive)."""
     channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
@@ -331,13 +355,42 @@ class Recipe:
 
     @property
     def batch_size(self) -> int:
-        """The examples of one update: kn with synchronous SGD."""
+        """The examples of one update of the model: kn with synchronous SGD, Hn where a worker makes
+        H local steps before it pushes."""
+        return self.update_workers * self.worker_batch * self.strategy.push_steps
+
+    @property
+    def lr_batch(self) -> int:
+        """The examples by which the lr is scaled: those of a local step, where workers make them
+        before they push, and else those of an update."""
         return self.update_workers * self.worker_batch
 
     @property
+    def server_optim(self) -> Optim:
+        """The optimizer of servers: the outer rule where workers push the ways they have gone."""
+        if not self.strategy.pushes_ways:
+            return self.optim
+        return Optim(
+            momentum=self.strategy.outer_momentum,
+            nesterov=self.strategy.outer == "nesterov",
+            weight_decay=0.0,
+        )
+
+    @property
     def tickets(self) -> int:
-        """The batches of n examples, or fewer at the end, that an epoch has for its workers."""
-        return -(-self.examples(self.steps_per_epoch) // self.worker_batch)
+        """The batches of an epoch that one worker at a time computes with: of n examples, or as
+        many as it makes local steps before it pushes, or fewer at the end."""
+        return -(-self.examples(self.steps_per_epoch) // self._ticket_size)
+
+    def ticket_steps(self, ticket: int) -> int:
+        """How many gradients a worker computes with a ticket."""
+        first = ticket * self._ticket_size
+        left = min(self.examples(self.steps_per_epoch) - first, self._ticket_size)
+        return -(-left // self.worker_batch)
+
+    @property
+    def _ticket_size(self) -> int:
+        return self.worker_batch * self.strategy.push_steps
 
     @property
     def pass_workers(self) -> int:
@@ -356,8 +409,8 @@ class Recipe:
 
     @cached_property
     def train_examples(self) -> int:
-        """N, the examples of which an epoch's steps are made: the images or sentences, or of a text
-        the windows of its kn streams."""
+        """N, the examples of which an epoch's steps are made: the images, sentences or trees, or of
+        a text the windows of its kn streams."""
         if self.data.workload == "language":
             windows = sampler.windows(self.data.train_examples, self.batch_size, self.data.window)
             return windows * self.batch_size
@@ -365,7 +418,7 @@ class Recipe:
 
     @property
     def text_sets(self) -> tuple[str, ...]:
-        """The evaluation sets of a text or of sentences: there need not be a test set."""
+        """The evaluation sets of a text, sentences or trees: there need not be a test set."""
         return ("val", "test") if self.data.test_examples else ("val",)
 
     @cached_property
@@ -387,16 +440,16 @@ class Recipe:
         per_epoch = self.train_examples if self.keeps_tail else whole
         return epochs * per_epoch + rest * self.batch_size
 
-    def epoch(self, step: int) -> float:
-        """The (fractional) epoch at the start of a step of the run: e + t/S."""
+    def epoch(self, step: float) -> float:
+        """The (fractional) epoch at the start of a step of the run, or within it: e + t/S."""
         steps = self.steps_per_epoch
         whole, part = divmod(step, steps)
         return whole + part / steps
 
-    def lr(self, step: int) -> float:
-        """The learning rate of a step of the run."""
+    def lr(self, step: float) -> float:
+        """The learning rate of a step of the run, or of a local step within it."""
         return schedule.learning_rate(
-            self.epoch(step), batch_size=self.batch_size, **vars(self.schedule)
+            self.epoch(step), batch_size=self.lr_batch, **vars(self.schedule)
         )
 
     def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
@@ -435,7 +488,11 @@ class Recipe:
         # Servers are another way to the same sums, unless they do not wait for all of them.
         if self.strategy.synchronous:
             fields.pop("strategy", None)
+        if not self.strategy.pushes or self.strategy.order != "virtual":
             fields.pop("cluster", None)
+        if self.strategy.pushes and (order := Path(self.strategy.order)).is_file():
+            # Whatever the file is called, and wherever it lies.
+            fields["strategy"]["order"] = hashlib.sha256(order.read_bytes()).hexdigest()
         return fields
 
     @property
@@ -449,7 +506,7 @@ class Recipe:
         first, last = (
             self.lr(0),
             schedule.scaled_lr(
-                self.batch_size,
+                self.lr_batch,
                 reference_lr=self.schedule.reference_lr,
                 reference_batch=self.schedule.reference_batch,
                 scaling=self.schedule.scaling,
@@ -460,12 +517,15 @@ class Recipe:
         if self.update_workers < self.workers:
             updating += f" of {self.workers}"
         skipped = len(self.data.skip)
+        local_steps = self.strategy.push_steps
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
             f"{self.steps_per_epoch} steps, seed {self.seed}",
             f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} "
-            f"{EXAMPLES[self.data.workload]}, "
-            f"{ramp}",
+            f"{EXAMPLES[self.data.workload]}"
+            + f" x {local_steps} local steps" * (local_steps > 1)
+            + f", {ramp}",
+            *([NO_REPLAY] if self.strategy.name == "hogwild" else []),
             *([f"images left out (data.skip): {skipped}"] if skipped else []),
             *self.replaced,
         ]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
@@ -17,8 +18,21 @@ ONLY_FOR = {
     "servers": ("sync", "backup", "bounded", "async"),
     "topology": ("sync", "backup", "bounded", "async"),
     "placement": ("sync", "backup", "bounded", "async"),
+    "sparse_rows": ("sync",),
+    "order": ("backup", "bounded", "async"),
+    "local_steps": ("local", "bounded", "async"),
+    "outer": ("local", "bounded", "async"),
+    "outer_lr": ("local", "bounded", "async"),
+    "outer_momentum": ("local", "bounded", "async"),
+    "moving_rate": ("local",),
 }
 """The strategies for which each of their settings says something."""
+OF_OUTER = {
+    "outer_lr": ("sgd", "nesterov"),
+    "outer_momentum": ("sgd", "nesterov"),
+    "moving_rate": ("elastic",),
+}
+"""The outer rules for which a setting of local steps says something."""
 OF_OPTIMIZER: dict[str, tuple[tuple[str, ...], Any]] = {
     "nesterov": (("sgd",), False),
     "equation": (("sgd",), 9),
@@ -28,8 +42,8 @@ OF_OPTIMIZER: dict[str, tuple[tuple[str, ...], Any]] = {
     "eps": (("adam", "adagrad"), Optim.eps),
 }
 """The optimizers for which a setting says something, and what it has to be with the others."""
-MOST_WORKERS = 2**15
-"""The number of workers that lsgd.strategy.order can tell apart."""
+MOST_WORKERS = 2**14
+"""The number of workers whose pushes, ends and returns lsgd.strategy.order can tell apart."""
 
 
 def check(recipe: Recipe) -> None:
@@ -133,6 +147,11 @@ def _check_workload(recipe: Recipe) -> None:
             _check_images(recipe)
         case "language":
             _check_language(recipe)
+        case "trees" if recipe.compile:
+            raise Refused(
+                "compile=true is for one forward pass, and a tree is made of calls of another "
+                "number for each pass; leave it out"
+            )
     if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
         raise Refused(
             f"inputs={recipe.inputs.loader} is for images; write inputs=memory, or "
@@ -142,10 +161,11 @@ def _check_workload(recipe: Recipe) -> None:
 
 def _check_language(recipe: Recipe) -> None:
     data, streams = recipe.data, recipe.batch_size
-    if not recipe.strategy.synchronous:
+    if recipe.strategy.asynchronous:
         raise Refused(
             f"strategy={recipe.strategy.name} gives a worker any next batch, and in a text each "
-            "window goes on with the state of the one before; write strategy=allreduce or sync"
+            "window goes on with the state of the one before; write strategy=allreduce, sync or "
+            "local"
         )
     for name in ("val_examples", "test_examples"):
         if getattr(data, name) == 1:
@@ -209,7 +229,7 @@ def _check_schedule(recipe: Recipe) -> None:
         )
     first = min([*milestones, epochs])
     warms_up = (
-        recipe.schedule.warmup != "none" and recipe.batch_size > recipe.schedule.reference_batch
+        recipe.schedule.warmup != "none" and recipe.lr_batch > recipe.schedule.reference_batch
     )
     if warms_up and not 0 < recipe.schedule.warmup_epochs <= first:
         raise Refused(
@@ -222,13 +242,16 @@ def _check_schedule(recipe: Recipe) -> None:
 def _check_tail(recipe: Recipe) -> None:
     examples, batch_size = recipe.train_examples, recipe.batch_size
     if examples < batch_size:
-        fewer = examples // recipe.worker_batch
+        fewer, local_steps = examples // recipe.worker_batch, recipe.strategy.push_steps
+        key = "strategy.local_steps" if local_steps > 1 else "workers"
         if fewer:
             fewer += recipe.strategy.backup
         raise Refused(
             f"batch_size {batch_size} ({recipe.update_workers} workers x worker_batch="
-            f"{recipe.worker_batch}) is more than the {examples} training examples; write "
-            + (f"workers={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
+            f"{recipe.worker_batch}"
+            + f" x strategy.local_steps={local_steps}" * (local_steps > 1)
+            + f") is more than the {examples} training examples; write "
+            + (f"{key}={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
         )
     left = examples % batch_size % recipe.worker_batch
     if recipe.keeps_tail and left == 1 and recipe.data.workload == "images":
@@ -258,20 +281,108 @@ def _check_strategy(recipe: Recipe) -> None:
             f"{recipe.workers}; write strategy.servers={recipe.workers} or fewer, or "
             "strategy.topology=central"
         )
+    if strategy.sparse_rows:
+        _check_sparse_rows(recipe.optim)
     speeds = recipe.cluster.speeds
     if speeds and (len(speeds) != recipe.workers or not all(speed > 0 for speed in speeds)):
         raise Refused(
             f"cluster.speeds={_numbers(speeds)} has to be {recipe.workers} numbers above 0, one "
             "for each worker, or [] for 1 each"
         )
+    _check_order(recipe)
+    if name == "local" or strategy.pushes:
+        _check_outer(strategy, recipe.workers)
+    if name == "hogwild":
+        _check_hogwild(recipe)
     if not strategy.synchronous:
-        _check_pushes(recipe)
+        _check_own_updates(recipe)
 
 
-def _check_pushes(recipe: Recipe) -> None:
-    """Refuse what is not for pushes of single workers."""
+def _check_sparse_rows(optim: Optim) -> None:
+    """Refuse an optimizer that changes a row whose gradient is 0, or has more to keep of it."""
+    for key, plain in {"name": "sgd", "momentum": 0, "weight_decay": 0, "equation": 9}.items():
+        if (value := getattr(optim, key)) != plain:
+            raise Refused(
+                "strategy.sparse_rows=true is for plain SGD, by which a row without gradient "
+                f"stands still, and not for optim.{key}={value}; write optim.{key}={plain}, or "
+                "strategy.sparse_rows=false"
+            )
+
+
+def _check_order(recipe: Recipe) -> None:
+    strategy = recipe.strategy
+    if strategy.order not in ("virtual", "live") and not Path(strategy.order).is_file():
+        raise Refused(
+            f"strategy.order={strategy.order} is neither virtual nor live, and no file; give the "
+            "orders.npz of a run that was made with strategy.order=live"
+        )
+    if not strategy.live:
+        return
+    if recipe.checkpoint_steps:
+        raise Refused(
+            f"checkpoint_steps={recipe.checkpoint_steps} would halt all workers of strategy.order="
+            "live, which saves at each epoch's end; leave it out"
+        )
+    if strategy.name == "backup" and recipe.optim.clip_norm is not None and strategy.servers > 1:
+        raise Refused(
+            f"optim.clip_norm={recipe.optim.clip_norm:g} is for the norm of a whole update, and of "
+            f"strategy.order=live with strategy.servers={strategy.servers} no server knows that; "
+            "write strategy.servers=1"
+        )
+
+
+def _check_hogwild(recipe: Recipe) -> None:
+    """Refuse an optimizer that keeps more than the parameters, and what would halt all workers."""
+    optim = recipe.optim
+    if optim.name != "sgd" or optim.momentum:
+        raise Refused(
+            "strategy=hogwild is plain SGD, of which nothing but the model is shared, and not for "
+            f"optim.name={optim.name} with optim.momentum={optim.momentum:g}; write optim=sgd "
+            "optim.momentum=0 optim.nesterov=false, or strategy=async"
+        )
+    if recipe.checkpoint_steps:
+        raise Refused(
+            f"checkpoint_steps={recipe.checkpoint_steps} would halt all workers of strategy="
+            "hogwild, which saves at each epoch's end; leave it out"
+        )
+
+
+def _check_outer(strategy: StrategySettings, workers: int) -> None:
+    outer, rate = strategy.outer, strategy.moving_rate
+    for key, rules in OF_OUTER.items():
+        if getattr(strategy, key) != getattr(StrategySettings(), key) and outer not in rules:
+            raise Refused(
+                f"strategy.{key}={getattr(strategy, key):g} says nothing with strategy.outer="
+                f"{outer}; leave it out, or write strategy.outer={' or '.join(rules)}"
+            )
+    if outer == "elastic" and strategy.pushes:
+        raise Refused(
+            "strategy.outer=elastic draws the copies of all workers to the model at one time, and "
+            f"with strategy={strategy.name} each pushes for itself; write strategy=local, or "
+            "strategy.outer=mean, sgd or nesterov"
+        )
+    if outer == "nesterov" and not strategy.outer_momentum:
+        raise Refused(
+            "strategy.outer=nesterov looks ahead along the outer momentum, and "
+            "strategy.outer_momentum=0 leaves none; write strategy.outer=sgd"
+        )
+    if outer == "elastic" and not rate:
+        raise Refused(
+            f"strategy.moving_rate=0 draws no worker to the model; write at most 1 / {workers}, "
+            f"such as strategy.moving_rate={0.9 / workers:.2g}"
+        )
+    if rate * workers > 1:
+        raise Refused(
+            f"strategy.moving_rate={rate:g} of workers={workers} moves the model past the mean of "
+            f"their copies; write at most 1 / {workers}, such as strategy.moving_rate="
+            f"{0.9 / workers:.2g}"
+        )
+
+
+def _check_own_updates(recipe: Recipe) -> None:
+    """Refuse what is not for updates by the gradients of single workers."""
     name = recipe.strategy.name
-    if recipe.workers > MOST_WORKERS:
+    if recipe.strategy.pushes and recipe.workers > MOST_WORKERS:
         raise Refused(
             f"workers={recipe.workers} are too many for strategy={name}, whose order has numbers "
             f"of 16 bits; write at most {MOST_WORKERS}"
@@ -283,15 +394,17 @@ def _check_pushes(recipe: Recipe) -> None:
         )
     if recipe.gradient_compression != "none":
         raise Refused(
-            f"gradient_compression={recipe.gradient_compression} is for sums over processes, and "
-            f"with strategy={name} there are none; write gradient_compression=none"
+            f"gradient_compression={recipe.gradient_compression} is for sums over processes of the "
+            f"gradients of an update, and with strategy={name} there are none; write "
+            "gradient_compression=none"
         )
 
 
 def check_world_size(recipe: Recipe, world_size: int) -> None:
     """Raise Refused for more processes than workers, and servers where these are on their own.
 
-    A process without either would have nothing to do.
+    A process without either would have nothing to do. Where the order of pushes is that in which
+    they come, each worker and each server is a process.
     """
     if world_size > recipe.most_processes:
         servers = recipe.strategy.server_processes
@@ -299,6 +412,18 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
         raise Refused(
             f"{world_size} processes cannot share {shared}; start at most "
             f"{recipe.most_processes} processes"
+        )
+    if recipe.strategy.name == "hogwild" and world_size < recipe.workers:
+        raise Refused(
+            f"workers={recipe.workers} on {world_size} processes cannot all compute at once, as "
+            f"strategy=hogwild has it; start {recipe.workers} processes on one machine, or write "
+            f"workers={world_size}"
+        )
+    if recipe.strategy.live and world_size < recipe.most_processes:
+        raise Refused(
+            f"workers={recipe.workers} on {world_size} processes have no order of their own, as "
+            f"strategy.order=live needs; start {recipe.most_processes} processes, or write "
+            "strategy.order=virtual"
         )
 
 

@@ -54,7 +54,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
 
 def _data(recipe: Recipe) -> Data:
     """Made-up examples, so many that the run has as many steps."""
-    data, batch_size = recipe.data, recipe.update_workers * N
+    data, batch_size = recipe.data, recipe.batch_size // recipe.worker_batch * N
     examples = recipe.steps_per_epoch * batch_size
     if data.workload == "language":
         # Of each stream the windows, and the token behind the last one.
@@ -62,7 +62,7 @@ def _data(recipe: Recipe) -> Data:
         small = replace(data, train_examples=tokens, val_examples=VALIDATED * data.window)
         return replace(small, test_examples=0, classes=WORDS, eval_streams=N)
     small = replace(data, train_examples=examples, val_examples=VALIDATED)
-    if data.workload == "tagging":
+    if data.workload in ("tagging", "trees"):
         return replace(small, test_examples=0, words=WORDS)
     return replace(small, image_size=SIZE, augmentation="none")
 

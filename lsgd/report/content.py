@@ -156,7 +156,7 @@ def _published(findings: Findings) -> str:
         return "None: no run counts."
     counts = Counter(verdict.word for verdict in findings.verdicts)
     if set(counts) == {"none published"}:
-        return "Nobody has published a number for these recipes."
+        return "These recipes name no published number."
     order = ("inside", "outside", "not comparable", "none published")
     parts = ", ".join(f"{counts[word]} {word}" for word in order if counts[word])
     return f"Against the published numbers: {parts}; the table says which."

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lsgd import config
-from lsgd.comm import Comm, from_first
+from lsgd.comm import Comm, Living, from_first
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.run import lock
@@ -43,7 +43,11 @@ def open_run(recipe: Recipe, comm: Comm) -> Iterator[Opened]:
     aside, under the same name and `.damaged`.
     """
     with ExitStack() as holding:
-        yield from_first(comm, lambda: _open(recipe, holding))
+        opened = from_first(comm, lambda: _open(recipe, holding))
+        if isinstance(comm, Living):
+            # What a process begins with that comes back: where the run is by then.
+            comm.welcome(lambda: (_checkpoint_of(recipe, opened.folder)[0], None))
+        yield opened
 
 
 def _open(recipe: Recipe, holding: ExitStack) -> Opened:

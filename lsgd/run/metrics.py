@@ -62,6 +62,9 @@ class Progress(Protocol):
     def scores(self, counted: State) -> Scores:
         """What some counts come to."""
 
+    def keep(self, folder: Path) -> dict[str, str]:
+        """Write down in the run folder what else is recorded of the run; return it for the row."""
+
 
 class Log:
     """The log of all processes but the first, which write nothing; RunLog is that of the first."""
@@ -109,6 +112,7 @@ class RunLog(Log):
         path = folder / "metrics.jsonl"
         self.damage = _set_damaged_aside(path)
         rows = _drop_rows_after(path, run.next_step, run.rates)
+        self.run = run
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, run.recipe.examples)
@@ -146,6 +150,8 @@ class RunLog(Log):
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write a row; what is not a finite number is written as null and drawn nowhere."""
         self.last_step = step
+        if kind == "epoch":
+            values |= self.run.keep(self.folder)
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
         }
@@ -168,6 +174,7 @@ class RunLog(Log):
     def __exit__(self, *error: object) -> None:
         """Finish all files; that a run has diverged is a result, and a row."""
         if isinstance(error[1], Diverged):
+            self.run.keep(self.folder)
             self.write("diverged", self.last_step, text=str(error[1]))
             self.curves.say("outcome", str(error[1]))
         self.rows.close()

@@ -38,6 +38,8 @@ FLOAT64 = [
 ]  # fmt: skip
 # 23 steps an epoch; the last of each is short.
 DIGITS = ["digits", *FLOAT64, "epochs=3", "schedule.milestones=[2]"]
+# 22 steps on one thread, which no other process shares.
+SHORT = ["digits", "workers=2", "epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.8"]
 # 10 steps an epoch, on the first images of Fashion-MNIST.
 FASHION = [
     "fashion_bs64", *FLOAT64, "epochs=2", "schedule.milestones=[1]",
@@ -118,6 +120,25 @@ def test_launched_by(tmp_path: Path, fashion: Run, launcher: str, library: str) 
 def test_launched_locally(tmp_path: Path, fashion: Run) -> None:
     """By horovodrun or torchrun, whichever is there."""
     ends_equal(fashion, tmp_path / "run", "local", "", 2)
+
+
+@pytest.fixture(scope="module")
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run on two processes of torchrun."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    done = script("torchrun", *SHORT, f"run_dir={folder}", "--np", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("launcher", ["singly", pytest.param("ray", marks=pytest.mark.ray)])
+def test_launched_one_by_one(tmp_path: Path, torchrun: Path, launcher: str) -> None:
+    """The same bits as by torchrun, and what process 0 prints arrives."""
+    folder = tmp_path / "run"
+    done = script(launcher, *SHORT, f"run_dir={folder}", "--np", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"run folder {folder}" in done.stdout
+    assert_equal(folder, torchrun, within=0)
 
 
 def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: int) -> None:

@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from helpers.launching import AS_ROOT, command, launch
 
+from lsgd.inputs.dali import AHEAD
 from lsgd.inputs.index import Index, index_file
 from lsgd.prepare.scan import index_folder
 from lsgd.rules import sampler
 from lsgd.run import checkpoint
 from lsgd.run.metrics import read_rows
+from lsgd.strategy.recorded import load_orders
 
 pytestmark = [
     pytest.mark.distributed, pytest.mark.data, pytest.mark.dali, pytest.mark.slow
@@ -234,3 +237,27 @@ def test_a_run_goes_on_once_the_file_is_put_right(
     done = subprocess.run(start, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert apart(run, runs / "dali1") < 1e-6
+
+
+@pytest.mark.parametrize("loader", ["torchvision", "dali"])
+def test_live_workers_hold_tickets_for_a_loader_that_looks_ahead(
+    root: Path, tmp_path: Path, loader: str
+) -> None:
+    """The batches are read before they are computed with; the order says whose they are."""
+    live, again = tmp_path / "live", tmp_path / "again"
+    asynchronous = [
+        "strategy=async", "workers=2", "checkpoint_steps=0", "workers_per_pass=1", "epochs=1",
+        "schedule.milestones=[]",
+    ]  # fmt: skip
+    done = launch("torch", 3, *words(root, live, loader), *asynchronous, "strategy.order=live")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    orders = load_orders(live / "orders.npz")
+    assert orders.ahead == {"torchvision": 2, "dali": AHEAD + 3}[loader]
+    order = f"strategy.order={live / 'orders.npz'}"
+    command = [sys.executable, *words(root, again, loader), *asynchronous, order]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True, timeout=120, capture_output=True)
+    ours, theirs = (
+        checkpoint.load(checkpoint.read(run / "checkpoint.pt"), "") for run in (live, again)
+    )
+    torch.testing.assert_close(ours.model, theirs.model, rtol=0, atol=0)

@@ -9,6 +9,7 @@ from helpers.base_recipe import BASE, changed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lsgd.config import load_recipe
 from lsgd.errors import Refused
 from lsgd.recipe import Target
 from lsgd.recipe.checks import check, check_known, check_world_size
@@ -16,6 +17,8 @@ from lsgd.rules import sampler
 from lsgd.strategy.tasks import hosted_workers
 
 ADAM = {"optim__name": "adam", "optim__nesterov": False}
+LOCAL = {"strategy__name": "local"}
+HOGWILD = {"strategy__name": "hogwild", "optim__momentum": 0.0, "optim__nesterov": False}
 ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum": 0.0}
 
 
@@ -83,6 +86,7 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
             "slack=2 says nothing with strategy=async; leave it out, or write strategy=bounded",
         ),
         ({"strategy__servers": 2}, "or write strategy=sync or backup or bounded or async"),
+        ({"strategy__sparse_rows": True}, "sparse_rows=True says nothing .* write strategy=sync$"),
         (
             {"strategy__name": "backup", "strategy__backup": 256},
             "backup=256 of workers=256 leaves .* at most 255",
@@ -100,14 +104,106 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
             r"speeds=\[1,2\] has to be 256 numbers above 0",
         ),
         (
-            {"strategy__name": "async", "workers": 2**15 + 1},
-            "workers=32769 are too many for .* at most 32768",
+            {"strategy__name": "async", "workers": 2**14 + 1},
+            "workers=16385 are too many for .* at most 16384",
         ),
         ({"strategy__name": "async", "optim__equation": 10}, "write optim.equation=9"),
         (
             {"strategy__name": "async", "gradient_compression": "fp16"},
             "fp16 is for sums over .* write gradient_compression=none",
         ),
+        ({"strategy__local_steps": 4}, "local_steps=4 says nothing with strategy=allreduce; leave"),
+        ({"strategy__outer": "sgd"}, "or write strategy=local or bounded or async"),
+        (
+            {"strategy__name": "async", "strategy__outer": "elastic", "strategy__moving_rate": 0.1},
+            "moving_rate=0.1 says nothing with strategy=async",
+        ),
+        (
+            {"strategy__name": "async", "strategy__order": "live", "checkpoint_steps": 8},
+            "checkpoint_steps=8 would halt all workers of strategy.order=live",
+        ),
+        (
+            {"strategy__name": "async", "strategy__order": "/no/orders.npz"},
+            "strategy.order=/no/orders.npz is neither virtual nor live, and no file; give the",
+        ),
+        (
+            {"strategy__name": "sync", "strategy__order": "live"},
+            "strategy.order=live says nothing with strategy=sync",
+        ),
+        (
+            {
+                "strategy__name": "backup",
+                "strategy__backup": 1,
+                "strategy__order": "live",
+                "strategy__servers": 2,
+                "optim__clip_norm": 1.0,
+            },
+            "clip_norm=1 is for the norm of a whole update",
+        ),
+        (
+            {"strategy__name": "bounded", "strategy__outer": "elastic"},
+            "elastic draws .* with strategy=bounded each pushes .*=mean, sgd or nesterov",
+        ),
+        (
+            {"strategy__name": "async", "strategy__local_steps": 8, "strategy__outer_lr": 0.7},
+            "outer_lr=0.7 says nothing with strategy.outer=mean",
+        ),
+        (
+            {"strategy__name": "backup", "strategy__backup": 1, "strategy__local_steps": 8},
+            "local_steps=8 says nothing with strategy=backup",
+        ),
+        (
+            {"strategy__name": "async", "strategy__local_steps": 40037},
+            r"1281184 \(1 workers x worker_batch=32 x strategy.local_steps=40037\) .*"
+            "; write strategy.local_steps=40036 or fewer",
+        ),
+        (LOCAL | {"strategy__local_steps": 0}, "local_steps=0 is not possible; write 1 or more"),
+        (LOCAL | {"strategy__servers": 2}, "servers=2 says nothing with strategy=local; leave"),
+        (LOCAL | {"strategy__outer": "adam"}, "outer=adam is unknown; write one of mean, sgd, nes"),
+        (
+            LOCAL | {"strategy__outer_lr": 0.7},
+            "outer_lr=0.7 says nothing with strategy.outer=mean; .*outer=sgd or nesterov",
+        ),
+        (
+            LOCAL | {"strategy__outer": "elastic", "strategy__outer_momentum": 0.9},
+            "outer_momentum=0.9 says nothing with strategy.outer=elastic; .*outer=sgd or nesterov",
+        ),
+        (
+            LOCAL | {"strategy__moving_rate": 0.001},
+            "moving_rate=0.001 says nothing with strategy.outer=mean; .* strategy.outer=elastic",
+        ),
+        (
+            LOCAL | {"strategy__outer": "nesterov", "strategy__outer_lr": 0.7},
+            "looks ahead .*outer_momentum=0 leaves none; write strategy.outer=sgd",
+        ),
+        (
+            LOCAL | {"strategy__outer": "sgd", "strategy__outer_momentum": 1.0},
+            "outer_momentum=1 grows without end; write a number below 1",
+        ),
+        (
+            LOCAL | {"strategy__outer": "elastic"},
+            "moving_rate=0 draws no .* at most 1 / 256, such as strategy.moving_rate=0.0035",
+        ),
+        (
+            LOCAL | {"strategy__outer": "elastic", "strategy__moving_rate": 0.01},
+            "moving_rate=0.01 of workers=256 moves .* at most 1 / 256, .*moving_rate=0.0035",
+        ),
+        (LOCAL | {"optim__equation": 10}, "strategy=local makes others; write optim.equation=9"),
+        (
+            LOCAL | {"gradient_compression": "fp16"},
+            "fp16 is for sums over .* strategy=local .* write gradient_compression=none",
+        ),
+        (
+            HOGWILD | {"optim__momentum": 0.9},
+            "^strategy=hogwild is plain SGD, .* optim.momentum=0.9; .*nesterov=false, or strat",
+        ),
+        (
+            HOGWILD | ADAGRAD,
+            "not for optim.name=adagrad with optim.momentum=0; write optim=sgd",
+        ),
+        (HOGWILD | {"checkpoint_steps": 5}, "would halt all workers of strategy=hogwild, which"),
+        (HOGWILD | {"strategy__order": "live"}, "order=live says nothing with strategy=hogwild"),
+        (HOGWILD | {"optim__equation": 10}, "strategy=hogwild makes others; write optim.equation"),
         ({"cluster__step": 0.0}, "cluster.step=0 .* above 0"),
         ({"cluster__slow_share": 2.0}, "slow_share=2 is more than all steps"),
         ({"data__std": [0.2, float("inf"), 0.2]}, "data.std has inf"),
@@ -128,6 +224,26 @@ def test_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+PLAIN = {"optim__momentum": 0.0, "optim__nesterov": False, "optim__weight_decay": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"optim__momentum": 0.9}, "momentum=0.9; write optim.momentum=0,"),
+        ({"optim__weight_decay": 1e-4}, "weight_decay=0.0001; write optim.weight_decay=0,"),
+        ({"optim__equation": 10}, "equation=10; write optim.equation=9,"),
+        ({"optim__name": "adagrad"}, "name=adagrad; write optim.name=sgd,"),
+    ],
+    ids=["momentum", "decay", "velocity", "adagrad"],
+)
+def test_rows_travel_where_one_without_gradient_stands_still(values, key) -> None:
+    plain = changed(BASE, strategy__name="sync", strategy__sparse_rows=True, **PLAIN)
+    check(plain)
+    with pytest.raises(Refused, match=rf"^strategy.sparse_rows=true .* optim.{key} or strategy"):
+        check(changed(plain, **values))
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -143,6 +259,9 @@ def test_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
         ADAGRAD | {"optim__eps": 1e-10, "optim__clip_norm": 1e-3},
         {"seed": 2**64 - 1},
         {"model__name": "lenet5", "data__image_size": 28},
+        LOCAL | {"strategy__local_steps": 10**6, "workers": 2**16, "worker_batch": 2},
+        LOCAL | {"strategy__outer": "elastic", "strategy__moving_rate": 1 / 256},
+        HOGWILD | {"optim__clip_norm": 1.0, "workers": 2**15},
     ],
 )
 def test_accepted_up_to_the_edge(values: dict[str, Any]) -> None:
@@ -176,6 +295,22 @@ def test_more_processes_than_workers() -> None:
     check_world_size(BASE, 256)
     with pytest.raises(Refused, match=r"257 processes .* workers=256; start at most 256"):
         check_world_size(BASE, 257)
+
+
+def test_workers_that_share_memory_have_a_process_each() -> None:
+    recipe = changed(BASE, workers=4, **HOGWILD)
+    check_world_size(recipe, 4)
+    with pytest.raises(Refused, match=r"^5 processes cannot share workers=4; start at most 4"):
+        check_world_size(recipe, 5)
+    with pytest.raises(Refused, match=r"^workers=4 on 3 .* start 4 processes .* write workers=3$"):
+        check_world_size(recipe, 3)
+
+
+def test_a_text_is_not_for_workers_that_take_any_window() -> None:
+    plain = ["optim.momentum=0", "optim.nesterov=false"]
+    for strategy in ("async", "hogwild"):
+        with pytest.raises(Refused, match=rf"^strategy={strategy} gives a worker any next batch"):
+            load_recipe(["+recipe=ptb_small", f"strategy={strategy}", *plain])
 
 
 @pytest.mark.parametrize("topology", ["central", "colocated"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lsgd.config import load_recipe
 from lsgd.errors import Refused
-from lsgd.recipe import Recipe, Target
+from lsgd.recipe import Optim, Recipe, Target
 from lsgd.recipe.checks import check
 from lsgd.rules.metric import METRICS, TOP1
 
@@ -54,7 +54,9 @@ def test_a_field_changes_the_fingerprint_unless_it_is_execution(key: str) -> Non
     assert (other.fingerprint == stale.fingerprint) == (key in EXECUTION)
 
 
-TEXTS = [load_recipe([f"+recipe={name}"]) for name in ("ptb_small", "conll_bilstm_crf")]
+TEXTS = [
+    load_recipe([f"+recipe={name}"]) for name in ("ptb_small", "conll_bilstm_crf", "sst_treelstm")
+]
 
 
 @pytest.mark.parametrize("recipe", TEXTS, ids=lambda recipe: recipe.name)
@@ -64,7 +66,7 @@ def test_what_only_texts_have_is_theirs_alone(recipe: Recipe) -> None:
     assert {"model.width", "data.test_examples"} < fields
     for key in fields:
         other = changed(recipe, **{key.replace(".", "__"): another(own[key])})
-        assert (other.fingerprint == recipe.fingerprint) == (key == "padding"), key
+        assert (other.fingerprint == recipe.fingerprint) == (key in ("padding", "batching")), key
     for mine, its in ((BASE, recipe), (recipe, BASE)):
         for key in leaves(its).keys() - leaves(mine).keys():
             default = attrgetter(key)(mine)
@@ -83,15 +85,30 @@ def test_servers_that_wait_for_all_are_another_way_to_the_same_sums(key: str) ->
     assert (other.fingerprint == BASE.fingerprint) == execution
 
 
+@pytest.mark.parametrize("name", ["local", "hogwild"])
+@pytest.mark.parametrize("key", leaves(BASE))
+def test_no_cluster_decides_what_these_come_to(key: str, name: str) -> None:
+    made = changed(BASE, strategy__name=name)
+    other = changed(made, **{key.replace(".", "__"): another(leaves(made)[key])})
+    execution = key.startswith("cluster.") or key in EXECUTION
+    assert (other.fingerprint == made.fingerprint) == execution
+
+
 def test_a_strategy_alone_is_another_run() -> None:
-    names = ("allreduce", "sync", "backup", "bounded", "async")
+    names = ("allreduce", "sync", "backup", "bounded", "async", "local", "hogwild")
     prints = [changed(BASE, strategy__name=name).fingerprint for name in names]
-    assert len(set(prints)) == 4
+    assert len(set(prints)) == 6
+
+
+def test_a_run_that_cannot_be_replayed_says_so() -> None:
+    line = "strategy=hogwild cannot be replayed: two runs of it differ"
+    assert line in changed(BASE, strategy__name="hogwild").summary()
+    assert line not in changed(BASE, strategy__name="async").summary()
 
 
 def test_the_batch_is_that_of_one_update() -> None:
     recipe = changed(BASE, workers=10, data__train_examples=10_000)
-    names = {"sync": 320, "backup": 256, "bounded": 32, "async": 32}
+    names = {"sync": 320, "backup": 256, "bounded": 32, "async": 32, "local": 320, "hogwild": 32}
     for name, batch in names.items():
         other = changed(recipe, strategy__name=name, strategy__backup=2 * (name == "backup"))
         assert other.batch_size == batch
@@ -99,6 +116,36 @@ def test_the_batch_is_that_of_one_update() -> None:
         assert other.tickets * 32 == other.steps_per_epoch * batch
         assert changed(other, tail="keep").tickets == 313
         assert other.lr(other.total_steps - 1) == pytest.approx(batch / 256 * 0.1 * 1e-3)
+
+
+def test_the_batch_of_local_steps_before_a_push_is_that_of_all_of_them() -> None:
+    """And the lr is that of one: each is made of n examples."""
+    recipe = changed(BASE, workers=10, data__train_examples=10_000, tail="keep")
+    for name in ("async", "bounded"):
+        single = changed(recipe, strategy__name=name)
+        local = changed(single, strategy__local_steps=8)
+        assert (local.batch_size, local.steps_per_epoch) == (256, 40)
+        assert (local.tickets, single.tickets) == (40, 313)
+        assert [local.ticket_steps(ticket) for ticket in (0, 38, 39)] == [8, 8, 1]
+        assert single.ticket_steps(312) == 1
+        assert local.lr_batch == single.batch_size == 32
+        for epoch in (0, 1, 17, 40):
+            assert local.lr(40 * epoch) == single.lr(313 * epoch)
+        assert local.lr(40 * 29 + 39.9) > local.lr(40 * 30)
+        assert "= 1 of 10 workers x 32 images x 8 local steps" in local.summary()
+    together = changed(recipe, strategy__name="local", strategy__local_steps=8)
+    assert together.batch_size == together.lr_batch == 320
+
+
+def test_an_outer_rule_makes_a_push_a_way_of_one_step() -> None:
+    """Which the server takes up without decay and by no momentum of the recipe's."""
+    asynchronous = changed(BASE, strategy__name="async")
+    assert asynchronous.server_optim == asynchronous.optim
+    way = changed(asynchronous, strategy__outer="sgd")
+    assert way.fingerprint != asynchronous.fingerprint
+    assert way.strategy.pushes_ways
+    assert (way.batch_size, way.steps_per_epoch) == (32, asynchronous.steps_per_epoch)
+    assert way.server_optim == Optim(momentum=0.0, nesterov=False, weight_decay=0.0)
 
 
 def test_the_fields_of_execution_are_there() -> None:

@@ -45,6 +45,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         rates={epoch: {} for epoch in epochs},
         workload=IMAGES,
         scores=partial(scores, IMAGES),
+        keep=lambda folder: {},
     )
 
 
