@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from lsgd.launch.options import LAUNCHERS
+
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "constraints.txt"
 
@@ -104,7 +106,7 @@ def test_wheel_launches(installed: Path, tmp_path: Path) -> None:
         words = ["k8s", "digits", "--kind", kind, "--image", "i", "--claim", "c", "--print"]
         assert "claimName: c" in output([launch, *words], cwd=tmp_path)
     usage = output([launch], cwd=tmp_path)
-    assert "horovodrun|k8s|local|mpirun|slurm|torchrun RECIPE" in usage
+    assert f"usage: python -m lsgd.launch {'|'.join(sorted(LAUNCHERS))} RECIPE" in usage
     done = finished([launch, "sbatch", "bs8k"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no launcher sbatch" in done.stderr
