@@ -31,13 +31,14 @@ from lsgd.errors import Preempted, Refused
 from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
 from lsgd.report.libraries import check_libraries
-from lsgd.study.launch import share_cores
 from lsgd.study.queue import submit
 from lsgd.study.reporting import write_report
 from lsgd.study.running import Work
-from lsgd.study.trials import Trial, ended, trials
+from lsgd.study.trials import trials
 from lsgd.study.words import StudyRequest, read_request
 from lsgd.supervise.signals import catch_stop_signals
+from lsgd.trials.launch import share_cores
+from lsgd.trials.trial import Trial, ended
 
 
 def study(argv: Sequence[str]) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lsgd.recipe.study import Study
 from lsgd.report import report
-from lsgd.study.trials import Trial, trials
+from lsgd.study.trials import trials
+from lsgd.trials.trial import Trial
 
 
 def report_folder(study: Study, everything: Sequence[Trial]) -> Path:

@@ -10,7 +10,7 @@ from lsgd.errors import Refused
 from lsgd.job.command import Parser
 from lsgd.launch.options import LAUNCHERS, read_options
 from lsgd.recipe.study import Study
-from lsgd.study.launch import TrialLauncher
+from lsgd.trials.launch import TrialLauncher
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from helpers.base_recipe import BASE, changed
 from helpers.studies import Place
 
 from lsgd.launch.options import read_options
-from lsgd.study.launch import TrialLauncher, share_cores
-from lsgd.study.trials import Trial
+from lsgd.trials.launch import TrialLauncher, share_cores
+from lsgd.trials.trial import Trial
 
 
 def trial_launcher(name: str, options: list[str]) -> TrialLauncher:

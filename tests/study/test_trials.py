@@ -6,7 +6,7 @@ import pytest
 
 from lsgd import config
 from lsgd.errors import Refused
-from lsgd.study.trials import Trial
+from lsgd.trials.trial import Trial
 
 
 def test_a_queue_that_does_not_answer_is_no_reason_to_train_twice(

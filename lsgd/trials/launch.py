@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lsgd.job.launcher import cores, detect
 from lsgd.launch.processes import count_processes, gpus_per_machine
-from lsgd.study.trials import Trial
+from lsgd.trials.trial import Trial
 
 
 @dataclass(frozen=True)
