@@ -30,6 +30,7 @@ COMMANDS = {
     },
     "Many runs": {
         "study": "train all the runs of a table or a figure, and report them",
+        "search": "find the best lr, width, … of a recipe, by trials",
         "report": "tables, figures and a page from run folders",
         "compare": "where two runs part: in their recipes and in their metrics",
     },

@@ -29,6 +29,7 @@ from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.fields import all_fields, concerns, group_of, values_before
 from lsgd.recipe.rehearsal import rehearsal
+from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
 
 EPILOG = """\
@@ -260,6 +261,36 @@ def load_study(name: str) -> Study:
     assert isinstance(study, Study)
     check_study(study, recipes())
     return study
+
+
+def load_search(name: str, *words: str) -> Search:
+    """The checked search `recipes/search/NAME.yaml`, changed by words such as `trials=60`.
+
+    Raises Refused. Whether the recipe takes the points of its space is another question.
+    """
+    if name not in searches():
+        raise Refused(f"+search={name} does not exist; {did_you_mean(name, searches())}")
+    values = _read_yaml(paths.recipes_dir() / "search" / f"{name}.yaml")
+    schema = OmegaConf.structured(Search)
+    OmegaConf.set_readonly(schema, None)
+    try:
+        given = OmegaConf.from_dotlist(list(words))
+        search = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
+    except YAMLError:
+        raise Refused(f"a value in {' '.join(words)} cannot be read; close its brackets") from None
+    except OmegaConfBaseException as error:
+        raise Refused(
+            f"search {name}: {_first_line(error)}; a search has {', '.join(SEARCH_FIELDS)}, as "
+            "recipes/README.md says"
+        ) from None
+    assert isinstance(search, Search)
+    check_search(search, recipes())
+    return search
+
+
+def searches() -> list[str]:
+    """Names of all shipped searches."""
+    return sorted(path.stem for path in (paths.recipes_dir() / "search").glob("*.yaml"))
 
 
 def studies() -> list[str]:

@@ -22,6 +22,7 @@ def make_network(recipe: Recipe) -> nn.Module:
         classes=recipe.data.classes,
         channels=recipe.data.channels,
         last_gamma=recipe.model.last_gamma,
+        hidden=recipe.model.hidden,
         seed=recipe.seed,
     )
     return model.to(DTYPES[recipe.precision], memory_format=layout(recipe))  # type: ignore[call-overload,no-any-return]
@@ -33,9 +34,12 @@ def layout(recipe: Recipe) -> torch.memory_format:
 
 
 def make_model(
-    name: str, *, classes: int, channels: int, last_gamma: float, seed: int
+    name: str, *, classes: int, channels: int, last_gamma: float, hidden: int = 120, seed: int
 ) -> nn.Module:
-    """The network `name`, initialised by the seed alone: the same weights on every process."""
+    """The network `name`, initialised by the seed alone: the same weights on every process.
+
+    `last_gamma` is of residual networks, `hidden` of LeNet-5.
+    """
     # Imported here, since torchvision takes a second and only what makes a network needs it.
     from lsgd.models.lenet import LeNet5
     from lsgd.models.small import SmallResNet
@@ -47,7 +51,7 @@ def make_model(
         "resnet101": partial(models.resnet101, num_classes=classes, norm_layer=norm),
         "resnet20": partial(SmallResNet, classes, channels=channels, blocks=3, width=16),
         "small_resnet": partial(SmallResNet, classes, channels=channels, blocks=1, width=8),
-        "lenet5": partial(LeNet5, classes, channels=channels),
+        "lenet5": partial(LeNet5, classes, channels=channels, hidden=hidden),
     }
     model: nn.Module = makers[name]()
     initialise(model, last_gamma=last_gamma, seed=seed)

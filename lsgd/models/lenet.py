@@ -6,18 +6,19 @@ from torch import Tensor, nn
 class LeNet5(nn.Module):
     """Two convolutions of 5 x 5 and three fully connected layers, for images of 28 x 28.
 
-    It has no BN. For 1 channel and 10 classes it has 61,706 parameters.
+    It has no BN. For 1 channel and 10 classes it has 61,706 parameters, with 120 units in the first
+    fully connected layer.
     """
 
-    def __init__(self, classes: int, *, channels: int) -> None:
+    def __init__(self, classes: int, *, channels: int, hidden: int = 120) -> None:
         super().__init__()
         # The padding makes the 32 x 32 of 1998 out of 28 x 28.
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.pool = nn.MaxPool2d(2)
         self.relu = nn.ReLU(inplace=True)
-        self.fc1 = nn.Linear(16 * 5 * 5, 120)
-        self.fc2 = nn.Linear(120, 84)
+        self.fc1 = nn.Linear(16 * 5 * 5, hidden)
+        self.fc2 = nn.Linear(hidden, 84)
         self.fc = nn.Linear(84, classes)
 
     def forward(self, images: Tensor) -> Tensor:

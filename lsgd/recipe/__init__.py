@@ -130,6 +130,8 @@ class Model:
     last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
     """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""
+    hidden: int = field(default=120, metadata=IMAGES | later(120) | at_least(1))
+    """The units of LeNet-5's first fully connected layer."""
     embedding: int = field(default=0, metadata=TEXT | at_least(1))
     """The numbers by which a word is represented."""
     width: int = field(default=0, metadata=TEXT | at_least(1))

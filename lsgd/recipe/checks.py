@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
-from lsgd.recipe import MODELS, Optim, Recipe
+from lsgd.recipe import MODELS, Model, Optim, Recipe
 from lsgd.recipe.fields import AUTO, concerns, default, limits, one_of
 from lsgd.recipe.strategies import StrategySettings
 
@@ -94,6 +94,11 @@ def _check_model(recipe: Recipe) -> None:
                 f"model={model} does not learn data.workload={workload}; write "
                 f"model={' or '.join(MODELS[workload])}"
             )
+    if model != "lenet5" and recipe.model.hidden != Model.hidden:
+        raise Refused(
+            f"model.hidden={recipe.model.hidden} is of model=lenet5, and this is model={model}; "
+            "leave it out"
+        )
 
 
 def _check_optim(optim: Optim) -> None:

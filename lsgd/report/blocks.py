@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lsgd.report.figures import Figure
+from lsgd.report.drawing import Figure
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lsgd.report.blocks import (
     Table,
 )
 from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision
-from lsgd.report.figures import Figure
+from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings
 from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder

@@ -1,16 +1,12 @@
-"""The figures, drawn with matplotlib: each a name, what it shows in words, and its SVG and PNG."""
+"""The figures of a report on runs, each with what it shows in words."""
 
-import io
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lsgd.recipe import TARGET_DATA
+from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, drawn
 from lsgd.report.findings import Findings
 from lsgd.report.groups import Group
 from lsgd.report.ladder import Ladder
@@ -22,102 +18,24 @@ from lsgd.run.rows import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
-INK = "#010203"
-"""The colour of lines and letters; in the page they take that of its text."""
-GROUND = "#fefdfe"
-"""The colour behind a figure; in the page a figure is transparent."""
-BLUE, RED, GREY = "#0072b2", "#d55e00", "#8a8a8a"
-COLOURS = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
 TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70)
 """The ticks of two decades on a logarithmic axis."""
 DASHES = ("-", "--", ":", "-.")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A drawn figure; `svg` and `png` are what its files have in them."""
-
-    name: str
-    title: str
-    alt: str
-    """A description of the figure, for readers who cannot see it."""
-    svg: str
-    png: bytes
-
-    @property
-    def inline(self) -> str:
-        """The SVG as part of a page: its ids are its own, its ink is the page's."""
-        svg = self.svg[self.svg.index("<svg") :]
-        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-        # In HTML an SVG needs no namespaces; without a size it is as wide as its place.
-        svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
-        svg = re.sub(r'<svg (.*?)width="[^"]*"(.*?)height="[^"]*"', r"<svg \1\2", svg, count=1)
-        svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
-        svg = re.sub(r"url\(#", f"url(#{self.name}-", svg)
-        svg = re.sub(r'xlink:href="#', f'href="#{self.name}-', svg)
-        return svg.replace(INK, "currentColor").replace(f"fill: {GROUND}", "fill: none")
-
-
 def draw(findings: Findings) -> list[Figure]:
     """All figures for which these findings have data."""
-    drawn = []
+    figures = []
     for index, ladder in enumerate(findings.ladders):
         name = "figure1" if index == 0 else f"figure1-{index + 1}"
-        drawn.append(_against_minibatch(name, ladder, findings))
-    drawn += _curves(findings)
+        figures.append(_against_minibatch(name, ladder, findings))
+    figures += _curves(findings)
     if findings.groups:
-        drawn.append(_learning_rates(findings.groups))
+        figures.append(_learning_rates(findings.groups))
     if any(speed.efficiency for speed in findings.speeds):
-        drawn.append(_scaling(findings.speeds, findings.things))
-    return drawn
-
-
-@contextmanager
-def _canvas(name: str, *, height: float = 3.0) -> Iterator[tuple["Canvas", "Axes"]]:
-    """An empty figure in our style, small enough for a telephone's screen."""
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
-
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.grid": True,
-        "grid.color": GREY,
-        "grid.alpha": 0.25,
-        "grid.linewidth": 0.5,
-        "lines.linewidth": 1.6,
-        "figure.facecolor": GROUND,
-        "axes.facecolor": "none",
-        "savefig.facecolor": GROUND,
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": name,  # the same findings make the same file
-        "text.color": INK,
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-    with matplotlib.rc_context(style):
-        canvas = Canvas(figsize=(4.4, height), layout="constrained")
-        yield canvas, canvas.add_subplot()
-
-
-def _figure(
-    name: str, title: str, alt: str, plot: Callable[["Axes"], None], height: float = 3.0
-) -> Figure:
-    with _canvas(name, height=height) as (canvas, axes):
-        plot(axes)
-        svg, png = io.StringIO(), io.BytesIO()
-        canvas.savefig(svg, format="svg", metadata={"Date": None})
-        canvas.savefig(png, format="png", dpi=220)
-    return Figure(name, title, alt, svg.getvalue(), png.getvalue())
+        figures.append(_scaling(findings.speeds, findings.things))
+    return figures
 
 
 def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
@@ -175,7 +93,7 @@ def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
     alt = f"{noun} against minibatch: " + ", ".join(
         f"{group.recipe.batch_size}: {spread(group)}" for group in groups
     )
-    return _figure(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
+    return drawn(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
 
 
 def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
@@ -191,12 +109,12 @@ def _curves(findings: Findings) -> list[Figure]:
     baseline = findings.baseline if findings.baseline and findings.baseline.runs else None
     shown = [group for group in findings.groups if group.runs and group is not baseline]
     names = Counter(group.recipe.name for group in shown)
-    drawn = []
+    figures = []
     for index, group in enumerate(shown or ([baseline] if baseline else [])):
         unique = names[group.recipe.name] <= 1
         name = f"curves-{group.recipe.name}" + ("" if unique else f"-{index + 1}")
-        drawn.append(_curve(name, group, baseline if shown else None, findings.metric))
-    return drawn
+        figures.append(_curve(name, group, baseline if shown else None, findings.metric))
+    return figures
 
 
 def _curve(name: str, group: Group, baseline: Group | None, metric: Metric) -> Figure:
@@ -212,7 +130,7 @@ def _curve(name: str, group: Group, baseline: Group | None, metric: Metric) -> F
         axes.figure.legend(loc="outside lower center", ncols=2)
 
     against = f" against {baseline.label}" if baseline else ""
-    return _figure(
+    return drawn(
         name,
         f"{group.label}{against}",
         f"Training and validation {metric.noun} of {group.label}{against}, by epoch",
@@ -253,7 +171,7 @@ def _learning_rates(groups: list[Group]) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.figure.legend(loc="outside lower center", ncols=2)
 
-    return _figure(
+    return drawn(
         "lr",
         "Learning rate",
         "Learning rate of each recipe by epoch",
@@ -298,4 +216,4 @@ def _scaling(speeds: list[Speed], things: str) -> Figure:
         axes.legend()
 
     alt = f"{things.capitalize()} per second against processes"
-    return _figure("scaling", f"{alt}; dotted: each as fast as the fewest", alt, plot)
+    return drawn("scaling", f"{alt}; dotted: each as fast as the fewest", alt, plot)

@@ -8,7 +8,7 @@ from html import escape
 
 from lsgd.report.blocks import Block, Content, Figures, Listing, Outcomes, Table, printable
 from lsgd.report.claims import FAILS, HOLDS, OPEN
-from lsgd.report.figures import Figure
+from lsgd.report.drawing import Figure
 
 STYLE = """
 :root {

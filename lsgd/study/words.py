@@ -3,14 +3,14 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
-from lsgd.launch.options import LAUNCHERS, read_options
+from lsgd.launch.options import LAUNCHERS
 from lsgd.recipe.study import Study
 from lsgd.trials.launch import TrialLauncher
+from lsgd.trials.words import add_options, read_launcher
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,7 @@ def _parser(about: str, *, lists_studies: bool) -> Parser:
         more = f"{more}\nstudies:\n{_catalogue()}"
     usage = "python -m lsgd.study +study=NAME [key=value ...] [options]"
     parser = Parser("lsgd.study", about, usage=usage, epilog=more)
-    parser.add_argument(
-        "--launch",
-        metavar="LAUNCHER",
-        default="local",
-        help="which launcher starts a trial (default local); options of its own may be given too, "
-        "such as --np 8",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        default=1,
-        help="trials at a time (default 1), with so many times fewer threads each",
-    )
-    parser.add_argument(
-        "--print",
-        action="store_true",
-        help="show what is done and the commands of the rest, and start nothing",
-    )
+    add_options(parser)
     return parser
 
 
@@ -65,12 +47,7 @@ def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
     # Every study is read for the help alone.
     parser = _parser(about, lists_studies=bool({"-h", "--help"} & set(argv)))
     options, rest = parser.parse_known_args(argv)
-    # launch/slurm.sh means slurm.
-    launcher = Path(options.launch).stem
-    if launcher not in LAUNCHERS:
-        known = ", ".join(sorted(LAUNCHERS))
-        raise Refused(f"--launch {launcher} does not exist; write one of {known}")
-    words, launcher_options, _ = read_options(launcher, rest)
+    words, launcher = read_launcher(options, rest)
     names: list[str] = []
     seed_lists: list[str] = []
     trial_words: list[str] = []
@@ -91,15 +68,12 @@ def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
         raise Refused("which study? Write one, for example +study=digits; --help lists them all")
     study = config.load_study(names[0])
     seeds = _seeds(seed_lists[-1], study) if seed_lists else study.seeds
-    if options.jobs < 1:
-        raise Refused(f"--jobs={options.jobs} is not a number of trials; write 1 or more")
-    if LAUNCHERS[launcher].submits and options.jobs > 1:
+    if LAUNCHERS[launcher.name].submits and options.jobs > 1:
         raise Refused(
-            f"{launcher} submits all trials, and the cluster decides how many run at a time; "
+            f"{launcher.name} submits all trials, and the cluster decides how many run at a time; "
             "leave out --jobs"
         )
-    trial_launcher = TrialLauncher(launcher, launcher_options)
-    return StudyRequest(study, seeds, trial_words, trial_launcher, options.jobs, options.print)
+    return StudyRequest(study, seeds, trial_words, launcher, options.jobs, options.print)
 
 
 def _seeds(text: str, study: Study) -> list[int]:

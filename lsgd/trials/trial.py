@@ -53,16 +53,21 @@ class Trial:
         return (self.recipe.epochs - done) * self.recipe.data.train_examples
 
     @property
+    def submitted(self) -> str | None:
+        """The number of the job that was last submitted for the trial."""
+        answer = self.job.read_text(encoding="utf-8") if self.job.exists() else ""
+        submitted = re.search(r"Submitted batch job (\d+)", answer)
+        return submitted[1] if submitted else None
+
+    @property
     def queued(self) -> str | None:
         """The job that was submitted for the trial, if it is waiting or running.
 
         Raises Refused if that cannot be found out, since the trial might be trained twice.
         """
-        answer = self.job.read_text(encoding="utf-8") if self.job.exists() else ""
-        submitted = re.search(r"Submitted batch job (\d+)", answer)
-        if not submitted:
+        job = self.submitted
+        if job is None:
             return None
-        job = submitted[1]
         question = ["squeue", "--noheader", "--format=%T", "--jobs", job]
         try:
             queue = subprocess.run(question, capture_output=True, text=True)

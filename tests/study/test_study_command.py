@@ -65,7 +65,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
         ("+study=small --np 2 --np", "--np has no value"),
         ("+study=small --launch mpirun --np 2 --gpus 2", "write one of them"),
         ("+study=small --np x", "--np is x, but must be a number"),
-        ("+study=small --jobs 0", "--jobs=0 is not a number of trials; write 1 or more"),
+        ("+study=small --jobs 0", "0 is not a whole number of 1 or more"),
         ("+study=small --jobs", "expected one argument"),
         ("+study=small --launch slurm --jobs 2", "leave out --jobs"),
     ],

@@ -1,0 +1,123 @@
+"""What a search has found, in the points.json of its folder, from which reports are made."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from lsgd import files
+from lsgd.errors import Refused
+from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.run import provenance
+from lsgd.search.point import Point, Values, best_of
+from lsgd.search.space import Space, words_of
+
+FILE = "points.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One search, as far as it has come."""
+
+    name: str
+    """Of its folder."""
+    title: str
+    command: str
+    sampler: str
+    budget: int
+    """The points that it is to try."""
+    epochs: int
+    """Of a point that is finished, all its seeds together."""
+    metric: Metric
+    points: list[Point]
+    best: list[float]
+    """The numbers of the best point with the seeds by which it is compared."""
+    default: list[float]
+    """The numbers of the recipe as it is with the same seeds, in the same order."""
+    start: dict[str, Any]
+    """Machine and versions of one of its runs."""
+
+    @property
+    def in_order(self) -> list[Point]:
+        """The points that have ended, first end first."""
+        ended = [point for point in self.points if point.ended]
+        return sorted(ended, key=lambda point: (point.ended, point.number))
+
+    @property
+    def trained(self) -> float:
+        """The share of the epochs of all points, had each been finished, that were trained."""
+        epochs = sum(max(point.reported, default=0) for point in self.points)
+        return epochs / (len(self.points) * self.epochs) if self.points else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """How long at least one point was at work; pauses between two commands do not count."""
+        spans = sorted((p.began, p.ended) for p in self.points if p.began and p.ended)
+        total, until = timedelta(), None
+        for began, ended in spans:
+            begins = max(began, until) if until else began
+            total += max(ended - begins, timedelta())
+            until = max(ended, until) if until else ended
+        return total.total_seconds()
+
+
+def record_of(space: Space, points: Sequence[Point], name: str, command: str) -> Record:
+    """What there is of a search, with the runs by which it is compared."""
+    search, best = space.search, best_of(points)
+    seeds = search.compared_seeds if best else []
+
+    def numbers(values: Values) -> list[float]:
+        runs = [trial.run for trial in space.trials(values, seeds)]
+        found = [run.number for run in runs if run and run.finished]
+        return found if len(found) == len(seeds) else []
+
+    run = space.trials(best.values, search.seeds[:1])[0].run if best else None
+    return Record(
+        name,
+        search.title,
+        command,
+        search.sampler,
+        search.points,
+        space.recipe({}).epochs * len(search.seeds),
+        run.metric if run else TOP1,
+        list(points),
+        numbers(best.values) if best else [],
+        numbers({}),
+        run.start if run else {},
+    )
+
+
+def save(record: Record, folder: Path) -> None:
+    """Write the record; the tuned words are in it too, which a study may train with."""
+    best = best_of(record.points)
+    values = asdict(record) | {
+        "metric": record.metric.name,
+        "tuned": words_of(best.values) if best else None,
+        "lsgd": provenance.version(),
+    }
+    with files.whole(folder / FILE) as file:
+        file.write(json.dumps(values, indent=1, default=str).encode() + b"\n")
+
+
+def load(folder: Path) -> Record:
+    """The record in the folder of a search; raises Refused if there is none."""
+    try:
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        del values["tuned"], values["lsgd"]
+        values["metric"] = METRICS[values["metric"]]
+        values["points"] = [_point(each) for each in values["points"]]
+        return Record(**values)
+    except (OSError, ValueError, LookupError, TypeError):
+        raise Refused(
+            f"{folder} has no {FILE} of a search; write the folder of one, such as "
+            "runs/searches/digits"
+        ) from None
+
+
+def _point(values: dict[str, Any]) -> Point:
+    for key in ("began", "ended"):
+        values[key] = values[key] and datetime.fromisoformat(values[key])
+    values["reported"] = {int(step): value for step, value in values["reported"].items()}
+    return Point(**values)

@@ -1,0 +1,271 @@
+"""The page on a search, or on several of one space: README.md, index.html and figures."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, quantiles, stdev
+from typing import TYPE_CHECKING
+
+from lsgd import files
+from lsgd.recipe.search import Value
+from lsgd.report import markdown, page
+from lsgd.report.blocks import Block, Content, Figures, Section, Table
+from lsgd.report.drawing import COLOURS, GREY, Figure, drawn
+from lsgd.report.wording import NONE, count
+from lsgd.rules.metric import Metric
+from lsgd.search.point import FAILED, FINISHED, PRUNED, Point, best_of
+from lsgd.search.record import Record
+from lsgd.search.space import in_short
+from lsgd.trials.attempt import duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 10
+"""The best points that are listed."""
+PARTS = 8
+"""The parts of a range in each of which the lowest value is joined by a line."""
+
+
+def write_page(records: Sequence[Record], out: Path, command: str) -> None:
+    """Write the page on these searches, all of one metric, into a folder that is there."""
+    figures = _figures(records)
+    content = _content(records, figures, command)
+    written = {
+        "index.html": page.render(content).encode(),
+        **{f"{figure.name}.svg": figure.svg.encode() for figure in figures},
+        **{f"{figure.name}.png": figure.png for figure in figures},
+        "README.md": markdown.render(content).encode(),
+    }
+    for name, data in written.items():
+        with files.whole(out / name) as file:
+            file.write(data)
+
+
+def _content(records: Sequence[Record], figures: list[Figure], command: str) -> Content:
+    first, metric = records[0], records[0].metric
+    points = [point for record in records for point in record.points]
+    states = Counter(point.state for point in points)
+    told = ", ".join(f"{states[state]} {state}" for state in states)
+    lead = [
+        f"{count(len(points), 'point')} of {sum(record.budget for record in records)}: {told}. A "
+        f"point's value is the {metric.definition}, and the lower, the better."
+    ]
+    best = best_of(points)
+    if best and best.value is not None:
+        lead.append(f"Best: {in_short(best.values)}, {metric.named(best.value)}.")
+    sections = [Section("Found", [Figures(figures), _best_table(points, metric)])] if best else []
+    if any(record.best and record.default for record in records):
+        sections.insert(0, Section("Default against best", [*_comparison(records)]))
+    sections.append(Section("Time", [_time_table(records)]))
+    failed = [point for point in points if point.state == FAILED]
+    if failed:
+        rows = [[in_short(point.values), point.why] for point in failed]
+        sections.append(Section("Failed", [Table(["point", "why"], rows)]))
+    sections.append(Section("How it was made", [_versions(first), f"`{command}`"]))
+    return Content(first.title, lead, sections)
+
+
+def _comparison(records: Sequence[Record]) -> list[Block]:
+    """Each search's best point against the recipe as it is, with seeds that chose neither."""
+    rows = []
+    for record in records:
+        best = best_of(record.points)
+        if best is None or not record.best or not record.default:
+            continue
+        reductions = reduction(record)
+        rows.append(
+            [
+                f"{record.name}: {in_short(best.values)}",
+                _spread(record.default),
+                _spread(record.best),
+                f"{100 * reductions[0]:.1f} ± {100 * reductions[1]:.1f} %",
+                str(len(record.best)),
+            ]
+        )
+    metric = records[0].metric
+    head = ["best point", metric.heading("recipe as it is"), metric.heading("best"), "less by"]
+    return [
+        Table([*head, "seeds"], rows),
+        "Mean ± standard deviation over seeds with which nothing was chosen; less by: the mean, "
+        "over these seeds, of the part of the recipe's own value that the best point saves.",
+    ]
+
+
+def reduction(record: Record) -> tuple[float, float]:
+    """By what share the best point is below the recipe as it is: mean and standard deviation over
+    the seeds by which they are compared."""
+    shares = [1 - best / own for best, own in zip(record.best, record.default, strict=True)]
+    return fmean(shares), stdev(shares) if len(shares) > 1 else math.nan
+
+
+def _spread(numbers: Sequence[float]) -> str:
+    std = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.2f}{std}"
+
+
+def _best_table(points: Sequence[Point], metric: Metric) -> Table:
+    finished = {
+        tuple(point.values.items()): point for point in points if point.value is not None
+    }  # each once
+    order = sorted(finished.values(), key=lambda point: point.value or 0.0)[:SHOWN]
+    keys = list(order[0].values)
+    return Table(
+        ["", *keys, metric.heading(metric.words)],
+        [
+            [
+                str(place),
+                *(_short(point.values[key]) for key in keys),
+                f"{point.value:.2f}",
+            ]
+            for place, point in enumerate(order, 1)
+        ],
+    )
+
+
+def _short(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _time_table(records: Sequence[Record]) -> Table:
+    rows = []
+    for record in records:
+        ended = len(record.in_order)
+        hour = f"{3600 * ended / record.seconds:.0f}" if record.seconds else NONE
+        pruned = sum(point.state == PRUNED for point in record.points)
+        at_work = sum(
+            (p.ended - p.began).total_seconds() for p in record.points if p.began and p.ended
+        )
+        at_a_time = f"{at_work / record.seconds:.1f}" if record.seconds else NONE
+        saved = f"{100 * (1 - record.trained):.0f} %"
+        row = [record.name, str(ended), str(pruned), saved, duration(record.seconds)]
+        rows.append([*row, hour, at_a_time])
+    head = ["search", "points", "given up", "epochs saved", "took", "points per hour", "at a time"]
+    return Table(head, rows)
+
+
+def _versions(record: Record) -> str:
+    start = record.start
+    known = [f"{key} {start[key]}" for key in ("python", "torch", "device") if key in start]
+    return "Runs: " + (", ".join(known) or "none yet") + "."
+
+
+def _figures(records: Sequence[Record]) -> list[Figure]:
+    if not any(point.state == FINISHED for record in records for point in record.points):
+        return []
+    figures = [_best_so_far(records)]
+    if figure := _against(records):
+        figures.append(figure)
+    return figures
+
+
+def _best_so_far(records: Sequence[Record]) -> Figure:
+    metric = records[0].metric
+    groups: dict[str, list[list[float]]] = {}
+    for record in records:
+        groups.setdefault(record.sampler, []).append(best_so_far(record.in_order))
+
+    def plot(axes: "Axes") -> None:
+        for colour, (sampler, lines) in zip(_colours(), groups.items(), strict=False):
+            middle, low, high = spread_of(lines)
+            x = range(1, len(middle) + 1)
+            label = sampler if len(lines) == 1 else f"{sampler}, {len(lines)} searches"
+            axes.plot(x, middle, color=colour, label=label)
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+        finite = [v for lines in groups.values() for line in lines for v in line if v < math.inf]
+        best = min(finite)
+        # What the first points came to would hide what the later ones gain.
+        axes.set_ylim(0.95 * best, min(max(finite), 2 * best))
+        axes.set_xlabel("points")
+        axes.set_ylabel(metric.heading(f"lowest {metric.words} so far"))
+        axes.legend()
+
+    several = max(map(len, groups.values())) > 1
+    title = "Best so far" + (": median and interquartile range" if several else "")
+    return drawn("best", title, f"{title}, by the number of points", plot)
+
+
+def best_so_far(points: Iterable[Point]) -> list[float]:
+    """After each point the lowest value until then, infinite before the first."""
+    lowest, line = math.inf, []
+    for point in points:
+        lowest = min(lowest, point.value if point.value is not None else math.inf)
+        line.append(lowest)
+    return line
+
+
+def spread_of(lines: Sequence[Sequence[float]]) -> tuple[list[float], list[float], list[float]]:
+    """Median, lower and upper quartile of these lines at each of their places, as far as all go.
+
+    >>> spread_of([[3.0, 2.0], [5.0, 1.0], [4.0, 4.0]])
+    ([4.0, 2.0], [3.5, 1.5], [4.5, 3.0])
+    """
+    middle, low, high = [], [], []
+    for values in zip(*lines, strict=False):
+        if len(values) == 1 or math.inf in values:
+            quarters = [sorted(values)[len(values) // 2]] * 3
+        else:
+            quarters = quantiles(values, n=4, method="inclusive")
+        low.append(quarters[0])
+        middle.append(quarters[1])
+        high.append(quarters[2])
+    return middle, low, high
+
+
+def _against(records: Sequence[Record]) -> Figure | None:
+    """The values against the field that varies most, with a line for each choice of another."""
+    points = [p for record in records for p in record.points if p.value is not None]
+    ranged = [key for key, value in points[0].values.items() if isinstance(value, float)]
+    if not ranged:
+        return None
+    key, metric = ranged[0], records[0].metric
+    several = [
+        other
+        for other in points[0].values
+        if 1 < len({repr(point.values[other]) for point in points}) <= len(COLOURS)
+    ]
+    x = [float(point.values[key]) for point in points]
+    log = min(x) > 0 and max(x) > 20 * min(x)
+    lines: dict[Value, list[Point]] = {}
+    for point in points:
+        lines.setdefault(point.values[several[0]] if several else "", []).append(point)
+
+    def plot(axes: "Axes") -> None:
+        for colour, which in zip(_colours(), sorted(lines, key=_order), strict=False):
+            xy = [(float(p.values[key]), p.value or 0.0) for p in lines[which]]
+            label = f"{several[0].rpartition('.')[2]} {_short(which)}" if several else None
+            axes.plot(*zip(*xy, strict=True), ls="", marker="o", ms=3, color=colour, alpha=0.5)
+            axes.plot(*zip(*lowest(xy, log=log), strict=True), color=colour, label=label)
+        if log:
+            axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="minor", labelsize=7)
+        axes.set_xlabel(key)
+        axes.set_ylabel(metric.heading(metric.words))
+        if several:
+            axes.legend()
+
+    title = f"{metric.noun.capitalize()} against {key}"
+    return drawn("values", f"{title}; lines: the lowest nearby", title, plot)
+
+
+def _order(value: Value) -> tuple[bool, float, str]:
+    return (isinstance(value, str), 0.0 if isinstance(value, str) else float(value), str(value))
+
+
+def lowest(xy: Sequence[tuple[float, float]], *, log: bool) -> list[tuple[float, float]]:
+    """The lowest of these in each part of their range, in order."""
+    scale: Callable[[float], float] = math.log if log else float
+    low, high = scale(min(x for x, _ in xy)), scale(max(x for x, _ in xy))
+    parts: dict[int, tuple[float, float]] = {}
+    for x, y in xy:
+        part = int(PARTS * (scale(x) - low) / (high - low)) if high > low else 0
+        parts[part] = min(parts.get(part, (x, y)), (x, y), key=lambda each: each[1])
+    return sorted(parts.values())
+
+
+def _colours() -> list[str]:
+    return [*COLOURS, GREY]
