@@ -74,7 +74,8 @@ def search(argv: Sequence[str]) -> int:
     say(f"{folder}: {controller.budget} points, {done} of them tried")
     controller.search(request.jobs)
     if not signals:
-        controller.compare(compared(request, engine.points()), request.jobs)
+        for name, trials in compared(request, engine.points()).items():
+            controller.compare(name, trials, request.jobs)
     finish(request, engine.points(), folder)
     if signals:
         say("stopped; the same command goes on")
@@ -82,13 +83,16 @@ def search(argv: Sequence[str]) -> int:
     return 0
 
 
-def compared(request: SearchRequest, points: Sequence[Point]) -> list[Trial]:
+def compared(request: SearchRequest, points: Sequence[Point]) -> dict[str, list[Trial]]:
     """The runs by which the best point is held against the recipe as it is."""
+    space, seeds = request.space, request.space.search.compared_seeds
     best = best_of(points)
-    seeds = request.space.search.compared_seeds
     if best is None:
-        return []
-    return [*request.space.trials(best.values, seeds), *request.space.trials({}, seeds)]
+        return {}
+    return {
+        "the best point": space.trials(best.values, seeds),
+        "the recipe as it is": space.trials({}, seeds),
+    }
 
 
 def finish(request: SearchRequest, points: Sequence[Point], folder: Path) -> None:

@@ -79,13 +79,16 @@ class Controller:
         if self.refusal:
             raise self.refusal
 
-    def compare(self, trials: Sequence[Trial], jobs: int) -> None:
+    def compare(self, name: str, trials: Sequence[Trial], jobs: int) -> None:
         """Train what is left of these, so many at a time; says what has failed."""
 
         def finish(trial: Trial) -> None:
-            outcome = self._finish(trial, Stop(self.signals), lambda what: say(f"{trial}: {what}"))
-            if outcome:
-                say(f"{trial}: {outcome}")
+            who = f"{name}, seed {trial.recipe.seed}"
+            why = self._finish(trial, Stop(self.signals), lambda what: say(f"{who}: {what}"))
+            if why:
+                say(f"{who}: {why}")
+            elif (run := trial.run) and run.finished:
+                say(f"{who}: {run.metric.named(run.number)}")
 
         with ThreadPoolExecutor(jobs) as pool:
             for future in [pool.submit(finish, trial) for trial in trials]:

@@ -223,7 +223,10 @@ def _against(records: Sequence[Record]) -> Figure | None:
     several = [
         other
         for other in points[0].values
-        if 1 < len({repr(point.values[other]) for point in points}) <= len(COLOURS)
+        if other != key
+        and 1
+        < len({repr(point.values[other]) for point in points})
+        <= min(len(COLOURS), len(points) // 2)
     ]
     x = [float(point.values[key]) for point in points]
     log = min(x) > 0 and max(x) > 20 * min(x)
