@@ -125,7 +125,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of lsgd with small studies, and in bin/ an mpirun whose trials train nothing."""
+    """A copy of lsgd with small studies and a search; the trials of its mpirun train nothing."""
     folder = tmp_path_factory.mktemp("installation")
     for name in ("lsgd", "conf", "recipes", "data/digits"):
         shutil.copytree(REPOSITORY / name, folder / name)
@@ -138,6 +138,12 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"# Hardware: any.\ntitle: {name}\nquestion: Does it work?\nsource: tests\n"
             f"baseline: digits\nseeds: {seeds}\nentries:\n{entries}"
         )
+    (folder / "recipes/search/small.yaml").write_text(
+        "# Hardware: any.\ntitle: small\nrecipe: digits\n"
+        "words: [epochs=4, schedule.warmup_epochs=1, 'schedule.milestones=[3]']\n"
+        "space:\n  schedule.reference_lr: {from: 1e-4, to: 1, scale: log, steps: 3}\n"
+        "  optim.momentum: {choices: [0.5, 0.9]}\ntrials: 6\nsampler: random\n"
+    )
     trial = Path(__file__).parent / "helpers/small_trial.py"
     mpirun = folder / "bin/mpirun"
     mpirun.parent.mkdir()

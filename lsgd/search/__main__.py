@@ -34,13 +34,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lsgd.errors import Preempted
 from lsgd.files import new_folder
 from lsgd.job.command import run_alone
 from lsgd.report.libraries import check_libraries
 from lsgd.search.controller import Controller, say
-from lsgd.search.engine import Engine
 from lsgd.search.folder import locked, open_folder
 from lsgd.search.places import place_for
 from lsgd.search.point import RUNNING, Point, best_of
@@ -52,6 +52,9 @@ from lsgd.supervise.signals import catch_stop_signals
 from lsgd.trials.launch import share_cores
 from lsgd.trials.trial import Trial, ended
 
+if TYPE_CHECKING:
+    from lsgd.search.engine import Engine
+
 
 def search(argv: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit code, which is 0 once every point is tried."""
@@ -61,6 +64,9 @@ def search(argv: Sequence[str]) -> int:
     request.space.check()
     place = place_for(request.launcher)
     check_libraries()
+    # Only now, so that --help does without Optuna.
+    from lsgd.search.engine import Engine
+
     folder = open_folder(request.space)
     engine = Engine(request.space.search, folder, request.storage)
     if request.prints:
@@ -121,7 +127,7 @@ def report(request: ReportRequest) -> int:
     return 0
 
 
-def show(request: SearchRequest, engine: Engine, folder: Path) -> None:
+def show(request: SearchRequest, engine: "Engine", folder: Path) -> None:
     """Print what has become of each point, and the commands of those that are not finished."""
     points = engine.points()
     print(f"# {folder}: {request.space.search.points} points, {len(points)} of them begun")

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from lsgd.errors import NotSaved, Preempted, Refused
 from lsgd.recipe.search import Value
 from lsgd.run.read import Run
 from lsgd.run.rows import number, read_rows
-from lsgd.search.engine import Engine
 from lsgd.search.folder import lock, locked
 from lsgd.search.places import Place, Stop
 from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING
@@ -21,6 +20,9 @@ from lsgd.search.space import Space, in_short
 from lsgd.supervise.logbook import Taken
 from lsgd.trials.attempt import duration, failure
 from lsgd.trials.trial import Trial, ended
+
+if TYPE_CHECKING:
+    from lsgd.search.engine import Engine
 
 POLL = 0.25
 """Seconds between looks at what the trials have written."""
@@ -50,7 +52,7 @@ class Controller:
     """What one process does for a search; others may do the same in the same folder."""
 
     def __init__(
-        self, space: Space, engine: Engine, place: Place, folder: Path, signals: Sequence[int]
+        self, space: Space, engine: "Engine", place: Place, folder: Path, signals: Sequence[int]
     ) -> None:
         self.space, self.engine, self.place = space, engine, place
         self.folder, self.signals = folder, signals
@@ -153,8 +155,8 @@ class Controller:
 
         A crash is no failure yet; raises Refused for what another trial would be told too.
         """
-        crashes, announced = 0, False
-        while not stop and not ended(trial.run):
+        crashes, announced, run = 0, False, trial.run
+        while not stop and not ended(run):
             try:
                 ending = self.place.train(trial, stop, say)
             except Taken:
@@ -165,7 +167,8 @@ class Controller:
                 continue
             except OSError as error:
                 raise Refused(f"{trial} cannot be started ({error}); mend that first") from None
-            if ending is None or ending.code == Preempted.exit_code or ended(trial.run):
+            run = trial.run
+            if ending is None or ending.code == Preempted.exit_code or ended(run):
                 continue
             why = failure(trial, ending)
             if ending.code in (Refused.exit_code, NotSaved.exit_code):
@@ -174,7 +177,6 @@ class Controller:
             if crashes == CRASHES:
                 return why
             say(f"{why}; started once more")
-        run = trial.run
         return run.state if run and run.diverged is not None else ""
 
     def _watch(self, job: Job) -> None:

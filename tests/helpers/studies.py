@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from lsgd.job import members
 from lsgd.run.rows import read_rows
 
 TRIALS = Path("runs/trials")
@@ -32,11 +34,11 @@ class Place:
             "SMALL_TRIALS": json.dumps(plan), "OMP_NUM_THREADS": "1", "PATH": self.path,
         }  # fmt: skip
 
-    def start(self, *words: str, **plan: str) -> "subprocess.Popen[str]":
-        """Start a study; the plan says what happens to trials."""
+    def start(self, *words: str, command: str = "study", **plan: str) -> "subprocess.Popen[str]":
+        """Start a study, or another command of lsgd; the plan says what happens to trials."""
         self.begun.append(
             subprocess.Popen(
-                [sys.executable, "-m", "lsgd.study", *words],
+                [sys.executable, "-m", f"lsgd.{command}", *words],
                 cwd=self.folder,
                 env=self.environment(**plan),
                 stdout=subprocess.PIPE,
@@ -46,9 +48,9 @@ class Place:
         )
         return self.begun[-1]
 
-    def run(self, *words: str, **plan: str) -> tuple[int, str]:
-        """A study run to its end: its exit code and what it said."""
-        job = self.start(*words, **plan)
+    def run(self, *words: str, command: str = "study", **plan: str) -> tuple[int, str]:
+        """A study run to its end, or another command: its exit code and what it said."""
+        job = self.start(*words, command=command, **plan)
         said, _ = job.communicate(timeout=200)
         return job.returncode, said
 
@@ -77,6 +79,18 @@ class Place:
     def epochs_of_all(self) -> list[list[int]]:
         """The same of every trial that has a folder."""
         return [self.epochs(folder) for folder in (self.folder / TRIALS).glob("*[0-9a-f]/")]
+
+
+@contextmanager
+def opened(folder: Path, installation: Path) -> Iterator[Place]:
+    """The place, which leaves nothing running."""
+    place = Place(folder, installation)
+    yield place
+    for job in place.begun:
+        job.kill()
+        job.communicate()
+    for trial in (folder / TRIALS).glob("*"):
+        members.stop(trial)
 
 
 def until(condition: Callable[[], object], seconds: float = 60) -> None:

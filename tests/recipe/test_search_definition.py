@@ -1,0 +1,108 @@
+"""What a search may be: its space, its grid, and the sentences for what makes none."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lsgd import config, paths
+from lsgd.errors import Refused
+from lsgd.recipe.search import Choices, Pruning, Range, Search, check_search
+from lsgd.search.space import Space
+
+SEARCH = Search("one", "One", "digits", {"optim.momentum": {"from": 0.1, "to": 0.9}}, trials=3)
+RANGE = {"from": 0.1, "to": 0.9}
+
+
+@pytest.mark.parametrize("name", config.searches())
+def test_every_shipped_search_suits_its_recipe(name: str) -> None:
+    for sampler in ("tpe", "grid"):
+        Space(config.load_search(name, f"sampler={sampler}"), []).check()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"name": "a/b"}, "does not make a folder's name"),
+        ({"recipe": "digit"}, "the recipe digit, which does not exist; did you mean digits?"),
+        ({"space": {}}, "has an empty space; write at least one field"),
+        ({"space": {"seed": 3}}, "space.seed=3 is no space; write {from: …, to: …} or {choices"),
+        ({"space": {"seed": {}}}, "is no space"),
+        ({"space": {"a": {"form": 1}}}, "space.a has 'form'; did you mean from?"),
+        ({"space": {"a": {"choices": []}}}, "is no list of choices"),
+        ({"space": {"a": {"choices": [1], "from": 1}}}, "write {choices: [a, b]} alone"),
+        ({"space": {"a": {"choices": [1, 1]}}}, "has a choice twice, in [1, 1]"),
+        ({"space": {"a": {"choices": [[1]]}}}, "has the choice [1]; write numbers, texts, true or"),
+        ({"space": {"a": {"from": 1}}}, "space.a.to is missing; write one, such as 0.01"),
+        ({"space": {"a": {"from": "x", "to": 2}}}, "space.a.from is 'x', which is no number"),
+        ({"space": {"a": {"from": True, "to": 2}}}, "is True, which is no number"),
+        ({"space": {"a": {"from": 0, "to": float("inf")}}}, "is inf, which is no number"),
+        ({"space": {"a": {"from": 2, "to": 1}}}, "goes from 2 to 1; write the smaller number as"),
+        ({"space": {"a": RANGE | {"scale": "ln"}}}, "scale=ln is unknown; write linear or log"),
+        ({"space": {"a": {"from": 0, "to": 1, "scale": "log"}}}, "begins at 0, which has no logar"),
+        ({"space": {"a": RANGE | {"steps": 1}}}, "steps=1 makes no grid; write a whole number"),
+        ({"trials": 0}, "trials is too small; write 1"),
+        ({"sampler_seed": -1}, "sampler_seed is too small; write 0"),
+        ({"sampler": "cma"}, "sampler=cma is unknown; write one of grid, random, tpe, gp"),
+        ({"sampler": "grid"}, "sampler=grid needs the number of values of optim.momentum; write"),
+        ({"seeds": []}, "has seeds=[]; write different numbers"),
+        ({"seeds": [1, 1]}, "has seeds=[1, 1]; write different numbers"),
+        ({"compared_seeds": [0]}, "not among seeds=[0], by which the best point is chosen"),
+        ({"prune": Pruning("mean")}, "prune.rule=mean is unknown; write median or"),
+        ({"prune": Pruning("median", after_epochs=0)}, "write 0 or more, and 1 or more"),
+    ],
+)  # fmt: skip
+def test_a_search_that_makes_no_sense(wrong: dict, sentence: str) -> None:
+    check_search(SEARCH, config.recipes())
+    with pytest.raises(Refused, match=re.escape(sentence)) as refused:
+        check_search(replace(SEARCH, **wrong), config.recipes())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("titel: a\n", "search mine: Key 'titel' not in 'Search'"),
+        ("title: a\n", "search mine: "),
+        ("seeds: [a]\n", "search mine: Value 'a' of type 'str' could not be converted"),
+    ],
+)
+def test_a_file_that_is_no_search(
+    file: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search/mine.yaml").write_text(file)
+    monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path)
+    with pytest.raises(Refused, match=re.escape(sentence)) as refused:
+        config.load_search("mine")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(Refused, match=r"\+search=min does not exist; did you mean mine\?"):
+        config.load_search("min")
+
+
+def test_a_grid_has_its_ends_as_they_are_written() -> None:
+    """1e-4 times a power of ten is 1e-3 only nearly, and a fingerprint would be another."""
+    lr = Range("schedule.reference_lr", 1e-4, 1.0, True, 5)
+    assert lr.grid[0] == 1e-4
+    assert lr.grid[-1] == 1.0
+    assert lr.grid[1:-1] == pytest.approx([1e-3, 1e-2, 1e-1])
+    assert Range("optim.momentum", 0.0, 1.0, False, 3).grid == [0.0, 0.5, 1.0]
+    assert Range("workers", 1, 3, False, 9).grid == [1, 2, 3]
+    assert Choices("a", ["x", "y"]).grid == ["x", "y"]
+
+
+def test_only_a_field_of_whole_numbers_is_searched_in_whole_numbers() -> None:
+    space = {"workers": {"from": 1, "to": 4}, "optim.momentum": {"from": 0, "to": 1}}
+    workers, momentum = replace(SEARCH, space=space).dimensions
+    assert workers.whole
+    assert not momentum.whole
+    assert type(momentum.low) is float
+
+
+def test_a_grid_has_no_more_points_than_it_has() -> None:
+    space = {"optim.momentum": RANGE | {"steps": 3}, "workers": {"choices": [1, 2]}}
+    grid = replace(SEARCH, space=space, sampler="grid")
+    assert replace(grid, trials=40).points == 6
+    assert replace(grid, trials=4).points == 4
+    assert replace(grid, sampler="tpe", trials=40).points == 40
