@@ -17,6 +17,10 @@ class Entry:
     """The name of the row in the table, such as "gradual warmup"."""
     like: str | None = None
     """The recipe of the paper that this one stands for, at a smaller scale."""
+    search: str | None = None
+    """The folder in runs/searches whose best point the recipe is trained with."""
+    words: list[str] = field(default_factory=list)
+    """The words of that point, once lsgd.run.tuned has looked; no file has them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,12 @@ def check_study(study: Study, recipes: list[str]) -> None:
             raise Refused(
                 f"study {study.name} compares {name}, which is not among its entries; write one of "
                 f"{', '.join(trained)}"
+            )
+    for entry in study.entries:
+        if entry.words:
+            raise Refused(
+                f"study {study.name} has words for {entry.recipe}; write a recipe with them, or "
+                "the search that has found them"
             )
     if len(set(trained)) < len(trained):
         raise Refused(f"study {study.name} has a recipe twice; write each entry once")

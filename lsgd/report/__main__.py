@@ -17,6 +17,7 @@ from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
 from lsgd.report.folder import report
 from lsgd.report.results import write_table
+from lsgd.run.tuned import tune
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def write(argv: Sequence[str]) -> None:
         return
     if not options.runs:
         raise Refused("no run is given; write run folders, or folders that have them")
-    study = config.load_study(options.study) if options.study else None
+    study = tune(config.load_study(options.study)) if options.study else None
     out = report(options.runs, study, options.out)
     print((out / "README.md").read_text(encoding="utf-8"))
     print(f"{out / 'index.html'}")

@@ -32,6 +32,7 @@ from lsgd.report.wording import (
 )
 from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.rows import Row
+from lsgd.run.tuned import SEARCHES
 
 
 def compose(
@@ -49,6 +50,7 @@ def compose(
         Section("Verdict", _verdict(findings)),
         Section(findings.metric.plural.capitalize(), _numbers(findings)),
         Section("Figures", _figures(figures, findings.metric)),
+        Section("Tuned", _tuned(findings)),
         Section("Speed", _speeds(findings)),
         Section("Left out", _left_out(findings)),
         Section("What next", _next(findings, trains)),
@@ -282,6 +284,17 @@ def _speeds(findings: Findings) -> list[Block]:
         "Median over all epochs of all runs, as they were made: a machine that did other work too "
         f"was slower. Efficiency: {unit} per process against the fewest processes there are.",
     ]
+
+
+def _tuned(findings: Findings) -> list[Block]:
+    """Which entries of the study a search has tuned, and with what."""
+    entries = findings.study.entries if findings.study else []
+    items = [
+        f"{entry.label}: `{' '.join(entry.words)}`, the best point of `{SEARCHES / entry.search}`"
+        for entry in entries
+        if entry.search
+    ]
+    return [Listing(items)] if items else []
 
 
 def _left_out(findings: Findings) -> list[Block]:

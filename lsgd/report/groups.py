@@ -132,7 +132,7 @@ def group_study(
     study: Study, runs: Sequence[Run], words: Sequence[str]
 ) -> tuple[list[Group], list[LeftOut]]:
     """A group for each entry of the study, changed by these words, and the folders left out."""
-    wanted = {entry.recipe: shipped(entry.recipe, *words) for entry in study.entries}
+    wanted = {entry.recipe: shipped(entry.recipe, *words, *entry.words) for entry in study.entries}
     names = {_key(recipe): name for name, recipe in wanted.items()}
     ours: dict[str, list[Run]] = {name: [] for name in wanted}
     left_out, considered = [], []

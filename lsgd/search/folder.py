@@ -10,12 +10,8 @@ from typing import IO, Any
 
 from lsgd import config, files
 from lsgd.errors import Refused
+from lsgd.run.tuned import DEFINITION, SEARCHES
 from lsgd.search.space import Space
-
-ROOT = Path("runs/searches")
-DEFINITION = "search.json"
-"""The file that says what is searched, and how."""
-JOURNAL = "journal.log"
 
 
 def definition(space: Space) -> dict[str, Any]:
@@ -42,8 +38,8 @@ def folder_of(space: Space) -> Path:
 
     name = space.search.name
     if essence(space) == essence(Space(config.load_search(name), [])):
-        return ROOT / name
-    return ROOT / f"{name}-{hashlib.sha256(essence(space).encode()).hexdigest()[:8]}"
+        return SEARCHES / name
+    return SEARCHES / f"{name}-{hashlib.sha256(essence(space).encode()).hexdigest()[:8]}"
 
 
 def open_folder(space: Space) -> Path:

@@ -9,7 +9,7 @@ from lsgd.recipe.search import Value
 Values = Mapping[str, Value]
 """What a point says of each field of the space."""
 
-RUNNING, FINISHED, PRUNED, FAILED = "running", "finished", "pruned", "failed"
+STATES = FINISHED, PRUNED, FAILED, RUNNING = "finished", "pruned", "failed", "running"
 
 
 @dataclass(frozen=True)

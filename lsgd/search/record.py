@@ -11,10 +11,9 @@ from lsgd import files
 from lsgd.errors import Refused
 from lsgd.rules.metric import METRICS, TOP1, Metric
 from lsgd.run import provenance
+from lsgd.run.tuned import POINTS
 from lsgd.search.point import Point, Values, best_of
 from lsgd.search.space import Space, words_of
-
-FILE = "points.json"
 
 
 @dataclass(frozen=True)
@@ -97,21 +96,21 @@ def save(record: Record, folder: Path) -> None:
         "tuned": words_of(best.values) if best else None,
         "lsgd": provenance.version(),
     }
-    with files.whole(folder / FILE) as file:
+    with files.whole(folder / POINTS) as file:
         file.write(json.dumps(values, indent=1, default=str).encode() + b"\n")
 
 
 def load(folder: Path) -> Record:
     """The record in the folder of a search; raises Refused if there is none."""
     try:
-        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        values = json.loads((folder / POINTS).read_text(encoding="utf-8"))
         del values["tuned"], values["lsgd"]
         values["metric"] = METRICS[values["metric"]]
         values["points"] = [_point(each) for each in values["points"]]
         return Record(**values)
     except (OSError, ValueError, LookupError, TypeError):
         raise Refused(
-            f"{folder} has no {FILE} of a search; write the folder of one, such as "
+            f"{folder} has no {POINTS} of a search; write the folder of one, such as "
             "runs/searches/digits"
         ) from None
 

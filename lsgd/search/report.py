@@ -14,7 +14,7 @@ from lsgd.report.blocks import Block, Content, Figures, Section, Table
 from lsgd.report.drawing import COLOURS, GREY, Figure, drawn
 from lsgd.report.wording import NONE, count
 from lsgd.rules.metric import Metric
-from lsgd.search.point import FAILED, FINISHED, PRUNED, Point, best_of
+from lsgd.search.point import FAILED, FINISHED, PRUNED, STATES, Point, best_of
 from lsgd.search.record import Record
 from lsgd.search.space import in_short
 from lsgd.trials.attempt import duration
@@ -47,7 +47,7 @@ def _content(records: Sequence[Record], figures: list[Figure], command: str) -> 
     first, metric = records[0], records[0].metric
     points = [point for record in records for point in record.points]
     states = Counter(point.state for point in points)
-    told = ", ".join(f"{states[state]} {state}" for state in states)
+    told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     lead = [
         f"{count(len(points), 'point')} of {sum(record.budget for record in records)}: {told}. A "
         f"point's value is the {metric.definition}, and the lower, the better."

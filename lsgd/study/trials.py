@@ -24,7 +24,11 @@ def trials(study: Study, words: Sequence[str]) -> list[Trial]:
         key = word.lstrip("+~").partition("=")[0]
         if key in FIXED:
             raise Refused(f"'{word}' cannot be said to a study: {FIXED[key]}")
-    recipes = [config.load_recipe([f"+recipe={entry.recipe}", *words]) for entry in study.entries]
+    said = [[*words, *entry.words] for entry in study.entries]
+    recipes = [
+        config.load_recipe([f"+recipe={entry.recipe}", *each])
+        for entry, each in zip(study.entries, said, strict=True)
+    ]
     same: dict[str, str] = {}
     for recipe in recipes:
         other = same.setdefault(recipe.fingerprint, recipe.name)
@@ -34,7 +38,7 @@ def trials(study: Study, words: Sequence[str]) -> list[Trial]:
                 "same run; leave out the word that does, or train that run alone with lsgd.train"
             )
     return [
-        Trial(replace(recipe, seed=seed), [f"seed={seed}", *words])
-        for recipe in recipes
+        Trial(replace(recipe, seed=seed), [f"seed={seed}", *each])
+        for recipe, each in zip(recipes, said, strict=True)
         for seed in study.seeds
     ]

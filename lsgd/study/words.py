@@ -9,6 +9,7 @@ from lsgd.errors import Refused
 from lsgd.job.command import Parser
 from lsgd.launch.options import LAUNCHERS
 from lsgd.recipe.study import Study
+from lsgd.run.tuned import tune
 from lsgd.trials.launch import TrialLauncher
 from lsgd.trials.words import add_options, read_launcher
 
@@ -66,7 +67,7 @@ def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
             trial_words.append(word)
     if len(names) != 1:
         raise Refused("which study? Write one, for example +study=digits; --help lists them all")
-    study = config.load_study(names[0])
+    study = tune(config.load_study(names[0]))
     seeds = _seeds(seed_lists[-1], study) if seed_lists else study.seeds
     if LAUNCHERS[launcher.name].submits and options.jobs > 1:
         raise Refused(

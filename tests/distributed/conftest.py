@@ -1,8 +1,17 @@
 """What tests of jobs have in common."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.slurm import Cluster, cluster
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    """A cluster of two nodes, which takes a while to start."""
+    with cluster() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.launching import AS_ROOT, launch
-from helpers.slurm import NODES, Cluster, cluster
+from helpers.slurm import NODES, Cluster
 from helpers.undisturbed import assert_equal, rows
 
 from lsgd import config
@@ -53,12 +53,6 @@ class Run:
 
     words: list[str]
     folder: Path
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
-    with cluster() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_it_ends_with_a_page_and_goes_on_with_more_points(place: Place) -> None:
         r"best: top-1 error \S+ % with schedule.reference_lr=\S+ optim.momentum=", said
     )
     page = (place.folder / FOLDER / "README.md").read_text()
-    assert "3 points of 3: 1 failed, 2 finished." in page
+    assert "3 points of 3: 2 finished, 1 failed." in page
     assert "diverged in epoch 2 of 4" in page
     starts = place.starts()
     code, said = search(place, "trials=3", "compared_seeds=[5]")

@@ -1,0 +1,60 @@
+"""A search whose trials are in the queue of a real Slurm, on two nodes."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.slurm import Cluster
+from helpers.studies import until
+
+from lsgd.run.rows import read_rows
+from lsgd.search.point import FINISHED, PRUNED
+from lsgd.search.record import load
+
+pytestmark = pytest.mark.distributed
+WORDS = ["+search=small", "prune={rule: median, after_trials: 2, after_epochs: 2}"]
+OPTIONS = ["--launch", "slurm", "--nodes", "1", "--np", "1", "--jobs", "2"]
+
+
+@pytest.mark.slurm
+def test_trials_stay_in_the_queue_while_nobody_watches(
+    tmp_path: Path, slurm: Cluster, installation: Path
+) -> None:
+    """The search is told to stop, one of its jobs is queued again, and the same command ends it."""
+
+    def search() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "lsgd.search", *WORDS, *OPTIONS],
+            cwd=tmp_path, env=slurm.environment | {"PYTHONPATH": str(installation)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def queued() -> list[str]:
+        return slurm.ask("squeue", "--noheader", "--format=%i %T").splitlines()
+
+    first = search()
+    until(lambda: sum("RUNNING" in line for line in queued()) == 2, seconds=120)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 75, said
+    assert len(queued()) == 2
+    assert "stopped; the same command goes on with it" in said
+    slurm.ask("scontrol", "requeue", queued()[0].split()[0])
+    second = search()
+    rest, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, rest
+    assert len(re.findall("is queued or running already", rest)) == 2
+    [folder] = (tmp_path / "runs/searches").iterdir()
+    points = load(folder).points
+    assert len(points) == 6
+    assert {point.state for point in points} <= {FINISHED, PRUNED}
+    assert len(set(re.findall(r"Submitted batch job (\d+)", said + rest))) == 6
+    # One that was given up is not queued again either.
+    until(lambda: not queued(), seconds=30)
+    for run in (tmp_path / "runs/trials").glob("*[0-9a-f]/"):
+        rows = read_rows(run / "metrics.jsonl")
+        epochs = [row["epoch"] for row in rows if row["kind"] == "epoch"]
+        assert epochs == list(range(1, len(epochs) + 1))

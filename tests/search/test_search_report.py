@@ -1,0 +1,121 @@
+"""The page on searches: what it counts, and that what a search has left makes it again."""
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from lsgd.rules.metric import TOP1
+from lsgd.search.__main__ import main
+from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING, Point, best_of
+from lsgd.search.record import Record, load, save
+from lsgd.search.report import best_so_far, lowest, reduction, spread_of, write_page
+
+NOON = datetime(2026, 1, 1, 12)
+
+
+def point(number: int, value: float | None, state: str = FINISHED, **changed: object) -> Point:
+    """It takes a minute, one after the other."""
+    began = NOON + timedelta(minutes=number)
+    fields = {
+        "values": {"schedule.reference_lr": 10.0 ** -(number % 4), "model.hidden": 30 * (1 + number % 2)},  # noqa: E501
+        "reported": {1: 50.0, 2: 40.0} if state == FINISHED else {1: 60.0},
+        "why": "diverged in epoch 2 of 2" if state == FAILED else "",
+        "began": began, "ended": began + timedelta(minutes=1),
+    }  # fmt: skip
+    return Point(number, state=state, value=value, **(fields | changed))  # type: ignore[arg-type]
+
+
+POINTS = [
+    point(0, 20.0), point(1, None, PRUNED), point(2, 12.0), point(3, None, FAILED), point(4, 15.0),
+    point(5, 18.0),
+]  # fmt: skip
+RECORD = Record(
+    "one", "Of one", "python -m lsgd.search +search=one", "tpe", 6, 2, TOP1, POINTS,
+    best=[10.0, 12.0], default=[20.0, 15.0], start={"torch": "2.13", "device": "a CPU"},
+)  # fmt: skip
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    running = replace(point(6, None), state=RUNNING, ended=None, reported={})
+    record = replace(RECORD, points=[*POINTS, running])
+    save(record, tmp_path)
+    assert load(tmp_path) == record
+
+
+def test_the_best_is_a_finished_one_with_the_lowest_value() -> None:
+    assert best_of(POINTS) == POINTS[2]
+    assert best_of([POINTS[1], POINTS[3]]) is None
+
+
+def test_the_reduction_is_of_each_seed() -> None:
+    """Half of 20 and a fifth of 15: their mean, and not that of the means."""
+    mean, std = reduction(RECORD)
+    assert mean == pytest.approx((0.5 + 0.2) / 2)
+    assert std == pytest.approx(0.3 / math.sqrt(2))
+
+
+def test_time_is_that_in_which_a_point_was_at_work() -> None:
+    """Two at a time count once, and a night between two commands not at all."""
+    assert RECORD.seconds == 360
+    later = NOON + timedelta(hours=10)
+    beside = point(6, 1.0, began=NOON, ended=NOON + timedelta(seconds=90))
+    next_day = point(7, 1.0, began=later, ended=later + timedelta(minutes=2))
+    inside = point(8, 1.0, began=later, ended=later + timedelta(minutes=1))
+    record = replace(RECORD, points=[*POINTS, inside, next_day, beside])
+    assert record.seconds == 480
+
+
+def test_epochs_that_pruning_saves_are_those_nobody_trained() -> None:
+    assert RECORD.trained == (4 * 2 + 2 * 1) / 12
+
+
+def test_best_so_far_and_its_quartiles() -> None:
+    inf = math.inf
+    assert best_so_far(POINTS) == [20.0, 20.0, 12.0, 12.0, 12.0, 12.0]
+    assert best_so_far([POINTS[1], POINTS[0]]) == [inf, 20.0]
+    assert spread_of([[inf, 3.0], [2.0, 1.0], [4.0, 2.0, 1.0]])[0] == [4.0, 2.0]
+
+
+def test_a_line_goes_through_the_lowest_nearby() -> None:
+    xy = [(1.0, 9.0), (1.1, 5.0), (100.0, 3.0), (10.0, 4.0), (90.0, 7.0)]
+    assert lowest(xy, log=True) == [(1.1, 5.0), (10.0, 4.0), (90.0, 7.0), (100.0, 3.0)]
+    assert lowest([(1.0, 2.0), (1.0, 1.0)], log=False) == [(1.0, 1.0)]
+
+
+def test_the_page_says_what_was_found(tmp_path: Path) -> None:
+    write_page([RECORD], tmp_path, "the command")
+    page = (tmp_path / "README.md").read_text()
+    for part in (
+        "6 points of 6: 4 finished, 1 pruned, 1 failed.",
+        "Best: reference_lr 0.01, hidden 30, top-1 error 12.00 %.",
+        "| one: reference_lr 0.01, hidden 30 |     17.50 ± 3.54 | 11.00 ± 1.41 | 35.0 ± 21.2 % |",
+        "|   1 | 0.01 | 30 | 12.00 |",
+        "17 %", "6 min", "60", "1.0", "diverged in epoch 2 of 2", "torch 2.13, device a CPU",
+    ):  # fmt: skip
+        assert "".join(part.split()) in "".join(page.split()), part
+    tree = ET.fromstring((tmp_path / "index.html").read_text().partition("\n")[2])
+    assert len(tree.findall(".//svg")) == 2
+    for figure in ("best", "values"):
+        assert (tmp_path / f"{figure}.svg").stat().st_size > 5000
+    assert "hidden 30" in (tmp_path / "values.svg").read_text()
+
+
+def test_several_searches_make_one_page(tmp_path: Path) -> None:
+    for name, sampler in (("a", "tpe"), ("b", "tpe"), ("c", "random")):
+        (tmp_path / name).mkdir()
+        save(replace(RECORD, name=name, sampler=sampler), tmp_path / name)
+    folders = [str(tmp_path / name) for name in "abc"]
+    assert main(["--report", *folders, "--out", str(tmp_path / "out")]) == 0
+    assert "18 points of 18" in (tmp_path / "out/README.md").read_text()
+    assert "tpe, 2 searches" in (tmp_path / "out/best.svg").read_text()
+    assert main(["--report", *folders, "--out", str(tmp_path / "out")]) == 2
+
+
+@pytest.mark.parametrize("points", [[], [POINTS[1]], [POINTS[0]], [POINTS[3], POINTS[3]]])
+def test_a_search_that_has_found_little_has_a_page_too(points: list[Point], tmp_path: Path) -> None:
+    write_page([replace(RECORD, points=points, best=[], default=[])], tmp_path, "the command")
+    ET.fromstring((tmp_path / "index.html").read_text().partition("\n")[2])

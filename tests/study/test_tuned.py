@@ -1,0 +1,89 @@
+"""A study trains a recipe by the best point of a search, and says so."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.recipe.study import Entry, Study, check_study
+from lsgd.report import report
+from lsgd.rules.metric import TOP1
+from lsgd.run.tuned import tune
+from lsgd.search.point import FINISHED, Point
+from lsgd.search.record import Record, save
+from lsgd.study.trials import trials
+
+STUDY = Study(
+    name="one", title="One", question="Is it?", source="nobody", baseline="digits", seeds=[0, 1],
+    entries=[Entry("digits", "tuned", search="mine"), Entry("digits_unscaled", "as it is")],
+)  # fmt: skip
+NOON = datetime(2026, 1, 1, 12)
+POINTS = [
+    Point(n, {"schedule.reference_lr": 0.5 * n}, FINISHED, 9.0 - n, {}, "", NOON, NOON)
+    for n in (1, 2)
+]  # fmt: skip
+
+
+@pytest.fixture
+def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/searches/mine"
+    folder.mkdir(parents=True)
+    save(Record("mine", "Mine", "a command", "tpe", 2, 4, TOP1, POINTS, [], [], {}), folder)
+    (folder / "search.json").write_text(json.dumps({"recipe": "digits"}))
+    return folder
+
+
+def test_a_recipe_is_trained_with_what_its_search_has_found(searched: Path) -> None:
+    study = tune(STUDY)
+    tuned, _, other, _ = trials(study, ["epochs=31"])
+    assert tuned.recipe.schedule.reference_lr == 1.0
+    assert tuned.words == ["seed=0", "epochs=31", "schedule.reference_lr=1.0"]
+    assert other.words == ["seed=0", "epochs=31"]
+    for trial in trials(study, []):
+        write_run(trial.folder, config.to_yaml(trial.recipe))
+    page = report([Path("runs/trials")], study, Path("out")) / "README.md"
+    text = page.read_text()
+    assert "`schedule.reference_lr=1.0`, the best point of `runs/searches/mine`" in text
+    assert re.search(r"\| tuned +\|.*10\.00", text)
+
+
+def write_run(folder: Path, recipe: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(recipe)
+    rows = [
+        {"kind": "epoch", "step": epoch, "epoch": epoch, "val_top1_error": 10.0,
+         "train_top1_error": 9.0} for epoch in range(1, 31)
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("gone", "where no search is; run python -m lsgd.search +search=mine first"),
+        ("more", "which has tried 2 of 3 points; the command that began it goes on with it"),
+        ("other", "which is a search of fashion_bs64; write a search of digits"),
+    ],
+)
+def test_a_search_that_does_not_suit_is_told(wrong: str, sentence: str, searched: Path) -> None:
+    match wrong:
+        case "gone":
+            (searched / "points.json").unlink()
+        case "more":
+            save(Record("mine", "", "", "tpe", 3, 4, TOP1, POINTS, [], [], {}), searched)
+        case "other":
+            (searched / "search.json").write_text(json.dumps({"recipe": "fashion_bs64"}))
+    with pytest.raises(Refused, match=re.escape(sentence)):
+        tune(STUDY)
+
+
+def test_only_a_search_gives_an_entry_words() -> None:
+    entries = [replace(STUDY.entries[0], words=["epochs=3"]), STUDY.entries[1]]
+    with pytest.raises(Refused, match="has words for digits; write a recipe with them"):
+        check_study(replace(STUDY, entries=entries), config.recipes())
