@@ -1,9 +1,14 @@
 """LeNet-5 is the network of its paper, as it is trained today."""
 
+import pytest
 import torch
 from torch.nn import functional as F
 
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.models import make_network
 from lsgd.models.lenet import LeNet5
+from lsgd.recipe.fields import trajectory
 
 
 def test_shapes_are_the_papers() -> None:
@@ -18,6 +23,23 @@ def test_shapes_are_the_papers() -> None:
         "fc2.weight": (84, 120),
         "fc.weight": (10, 84),
     }
+
+
+def test_the_first_fully_connected_layer_is_as_wide_as_its_field() -> None:
+    """The recipe of the published width keeps its fingerprint, and any other has one of its own."""
+    words = ["+recipe=fashion_lenet5"]
+    published, wide = (config.load_recipe([*words, *w]) for w in ([], ["model.hidden=240"]))
+    assert config.load_recipe([*words, "model.hidden=120"]).fingerprint == published.fingerprint
+    assert trajectory(published, "images")["model"].keys() == {"name", "last_gamma"}
+    assert wide.fingerprint != published.fingerprint
+    network = make_network(wide)
+    assert network.fc1.weight.shape == (240, 400)
+    assert network.fc2.weight.shape == (84, 240)
+    torch.testing.assert_close(make_network(published).conv1.weight, network.conv1.weight)
+    with pytest.raises(
+        Refused, match=r"model\.hidden=240 is of model=lenet5, and this is model=re"
+    ):
+        config.load_recipe(["+recipe=fashion_resnet20", "model.hidden=240"])
 
 
 def test_logits_are_those_of_the_formula() -> None:

@@ -278,6 +278,20 @@ def test_a_run_that_was_faster_than_the_search_is_given_up_all_the_same() -> Non
     assert work.engine.points()[3].reported == {1: 50.0, 2: 50.0}
 
 
+def test_nobody_is_given_up_at_the_end() -> None:
+    """There is nothing to be saved then, and a value to be known."""
+    prune = Pruning("median", after_trials=3, after_epochs=4)
+    work = Work(search(prune=prune))
+
+    def train(trial: Trial, stop: Stop) -> Ending:
+        write(trial, *[10.0 if len(place.trained) < 4 else 50.0] * 4)
+        return DONE
+
+    place = Written(train)
+    Controller(work.space, work.engine, place, work.folder, []).search(1)
+    assert work.states == [FINISHED] * 4
+
+
 def test_a_search_that_was_killed_gives_up_whom_it_would_have_given_up() -> None:
     """It had read the row, and was killed before it asked what follows."""
     prune = Pruning("median", after_trials=3, after_epochs=1)
