@@ -128,6 +128,9 @@ class Grown(Recipe):
 def grown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """lsgd as it will be once it has these fields."""
     monkeypatch.setattr(config, "Recipe", Grown)
+    config._published.cache_clear()  # recipes of the other kind
+    yield
+    config._published.cache_clear()
 
 
 AS_BEFORE = "optim.clip_value=null"

@@ -194,10 +194,10 @@ def test_one_that_somebody_told_to_leave_goes_on() -> None:
     work = Work(search(trials=1))
 
     def train(trial: Trial, stop: Stop) -> Ending:
-        write(trial, *[10.0] * 2)
+        write(trial, 10.0)
         return DONE if trial.run.finished else Ending(75, "was preempted")
 
-    assert len(work.run(train).trained) == 2
+    assert len(work.run(train).trained) == 4
     assert work.states == [FINISHED]
 
 
@@ -362,17 +362,23 @@ def test_several_searches_in_one_folder_share_the_points() -> None:
 
 
 def test_a_point_that_another_search_has_is_left_to_it_until_that_is_gone() -> None:
+    """That one is killed while the last point of this one is trained."""
     work = Work(search(trials=2))
     number = work.engine.ask()
-    work.engine.values(number)
+    theirs = work.space.trials(work.engine.values(number), [0])[0].folder.name
     held = lock(work.folder, str(number), wait=False)
     assert held
-    threading.Timer(0.5, held.close).start()
-    began = time.monotonic()
-    place = work.run(well)
+
+    def train(trial: Trial, stop: Stop) -> Ending:
+        if len(place.trained) == 1:
+            threading.Timer(0.3, held.close).start()
+        return well(trial, stop)
+
+    place = Written(train)
+    Controller(work.space, work.engine, place, work.folder, []).search(1)
     assert work.states == [FINISHED] * 2
     assert len(place.trained) == 2
-    assert time.monotonic() - began > 0.4
+    assert place.trained[1] == theirs
 
 
 def test_a_run_that_cannot_be_read_is_no_endless_loop() -> None:
