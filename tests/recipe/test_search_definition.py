@@ -88,6 +88,7 @@ def test_a_grid_has_its_ends_as_they_are_written() -> None:
     assert lr.grid[-1] == 1.0
     assert lr.grid[1:-1] == pytest.approx([1e-3, 1e-2, 1e-1])
     assert Range("optim.momentum", 0.0, 1.0, False, 3).grid == [0.0, 0.5, 1.0]
+    assert Range("optim.momentum", 0.1, 0.95, True, 3).grid[-1] == 0.95
     assert Range("workers", 1, 3, False, 9).grid == [1, 2, 3]
     assert Choices("a", ["x", "y"]).grid == ["x", "y"]
 
