@@ -94,7 +94,7 @@ def _check_model(recipe: Recipe) -> None:
                 f"model={model} does not learn data.workload={workload}; write "
                 f"model={' or '.join(MODELS[workload])}"
             )
-    if model != "lenet5" and recipe.model.hidden != Model.hidden:
+    if workload == "images" and model != "lenet5" and recipe.model.hidden != Model.hidden:
         raise Refused(
             f"model.hidden={recipe.model.hidden} is of model=lenet5, and this is model={model}; "
             "leave it out"
