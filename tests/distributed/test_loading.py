@@ -95,6 +95,7 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.side_by_side
 def test_one_loss_curve_through_both_loaders_on_1_and_3_processes(runs: Path) -> None:
     for loader in ("dali", "torchvision"):
         # The same pixels: only the order of sums differs.
@@ -103,6 +104,7 @@ def test_one_loss_curve_through_both_loaders_on_1_and_3_processes(runs: Path) ->
         assert apart(runs / f"dali{processes}", runs / f"torchvision{processes}") < BAND
 
 
+@pytest.mark.side_by_side
 @pytest.mark.parametrize(("loader", "processes"), [("dali", 3), ("torchvision", 1)])
 def test_resumed_in_mid_epoch_it_takes_the_next_examples(
     root: Path, runs: Path, tmp_path: Path, loader: str, processes: int
@@ -223,6 +225,7 @@ def test_a_failure_ends_all_processes_with_a_sentence(
     assert 4 <= saved.step <= STEPS + STEPS // 2
 
 
+@pytest.mark.side_by_side
 def test_a_run_goes_on_once_the_file_is_put_right(
     fragile: Path, runs: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +242,7 @@ def test_a_run_goes_on_once_the_file_is_put_right(
     assert apart(run, runs / "dali1") < 1e-6
 
 
+@pytest.mark.side_by_side
 @pytest.mark.parametrize("loader", ["torchvision", "dali"])
 def test_live_workers_hold_tickets_for_a_loader_that_looks_ahead(
     root: Path, tmp_path: Path, loader: str

@@ -16,7 +16,7 @@ from helpers.undisturbed import rows, saved
 
 from lsgd.comm.single import SingleComm
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def together(folder: Path, alone):
     def made(processes: int) -> Path:
         alone("left")
         (out := folder / str(processes)).mkdir()
-        done = launch("torch", processes, replay_runs.__file__, str(out))
+        done = launch("forked", processes, replay_runs.__file__, str(out))
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return out
 

@@ -14,7 +14,7 @@ from helpers.undisturbed import WORDS, assert_equal, rows
 
 from lsgd.run import lock
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 
 
 @contextlib.contextmanager
