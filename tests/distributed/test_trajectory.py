@@ -15,7 +15,7 @@ HOROVOD = [pytest.mark.horovod]
 # Which process hosts what does not depend on the library, only the order of its sums does: so each
 # number of processes over one of them.
 LAUNCHES = [
-    *(("torch", processes) for processes in (2, 3, 8)),
+    *(("torch", processes) for processes in (2, 8)),
     pytest.param("horovod-gloo", 4, marks=HOROVOD),
     pytest.param("horovod-mpi", 3, marks=[*HOROVOD, pytest.mark.mpi]),
 ]
