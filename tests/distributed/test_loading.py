@@ -89,7 +89,7 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         _, said = each.communicate(timeout=200)
         assert each.returncode == 0, said
     for loader in ("dali", "torchvision"):
-        done = launch("torch", 3, *words(root, folder / f"{loader}3", loader))
+        done = launch("forked", 3, *words(root, folder / f"{loader}3", loader))
         assert done.returncode == 0, done.stderr
         assert f"; {'DALI' if loader == 'dali' else 'torchvision'} " in done.stdout
     return folder
@@ -121,7 +121,7 @@ def test_resumed_in_mid_epoch_it_takes_the_next_examples(
     process.wait()
     saved = checkpoint.load(checkpoint.read(run / "checkpoint.pt"), "it")
     assert STEPS < saved.step < 2 * STEPS
-    done = launch("torch", processes, *words(root, run, loader))
+    done = launch("forked", processes, *words(root, run, loader))
     assert done.returncode == 0, done.stderr
     assert f"resumes after step {saved.step}" in done.stdout
     assert apart(run, runs / f"{loader}1") < 1e-3
@@ -253,7 +253,7 @@ def test_live_workers_hold_tickets_for_a_loader_that_looks_ahead(
         "strategy=async", "workers=2", "checkpoint_steps=0", "workers_per_pass=1", "epochs=1",
         "schedule.milestones=[]",
     ]  # fmt: skip
-    done = launch("torch", 3, *words(root, live, loader), *asynchronous, "strategy.order=live")
+    done = launch("forked", 3, *words(root, live, loader), *asynchronous, "strategy.order=live")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     orders = load_orders(live / "orders.npz")
     assert orders.ahead == {"torchvision": 2, "dali": AHEAD + 3}[loader]

@@ -1,6 +1,7 @@
 """A launcher whose processes import torch once, between them.
 
     python forked.py N PROGRAM [ARGUMENT …]
+    python forked.py N -m MODULE [ARGUMENT …]
 
 They are forks of this one, numbered as torchrun numbers its own. A start by torchrun takes five CPU
 seconds for each process and three for itself, most of them for imports. It is for tests that ask
@@ -19,7 +20,7 @@ import torch._dynamo  # which torch.optim imports as well, when it first makes a
 import torch.distributed
 from torch.utils import tensorboard  # noqa: F401
 
-import lsgd.train
+import lsgd.config
 import lsgd.vision  # noqa: F401
 from lsgd.job.launcher import Launch, environment_of
 
@@ -27,14 +28,18 @@ PR_SET_PDEATHSIG = 1
 """The option of prctl that names the signal which a process gets when its parent ends."""
 
 
-def become(launch: Launch, program: str, arguments: list[str]) -> None:
-    """Run the program as this process of the job, as if Python had been started with it."""
+def become(launch: Launch, words: list[str]) -> None:
+    """Run a program as this process of the job, as if Python had been given these words."""
     # None is left of a job whose launcher is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(environment_of(launch))
-    sys.argv = [program, *arguments]
-    sys.path[0] = str(Path(program).parent)
-    runpy.run_path(program, run_name="__main__")
+    sys.argv = words
+    if words[0] == "-m":
+        del words[0]
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def wait(ranks: dict[int, int]) -> int:
@@ -55,7 +60,7 @@ def wait(ranks: dict[int, int]) -> int:
     return code
 
 
-def main(processes: int, program: str, *arguments: str) -> int:
+def main(processes: int, *words: str) -> int:
     """Start the processes and wait for their end; returns the exit code."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -63,10 +68,8 @@ def main(processes: int, program: str, *arguments: str) -> int:
     ranks = {}
     for rank in range(processes):
         if (process := os.fork()) == 0:
-            launch = Launch(
-                "torchrun", rank, processes, rank, processes, "127.0.0.1", master_port=port
-            )
-            become(launch, program, list(arguments))
+            numbers = rank, processes, rank, processes
+            become(Launch("torchrun", *numbers, "127.0.0.1", port), list(words))
             return 0
         ranks[process] = rank
     return wait(ranks)
