@@ -165,7 +165,9 @@ def saved_step(path: Path) -> int:
 
 
 @pytest.mark.horovod
+@pytest.mark.soak
 def test_killed_in_every_phase_it_ends_equal(tmp_path: Path, undisturbed: Path, soak: Soak) -> None:
+    """In every run of the tests test_kills.py has each phase, and the test below three kills."""
     phases = ["start-up", "evaluation", "save"]
     kills_end_equal("horovod-gloo", 2, tmp_path / "run", undisturbed, phases, soak)
 
