@@ -98,7 +98,7 @@ def test_one_process_goes_on(alone, root: Path, name: str) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [3])
 class TestTogether:
     """Every test reads other runs of the same launch."""
 
