@@ -17,7 +17,7 @@ import pytest
 from helpers import sparse
 from helpers.launching import AS_ROOT, command, launch
 from helpers.soak import Soak
-from helpers.undisturbed import STEPS, WORDS, assert_equal, rows, saved
+from helpers.undisturbed import LINGERING, STEPS, WORDS, assert_equal, rows, saved
 from helpers.victims import ranks
 
 from lsgd import config
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 @contextmanager
 def job(library: str, processes: int, folder: Path, *words: str) -> Iterator[subprocess.Popen]:
     """The run under a launcher, or alone; what it says is kept, and no process is left of it."""
-    arguments = ["-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}"]
+    arguments = ["-m", "lsgd.train", *WORDS, LINGERING, *words, f"run_dir={folder}"]
     start = [sys.executable, *arguments]
     if library != "alone":
         start = command(library, processes, *arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.launching import command
-from helpers.undisturbed import WORDS, assert_equal, rows
+from helpers.undisturbed import LINGERING, WORDS, assert_equal, rows
 
 from lsgd.run import lock
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slo
 @contextlib.contextmanager
 def job(folder: Path, processes: int = 1) -> Iterator["subprocess.Popen[str]"]:
     """The run, by one process or several; of which none is left."""
-    arguments = ["-m", "lsgd.train", *WORDS, f"run_dir={folder}"]
+    arguments = ["-m", "lsgd.train", *WORDS, LINGERING, f"run_dir={folder}"]
     start = [sys.executable, *arguments]
     if processes > 1:
         start = command("forked", processes, *arguments)
