@@ -15,8 +15,8 @@ from lsgd.run.lock import FILE
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 
-LIMIT = 60
-"""Seconds for a start on busy cores; comm.timeout is ten times as long."""
+LIMIT = 120
+"""Seconds for a start on busy cores; comm.timeout is five times as long."""
 
 # Stands in for NCCL: gloo, whose group is destroyed only once all processes do so, without a limit.
 PROGRAM = """
