@@ -29,10 +29,12 @@ demo: .venv/.run ## what the paper's scaling rule does, shown in two minutes
 test: .venv/.run .venv/.dev ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed and not slow' $(ARGS)
 
-# What takes all cores, and has seconds to answer, comes after the others and by itself.
+# Jobs whose own cores others may take come after what starts none. What takes all cores and has
+# seconds to answer, or takes what a machine has once, comes last and by itself.
 test-all: .venv/.run .venv/.dev ## all tests but the soak (20 minutes); LSGD_REQUIRE=dali,slurm,… makes a missing one fail
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/distributed; others=$$?; \
-	$(BIN)/python -m pytest tests/distributed && exit $$others
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/distributed -m side_by_side; jobs=$$?; \
+	$(BIN)/python -m pytest tests/distributed -m 'not side_by_side' && exit $$((others + jobs))
 
 faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)

@@ -34,6 +34,8 @@ HARMLESS = {
 """Words by which a command only shows what it would do."""
 SHORT = HARMLESS | {"doctor": ["--limit", "0.1"], "supervise": ["--", "true", "run_dir=a"]}
 """Words by which a process soon ends; only the demo has none."""
+SLOW = {"demo", "train", "evaluate", "check", "plan", "bench"}
+"""Commands whose process imports torch, for which it takes seconds."""
 OWN = {
     "bench": ["inputs", "scaling", "step", "--rounds", "--np", "--limit"],
     "plan": ["nodes=2", "gpus=8", "--preset", "h200", "--images-per-second", "--out"],
@@ -99,12 +101,12 @@ def check(code: int | str | None, says: str, folder: Path) -> None:
         assert code in (0, 1, 130)
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [12, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_words_make_a_traceback(name: str, examples: int, aside: None) -> None:
     @settings(
         max_examples=examples, suppress_health_check=list(HealthCheck),
-        derandomize=examples < 200,
+        derandomize=examples < 50,
     )  # fmt: skip
     @given(words_for(name))
     def each(words: list[str]) -> None:
@@ -120,7 +122,9 @@ def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
     """Where nothing stands aside: a demo that begins in earnest is stopped as soon as it shows."""
     path = {"PYTHONPATH": str(paths.conf_dir().parent)}
 
-    @settings(max_examples=5, suppress_health_check=list(HealthCheck), derandomize=True)
+    examples = 2 if name in SLOW else 5
+
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(words_for(name))
     def each(words: list[str]) -> None:
         with (

@@ -8,16 +8,16 @@ from helpers.undisturbed import rows
 
 from lsgd import config
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 
 
 @pytest.mark.horovod
 def test_rehearsal_on_horovod(tmp_path: Path) -> None:
-    words = ["+recipe=bs8k", "rehearse=true", "log_steps=1", "workers_per_pass=32"]
+    words = ["+recipe=bs1k", "rehearse=true", "log_steps=1", "workers_per_pass=11"]
     done = launch("horovod-gloo", 3, "-m", "lsgd.train", *words, f"run_dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert "3 processes by horovodrun over Horovod (Gloo)" in done.stdout
-    original = config.load_recipe(["+recipe=bs8k"])
+    original = config.load_recipe(["+recipe=bs1k"])
     made = {row["step"]: row["lr"] for row in rows(tmp_path / "run", "train")}
     assert len(made) == 6
     wanted = [original.lr(step - 1) for step in made]

@@ -14,14 +14,14 @@ from helpers.hogwild_runs import PROCESSES, SHORT, recipe
 from helpers.launching import launch
 from helpers.undisturbed import rows, saved
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 
 
 @pytest.fixture(scope="module")
 def out(folder: Path) -> Path:
     """The folder of all runs of one launch."""
     (made := folder / "hogwild").mkdir()
-    done = launch("torch", PROCESSES, hogwild_runs.__file__, str(made))
+    done = launch("forked", PROCESSES, hogwild_runs.__file__, str(made))
     # The launcher says so of the process that is killed when all else is done.
     assert "SIGKILL" in done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
     return made

@@ -101,7 +101,7 @@ def whole(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     def of(loader: str) -> Path:
         if loader not in folders:
             folders[loader] = tmp_path_factory.mktemp("whole") / loader
-            done = launch("torch", 2, *words(root, loader, folders[loader]))
+            done = launch("forked", 2, *words(root, loader, folders[loader]))
             assert done.returncode == 0, done.stderr
         return folders[loader]
 

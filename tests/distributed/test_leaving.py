@@ -13,10 +13,10 @@ from helpers.undisturbed import rows
 from lsgd.job.members import TAG, members
 from lsgd.run.lock import FILE
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 
-LIMIT = 60
-"""Seconds for a start on busy cores; comm.timeout is ten times as long."""
+LIMIT = 120
+"""Seconds for a start on busy cores; comm.timeout is five times as long."""
 
 # Stands in for NCCL: gloo, whose group is destroyed only once all processes do so, without a limit.
 PROGRAM = """

@@ -16,14 +16,14 @@ from helpers.undisturbed import rows, saved
 
 from lsgd.strategy.recorded import load_orders
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Path:
     """The folder of all runs of one launch."""
     (out := folder / "live").mkdir()
-    done = launch("torch", PROCESSES, live_runs.__file__, str(out))
+    done = launch("forked", PROCESSES, live_runs.__file__, str(out))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return out
 

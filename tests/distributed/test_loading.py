@@ -89,12 +89,13 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         _, said = each.communicate(timeout=200)
         assert each.returncode == 0, said
     for loader in ("dali", "torchvision"):
-        done = launch("torch", 3, *words(root, folder / f"{loader}3", loader))
+        done = launch("forked", 3, *words(root, folder / f"{loader}3", loader))
         assert done.returncode == 0, done.stderr
         assert f"; {'DALI' if loader == 'dali' else 'torchvision'} " in done.stdout
     return folder
 
 
+@pytest.mark.side_by_side
 def test_one_loss_curve_through_both_loaders_on_1_and_3_processes(runs: Path) -> None:
     for loader in ("dali", "torchvision"):
         # The same pixels: only the order of sums differs.
@@ -103,6 +104,7 @@ def test_one_loss_curve_through_both_loaders_on_1_and_3_processes(runs: Path) ->
         assert apart(runs / f"dali{processes}", runs / f"torchvision{processes}") < BAND
 
 
+@pytest.mark.side_by_side
 @pytest.mark.parametrize(("loader", "processes"), [("dali", 3), ("torchvision", 1)])
 def test_resumed_in_mid_epoch_it_takes_the_next_examples(
     root: Path, runs: Path, tmp_path: Path, loader: str, processes: int
@@ -119,7 +121,7 @@ def test_resumed_in_mid_epoch_it_takes_the_next_examples(
     process.wait()
     saved = checkpoint.load(checkpoint.read(run / "checkpoint.pt"), "it")
     assert STEPS < saved.step < 2 * STEPS
-    done = launch("torch", processes, *words(root, run, loader))
+    done = launch("forked", processes, *words(root, run, loader))
     assert done.returncode == 0, done.stderr
     assert f"resumes after step {saved.step}" in done.stdout
     assert apart(run, runs / f"{loader}1") < 1e-3
@@ -223,6 +225,7 @@ def test_a_failure_ends_all_processes_with_a_sentence(
     assert 4 <= saved.step <= STEPS + STEPS // 2
 
 
+@pytest.mark.side_by_side
 def test_a_run_goes_on_once_the_file_is_put_right(
     fragile: Path, runs: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +242,7 @@ def test_a_run_goes_on_once_the_file_is_put_right(
     assert apart(run, runs / "dali1") < 1e-6
 
 
+@pytest.mark.side_by_side
 @pytest.mark.parametrize("loader", ["torchvision", "dali"])
 def test_live_workers_hold_tickets_for_a_loader_that_looks_ahead(
     root: Path, tmp_path: Path, loader: str
@@ -249,7 +253,7 @@ def test_live_workers_hold_tickets_for_a_loader_that_looks_ahead(
         "strategy=async", "workers=2", "checkpoint_steps=0", "workers_per_pass=1", "epochs=1",
         "schedule.milestones=[]",
     ]  # fmt: skip
-    done = launch("torch", 3, *words(root, live, loader), *asynchronous, "strategy.order=live")
+    done = launch("forked", 3, *words(root, live, loader), *asynchronous, "strategy.order=live")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     orders = load_orders(live / "orders.npz")
     assert orders.ahead == {"torchvision": 2, "dali": AHEAD + 3}[loader]

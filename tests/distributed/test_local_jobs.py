@@ -16,7 +16,7 @@ from helpers.undisturbed import rows, same_rows, saved
 
 from lsgd.comm.single import SingleComm
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 PROCESSES = 3
 
 
@@ -39,7 +39,7 @@ def together(folder: Path, alone) -> Path:
     """The folder of all runs of several processes."""
     alone("left")
     (out := folder / "together").mkdir()
-    done = launch("torch", PROCESSES, local_runs.__file__, str(out))
+    done = launch("forked", PROCESSES, local_runs.__file__, str(out))
     # The launcher says so of the process that is killed when all else is done.
     assert "SIGKILL" in done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
     return out

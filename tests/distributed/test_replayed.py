@@ -1,6 +1,7 @@
 """Runs in virtual time on real processes: the bits, and the rows, of one process.
 
-tests/helpers/replay_runs.py makes all runs of a job in one launch.
+tests/helpers/replay_runs.py makes all runs of a job in one launch. In tests/strategy/test_replay.py
+threads play 2 and 4 processes.
 """
 
 import json
@@ -16,7 +17,7 @@ from helpers.undisturbed import rows, saved
 
 from lsgd.comm.single import SingleComm
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def together(folder: Path, alone):
     def made(processes: int) -> Path:
         alone("left")
         (out := folder / str(processes)).mkdir()
-        done = launch("torch", processes, replay_runs.__file__, str(out))
+        done = launch("forked", processes, replay_runs.__file__, str(out))
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return out
 
@@ -73,7 +74,7 @@ def assert_the_same_bits(one: Path, other: Path) -> None:
     torch.testing.assert_close(*shares, **exact)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [3])
 class TestTogether:
     """Every test reads other runs of the same launch."""
 

@@ -16,6 +16,8 @@ from sketches import jobs
 
 from lsgd.comm.single import SingleComm
 
+pytestmark = pytest.mark.side_by_side
+
 
 @pytest.fixture(scope="module")
 def alone(folder: Path):
@@ -38,7 +40,7 @@ def together(folder: Path, alone):
     def made(processes: int) -> Path:
         alone("left")
         (out := folder / str(processes)).mkdir()
-        done = launch("torch", processes, server_runs.__file__, str(out))
+        done = launch("forked", processes, server_runs.__file__, str(out))
         # The launcher says so of the process that is killed when all else is done.
         assert "SIGKILL" in done.stderr, done.stdout[-3000:] + done.stderr[-3000:]
         return out

@@ -24,8 +24,7 @@ pytestmark = pytest.mark.distributed
 
 def supervised(library: str, folder: Path, *words: str, size: int, options=()) -> list[str]:
     """The command line of a supervised job that begins with `size` processes."""
-    # Evaluations need not be slow here; val_batch changes no number.
-    train = ["-m", "lsgd.train", *WORDS, "val_batch=250", *words, f"run_dir={folder}"]
+    train = ["-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}"]
     launch = command(library, "{np}", *train)
     options = ["--processes", str(size), *options]
     return [sys.executable, "-m", "lsgd.supervise", *options, "--", *launch]

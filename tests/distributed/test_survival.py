@@ -17,7 +17,7 @@ import pytest
 from helpers import sparse
 from helpers.launching import AS_ROOT, command, launch
 from helpers.soak import Soak
-from helpers.undisturbed import STEPS, WORDS, assert_equal, rows, saved
+from helpers.undisturbed import LINGERING, STEPS, WORDS, assert_equal, rows, saved
 from helpers.victims import ranks
 
 from lsgd import config
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 @contextmanager
 def job(library: str, processes: int, folder: Path, *words: str) -> Iterator[subprocess.Popen]:
     """The run under a launcher, or alone; what it says is kept, and no process is left of it."""
-    arguments = ["-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}"]
+    arguments = ["-m", "lsgd.train", *WORDS, LINGERING, *words, f"run_dir={folder}"]
     start = [sys.executable, *arguments]
     if library != "alone":
         start = command(library, processes, *arguments)
@@ -165,7 +165,9 @@ def saved_step(path: Path) -> int:
 
 
 @pytest.mark.horovod
+@pytest.mark.soak
 def test_killed_in_every_phase_it_ends_equal(tmp_path: Path, undisturbed: Path, soak: Soak) -> None:
+    """In every run of the tests test_kills.py has each phase, and the test below three kills."""
     phases = ["start-up", "evaluation", "save"]
     kills_end_equal("horovod-gloo", 2, tmp_path / "run", undisturbed, phases, soak)
 
@@ -231,7 +233,6 @@ def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) ->
 @pytest.mark.parametrize(
     ("processes", "every", "stops"),
     [
-        (1, 1, ["save 10", "step 18"]),
         (3, 1, ["save 10", "step 18"]),
         (1, 3, ["leave 8", "save 10", "evaluate 15", "step 18"]),
         (3, 3, ["save 10", "evaluate 15", "step 18"]),
@@ -259,7 +260,7 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
     for stop in stops:
         start = [sparse.__file__, str(every), *stop.split(), *words, f"run_dir={run}"]
         if processes > 1:
-            code = launch("torch", processes, *start).returncode
+            code = launch("forked", processes, *start).returncode
         else:
             code = subprocess.run([sys.executable, *start], timeout=100).returncode
         assert code in ([1] if processes > 1 else [75] if stop == "leave 8" else [-signal.SIGKILL])
@@ -292,10 +293,10 @@ def test_a_gradient_that_is_no_number_on_one_of_four_ends_all_of_them(
     """With one message, and nothing saved that it has touched."""
     (tmp_path / "poisoned.py").write_text(POISONED)
     run = tmp_path / "run"
-    done = launch("torch", 4, str(tmp_path / "poisoned.py"), *WORDS, f"run_dir={run}")
+    done = launch("forked", 4, str(tmp_path / "poisoned.py"), *WORDS, f"run_dir={run}")
     assert done.returncode != 0
     assert done.stderr.count("lsgd: the loss or a gradient of step 7 is not finite") == 1
     assert done.stderr.count("lsgd: ") == 1
-    assert "exitcode  : 3" in done.stderr
+    assert "has ended with exit code 3" in done.stderr
     assert saved(run).step == 6
     assert all(value.isfinite().all() for value in saved(run).model.values())

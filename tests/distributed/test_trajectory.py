@@ -10,11 +10,12 @@ from helpers.launching import launch
 
 from lsgd.comm.single import SingleComm
 
+pytestmark = pytest.mark.side_by_side
 HOROVOD = [pytest.mark.horovod]
 # Which process hosts what does not depend on the library, only the order of its sums does: so each
 # number of processes over one of them.
 LAUNCHES = [
-    *(("torch", processes) for processes in (2, 3, 8)),
+    *(("torch", processes) for processes in (2, 8)),
     pytest.param("horovod-gloo", 4, marks=HOROVOD),
     pytest.param("horovod-mpi", 3, marks=[*HOROVOD, pytest.mark.mpi]),
 ]
@@ -42,7 +43,8 @@ def together(folder: Path, alone: dict):
     def results(library: str, processes: int) -> dict:
         out = folder / f"{library}-{processes}"
         out.mkdir()
-        done = launch(library, processes, PROGRAM, str(out), library.split("-")[0])
+        launcher = "forked" if library == "torch" else library
+        done = launch(launcher, processes, PROGRAM, str(out), library.split("-")[0])
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         found = torch.load(out / "results.pt", weights_only=True)
         assert found["world_size"] == processes

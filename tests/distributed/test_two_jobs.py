@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 from helpers.launching import command
-from helpers.undisturbed import WORDS, assert_equal, rows
+from helpers.undisturbed import LINGERING, WORDS, assert_equal, rows
 
 from lsgd.run import lock
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
 
 
 @contextlib.contextmanager
 def job(folder: Path, processes: int = 1) -> Iterator["subprocess.Popen[str]"]:
-    """The run, alone or under torchrun; of which none is left."""
-    arguments = ["-m", "lsgd.train", *WORDS, f"run_dir={folder}"]
+    """The run, by one process or several; of which none is left."""
+    arguments = ["-m", "lsgd.train", *WORDS, LINGERING, f"run_dir={folder}"]
     start = [sys.executable, *arguments]
     if processes > 1:
-        start = command("torch", processes, *arguments)
+        start = command("forked", processes, *arguments)
     with subprocess.Popen(
         start, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as it:

@@ -54,7 +54,7 @@ comm.close()
 @pytest.mark.slow
 def test_who_is_slow_is_named_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
-    done = launch("torch", 2, str(tmp_path / "planted.py"), str(tmp_path))
+    done = launch("forked", 2, str(tmp_path / "planted.py"), str(tmp_path))
     assert done.returncode == 0, done.stderr
     for case, rank, cause in (("loader", 1, "data wait"), ("forward", 0, "forward")):
         (folder,) = (tmp_path / case / "profile").iterdir()

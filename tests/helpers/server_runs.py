@@ -66,12 +66,17 @@ def sync(servers: int = 3, topology: str = "central", placement: str = "greedy")
     return StrategySettings("sync", servers=servers, topology=topology, placement=placement)
 
 
-CASES = {
-    f"{servers} {topology} {placement}": sync(servers, topology, placement)
-    for servers, topology, placement in product((1, 2, 3, 5), ("central", "colocated"), PLACEMENTS)
-    if servers > 1 or placement == "greedy"
-}
-"""All ways to place the servers; a single one has everything."""
+TOPOLOGIES = "central", "colocated"
+PLACED = [
+    *((1, topology, "greedy") for topology in TOPOLOGIES),
+    *(
+        (servers, TOPOLOGIES[number % 2], placement)
+        for number, (servers, placement) in enumerate(product((2, 3, 5), PLACEMENTS))
+    ),
+]
+CASES = {" ".join(map(str, each)): sync(*each) for each in PLACED}
+"""Ways to place the servers, in which any two of number, topology and placement meet; a single
+server has everything, wherever it is placed."""
 
 
 class TinyImages(AveragedImages):

@@ -4,7 +4,6 @@ import math
 import random
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,22 +79,9 @@ def check_epoch(epoch: Epoch, tickets: int) -> None:
 workers_, tickets_, seeds = st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**32)
 
 
-@pytest.mark.slow
-@settings(max_examples=5000)
+@settings(max_examples=200)
 @given(workers=workers_, backup=st.integers(0, 7), tickets=tickets_, seed=seeds)
 def test_updates_of_first_pushes(workers: int, backup: int, tickets: int, seed: int) -> None:
-    check_barrier(workers, backup, tickets, seed)
-
-
-@settings(max_examples=100)
-@given(workers=workers_, backup=st.integers(0, 7), tickets=tickets_, seed=seeds)
-def test_updates_of_first_pushes_in_short(
-    workers: int, backup: int, tickets: int, seed: int
-) -> None:
-    check_barrier(workers, backup, tickets, seed)
-
-
-def check_barrier(workers: int, backup: int, tickets: int, seed: int) -> None:
     pushes = max(1, workers - backup)
     epoch = interleaved(Barrier(workers, pushes=pushes, tickets=tickets), tickets, workers, seed)
     check_epoch(epoch, tickets)
@@ -112,22 +98,9 @@ def check_barrier(workers: int, backup: int, tickets: int, seed: int) -> None:
         assert used == list(range(tickets))
 
 
-@pytest.mark.slow
-@settings(max_examples=5000)
+@settings(max_examples=200)
 @given(workers=workers_, slack=st.sampled_from([0, 1, 3, math.inf]), tickets=tickets_, seed=seeds)
 def test_updates_of_single_pushes(workers: int, slack: float, tickets: int, seed: int) -> None:
-    check_bounded(workers, slack, tickets, seed)
-
-
-@settings(max_examples=100)
-@given(workers=workers_, slack=st.sampled_from([0, 1, 3, math.inf]), tickets=tickets_, seed=seeds)
-def test_updates_of_single_pushes_in_short(
-    workers: int, slack: float, tickets: int, seed: int
-) -> None:
-    check_bounded(workers, slack, tickets, seed)
-
-
-def check_bounded(workers: int, slack: float, tickets: int, seed: int) -> None:
     epoch = interleaved(Bounded(workers, slack=slack), tickets, workers, seed)
     check_epoch(epoch, tickets)
     assert not epoch.dropped

@@ -323,8 +323,8 @@ def test_the_same_bits_on_any_number_of_processes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_times_are_another_run(kind: str) -> None:
-    one, other = (alone(*KINDS[kind], *UNEVEN, f"cluster.seed={seed}") for seed in (0, 1))
-    assert difference(one, other) > 1e-6
+    words = [*KINDS[kind], *UNEVEN]
+    assert difference(alone(*words), alone(*words, "cluster.seed=1")) > 1e-6
 
 
 def goes_on(kind: str, cut: int, processes: int) -> None:
@@ -358,7 +358,7 @@ def test_servers_that_are_ahead_of_others_go_on_in_mid_epoch(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(sorted(KINDS)), cut=st.integers(1, 39), processes=st.sampled_from([1, 3])
 )
