@@ -1,9 +1,9 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `spark`,
-`java`, `tensorflow`, `torchfold`, `gpu` or `data` is skipped where that is missing, unless the environment variable
-LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and what can be fetched
-is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a small disk, and
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `spark`, `java`,
+`tensorflow`, `torchfold`, `gpu` or `data` is skipped where that is missing, unless the environment
+variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and what can be
+fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a small disk, and
 `calls`, the versions for which the calls of a step are known.
 """
 

@@ -35,7 +35,7 @@ POLL = 0.25
 """Seconds between looks for what a trial is to be told."""
 ANSWER = 10.0
 """Seconds that a master has to answer."""
-ARRIVAL = 30
+ARRIVAL = 120
 """Seconds in which there have to be executors for all processes of a trial."""
 SETTINGS = {
     "spark.app.name": "lsgd.search",
@@ -275,7 +275,8 @@ def _started(master: str | None, slots: int, log: Path) -> Iterator[Any]:
         try:
             gateway = launch_gateway(
                 SparkConf(loadDefaults=False).setAll([*settings.items()]),
-                {"stdout": output, "stderr": output},
+                # What ends this process is to reach its trials, by way of Spark.
+                {"stdout": output, "stderr": output, "start_new_session": True},
             )
         except PySparkException:
             raise Refused(
