@@ -47,9 +47,12 @@ SETTINGS = {
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }
+SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java starts with half the work where it is not prepared for much."""
 HERE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.defaultJavaOptions": SMALL_JAVA,
 }
 """Settings of a Spark on this machine alone."""
 FEW_SLOTS, CHANGING_SLOTS = "SPARK-24819", "SPARK-24942"
@@ -179,8 +182,12 @@ def _outcome(session: _Session, sent: SentTrial, processes: int, stop: Stop) -> 
                     session.context.cancelJobGroup(group)
     try:
         first, *_ = job.result()
+    except Refused:
+        if stop.leaving:  # Spark may have been told the same
+            return None
+        raise
     except _Failed as failure:
-        if cancelled:
+        if cancelled or stop.leaving:
             return None
         ending = Lost.read(str(failure))
         return Returned(ending or Ending(1, f"Spark has lost it: {failure.reason}", lost=True))
@@ -270,6 +277,7 @@ def _started(master: str | None, slots: int, log: Path) -> Iterator[Any]:
     from pyspark.java_gateway import launch_gateway
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JAVA)
     settings = SETTINGS | ({"spark.master": master} if master else {})
     with log.open("a") as output:
         try:
@@ -289,7 +297,7 @@ def _started(master: str | None, slots: int, log: Path) -> Iterator[Any]:
     master = str(conf.get("spark.master"))
     _check_master(master)
     for key, value in (HERE if master.startswith("local") else {}).items():
-        conf.set(key, value)
+        conf.setIfMissing(key, value)
     # Those of this process are all there is; others may still come.
     patience = 1 if re.match(r"local($|\[)", master) else ARRIVAL
     conf.set("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", str(patience))

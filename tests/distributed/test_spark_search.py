@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from lsgd.job import members
 from lsgd.search.record import load
 from lsgd.search.spark import OnSpark
 from lsgd.search.stop import Stop
+from lsgd.search.task import ROWS
 from lsgd.supervise.verdict import Ending
 from lsgd.trials.launch import TrialLauncher
 from lsgd.trials.trial import Trial
@@ -84,6 +86,24 @@ def test_one_fails_one_is_given_up_and_nothing_is_left(small: Place) -> None:
     assert not [*(small.folder / "runs").glob("spark-*")]
 
 
+@pytest.mark.slow
+def test_executors_that_do_not_see_the_folder_prune_nothing(
+    small: Place, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another disk is mounted for them where the search runs, as the rights to mount are there."""
+    hide = 'mount -t tmpfs lsgd-test "$0" && exec "$@"'
+    python = program(
+        small.folder / "hidden",
+        *["unshare", "--mount", "sh", "-c", hide, small.folder, sys.executable],
+    )
+    monkeypatch.setenv("PYSPARK_PYTHON", python)
+    code, said = search(small, "local[1]", "prune={rule: median}")
+    assert code == 2
+    assert f"lsgd: the executors of Spark do not see {small.folder}, so that no trial" in said
+    assert "start in a folder that they share, or write prune=null" in said
+    assert not (small.folder / TRIALS).exists()
+
+
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSpark]:
     """Two executors for trials of two processes, in a folder of their own."""
@@ -97,6 +117,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSpark]:
     signal.signal(signal.SIGINT, handler)
 
 
+@pytest.fixture(scope="module")
+def one(spark: OnSpark) -> OnSpark:
+    """The same, for trials of one process."""
+    place = OnSpark(TrialLauncher("spark", {"--np": "1"}))
+    place._opened = spark._opened
+    return place
+
+
 def trial_of(seed: int, *words: str) -> Trial:
     words = (*WORDS[1:], *words, f"seed={seed}")
     return Trial(config.load_recipe(["+recipe=digits", *words]), list(words))
@@ -106,11 +134,16 @@ def train(spark: OnSpark, trial: Trial, stop: Stop | None = None) -> Ending | No
     return spark.train(trial, stop or Stop([]), lambda what: None)
 
 
-def processes(trial: Trial) -> list[psutil.Process]:
-    """Those of a trial that is under way, by rank."""
+def processes(trial: Trial, count: int) -> list[psutil.Process]:
+    """Those of a trial that is under way, by rank, once they are so many."""
     folder = trial.folder.absolute()
-    until(lambda: len(members.members(folder)) == 2, seconds=200)
-    return [psutil.Process(each.pid) for each in members.members(folder)]
+
+    def running() -> list[int]:
+        there = {*members.running(folder)}
+        return [each.pid for each in members.members(folder) if each.pid in there]
+
+    until(lambda: len(running()) == count, seconds=200)
+    return [psutil.Process(pid) for pid in running()]
 
 
 @pytest.mark.slow
@@ -125,48 +158,55 @@ def test_two_processes_train_what_two_of_a_launcher_do(spark: OnSpark, tmp_path:
     assert rows(trial.folder, "start")[0]["machine"] == rows(tmp_path, "start")[0]["machine"]
 
 
-def worker(process: psutil.Process) -> psutil.Process:
-    """The process of Python that runs the task."""
-    return process.parents()[0]
-
-
 def executor(process: psutil.Process) -> psutil.Process:
-    """The process of Java above that."""
+    """The process of Java that the process belongs to."""
     return next(each for each in process.parents() if "java" in each.name())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3, 4], ids=["cancelled", "worker", "executor", "process"])
-def test_what_is_killed_leaves_nothing(spark: OnSpark, seed: int) -> None:
-    """The trial counts as crashed: its task is cancelled, or the worker, the executor or the
-    process of the second task is killed."""
-    trial = trial_of(seed, *ENDLESS)
+@pytest.mark.parametrize("victim", ["task", "worker", "executor"])
+def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str) -> None:
+    """The trial counts as crashed, and the search may start it once more."""
+    trial = trial_of(1, *ENDLESS)
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(train, spark, trial)
-        both = processes(trial)
-        assert len({executor(each) for each in both}) == 2
-        match seed:
-            case 1:
-                assert spark._opened
-                spark._opened.context.cancelAllJobs()
-            case 2:
-                worker(both[1]).kill()
-            case 3:
-                executor(both[1]).kill()
-            case 4:
-                both[1].kill()
-        ending = job.result(timeout=120)
+        job = pool.submit(train, one, trial)
+        [process] = processes(trial, 1)
+        match victim:
+            case "task":
+                assert one._opened
+                one._opened.context.cancelAllJobs()
+            case "worker":
+                process.parents()[0].kill()
+            case "executor":
+                executor(process).kill()
+        ending = job.result(timeout=200)
     assert ending
-    assert ending.code in ([1, 5] if seed == 4 else [1]), ending
-    until(lambda: not any(each.is_running() for each in both), seconds=60)
-    assert members.running(trial.folder.absolute()) == []
+    assert (ending.code, ending.lost) == (1, True), ending
+    assert ending.cause.startswith("Spark has lost it: ")
+    until(lambda: not process.is_running(), seconds=60)
+    until(lambda: members.running(trial.folder.absolute()) == [], seconds=60)
 
 
 @pytest.mark.slow
-def test_a_trial_that_is_told_to_leave_has_saved(spark: OnSpark) -> None:
+def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
+    """The first cannot go on either, and nothing stays."""
+    trial = trial_of(2, *ENDLESS)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(train, spark, trial)
+        both = processes(trial, 2)
+        assert len({executor(each) for each in both}) == 2
+        both[1].kill()
+        ending = job.result(timeout=200)
+    assert ending
+    assert ending.code in (1, 5), ending
+    until(lambda: not any(each.is_running() for each in both), seconds=60)
+
+
+@pytest.mark.slow
+def test_a_trial_that_is_told_to_leave_has_saved(one: OnSpark) -> None:
     trial, stop = trial_of(5, *ENDLESS), Stop([])
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(train, spark, trial, stop)
+        job = pool.submit(train, one, trial, stop)
         until(lambda: rows(trial.folder, "train") if trial.run else [], seconds=200)
         stop.prune()
         ending = job.result(timeout=120)
@@ -187,15 +227,12 @@ def test_what_no_task_starts(spark: OnSpark) -> None:
 
 @pytest.mark.slow
 def test_executors_that_see_no_folder_send_the_rows(spark: OnSpark) -> None:
-    trial, session = trial_of(7), spark._opened
-    assert session
-    alone = OnSpark(TrialLauncher("spark", {"--np": "1"}))
-    alone._opened = type(session)(session.context, session.log, session.token)
-    assert train(alone, trial) == Ending(0, "done"), trial.log.read_text()
+    trial, place = trial_of(7), OnSpark(TrialLauncher("spark", {"--np": "2"}))
+    assert spark._opened
+    place._opened = replace(spark._opened, folder=None)
+    assert train(place, trial) == Ending(0, "done"), trial.log.read_text()
     run = trial.run
     assert run
     assert run.finished
-    assert {path.name for path in trial.folder.iterdir()} == {
-        "config.yaml", "metrics.jsonl", "supervise.log",
-    } | {path.name for path in trial.folder.glob("supervised*") if path.is_dir()}  # fmt: skip
+    assert {path.name for path in trial.folder.iterdir()} == {*ROWS, "supervise.log"}
     assert "run folder " in trial.log.read_text()

@@ -1,17 +1,24 @@
 """Spark as a place for trials, without Spark: words, what is missing, and what a task does."""
 
 import os
+import pickle
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from helpers.studies import until
 
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.job.launcher import Launch, detect
 from lsgd.search import spark as module
 from lsgd.search.__main__ import main
+from lsgd.search.stop import Stop
 from lsgd.search.task import Lost, SentTrial, Told, sees, tell, train
 from lsgd.supervise.verdict import Ending
 from lsgd.trials.launch import TrialLauncher
@@ -90,6 +97,27 @@ def test_what_went_wrong_is_found_in_what_spark_says() -> None:
     assert Lost.read(f"Traceback:\n  x\nlsgd.search.task.Lost: {Lost(ending)}\n\tat org") == ending
 
 
+def test_what_a_process_has_said_is_how_the_trial_ended(
+    sent: SentTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that Spark has lost the trial, which would be started once more."""
+    session = module._Session(None, tmp_path / "log", Path("token"), str(tmp_path))
+    said = "Job aborted\n"
+
+    def fail(*_: object) -> list[object]:
+        raise module._Failed(said)
+
+    monkeypatch.setattr(module, "_collect", fail)
+    returned = module._outcome(session, sent, 2, Stop([]))
+    assert returned
+    assert returned.ending == Ending(1, "Spark has lost it: Job aborted", lost=True)
+    refused = Ending(2, "process 1 on b (pid 3) was refused: no data")
+    said += f"Lost: {Lost(refused)}\n"
+    returned = module._outcome(session, sent, 2, Stop([]))
+    assert returned
+    assert returned.ending == refused
+
+
 def test_a_trial_is_told_by_a_file(tmp_path: Path) -> None:
     told = Told(tmp_path / "leave")
     assert not told
@@ -164,3 +192,36 @@ def test_an_executor_that_does_not_see_the_folder_is_named(sent: SentTrial, tmp_
     (tmp_path / "token").unlink()
     error = train(sent, Tasks("", "4321")).error
     assert f"{tmp_path} is not seen by the executor on {os.uname().nodename}, though" in str(error)
+
+
+OUTLIVES = """
+import sys
+from test_spark_place import Tasks
+from lsgd.search.task import train
+import pickle
+train(pickle.load(sys.stdin.buffer), Tasks("", "4321"))
+"""
+
+
+def test_a_second_process_does_not_outlive_its_task(sent: SentTrial, tmp_path: Path) -> None:
+    """Though the first is on another machine, and does not know."""
+    (tmp_path / "python").write_text(
+        "#!/bin/sh\necho $$ > pid.tmp\nmv pid.tmp pid\nexec sleep 600\n"
+    )
+    task = subprocess.Popen(
+        [sys.executable, "-c", OUTLIVES],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert task.stdin
+    task.stdin.write(pickle.dumps(sent))
+    task.stdin.close()
+    until(lambda: (tmp_path / "pid").exists())
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        task.kill()
+        task.wait()
+        until(lambda: not psutil.pid_exists(pid), seconds=30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
