@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,13 @@ from typing import Any
 
 from lsgd import files
 from lsgd.errors import Refused
+from lsgd.job.launcher import LIFE
+from lsgd.job.members import TAG
 from lsgd.launch.commands import carried
 from lsgd.search.stop import Stop
 from lsgd.search.task import Lost, Returned, SentTrial, sees, tell, train
 from lsgd.supervise.logbook import open_logbook
+from lsgd.supervise.seat import SEAT
 from lsgd.supervise.verdict import Ending
 from lsgd.trials.launch import TrialLauncher
 from lsgd.trials.trial import Trial, ended
@@ -219,12 +222,19 @@ def _collect(
                 "Spark changes the number of its executors, and the processes of a trial need "
                 "theirs at once; configure spark.dynamicAllocation.enabled=false"
             ) from None
-        if context._jsc is None or context._jsc.sc().isStopped():
+        if _has_gone(context):
             raise Refused(
-                f"Spark at {session.context.master} has gone; see {session.log}, and give the same "
-                "command again"
+                f"Spark at {context.master} has gone; see {session.log}, and give the same command "
+                "again"
             ) from None
         raise _Failed(str(error)) from None
+
+
+def _has_gone(context: Any) -> bool:
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except Exception:  # its Java does not answer
+        return True
 
 
 def _runs(context: Any, group: str) -> bool:
@@ -261,8 +271,8 @@ def _sees(folder: str, token: Path, _: Iterator[int]) -> Iterator[bool]:
 
 def _environment() -> dict[str, str]:
     """The variables of this process that its trials are to have."""
-    threads = ["OMP_NUM_THREADS"] if "OMP_NUM_THREADS" in os.environ else []
-    return {name: os.environ[name] for name in [*carried(os.environ), *threads]}
+    names = {*carried(os.environ), *(os.environ.keys() & {"OMP_NUM_THREADS"})}
+    return {name: os.environ[name] for name in sorted(names - {TAG, SEAT, LIFE})}
 
 
 @contextmanager
@@ -311,7 +321,8 @@ def _started(master: str | None, slots: int, log: Path) -> Iterator[Any]:
     try:
         yield context
     finally:
-        context.stop()
+        with suppress(Py4JError):  # where Java has gone before
+            context.stop()
 
 
 def _check_master(master: str) -> None:
