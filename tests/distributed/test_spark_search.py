@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers.studies import TRIALS, Place, opened, until
-from helpers.undisturbed import WORDS, assert_equal, rows
+from helpers.undisturbed import assert_equal, rows
 
 from lsgd import config
 from lsgd.errors import Refused
@@ -30,7 +30,8 @@ from lsgd.trials.trial import Trial
 pytestmark = [pytest.mark.distributed, pytest.mark.spark, pytest.mark.java]
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
 SMALL_TRIAL = Path(__file__).parents[1] / "helpers/small_trial.py"
-ENDLESS = ["epochs=10000", "schedule.milestones=[]", "schedule.warmup_epochs=0.5"]
+SHORT = ["epochs=2", "schedule.milestones=[]", "schedule.warmup_epochs=0.5", "log_steps=1"]
+ENDLESS = ["epochs=10000"]
 
 
 def program(path: Path, *command: object) -> str:
@@ -126,7 +127,7 @@ def one(spark: OnSpark) -> OnSpark:
 
 
 def trial_of(seed: int, *words: str) -> Trial:
-    words = (*WORDS[1:], *words, f"seed={seed}")
+    words = (*SHORT, *words, f"seed={seed}")
     return Trial(config.load_recipe(["+recipe=digits", *words]), list(words))
 
 
