@@ -1,5 +1,6 @@
 """Searches whose trials are trained by the executors of a real Spark on this machine."""
 
+import os
 import re
 import shlex
 import signal
@@ -103,6 +104,29 @@ def test_executors_that_do_not_see_the_folder_prune_nothing(
     assert not (small.folder / TRIALS).exists()
 
 
+def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: Place) -> None:
+    """As a terminal sends it: to all processes of the group."""
+    words = ["+search=small", "--launch", "spark", "--master", "local[1]", "epochs=100000"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "lsgd.search", *words],
+        cwd=small.folder,
+        env=small.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    small.begun.append(job)
+    until(lambda: any(small.epochs_of_all()), seconds=200)
+    os.killpg(job.pid, signal.SIGINT)
+    said, _ = job.communicate(timeout=100)
+    assert job.returncode == 75, said
+    assert "stopped; the same command goes on with it" in said
+    [log] = (small.folder / TRIALS).glob("*.log")
+    assert "was preempted and has saved" in log.read_text()
+    assert not any(map(psutil.pid_exists, started(small)))
+
+
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSpark]:
     """Two executors for trials of two processes, in a folder of their own."""
@@ -161,10 +185,10 @@ def executor(process: psutil.Process) -> psutil.Process:
     return next(each for each in process.parents() if "java" in each.name())
 
 
-@pytest.mark.parametrize("victim", ["task", "worker", "executor"])
-def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str) -> None:
+@pytest.mark.parametrize(("victim", "seed"), [("task", 1), ("worker", 2), ("executor", 3)])
+def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str, seed: int) -> None:
     """The trial counts as crashed, and the search may start it once more."""
-    trial = trial_of(1, *ENDLESS)
+    trial = trial_of(seed, *ENDLESS)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(train, one, trial)
         [process] = processes(trial, 1)
@@ -186,7 +210,7 @@ def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str) -> None:
 
 def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
     """The first cannot go on either, and nothing stays."""
-    trial = trial_of(2, *ENDLESS)
+    trial = trial_of(4, *ENDLESS)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(train, spark, trial)
         both = processes(trial, 2)
