@@ -1,9 +1,9 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `tensorflow`,
-`torchfold`, `gpu` or `data` is skipped where that is missing, unless the environment variable
-LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and what can be fetched
-is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a small disk, and
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `spark`, `java`,
+`tensorflow`, `torchfold`, `gpu` or `data` is skipped where that is missing, unless the environment
+variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and what can be
+fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a small disk, and
 `calls`, the versions for which the calls of a step are known.
 """
 
@@ -63,6 +63,11 @@ MISSING = {
         "the models of Kubeflow's jobs are not installed: pip install kubeflow-training",
     ),
     "ray": (find_spec("ray") is None, "Ray is not installed: pip install 'lsgd[ray]'"),
+    "spark": (find_spec("pyspark") is None, "Spark is not installed: pip install 'lsgd[spark]'"),
+    "java": (
+        shutil.which("java") is None,
+        "Java is not installed: apt install openjdk-17-jre-headless",
+    ),
     # Of 1.6 GB: where it is required a test makes it, and fails if it cannot.
     "tensorflow": (
         not place(NAME, REQUIREMENTS).is_dir() and "tensorflow" not in REQUIRED,

@@ -3,6 +3,9 @@
 A tag is an environment variable and its value. Whatever a tagged process starts on this machine
 inherits it, through launchers, daemons and forks, and shows it in /proc, whichever process group or
 session it has moved to, as those of mpirun and horovodrun do.
+
+`python -m lsgd.job.ending NAME VALUE SECONDS` waits for the end of its standard input, then ends
+all that has this tag: who holds the other end of the pipe leaves nothing behind, even if killed.
 """
 
 import os
@@ -94,3 +97,16 @@ def end_with_parent(grace: float) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=watch, name="parent's end", daemon=True).start()
+
+
+def main(name: str, value: str, grace: str) -> None:
+    """Wait for the end of standard input, then end every process with this tag."""
+    # What ends the holder of the pipe is not to end this before its work is done.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end((name, value), float(grace))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -29,7 +29,7 @@ def find_python() -> str:
 
 def gpus_per_machine(launcher: str, options: Mapping[str, str]) -> int | None:
     """The GPUs of each machine, where processes are counted by these; None where in all."""
-    if "--gpus" in options or (LAUNCHERS[launcher].submits and "--np" not in options):
+    if "--gpus" in options or ("--np" not in options and LAUNCHERS[launcher].submits):
         return int(options.get("--gpus", GPUS))
     return None
 

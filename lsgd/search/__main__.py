@@ -7,6 +7,7 @@
     python -m lsgd.search +search=digits worker_batch=32        # … or hold for all its trials
     python -m lsgd.search --report runs/searches/a runs/searches/b --out FOLDER   # one page on both
     python -m lsgd.search +search=digits --launch slurm --nodes 1 --jobs 8   # 8 in the queue
+    python -m lsgd.search +search=digits --launch spark --master spark://HOST:7077 --jobs 8
 
 A point is one value of each field of the search's space, in recipes/search/NAME.yaml; its trials
 are runs like those of a study, one for each of `seeds`, in runs/trials/NAME-seedS-FINGERPRINT: one
@@ -42,7 +43,7 @@ from lsgd.job.command import run_alone
 from lsgd.report.libraries import check_libraries
 from lsgd.search.controller import Controller, say
 from lsgd.search.folder import locked, open_folder
-from lsgd.search.places import place_for
+from lsgd.search.places import Place, place_for
 from lsgd.search.point import RUNNING, Point, best_of
 from lsgd.search.record import load, record_of, save
 from lsgd.search.report import write_page
@@ -74,7 +75,13 @@ def search(argv: Sequence[str]) -> int:
         return 0
     if request.jobs > 1:
         share_cores(request.launcher, request.jobs)
-    signals = catch_stop_signals()
+    with place.open(folder, request.jobs, prunes=bool(request.space.search.prune)):
+        return go(request, engine, place, folder)
+
+
+def go(request: SearchRequest, engine: "Engine", place: Place, folder: Path) -> int:
+    """Try the points that are left, compare the best, and report; returns the exit code."""
+    signals = catch_stop_signals()  # after Spark, which takes one for itself
     controller = Controller(request.space, engine, place, folder, signals)
     done = sum(point.state != RUNNING for point in engine.points())
     say(f"{folder}: {controller.budget} points, {done} of them tried")

@@ -14,9 +14,10 @@ from lsgd.recipe.search import Value
 from lsgd.run.read import Run
 from lsgd.run.rows import number, read_rows
 from lsgd.search.folder import lock, locked
-from lsgd.search.places import Place, Stop
+from lsgd.search.places import Place
 from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING
 from lsgd.search.space import Space, in_short
+from lsgd.search.stop import Stop
 from lsgd.supervise.logbook import Taken
 from lsgd.trials.attempt import duration, failure
 from lsgd.trials.trial import Trial, ended

@@ -1,14 +1,16 @@
-"""Where the trials of a search are trained: by this process, or in the queue of a cluster."""
+"""Where the trials of a search are trained: by this process, in Slurm's queue, or on Spark."""
 
 import re
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, overload
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from lsgd.errors import Refused
+from lsgd.search.stop import Stop
 from lsgd.supervise.verdict import Ending
 from lsgd.trials.attempt import attempt
 from lsgd.trials.launch import TrialLauncher
@@ -19,33 +21,15 @@ POLL = 1.0
 """Seconds between questions to a cluster."""
 
 
-@dataclass
-class Stop(Sequence[int]):
-    """Why a trial is to save and leave: as signals, of which more may come while it is trained."""
-
-    leaving: Sequence[int]
-    """Those that the search itself has received."""
-    pruned: list[int] = field(default_factory=list)
-    """One, if the trial is not worth finishing."""
-
-    def __len__(self) -> int:
-        return len(self.leaving) + len(self.pruned)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        return [*self.pruned, *self.leaving][index]
-
-    def prune(self) -> None:
-        """Tell the trial to leave, once."""
-        if not self.pruned:
-            self.pruned.append(signal.SIGTERM)
-
-
 class Place(Protocol):
     """Where trials are trained; each is trained in a thread of its own."""
+
+    def open(self, folder: Path, jobs: int, *, prunes: bool) -> AbstractContextManager[None]:
+        """Within this context it can train so many trials at a time of the search in `folder`.
+
+        Raises Refused where it cannot, or where trials cannot be told to leave and the search
+        `prunes`.
+        """
 
     def train(self, trial: Trial, stop: Stop, say: Callable[[str], None]) -> Ending | None:
         """Start the trial, or go on with it, and wait until all its processes have ended.
@@ -62,6 +46,10 @@ class Here:
 
     launcher: TrialLauncher
 
+    def open(self, folder: Path, jobs: int, *, prunes: bool) -> AbstractContextManager[None]:
+        """As Place has it."""
+        return nullcontext()
+
     def train(self, trial: Trial, stop: Stop, say: Callable[[str], None]) -> Ending | None:
         """As Place has it."""
         return attempt(self.launcher, trial, stop, say)
@@ -72,6 +60,10 @@ class SlurmQueue:
     """In the queue of Slurm, which goes on with what it has when the search leaves."""
 
     launcher: TrialLauncher
+
+    def open(self, folder: Path, jobs: int, *, prunes: bool) -> AbstractContextManager[None]:
+        """As Place has it."""
+        return nullcontext()
 
     def train(self, trial: Trial, stop: Stop, say: Callable[[str], None]) -> Ending | None:
         """As Place has it."""
@@ -112,10 +104,18 @@ def _outcome(job: str) -> tuple[int, str]:
 
 
 def place_for(launcher: TrialLauncher) -> Place:
-    """Where this launcher has trials trained; raises Refused where nobody sees what they do."""
+    """Where this launcher has trials trained.
+
+    Raises Refused where nobody sees what they do, and without what Spark needs.
+    """
     if launcher.name == "k8s":
         raise Refused(
             "a search does not see what becomes of jobs on Kubernetes, whose runs lie in the "
             "claim; start the search itself in a pod that has the claim, with --launch local"
         )
+    if launcher.name == "spark":
+        # Only now, for the others do without it.
+        from lsgd.search.spark import OnSpark
+
+        return OnSpark(launcher)
     return SlurmQueue(launcher) if launcher.name == "slurm" else Here(launcher)

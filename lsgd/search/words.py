@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import Refused
-from lsgd.job.command import Parser
+from lsgd.job.command import Parser, count_from
 from lsgd.recipe.search import SEARCH_FIELDS
 from lsgd.search.space import Space
 from lsgd.trials.launch import TrialLauncher
@@ -53,7 +53,10 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         return ReportRequest(options.report, options.out)
     if options.out:
         raise Refused("--out is for --report; a search writes its page into its own folder")
-    words, launcher = read_launcher(options, rest)
+    on_spark = options.launch == "spark"
+    if options.master and not on_spark:
+        raise Refused("--master is where Spark runs; write --launch spark with it")
+    words, launcher = _on_spark(options, rest) if on_spark else read_launcher(options, rest)
     names, of_search, of_recipe = [], [], []
     for word in words:
         key, equals, value = word.partition("=")
@@ -86,7 +89,13 @@ def _parser(about: str, *, lists_searches: bool) -> Parser:
         more = f"{more}\nsearches:\n{_catalogue()}"
     usage = "python -m lsgd.search +search=NAME [key=value ...] [options]"
     parser = Parser("lsgd.search", about, usage=usage, epilog=more)
-    add_options(parser)
+    add_options(parser, more_launchers="; spark, with --np N and --master URL, trains on executors")
+    parser.add_argument(
+        "--master",
+        metavar="URL",
+        help="where Spark runs, such as spark://HOST:7077 (default: as spark-submit is configured, "
+        "or on this machine)",
+    )
     parser.add_argument(
         "--storage",
         metavar="URL",
@@ -102,6 +111,20 @@ def _parser(about: str, *, lists_searches: bool) -> Parser:
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     return parser
+
+
+def _on_spark(options: argparse.Namespace, rest: Sequence[str]) -> tuple[list[str], TrialLauncher]:
+    """The words among the rest, and what the executors of Spark are told."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--np", type=count_from(1), default=1)
+    known, words = parser.parse_known_args(rest)
+    if strange := [word for word in words if word.startswith("-")]:
+        raise Refused(
+            f"option {strange[0].partition('=')[0]} is not known to --launch spark, which takes "
+            "--np N, the processes of a trial, and --master URL"
+        )
+    master = {"--master": options.master} if options.master else {}
+    return words, TrialLauncher("spark", {"--np": str(known.np)} | master)
 
 
 def _catalogue() -> str:

@@ -2,8 +2,10 @@
 
 import os
 import subprocess
+import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 from lsgd.errors import Refused
@@ -52,6 +54,17 @@ class Seat:
                     "program that is there"
                 ) from None
             return self._process
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Within this context nothing of the process outlives this one, even if it is killed."""
+        helper = subprocess.Popen(
+            [sys.executable, "-m", "lsgd.job.ending", *self._tag, str(GRACE)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with helper:  # the end of the pipe, whoever closes it, makes it end what is left
+            yield
 
     def send(self, number: int) -> None:
         """Send the process a signal; from now on no other is started here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd.job.launcher import cores, detect
-from lsgd.launch.processes import count_processes, gpus_per_machine
+from lsgd.launch.processes import count_processes, gpus_per_machine, python
 from lsgd.trials.trial import Trial
 
 
@@ -16,11 +16,15 @@ class TrialLauncher:
     """The launcher that starts the trials, and the options it is given."""
 
     name: str
+    """That of a launcher of lsgd.launch, or spark, whose executors start each process."""
     options: dict[str, str]
 
     def command(self, trial: Trial) -> list[str]:
-        """What starts the trial, or goes on with it."""
+        """What starts the trial, or goes on with it; on Spark, what each of its processes runs."""
         folder, (_, options) = trial.folder, self.fitted(trial.recipe.most_processes)
+        if self.name == "spark":
+            recipe = f"+recipe={trial.recipe.name}"
+            return [python(), "-m", "lsgd.train", recipe, *trial.words, f"run_dir={folder}"]
         if self.name == "k8s":
             # Where the claim is mounted; and a name for each, as Kubernetes takes one only once.
             folder = Path("/lsgd") / folder
@@ -51,9 +55,10 @@ class TrialLauncher:
 def share_cores(launcher: TrialLauncher, jobs: int) -> None:
     """Give each of so many trials at a time its part of the threads.
 
-    Each would take as many as this machine has cores otherwise. What the caller has set stays.
+    Each would take as many as this machine has cores otherwise; a task of Spark has its own number.
+    What the caller has set stays.
     """
-    if not launcher.options.keys() & {"--hosts", "--nodes"}:
+    if launcher.name != "spark" and not launcher.options.keys() & {"--hosts", "--nodes"}:
         processes = count_processes(launcher.name, launcher.options)
         threads = max(1, cores(detect()) // (jobs * processes))
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

@@ -2,8 +2,8 @@
 
 It keeps a run folder as lsgd.train does, resumes it, and saves when it is told to leave. Its error
 is the lower, the nearer the lr is to that of its recipe. What SMALL_TRIALS, a JSON object, says for
-NAME-seedS, or for an lr above X by `lr>X`, happens instead of the second epoch. A file in the run
-folder tells if two processes ever train the same trial at once.
+NAME-seedS, or for an lr above X by `lr>X`, happens instead of the second epoch; but `slow` is what
+every epoch is. A file in the run folder tells if two processes ever train the same trial at once.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from lsgd import config
 from lsgd.job.members import last_words
 
-EPOCH = 0.01
+EPOCH, SLOW = 0.01, 0.5
 
 
 def train(words: list[str]) -> tuple[int, str]:
@@ -43,12 +43,12 @@ def train(words: list[str]) -> tuple[int, str]:
         done = sum('"epoch"' in line for line in file)
         write("start", pid=os.getpid())
         for epoch in range(done, recipe.epochs):
-            time.sleep(EPOCH)
+            time.sleep(SLOW if mishap == "slow" else EPOCH)
             if told:
                 return 75, "told to leave by a signal: saved"
             if epoch == 1 and mishap == "3":
                 write("diverged", text="loss is not finite")
-            if epoch == 1 and mishap:
+            if epoch == 1 and mishap not in ("", "slow"):
                 return int(mishap), "so it was planned"
             write("epoch", epoch=epoch + 1, val_top1_error=error)
     return 0, ""

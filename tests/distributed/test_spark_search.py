@@ -1,0 +1,256 @@
+"""Searches whose trials are trained by the executors of a real Spark on this machine."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.studies import TRIALS, Place, opened, until
+from helpers.undisturbed import assert_equal, rows
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.job import members
+from lsgd.search.record import load
+from lsgd.search.spark import OnSpark
+from lsgd.search.stop import Stop
+from lsgd.search.task import ROWS
+from lsgd.supervise.verdict import Ending
+from lsgd.trials.launch import TrialLauncher
+from lsgd.trials.trial import Trial
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.spark, pytest.mark.java]
+TWO_EXECUTORS = "local-cluster[2,1,1024]"
+SMALL_TRIAL = Path(__file__).parents[1] / "helpers/small_trial.py"
+SHORT = ["epochs=2", "schedule.milestones=[]", "schedule.warmup_epochs=0.5", "log_steps=1"]
+ENDLESS = ["epochs=10000"]
+
+
+def program(path: Path, *command: object) -> str:
+    """A program that is this command, with the words that it is given."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, command))} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def small(tmp_path: Path, installation: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A place for searches whose trials train nothing."""
+    python = program(tmp_path / "python", sys.executable, SMALL_TRIAL)
+    with opened(tmp_path, installation) as place:
+        planned = place.environment
+        monkeypatch.setattr(
+            place, "environment", lambda **plan: planned(**plan) | {"PYTHON": python}
+        )
+        yield place
+
+
+def search(place: Place, master: str, *words: str, **plan: str) -> tuple[int, str]:
+    words = ("+search=small", "--launch", "spark", "--master", master, *words)
+    return place.run(*words, command="search", **plan)
+
+
+def started(place: Place) -> set[int]:
+    """The pids of all that has ever been a process of a trial."""
+    folders = (place.folder / TRIALS).glob("*/supervised/*.jsonl")
+    return {int(path.stem.rpartition("-")[2]) for path in folders}
+
+
+def test_one_fails_one_is_given_up_and_nothing_is_left(small: Place) -> None:
+    """On two executors, two at a time; nothing of what Spark says by itself is on the screen."""
+    # The lr of the six: 1, 1, 0.01, 1e-4, 1e-4, 0.01.
+    words = ["epochs=100", "sampler=grid", "--jobs", "2"]
+    plan = {"lr>0": "slow", "lr>0.001": "", "lr>0.5": "3"}
+    prune = "prune={rule: median, after_trials: 1}"
+    code, said = search(small, TWO_EXECUTORS, *words, prune, **plan)
+    assert code == 0, said
+    assert re.match(r"Spark is ready after \d+ s\n", said)
+    assert "WARN" not in said
+    [folder] = (small.folder / "runs/searches").iterdir()
+    assert "WARN" in (folder / "spark.log").read_text()
+    states = [point.state for point in load(folder).points]
+    assert states == ["failed", "failed", "finished", "pruned", "pruned", "finished"], said
+    logs = [path.read_text() for path in (small.folder / TRIALS).glob("*.log")]
+    assert len(logs) == 6
+    assert sum("the job is to end" in log for log in logs) == 2
+    assert len(pids := started(small)) == 6
+    assert not any(map(psutil.pid_exists, pids))
+    assert not [*(small.folder / "runs").glob("spark-*")]
+
+
+def test_executors_that_do_not_see_the_folder_prune_nothing(
+    small: Place, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another disk is mounted for them where the search runs, as the rights to mount are there."""
+    hide = 'mount -t tmpfs lsgd-test "$0" && exec "$@"'
+    python = program(
+        small.folder / "hidden",
+        *["unshare", "--mount", "sh", "-c", hide, small.folder, sys.executable],
+    )
+    monkeypatch.setenv("PYSPARK_PYTHON", python)
+    code, said = search(small, "local[1]", "prune={rule: median}")
+    assert code == 2
+    assert f"lsgd: the executors of Spark do not see {small.folder}, so that no trial" in said
+    assert "start in a folder that they share, or write prune=null" in said
+    assert not (small.folder / TRIALS).exists()
+
+
+def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: Place) -> None:
+    """As a terminal sends it: to all processes of the group."""
+    words = ["+search=small", "--launch", "spark", "--master", "local[1]", "epochs=100000"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "lsgd.search", *words],
+        cwd=small.folder,
+        env=small.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    small.begun.append(job)
+    until(lambda: any(small.epochs_of_all()), seconds=200)
+    os.killpg(job.pid, signal.SIGINT)
+    said, _ = job.communicate(timeout=100)
+    assert job.returncode == 75, said
+    assert "stopped; the same command goes on with it" in said
+    [log] = (small.folder / TRIALS).glob("*.log")
+    assert "was preempted and has saved" in log.read_text()
+    assert not any(map(psutil.pid_exists, started(small)))
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSpark]:
+    """Two executors for trials of two processes, in a folder of their own."""
+    handler = signal.getsignal(signal.SIGINT)
+    with chdir(tmp_path_factory.mktemp("spark")):
+        place = OnSpark(TrialLauncher("spark", {"--np": "2", "--master": TWO_EXECUTORS}))
+        folder = Path("runs/searches/one")
+        folder.mkdir(parents=True)
+        with place.open(folder, 1, prunes=True):
+            yield place
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture(scope="module")
+def one(spark: OnSpark) -> OnSpark:
+    """The same, for trials of one process."""
+    place = OnSpark(TrialLauncher("spark", {"--np": "1"}))
+    place._opened = spark._opened
+    return place
+
+
+def trial_of(seed: int, *words: str) -> Trial:
+    words = (*SHORT, *words, f"seed={seed}")
+    return Trial(config.load_recipe(["+recipe=digits", *words]), list(words))
+
+
+def train(spark: OnSpark, trial: Trial, stop: Stop | None = None) -> Ending | None:
+    return spark.train(trial, stop or Stop([]), lambda what: None)
+
+
+def processes(trial: Trial, count: int) -> list[psutil.Process]:
+    """Those of a trial that is under way, by rank, once they are so many."""
+    folder = trial.folder.absolute()
+
+    def running() -> list[int]:
+        there = {*members.running(folder)}
+        return [each.pid for each in members.members(folder) if each.pid in there]
+
+    until(lambda: len(running()) == count, seconds=200)
+    return [psutil.Process(pid) for pid in running()]
+
+
+def test_two_processes_train_what_two_of_a_launcher_do(spark: OnSpark, tmp_path: Path) -> None:
+    """To the last bit, each on an executor of its own."""
+    trial = trial_of(0)
+    ending = train(spark, trial)
+    assert ending == Ending(0, "done"), trial.log.read_text()
+    launch = [sys.executable, "-m", "lsgd.launch", "local", "digits", *trial.words, "--np", "2"]
+    subprocess.run([*launch, f"run_dir={tmp_path}"], check=True, timeout=300, capture_output=True)
+    assert_equal(trial.folder, tmp_path, within=0.0)
+    assert rows(trial.folder, "start")[0]["processes"] == 2
+
+
+def executor(process: psutil.Process) -> psutil.Process:
+    """The process of Java that the process belongs to."""
+    return next(each for each in process.parents() if "java" in each.name())
+
+
+@pytest.mark.parametrize(("victim", "seed"), [("task", 1), ("worker", 2), ("executor", 3)])
+def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str, seed: int) -> None:
+    """The trial counts as crashed, and the search may start it once more."""
+    trial = trial_of(seed, *ENDLESS)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(train, one, trial)
+        [process] = processes(trial, 1)
+        match victim:
+            case "task":
+                assert one._opened
+                one._opened.context.cancelAllJobs()
+            case "worker":
+                process.parents()[0].kill()
+            case "executor":
+                executor(process).kill()
+        ending = job.result(timeout=200)
+    assert ending
+    assert (ending.code, ending.lost) == (1, True), ending
+    assert ending.cause.startswith("Spark has lost it: ")
+    until(lambda: not process.is_running(), seconds=60)
+    until(lambda: members.running(trial.folder.absolute()) == [], seconds=60)
+
+
+def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
+    """The first cannot go on either, and nothing stays."""
+    trial = trial_of(4, *ENDLESS)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(train, spark, trial)
+        both = processes(trial, 2)
+        assert len({executor(each) for each in both}) == 2
+        both[1].kill()
+        ending = job.result(timeout=200)
+    assert ending
+    assert ending.code in (1, 5), ending
+    until(lambda: not any(each.is_running() for each in both), seconds=60)
+
+
+def test_a_trial_that_is_told_to_leave_has_saved(one: OnSpark) -> None:
+    trial, stop = trial_of(5, *ENDLESS), Stop([])
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(train, one, trial, stop)
+        until(lambda: rows(trial.folder, "train") if trial.run else [], seconds=200)
+        stop.prune()
+        ending = job.result(timeout=120)
+    assert ending
+    assert ending.code == 75, ending
+    assert (trial.folder / "checkpoint.pt").exists()
+    assert not [*trial.folder.parent.glob("*.leave-*")]
+
+
+def test_what_no_task_starts(spark: OnSpark) -> None:
+    """What the first task finds is said here, and the second does not wait for it."""
+    trial = trial_of(6)
+    trial.folder.mkdir(parents=True)
+    (trial.folder / "mine").touch()
+    with pytest.raises(Refused, match="holds files of something else; write a new or empty"):
+        train(spark, trial)
+
+
+def test_executors_that_see_no_folder_send_the_rows(spark: OnSpark) -> None:
+    trial, place = trial_of(7), OnSpark(TrialLauncher("spark", {"--np": "2"}))
+    assert spark._opened
+    place._opened = replace(spark._opened, folder=None)
+    assert train(place, trial) == Ending(0, "done"), trial.log.read_text()
+    run = trial.run
+    assert run
+    assert run.finished
+    assert {path.name for path in trial.folder.iterdir()} == {*ROWS, "supervise.log"}
+    assert "run folder " in trial.log.read_text()
