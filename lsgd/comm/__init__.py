@@ -86,7 +86,8 @@ class Living(Pairing, Protocol):
         """From now on let process 0 answer so what a process asks that comes back."""
 
     def wait_for_life(self, process: int, after: int) -> int:
-        """Wait until a process is back in a later life than this one; returns which."""
+        """Wait until a process is back in a later life than this one; returns which. Raises
+        RuntimeError at the end of the job."""
 
     def open_pair(self, name: str, side: int) -> "Pair":
         """The connection of this name, whose other end another process opens meanwhile."""

@@ -7,10 +7,10 @@ its own to those that it works with, and at the next meeting of all is one of th
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,7 @@ class LivingComm(TorchComm):
                 "device=cpu, or start it by torchrun"
             )
         self.process, self.life = launch.rank, launch.life or 0
+        self._looking, self._closed = Lock(), False
         self.members = [(rank, 0) for rank in range(launch.world_size)]
         self.outside = self.life > 0 and self._others_have_met(launch, join_timeout)
         if not self.outside:
@@ -79,11 +80,13 @@ class LivingComm(TorchComm):
         number = 1
         with suppress(dist.DistError, RuntimeError):  # at the end of the job
             while True:
-                if store.check([f"ask/{number}"]):
-                    store.set(f"answer/{number}", pickle.dumps(answer()))
-                    number += 1
-                else:
+                if self._find(store, f"ask/{number}") is None:
                     time.sleep(LOOK)
+                    continue
+                said = pickle.dumps(answer())
+                with self._before_the_end():
+                    store.set(f"answer/{number}", said)
+                number += 1
 
     def broadcast_object(self, value: T) -> T:
         """The value of process 0, and outside of the group what it answers."""
@@ -118,14 +121,26 @@ class LivingComm(TorchComm):
         return Pair(store, side, timeout=self.timeout, join_timeout=self.join_timeout)
 
     def wait_for_life(self, process: int, after: int) -> int:
-        """Wait until a process is back in a later life than this one; returns which."""
+        """Wait until a process is back in a later life than this one; returns which. Raises
+        RuntimeError at the end of the job."""
         store = self.store.clone()
-        while True:
-            if store.check([f"life/{process}"]):
-                life = int(store.get(f"life/{process}"))
-                if life > after:
-                    return life
+        while (life := int(self._find(store, f"life/{process}") or 0)) <= after:
             time.sleep(LOOK)
+        return life
+
+    def _find(self, store: Any, key: str) -> bytes | None:
+        """What the store has of this name, None as long as it has nothing."""
+        with self._before_the_end():
+            return store.get(key) if store.check([key]) else None
+
+    @contextmanager
+    def _before_the_end(self) -> Iterator[None]:
+        """Within this context a thread may use the store, and `close` waits for it: one that is in
+        the store while Python ends would abort the process. Raises RuntimeError once closed."""
+        with self._looking:
+            if self._closed:
+                raise RuntimeError("the job is over")
+            yield
 
     def meet(self, name: str, members: list[tuple[int, int]] | None) -> None:
         """Make the group anew of these processes and lives, which one of them tells the others
@@ -155,6 +170,8 @@ class LivingComm(TorchComm):
         self.outside = False
 
     def close(self) -> None:
-        """Leave the group, if this process is in it."""
+        """Leave the group, if this process is in it, and look for nobody any more."""
+        with self._looking:
+            self._closed = True
         if not self.outside:
             super().close()
