@@ -34,7 +34,7 @@ CRASHES = 2
 
 
 @dataclass
-class Job:
+class OpenPoint:
     """A point that is being trained by this process: one trial for each seed, one after another."""
 
     number: int
@@ -58,7 +58,7 @@ class Controller:
         self.space, self.engine, self.place = space, engine, place
         self.folder, self.signals = folder, signals
         self.budget = space.search.points
-        self.active: dict[Future[str], Job] = {}
+        self.active: dict[Future[str], OpenPoint] = {}
         self.refusal: Refused | None = None
 
     def search(self, jobs: int) -> None:
@@ -101,7 +101,7 @@ class Controller:
     def _stopping(self) -> bool:
         return bool(self.signals or self.refusal)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> OpenPoint | None:
         """A point that has nobody, or a new one; None if there is none, or this search ends."""
         if self._stopping:
             return None
@@ -120,7 +120,7 @@ class Controller:
             assert held
             return self._job(number, held, step=0)
 
-    def _job(self, number: int, held: IO[str], step: int) -> Job | None:
+    def _job(self, number: int, held: IO[str], step: int) -> OpenPoint | None:
         """The point, which is this process's from now on; None if the recipe refuses it."""
         values = self.engine.values(number)
         try:
@@ -130,7 +130,7 @@ class Controller:
             held.close()
             self.refusal = error
             return None
-        job = Job(number, values, trials, Stop(self.signals), held, step=step)
+        job = OpenPoint(number, values, trials, Stop(self.signals), held, step=step)
         if step:  # of a search that was killed, perhaps before it had asked
             self._give_up_if_due(job)
         return job
@@ -139,7 +139,7 @@ class Controller:
         time.sleep(OTHERS)
         return any(point.state == RUNNING for point in self.engine.points())
 
-    def _train(self, job: Job) -> str:
+    def _train(self, job: OpenPoint) -> str:
         """Train the point with one seed after the other; returns why it has failed, if it has.
 
         It runs in a thread, while the thread of the search watches the rows.
@@ -180,7 +180,7 @@ class Controller:
             say(f"{why}; started once more")
         return run.state if run and run.diverged is not None else ""
 
-    def _watch(self, job: Job) -> None:
+    def _watch(self, job: OpenPoint) -> None:
         """Report what the runs of the point have written since, epoch by epoch.
 
         A point is given up by the first epoch at which it is due, even if a run has gone further.
@@ -193,14 +193,14 @@ class Controller:
                     self.engine.report(job.number, step, value)
                     self._give_up_if_due(job)
 
-    def _give_up_if_due(self, job: Job) -> None:
+    def _give_up_if_due(self, job: OpenPoint) -> None:
         last = len(job.trials) * job.trials[0].recipe.epochs
         if job.step < last and self.engine.gives_up(job.number):
             # Told before the run has left, so that nothing can come between the two.
             self._tell(job, PRUNED, f"given up after {job.step} of {last} epochs")
             job.stop.prune()
 
-    def _end(self, job: Job, future: "Future[str]") -> None:
+    def _end(self, job: OpenPoint, future: "Future[str]") -> None:
         """Tell what has become of a point whose trials have ended."""
         try:
             why = future.result()
@@ -220,13 +220,13 @@ class Controller:
         job.lock.close()
 
     def _tell(
-        self, job: Job, state: str, text: str, *, value: float | None = None, why: str = ""
+        self, job: OpenPoint, state: str, text: str, *, value: float | None = None, why: str = ""
     ) -> None:
         self.engine.tell(job.number, state, value=value, why=why)
         job.told = True
         self._say(job, text)
 
-    def _say(self, job: Job, what: str) -> None:
+    def _say(self, job: OpenPoint, what: str) -> None:
         say(f"point {job.number + 1} of {self.budget} ({in_short(job.values)}): {what}")
 
 

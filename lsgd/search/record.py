@@ -17,7 +17,7 @@ from lsgd.search.space import Space, words_of
 
 
 @dataclass(frozen=True)
-class Record:
+class SearchRecord:
     """One search, as far as it has come."""
 
     name: str
@@ -62,7 +62,7 @@ class Record:
         return total.total_seconds()
 
 
-def record_of(space: Space, points: Sequence[Point], name: str, command: str) -> Record:
+def record_of(space: Space, points: Sequence[Point], name: str, command: str) -> SearchRecord:
     """What there is of a search, with the runs by which it is compared."""
     search, best = space.search, best_of(points)
     seeds = search.compared_seeds if best else []
@@ -73,7 +73,7 @@ def record_of(space: Space, points: Sequence[Point], name: str, command: str) ->
         return found if len(found) == len(seeds) else []
 
     run = space.trials(best.values, search.seeds[:1])[0].run if best else None
-    return Record(
+    return SearchRecord(
         name,
         search.title,
         command,
@@ -88,7 +88,7 @@ def record_of(space: Space, points: Sequence[Point], name: str, command: str) ->
     )
 
 
-def save(record: Record, folder: Path) -> None:
+def save(record: SearchRecord, folder: Path) -> None:
     """Write the record; the tuned words are in it too, which a study may train with."""
     best = best_of(record.points)
     values = asdict(record) | {
@@ -100,14 +100,14 @@ def save(record: Record, folder: Path) -> None:
         file.write(json.dumps(values, indent=1, default=str).encode() + b"\n")
 
 
-def load(folder: Path) -> Record:
+def load(folder: Path) -> SearchRecord:
     """The record in the folder of a search; raises Refused if there is none."""
     try:
         values = json.loads((folder / POINTS).read_text(encoding="utf-8"))
         del values["tuned"], values["lsgd"]
         values["metric"] = METRICS[values["metric"]]
         values["points"] = [_point(each) for each in values["points"]]
-        return Record(**values)
+        return SearchRecord(**values)
     except (OSError, ValueError, LookupError, TypeError):
         raise Refused(
             f"{folder} has no {POINTS} of a search; write the folder of one, such as "

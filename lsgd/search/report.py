@@ -15,7 +15,7 @@ from lsgd.report.drawing import COLOURS, GREY, Figure, drawn
 from lsgd.report.wording import NONE, count
 from lsgd.rules.metric import Metric
 from lsgd.search.point import FAILED, FINISHED, PRUNED, STATES, Point, best_of
-from lsgd.search.record import Record
+from lsgd.search.record import SearchRecord
 from lsgd.search.space import in_short
 from lsgd.trials.attempt import duration
 
@@ -28,7 +28,7 @@ PARTS = 8
 """The parts of a range in each of which the lowest value is joined by a line."""
 
 
-def write_page(records: Sequence[Record], out: Path, command: str) -> None:
+def write_page(records: Sequence[SearchRecord], out: Path, command: str) -> None:
     """Write the page on these searches, all of one metric, into a folder that is there."""
     figures = _figures(records)
     content = _content(records, figures, command)
@@ -43,7 +43,7 @@ def write_page(records: Sequence[Record], out: Path, command: str) -> None:
             file.write(data)
 
 
-def _content(records: Sequence[Record], figures: list[Figure], command: str) -> Content:
+def _content(records: Sequence[SearchRecord], figures: list[Figure], command: str) -> Content:
     first, metric = records[0], records[0].metric
     points = [point for record in records for point in record.points]
     states = Counter(point.state for point in points)
@@ -67,7 +67,7 @@ def _content(records: Sequence[Record], figures: list[Figure], command: str) -> 
     return Content(first.title, lead, sections)
 
 
-def _comparison(records: Sequence[Record]) -> list[Block]:
+def _comparison(records: Sequence[SearchRecord]) -> list[Block]:
     """Each search's best point against the recipe as it is, with seeds that chose neither."""
     rows = []
     for record in records:
@@ -93,7 +93,7 @@ def _comparison(records: Sequence[Record]) -> list[Block]:
     ]
 
 
-def reduction(record: Record) -> tuple[float, float]:
+def reduction(record: SearchRecord) -> tuple[float, float]:
     """By what share the best point is below the recipe as it is: mean and standard deviation over
     the seeds by which they are compared."""
     shares = [1 - best / own for best, own in zip(record.best, record.default, strict=True)]
@@ -128,7 +128,7 @@ def _short(value: Value) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _time_table(records: Sequence[Record]) -> Table:
+def _time_table(records: Sequence[SearchRecord]) -> Table:
     rows = []
     for record in records:
         ended = len(record.in_order)
@@ -145,13 +145,13 @@ def _time_table(records: Sequence[Record]) -> Table:
     return Table(head, rows)
 
 
-def _versions(record: Record) -> str:
+def _versions(record: SearchRecord) -> str:
     start = record.start
     known = [f"{key} {start[key]}" for key in ("python", "torch", "device") if key in start]
     return "Runs: " + (", ".join(known) or "none yet") + "."
 
 
-def _figures(records: Sequence[Record]) -> list[Figure]:
+def _figures(records: Sequence[SearchRecord]) -> list[Figure]:
     if not any(point.state == FINISHED for record in records for point in record.points):
         return []
     figures = [_best_so_far(records)]
@@ -160,7 +160,7 @@ def _figures(records: Sequence[Record]) -> list[Figure]:
     return figures
 
 
-def _best_so_far(records: Sequence[Record]) -> Figure:
+def _best_so_far(records: Sequence[SearchRecord]) -> Figure:
     metric = records[0].metric
     groups: dict[str, list[list[float]]] = {}
     for record in records:
@@ -213,7 +213,7 @@ def spread_of(lines: Sequence[Sequence[float]]) -> tuple[list[float], list[float
     return middle, low, high
 
 
-def _against(records: Sequence[Record]) -> Figure | None:
+def _against(records: Sequence[SearchRecord]) -> Figure | None:
     """The values against the field that varies most, with a line for each choice of another."""
     points = [p for record in records for p in record.points if p.value is not None]
     ranged = [key for key, value in points[0].values.items() if isinstance(value, float)]

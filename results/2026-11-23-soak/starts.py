@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python starts.py FOLDER
 
-Two workers and a server, a process each, two jobs at a time, at a load of 10 or more: where other jobs make less of it,
-loops that want a core each make up for the rest. What each start took is in starts.json beside this
-file, and the same command goes on where it stopped.
+Two workers and a server, a process each, two jobs at a time, at a load of 10 or more: where other
+jobs make less of it, loops that want a core each make up for the rest. What each start took is in
+starts.json beside this file, and the same command goes on where it stopped.
 """
 
 import json

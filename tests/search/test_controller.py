@@ -16,9 +16,9 @@ from lsgd.search import controller as module
 from lsgd.search.controller import Controller
 from lsgd.search.engine import Engine
 from lsgd.search.folder import lock
-from lsgd.search.places import Stop
 from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING
 from lsgd.search.space import Space
+from lsgd.search.stop import Stop
 from lsgd.supervise.logbook import Taken
 from lsgd.supervise.verdict import Ending
 from lsgd.trials.trial import Trial

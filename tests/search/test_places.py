@@ -5,7 +5,8 @@ import signal
 import pytest
 
 from lsgd.errors import Refused
-from lsgd.search.places import Here, SlurmQueue, Stop, place_for
+from lsgd.search.places import Here, SlurmQueue, place_for
+from lsgd.search.stop import Stop
 from lsgd.trials.launch import TrialLauncher
 
 

@@ -11,7 +11,7 @@ import pytest
 from lsgd.rules.metric import TOP1
 from lsgd.search.__main__ import main
 from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING, Point, best_of
-from lsgd.search.record import Record, load, save
+from lsgd.search.record import SearchRecord, load, save
 from lsgd.search.report import best_so_far, lowest, reduction, spread_of, write_page
 
 NOON = datetime(2026, 1, 1, 12)
@@ -33,7 +33,7 @@ POINTS = [
     point(0, 20.0), point(1, None, PRUNED), point(2, 12.0), point(3, None, FAILED), point(4, 15.0),
     point(5, 18.0),
 ]  # fmt: skip
-RECORD = Record(
+RECORD = SearchRecord(
     "one", "Of one", "python -m lsgd.search +search=one", "tpe", 6, 2, TOP1, POINTS,
     best=[10.0, 12.0], default=[20.0, 15.0], start={"torch": "2.13", "device": "a CPU"},
 )  # fmt: skip

@@ -15,7 +15,7 @@ from lsgd.report import report
 from lsgd.rules.metric import TOP1
 from lsgd.run.tuned import tune
 from lsgd.search.point import FINISHED, Point
-from lsgd.search.record import Record, save
+from lsgd.search.record import SearchRecord, save
 from lsgd.study.trials import trials
 
 STUDY = Study(
@@ -34,7 +34,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs/searches/mine"
     folder.mkdir(parents=True)
-    save(Record("mine", "Mine", "a command", "tpe", 2, 4, TOP1, POINTS, [], [], {}), folder)
+    save(SearchRecord("mine", "Mine", "a command", "tpe", 2, 4, TOP1, POINTS, [], [], {}), folder)
     (folder / "search.json").write_text(json.dumps({"recipe": "digits"}))
     return folder
 
@@ -76,7 +76,7 @@ def test_a_search_that_does_not_suit_is_told(wrong: str, sentence: str, searched
         case "gone":
             (searched / "points.json").unlink()
         case "more":
-            save(Record("mine", "", "", "tpe", 3, 4, TOP1, POINTS, [], [], {}), searched)
+            save(SearchRecord("mine", "", "", "tpe", 3, 4, TOP1, POINTS, [], [], {}), searched)
         case "other":
             (searched / "search.json").write_text(json.dumps({"recipe": "fashion_bs64"}))
     with pytest.raises(Refused, match=re.escape(sentence)):
