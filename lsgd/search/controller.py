@@ -1,5 +1,6 @@
 """The search at work: points are proposed, trained, watched, and given up or told."""
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -53,13 +54,14 @@ class Controller:
     """What one process does for a search; others may do the same in the same folder."""
 
     def __init__(
-        self, space: Space, engine: "Engine", place: Place, folder: Path, signals: Sequence[int]
+        self, space: Space, engine: "Engine", place: Place, folder: Path, signals: list[int]
     ) -> None:
         self.space, self.engine, self.place = space, engine, place
         self.folder, self.signals = folder, signals
         self.budget = space.search.points
         self.active: dict[Future[str], OpenPoint] = {}
         self.refusal: Refused | None = None
+        """What would befall every trial; the others are told to leave then."""
 
     def search(self, jobs: int) -> None:
         """Try points, so many at a time, until there are as many as were asked for.
@@ -70,7 +72,7 @@ class Controller:
             while True:
                 while len(self.active) < jobs and (job := self._next()):
                     self.active[pool.submit(self._train, job)] = job
-                if not self.active and (self._stopping or not self._others_at_work()):
+                if not self.active and (self.signals or not self._others_at_work()):
                     break
                 done, _ = wait(self.active, timeout=POLL, return_when=FIRST_COMPLETED)
                 for future, job in list(self.active.items()):
@@ -97,13 +99,9 @@ class Controller:
             for future in [pool.submit(finish, trial) for trial in trials]:
                 future.result()
 
-    @property
-    def _stopping(self) -> bool:
-        return bool(self.signals or self.refusal)
-
     def _next(self) -> OpenPoint | None:
         """A point that has nobody, or a new one; None if there is none, or this search ends."""
-        if self._stopping:
+        if self.signals:
             return None
         # A point is nobody's between its number and its lock; and two must not both be the last.
         with locked(self.folder, "ask"):
@@ -128,12 +126,16 @@ class Controller:
         except Refused as error:
             self.engine.tell(number, FAILED, why=str(error))
             held.close()
-            self.refusal = error
+            self._refuse(error)
             return None
         job = OpenPoint(number, values, trials, Stop(self.signals), held, step=step)
         if step:  # of a search that was killed, perhaps before it had asked
             self._give_up_if_due(job)
         return job
+
+    def _refuse(self, error: Refused) -> None:
+        self.refusal = self.refusal or error
+        self.signals.append(signal.SIGTERM)
 
     def _others_at_work(self) -> bool:
         time.sleep(OTHERS)
@@ -205,7 +207,7 @@ class Controller:
         try:
             why = future.result()
         except Refused as error:
-            self.refusal = self.refusal or error
+            self._refuse(error)
             job.lock.close()
             return
         runs = [run for trial in job.trials if (run := trial.run)]

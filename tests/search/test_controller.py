@@ -220,6 +220,26 @@ def test_what_would_befall_all_of_them_ends_the_search(code: int) -> None:
     assert work.states == [FINISHED] * 4
 
 
+def test_who_is_trained_beside_one_that_is_refused_saves_and_leaves() -> None:
+    work, left = Work(search()), threading.Event()
+
+    def train(trial: Trial, stop: Stop) -> Ending:
+        if len(place.trained) == 1:
+            deadline = time.monotonic() + 30
+            while not stop and time.monotonic() < deadline:
+                time.sleep(0.005)
+            left.set()
+            return Ending(75, "was preempted and has saved")
+        trial.log.write_text("lsgd: there is no data\n")
+        return Ending(2, "was refused")
+
+    place = Written(train)
+    with pytest.raises(Refused, match="there is no data"):
+        Controller(work.space, work.engine, place, work.folder, []).search(2)
+    assert left.is_set()
+    assert work.states == [RUNNING, RUNNING]
+
+
 def test_a_point_that_the_recipe_refuses_ends_the_search_with_its_sentence() -> None:
     """In the midst of a space whose corners it takes."""
     work = Work(search())
