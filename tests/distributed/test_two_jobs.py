@@ -45,11 +45,11 @@ def test_the_second_is_told_who_the_first_is_and_the_next_begins_at_once(
 ) -> None:
     run = tmp_path / "run"
     with job(run) as first:
-        wait_for(lambda: len(rows(run, "train")) >= 4, 60)
+        wait_for(lambda: len(rows(run, "train")) >= 4, 120)
         # Or it ends before the second has begun; a stopped one lives as well.
         first.send_signal(signal.SIGSTOP)
         with job(run) as second:
-            said = second.communicate(timeout=60)[1]
+            said = second.communicate(timeout=120)[1]
         assert second.returncode == 2
         assert f"lsgd: run_dir={run} is being written by another job (process {first.pid} " in said
         assert said.count("\n") == 1
@@ -58,7 +58,7 @@ def test_the_second_is_told_who_the_first_is_and_the_next_begins_at_once(
     assert (run / lock.FILE).exists()
     at = len(rows(run, "train"))
     with job(run, 2) as third:
-        wait_for(lambda: len(rows(run, "train")) > at, 60)
-        assert third.wait(60) == 0
+        wait_for(lambda: len(rows(run, "train")) > at, 120)
+        assert third.wait(120) == 0
     assert_equal(run, undisturbed)
     assert not (run / lock.FILE).exists()
