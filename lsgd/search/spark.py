@@ -178,10 +178,8 @@ def _outcome(session: _Session, sent: SentTrial, processes: int, stop: Stop) -> 
         while not wait([job], POLL).done:
             if len(stop) > passed_on and not cancelled:
                 passed_on += 1
-                if sent.folder and _runs(session.context, group):
-                    tell(sent.told, stop[-1])
-                else:
-                    cancelled = True
+                cancelled = not tell(sent.told, stop[-1])
+                if cancelled:
                     session.context.cancelJobGroup(group)
     try:
         first, *_ = job.result()
@@ -235,14 +233,6 @@ def _has_gone(context: Any) -> bool:
         return bool(context._jsc.sc().isStopped())
     except Exception:  # its Java does not answer
         return True
-
-
-def _runs(context: Any, group: str) -> bool:
-    """Whether a task of this group has been started, and has not ended."""
-    tracker = context.statusTracker()
-    jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
-    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-    return any(stage.numActiveTasks for stage in stages if stage)
 
 
 def _all_see(session: _Session, processes: int) -> bool:

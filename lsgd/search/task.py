@@ -95,10 +95,15 @@ class Lost(Exception):
 
 
 class Told(Sequence[int]):
-    """The signals by which the search tells the trial to leave, as they come, one a line."""
+    """The signals by which the search tells the trial to leave, as they come, one a line.
+
+    The file is there from now on, by which the search sees that somebody looks for them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
     def _numbers(self) -> list[int]:
         with suppress(FileNotFoundError):
@@ -116,10 +121,13 @@ class Told(Sequence[int]):
         return self._numbers()[index]
 
 
-def tell(path: Path, number: int) -> None:
-    """Write down a signal for the trial that looks there."""
-    with path.open("a") as file:
-        file.write(f"{number}\n")
+def tell(path: Path, number: int) -> bool:
+    """Write down a signal for the trial that looks there; returns whether one does."""
+    if path.exists():
+        with path.open("a") as file:
+            file.write(f"{number}\n")
+        return True
+    return False
 
 
 def sees(folder: str, token: Path) -> bool:

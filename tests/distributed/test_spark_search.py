@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,8 +153,20 @@ def trial_of(seed: int, *words: str) -> Trial:
     return Trial(config.load_recipe(["+recipe=digits", *words]), list(words))
 
 
-def train(spark: OnSpark, trial: Trial, stop: Stop | None = None) -> Ending | None:
-    return spark.train(trial, stop or Stop([]), lambda what: None)
+def train(spark: OnSpark, trial: Trial) -> Ending | None:
+    return spark.train(trial, Stop([]), lambda what: None)
+
+
+@contextmanager
+def under_way(spark: OnSpark, trial: Trial) -> "Iterator[tuple[Future[Ending | None], Stop]]":
+    """The training of a trial, and how it is told to leave: as it is at the end in any case."""
+    stop = Stop([])
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(spark.train, trial, stop, lambda what: None)
+        try:
+            yield job, stop
+        finally:
+            stop.prune()
 
 
 def processes(trial: Trial, count: int) -> list[psutil.Process]:
@@ -189,8 +201,7 @@ def executor(process: psutil.Process) -> psutil.Process:
 def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str, seed: int) -> None:
     """The trial counts as crashed, and the search may start it once more."""
     trial = trial_of(seed, *ENDLESS)
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(train, one, trial)
+    with under_way(one, trial) as (job, _):
         [process] = processes(trial, 1)
         match victim:
             case "task":
@@ -211,8 +222,7 @@ def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str, seed: int) -> 
 def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
     """The first cannot go on either, and nothing stays."""
     trial = trial_of(4, *ENDLESS)
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(train, spark, trial)
+    with under_way(spark, trial) as (job, _):
         both = processes(trial, 2)
         assert len({executor(each) for each in both}) == 2
         both[1].kill()
@@ -223,9 +233,8 @@ def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
 
 
 def test_a_trial_that_is_told_to_leave_has_saved(one: OnSpark) -> None:
-    trial, stop = trial_of(5, *ENDLESS), Stop([])
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(train, one, trial, stop)
+    trial = trial_of(5, *ENDLESS)
+    with under_way(one, trial) as (job, stop):
         until(lambda: rows(trial.folder, "train") if trial.run else [], seconds=200)
         stop.prune()
         ending = job.result(timeout=120)

@@ -119,10 +119,12 @@ def test_what_a_process_has_said_is_how_the_trial_ended(
 
 
 def test_a_trial_is_told_by_a_file(tmp_path: Path) -> None:
-    told = Told(tmp_path / "leave")
+    path = tmp_path / "runs/leave"
+    assert not tell(path, 15), "nobody would see it"
+    told = Told(path)
     assert not told
-    tell(told.path, 15)
-    tell(told.path, 2)
+    assert tell(path, 15)
+    assert tell(path, 2)
     assert [*told] == [15, 2]
 
 
