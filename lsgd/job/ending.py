@@ -79,6 +79,11 @@ def note_parent() -> None:
         _parent = os.pidfd_open(os.getppid())
 
 
+def orphaned() -> bool:
+    """Whether the parent that was noted has ended."""
+    return _parent is not None and bool(select.select([_parent], [], [], 0)[0])
+
+
 def end_with_parent(grace: float) -> None:
     """From now on, end this process once its parent has: SIGTERM, and SIGALRM after `grace` s.
 

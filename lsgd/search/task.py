@@ -8,6 +8,7 @@ A task may be killed at any moment, and a helper of its own then ends what it ha
 import json
 import platform
 import signal
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -236,7 +237,7 @@ def _other(sent: SentTrial, tasks: Tasks) -> Returned:
         return Returned()
     folder = sent.trial.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    seat = Seat(sent.launcher.command(sent.trial))
+    seat = Seat(sent.launcher.command(sent.trial), uuid.uuid4().hex)
     with sent.trial.log.open("ab") as output, seat.guarded():
         process = seat.start(
             _environment(sent, tasks, launch) | {TAG: str(folder)}, output=output.fileno()

@@ -26,6 +26,7 @@ from lsgd.comm.pair import Pair
 from lsgd.errors import Diverged, PeerLost, Preempted, Refused, TooLate
 from lsgd.inputs import passes_ahead
 from lsgd.job import preemption
+from lsgd.job.ending import orphaned
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import Pass
 from lsgd.strategy import Task
@@ -82,6 +83,11 @@ class Live:
                 "values are lost with it; the checkpoint is intact, and the same words and run_dir "
                 "resume it"
             )
+        self.dispensable = not (
+            self.living is None or serves or self.process == 0 or settings.pushes_ways
+        )
+        """Whether the others go on without this process: then the end of its parent, as of an actor
+        of Ray's, is its own alone, and no word for all to leave."""
         self.served = copy.deepcopy(model) if serves else model
         """What the server of this process updates, while a worker computes with other values."""
         # Whoever is the home of server 0 has the parts of all workers, and pushes bring it what
@@ -158,7 +164,7 @@ class Live:
 
     def read(self, task: Task, *, leave: bool) -> None:
         """Begin a push: the model holds what the worker has got with its ticket."""
-        self.told |= leave
+        self.told |= leave and not (self.dispensable and orphaned())
         read = self.epoch * self.recipe.steps_per_epoch + self.row[0]
         divisors = [weight(self.workload, each.examples) for each in task.passes]
         whole = [self.recipe.batch_size]  # who pushes does not know the others of its update

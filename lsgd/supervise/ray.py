@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from subprocess import PIPE
@@ -39,10 +40,10 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class RaySeat:
-    """The place of one process in an actor."""
+    """The place of one process in an actor; a restarted one has the same name."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.seat = Seat(command)
+    def __init__(self, command: Sequence[str], name: str) -> None:
+        self.seat = Seat(command, name)
 
     def place(self) -> tuple[str, int]:
         """The address of this machine, and a free port there."""
@@ -100,7 +101,7 @@ class RaySeats:
             max_restarts=-1,
             max_concurrency=2,  # a signal while the process runs
         )
-        self.actors = [actor.remote(command) for _ in range(size)]
+        self.actors = [actor.remote(command, uuid.uuid4().hex) for _ in range(size)]
         try:
             places = ray.get([actor.place.remote() for actor in self.actors], timeout=PLACING)
         except ray.exceptions.GetTimeoutError:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -17,11 +16,15 @@ SEAT = "LSGD_SEAT"
 
 
 class Seat:
-    """The place of one process: it is started here, gets signals here, and nothing of it stays."""
+    """The place of one process: it is started here, gets signals here, and nothing of it stays.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    No other seat of any job has its `name`, but one that takes its place on this machine does, and
+    finds by it what the first has left.
+    """
+
+    def __init__(self, command: Sequence[str], name: str) -> None:
         self.command = command
-        self._tag: Tag = (SEAT, uuid.uuid4().hex)
+        self._tag: Tag = (SEAT, name)
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked_to_end = False

@@ -8,6 +8,7 @@ The processes are numbered as torchrun's are; what follows their ends is in `lsg
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Sequence
 
 from lsgd.job.command import run_alone
@@ -23,7 +24,7 @@ class LocalSeats:
     """The places of all processes of a job on this machine."""
 
     def __init__(self, size: int, command: Sequence[str]) -> None:
-        self.seats = [Seat(command) for _ in range(size)]
+        self.seats = [Seat(command, uuid.uuid4().hex) for _ in range(size)]
         self.port = free_port()
 
     def run(self, rank: int, life: int) -> int:

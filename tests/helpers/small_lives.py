@@ -31,7 +31,7 @@ def work(folder: Path, plan: list[str]) -> None:
         with suppress(FileNotFoundError):
             # What is dead, and has not been reaped, has an empty one.
             assert not Path("/proc", child.read_text(), "cmdline").read_bytes()
-    if action == "child-killed":
+    if action.startswith("child-"):
         started = subprocess.Popen(["sleep", "100"], start_new_session=True)
         child.write_text(str(started.pid))
     (folder / f"{name}.tmp").write_text(f"{os.getpid()} {os.getppid()}")
@@ -42,7 +42,7 @@ def work(folder: Path, plan: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if action.endswith("raises"):
         raise RuntimeError("out of luck")
-    if action:
+    if action.isdecimal():
         codes = {kind.exit_code: kind for kind in EndsEarly.__subclasses__()}
         raise codes[int(action)]("so it was planned")
     while not (folder / actions["until"]).exists():

@@ -43,7 +43,7 @@ def test_what_it_prints_last_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return wait(descriptors[1:], *others)
 
     monkeypatch.setattr(select, "select", end_alone)
-    place = RaySeat(["sh", "-c", "sleep 100 & echo saved"])
+    place = RaySeat(["sh", "-c", "sleep 100 & echo saved"], uuid.uuid4().hex)
     assert [*place.run(str(tmp_path), {})] == [b"saved\n", 0]
     place.clear()
 
@@ -92,12 +92,15 @@ def start(cluster: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[s
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", ["process", "actor"])
 def test_who_is_killed_is_back_within_30_seconds(tmp_path: Path, victim: str, start) -> None:
-    """As life 1, whether Ray has to restart the actor or not; what they print arrives."""
-    program = start("2", "--", *PROCESS, f"run_dir={tmp_path}", "1.1=75", "until=over")
+    """As life 1, whether Ray has to restart the actor or not, and nothing is left of life 0; what
+    they print arrives."""
+    program = start(
+        "2", "--", *PROCESS, f"run_dir={tmp_path}", "1.0=child-stays", "1.1=75", "until=over"
+    )
     until(lambda: {"0.0", "1.0"} <= {path.name for path in tmp_path.iterdir()})
     process, actor = map(int, (tmp_path / "1.0").read_text().split())
     os.kill(process if victim == "process" else actor, signal.SIGKILL)
-    until(lambda: (tmp_path / "1.1").exists(), 30)
+    until(lambda: (tmp_path / "1.1").exists(), 30)  # once it has seen life 0's child dead
     said, _ = program.communicate(timeout=60)
     assert program.returncode == 75, said
     assert "lsgd: process 1 was killed by signal 9 after" in said
