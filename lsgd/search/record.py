@@ -12,7 +12,7 @@ from lsgd.errors import Refused
 from lsgd.rules.metric import METRICS, TOP1, Metric
 from lsgd.run import provenance
 from lsgd.run.tuned import POINTS
-from lsgd.search.point import Point, Values, best_of
+from lsgd.search.point import PRUNED, Point, Values, best_of
 from lsgd.search.space import Space, words_of
 
 
@@ -45,10 +45,11 @@ class SearchRecord:
         return sorted(ended, key=lambda point: (point.ended, point.number))
 
     @property
-    def trained(self) -> float:
-        """The share of the epochs of all points, had each been finished, that were trained."""
-        epochs = sum(max(point.reported, default=0) for point in self.points)
-        return epochs / (len(self.points) * self.epochs) if self.points else 1.0
+    def saved(self) -> float:
+        """The share of the epochs of all points that those given up have not trained."""
+        given_up = [point for point in self.points if point.state == PRUNED]
+        epochs = sum(self.epochs - max(point.reported) for point in given_up)
+        return epochs / (len(self.points) * self.epochs) if self.points else 0.0
 
     @property
     def seconds(self) -> float:

@@ -138,7 +138,7 @@ def _time_table(records: Sequence[SearchRecord]) -> Table:
             (p.ended - p.began).total_seconds() for p in record.points if p.began and p.ended
         )
         at_a_time = f"{at_work / record.seconds:.1f}" if record.seconds else NONE
-        saved = f"{100 * (1 - record.trained):.0f} %"
+        saved = f"{100 * record.saved:.0f} %"
         row = [record.name, str(ended), str(pruned), saved, duration(record.seconds)]
         rows.append([*row, hour, at_a_time])
     head = ["search", "points", "given up", "epochs saved", "took", "points per hour", "at a time"]
@@ -171,8 +171,8 @@ def _best_so_far(records: Sequence[SearchRecord]) -> Figure:
             middle, low, high = spread_of(lines)
             x = range(1, len(middle) + 1)
             label = sampler if len(lines) == 1 else f"{sampler}, {len(lines)} searches"
-            axes.plot(x, middle, color=colour, label=label)
-            axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+            axes.plot(x, middle, color=colour, label=label, drawstyle="steps-post")
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, step="post")
         finite = [v for lines in groups.values() for line in lines for v in line if v < math.inf]
         best = min(finite)
         # What the first points came to would hide what the later ones gain.
