@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from study import DIVERGED, ROUNDS, RULES, SEARCH, SEEDS, best, error, folder, grid, rows
+from study import ROUNDS, RULES, SEARCH, SEEDS, best, error, folder, grid, rows
 
 from lsgd.report.drawing import BLUE, RED
 from lsgd.tables import markdown
@@ -78,10 +78,7 @@ def main(runs: Path) -> None:
     (HERE / "runs.json").write_text("[\n" + ",\n".join(map(json.dumps, arms)) + "\n]\n")
     table = []
     for arm in arms:
-        tried = ", ".join(
-            f"{lr}: {'diverged' if value == DIVERGED else f'{value:.2f}'}"
-            for lr, value in arm["search"].items()
-        )
+        tried = ", ".join(f"{lr}: {value:.2f}" for lr, value in arm["search"].items())
         errors = ", ".join(f"{value:.2f}" for value in arm["errors"])
         cells = [arm["rule"], arm["steps"], arm["megabytes"], tried, arm["lr"], errors]
         table.append([str(cell) for cell in cells])

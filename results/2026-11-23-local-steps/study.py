@@ -27,7 +27,7 @@ RULES = {
     "DiLoCo": ["strategy=diloco"],
 }
 """The mean of the copies; Nesterov's momentum of 0.9 on the mean way, with an outer lr of 0.7."""
-ROUNDS = (1, 4, 16, 64, 2, 8, 32)
+ROUNDS = (1, 16, 64, 4, 2, 8, 32)
 """H, in the order in which they are trained."""
 BEGIN, SEARCH, SEEDS = (-4, -3, -2), 0, (1, 2)
 """The lr are 10^(i/2)."""

@@ -244,7 +244,7 @@ def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: Soak
 @pytest.mark.ray
 def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path, soak: Soak) -> None:
     """Ray starts the actor again; its process of before has told nobody to leave."""
-    folder, worker, epochs = tmp_path / "run", 2, "epochs=4"
+    folder, worker, epochs = tmp_path / "run", 2, "epochs=3"
     words = ["strategy.order=live", epochs]
     with started(folder, *words, supervised=False, launcher="ray") as job:
         until_written(folder, 2)
