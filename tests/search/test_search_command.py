@@ -88,9 +88,9 @@ def test_told_to_stop_its_trials_save_and_the_same_command_goes_on(place: Place)
 def kill(place: Place, job: int, how: str) -> None:
     """Kill the search, what it has started, or both."""
     started = [
-        member.pid
+        pid
         for folder in (place.folder / TRIALS).glob("*[0-9a-f]/")
-        for member in members.running(folder)
+        for pid in members.running(folder)
     ]
     for pid in ([job] if how != "children" else []) + (started if how != "search" else []):
         with suppress(ProcessLookupError):
