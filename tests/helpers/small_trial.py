@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from lsgd import config
@@ -59,9 +60,12 @@ def alone(words: list[str]) -> tuple[int, str]:
     [folder] = [Path(word.partition("=")[2]) for word in words if word.startswith("run_dir=")]
     here = folder / "supervised" / "at work"
     try:
-        here.touch(exist_ok=False)
+        with here.open("x") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
-        (folder / "twice").touch()
+        with suppress(ProcessLookupError):  # one that was killed has left it
+            os.kill(int(here.read_text() or 0), 0)
+            (folder / "twice").touch()
     try:
         return train(words)
     finally:
