@@ -257,7 +257,8 @@ def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path, soak: Soak) -
         until_over(job, folder)
         assert job.returncode == 0, said(folder)[-3000:]
     assert seconds < 30
-    assert returns(folder) == [worker]
+    # A life that is too late for an epoch ends, and the next one comes too.
+    assert set(returns(folder)) == {worker}
     again(folder, tmp_path / "again", epochs)
     soak.note(f"- the actor of worker {worker} killed: its process is back in {seconds:.1f} s")
 
