@@ -48,7 +48,7 @@ class SearchRecord:
     def saved(self) -> float:
         """The share of the epochs of all points that those given up have not trained."""
         given_up = [point for point in self.points if point.state == PRUNED]
-        epochs = sum(self.epochs - max(point.reported) for point in given_up)
+        epochs = sum(self.epochs - max(point.reported, default=0) for point in given_up)
         return epochs / (len(self.points) * self.epochs) if self.points else 0.0
 
     @property
