@@ -25,10 +25,20 @@ if torch.cuda.is_available() and not hvd.nccl_built():
 """
 """Fails without Horovod, and prints why one that is there is of no use on this machine."""
 
+SET_PYTHON = "set PYTHON to one that is there"
+
 
 def local(request: Request) -> Start:
-    """One job on this machine, over Horovod if it is there."""
+    """One job on this machine: a single process by itself, more of them over Horovod if it is there.
+
+    A launcher around a single process would take as long to start as all that it starts.
+    """
     processes = count_processes("local", request.options)
+    if processes == 1:
+        print("lsgd: 1 process, without a launcher", file=sys.stderr)
+        python = find_python()
+        command = ["env", threads(request, 1), python, *request.train]
+        return Start(request, 1, command, python, SET_PYTHON)
     request = replace(request, options={"--np": str(processes)})
     horovod = subprocess.run([find_python(), "-c", WITHOUT_HOROVOD], capture_output=True, text=True)
     lacks = horovod.stdout.strip()
@@ -152,7 +162,7 @@ def _own(request: Request, launcher: str) -> Start:
         *[python, "-m", f"lsgd.supervise.{launcher}", str(processes), "--"],
         *["env", threads(request, processes), python, *request.train],
     ]
-    return Start(request, processes, command, python, "set PYTHON to one that is there")
+    return Start(request, processes, command, python, SET_PYTHON)
 
 
 def _beside_python(program: str) -> str:

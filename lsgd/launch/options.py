@@ -69,7 +69,9 @@ FORMS = {
 
 LAUNCHERS = {
     "local": Launcher(
-        "one job on this machine, over Horovod if it is there, else under torchrun", ("--np",)
+        "one job on this machine: over Horovod if it is there, else under torchrun; one process "
+        "without either",
+        ("--np",),
     ),
     "torchrun": Launcher(
         "torch.distributed: on this machine, or the same line on each of several",

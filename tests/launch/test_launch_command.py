@@ -74,6 +74,14 @@ def test_local_says_what_it_launches_with(
     assert re.search(rf"(-np|--nproc-per-node) {processes} ", line)
 
 
+def test_local_needs_no_launcher_for_one_process(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    line = printed("local", "digits", "--np", "1", "seed=3")
+    assert line == f"env OMP_NUM_THREADS=3 {sys.executable} -m lsgd.train +recipe=digits seed=3\n"
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
