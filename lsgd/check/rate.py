@@ -104,12 +104,15 @@ def _drops(recipe: Recipe, curve: Curve) -> Finding:
     factor = "10" if by_ten else ", ".join(f"{ratio:.3g}" for ratio in ratios[:3])
     where = ", ".join(f"{step / steps:.4g}" for step in changes[:5]) + ", …" * (len(changes) > 5)
     run = f"lr divided by {factor} at epochs {where}" if len(changes) else "none"
-    sampled = f"; between these, asked of {SAMPLE} steps per epoch"
+    if recipe.total_steps > MANY:
+        run += f"; between these, asked of {SAMPLE} steps per epoch"
+    if recipe.schedule.decay != "steps":
+        run = f"{recipe.schedule.decay} from lr {curve[arrival]:.5g} to {curve[-1]:.3g}, no drops"
     return Finding(
         "drops",
         "5.1",
         "lr divided by 10 at epochs 30, 60, 80",
-        run + sampled * (recipe.total_steps > MANY),
+        run,
         changes.tolist() == [epoch * steps for epoch in DROPS] and by_ten,
     )
 

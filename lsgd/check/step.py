@@ -43,6 +43,7 @@ def findings(learner: Learner) -> list[Finding]:
         _momentum(recipe),
         _lr_of_a_step(recipe),
         _gradient(recipe),
+        *([_smoothing(recipe)] if recipe.label_smoothing else []),
         *([_batchnorm(learner), _running_average(recipe)] if has_norms else []),
         _precision(learner),
         _compression(learner),
@@ -60,12 +61,15 @@ def miniature(recipe: Recipe) -> Learner:
         mean=[0.5],
         std=[0.5],
     )
+    # Clipping and LARS would change gradients after they have been normalised; _momentum names them.
+    optimizer = replace(recipe.optim, clip_norm=None)
+    if optimizer.name == "lars":
+        optimizer = replace(optimizer, name="sgd")
     small = replace(
         recipe,
         data=data,
         model=replace(recipe.model, name="small_resnet"),
-        # Which would change gradients after they have been normalised; _momentum names it.
-        optim=replace(recipe.optim, clip_norm=None),
+        optim=optimizer,
         workers=WORKERS,
         worker_batch=IMAGES,
         workers_per_pass=2,
@@ -117,9 +121,9 @@ def _batchnorm_decay(learner: Learner) -> Finding:
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
-    """The decay of each parameter that the optimizer has."""
+    """The decay of each parameter that the optimizer has, or that LARS adds before it."""
     return {
-        parameter: float(group["weight_decay"])
+        parameter: float(group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0))
         for group in _allreduce(learner).optimizer.param_groups
         for parameter in group["params"]
     }
@@ -241,6 +245,17 @@ def _gradient(recipe: Recipe) -> Finding:
     )
 
 
+def _smoothing(recipe: Recipe) -> Finding:
+    """The paper has none; a recipe without has no occasion to be asked."""
+    return Finding(
+        "label_smoothing",
+        "5.1",
+        "none: the loss is the cross-entropy of the labels as they are",
+        f"{recipe.label_smoothing:g} of a label is spread over all classes",
+        False,
+    )
+
+
 def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     """The gradient of a step over the mean of all its images' gradients, if it is parallel."""
     learner = miniature(recipe)
@@ -250,7 +265,13 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     total = torch.zeros(())
     for each, (images, labels) in zip(passes, _made_up(passes), strict=True):
         running.start_pass(each)
-        total = total + F.cross_entropy(learner.model(images), labels, reduction="none").sum()
+        losses = F.cross_entropy(
+            learner.model(images),
+            labels,
+            reduction="none",
+            label_smoothing=recipe.label_smoothing,
+        )
+        total = total + losses.sum()
     mean = torch.autograd.grad(total / sum(len(each.examples) for each in passes), parameters)
     running.seen.zero_()
     train_step(learner, task, _made_up(passes))

@@ -29,7 +29,7 @@ SET_PYTHON = "set PYTHON to one that is there"
 
 
 def local(request: Request) -> Start:
-    """One job on this machine: a single process by itself, more of them over Horovod if it is there.
+    """One job on this machine: a single process by itself, more over Horovod if it is there.
 
     A launcher around a single process would take as long to start as all that it starts.
     """

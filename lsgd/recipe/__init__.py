@@ -162,7 +162,11 @@ class Optim:
     the momentum, and 10 has it inside."""
     momentum_correction: bool = False
     """Momentum correction (remark 2 of the paper), which has a meaning for equation 10 only."""
-    name: str = field(default="sgd", metadata=later("sgd") | one_of("sgd", "adam", "adagrad"))
+    name: str = field(
+        default="sgd", metadata=later("sgd") | one_of("sgd", "lars", "adam", "adagrad")
+    )
+    """lars is momentum SGD whose gradient is scaled for each tensor; equation 9 leaves the lr
+    outside the momentum then, and 10 has it inside, as the paper of LARS and MLPerf do."""
     beta2: float = field(
         default=0.999,
         metadata=later(0.999)
@@ -170,11 +174,18 @@ class Optim:
         | below(1, "keeps the first gradient's square for ever; write a number below 1"),
     )
     """Adam's beta2: what a step leaves of the mean of squared gradients."""
-    eps: float = field(default=1e-8, metadata=later(1e-8) | above_0())
-    """What Adam and Adagrad add to the root by which they divide."""
+    eps: float = field(default=1e-8, metadata=later(1e-8) | at_least(0))
+    """What Adam and Adagrad add to the root by which they divide, and LARS to the norms."""
     clip_norm: float | None = field(default=None, metadata=later(None) | above_0())
     """The norm to which the gradient of an update is shortened where it is longer (Pascanu et al.
     2013), over all parameters and workers; None for no clipping."""
+    trust: float = field(default=0.001, metadata=later(0.001) | above_0())
+    """LARS' trust coefficient, eta: a step at lr 1 is at most so many times the tensor's norm."""
+    adapts: str = field(default="weights", metadata=later("weights") | one_of("weights", "all"))
+    """The tensors whose gradient LARS scales: weights, without BN and biases as MLPerf has it, or
+    all. The others have plain momentum SGD."""
+    decay_bias: bool = field(default=True, metadata=later(True))
+    """Whether biases decay as weights do; gamma and beta of BN never decay."""
 
 
 @dataclass(frozen=True)
@@ -188,11 +199,24 @@ class Schedule:
     reference_batch: float = field(default=256.0, metadata=above_0())
     scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
     warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
-    """The shape of the warmup; only a batch above the reference has one."""
+    """The shape of the warmup; only a batch above the reference has one, unless warmup_start says
+    where it begins."""
     warmup_epochs: float = field(default=5.0, metadata=at_least(0))
     milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
     """Epochs at which the lr is multiplied by gamma."""
     gamma: float = field(default=0.1, metadata=above_0())
+    warmup_start: float | None = field(default=None, metadata=later(None) | at_least(0))
+    """The lr from which any batch warms up, such as 0; None for that of the reference."""
+    factors: list[float] = field(default_factory=list, metadata=later([]) | finite())
+    """The share of the full lr from each milestone on, in place of powers of gamma."""
+    decay: str = field(default="steps", metadata=later("steps") | one_of(*schedule.DECAYS))
+    """How the lr falls after the warmup: at the milestones (steps), or smoothly to end_lr."""
+    power: float = field(default=2.0, metadata=later(2.0) | above_0())
+    """The power of a polynomial decay: end_lr + (lr - end_lr) (1 - t)^power, t from 0 to 1."""
+    end_lr: float = field(default=0.0, metadata=later(0.0) | at_least(0))
+    """The lr at the end of a smooth decay, and from there on."""
+    decay_steps: int | None = field(default=None, metadata=later(None) | at_least(1))
+    """The step, counted from the run's first, at which a smooth decay ends; None for the last."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +317,15 @@ class Recipe:
         default=0,
         metadata=at_least(0, math.inf) | below(2**64, "is too large; write a number below 2^64"),
     )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=IMAGES
+        | later(0.0)
+        | at_least(0)
+        | below(1, "leaves nothing of the label; write less than 1"),
+    )
+    """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016),
+    as torch and MLPerf count it; train_loss is then that of smoothed labels, and val_loss not."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The use of the last N mod kn examples of an epoch: none, or with keep a smaller step."""
     precision: str = field(default="float32", metadata=one_of("float32", "bfloat16", "float64"))
@@ -450,9 +483,33 @@ class Recipe:
 
     def lr(self, step: float) -> float:
         """The learning rate of a step of the run, or of a local step within it."""
-        return schedule.learning_rate(
-            self.epoch(step), batch_size=self.lr_batch, **vars(self.schedule)
+        left = 1.0 if self.schedule.decay == "steps" else self._decay_left(step)
+        return schedule.learning_rate(self.epoch(step), left=left, **self._schedule_rule)
+
+    @cached_property
+    def _schedule_rule(self) -> dict[str, Any]:
+        rule = vars(self.schedule) | {"batch_size": self.lr_batch}
+        del rule["decay_steps"]  # of which lr makes the share that is left
+        return rule
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether this batch has a warmup."""
+        rule = self.schedule
+        return schedule.warms_up(
+            self.lr_batch,
+            reference_batch=rule.reference_batch,
+            warmup=rule.warmup,
+            warmup_start=rule.warmup_start,
         )
+
+    @cached_property
+    def _warmup_steps(self) -> float:
+        return self.schedule.warmup_epochs * self.steps_per_epoch if self.warms_up else 0.0
+
+    def _decay_left(self, step: float) -> float:
+        end = self.schedule.decay_steps or self.total_steps
+        return schedule.decay_left(step, warmup_steps=self._warmup_steps, decay_steps=end)
 
     def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
         """The epochs still to train when `step` is the next one, each with its steps of the run.

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
-from lsgd.recipe import MODELS, Model, Optim, Recipe
+from lsgd.recipe import MODELS, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import AUTO, concerns, default, limits, one_of
 from lsgd.recipe.strategies import StrategySettings
+from lsgd.rules import schedule
 
 ONLY_FOR = {
     "backup": ("backup",),
@@ -34,14 +35,22 @@ OF_OUTER = {
 }
 """The outer rules for which a setting of local steps says something."""
 OF_OPTIMIZER: dict[str, tuple[tuple[str, ...], Any]] = {
-    "nesterov": (("sgd",), False),
-    "equation": (("sgd",), 9),
-    "momentum_correction": (("sgd",), False),
-    "momentum": (("sgd", "adam"), 0.0),
+    "nesterov": (("sgd", "lars"), False),
+    "equation": (("sgd", "lars"), 9),
+    "momentum_correction": (("sgd", "lars"), False),
+    "momentum": (("sgd", "lars", "adam"), 0.0),
     "beta2": (("adam",), Optim.beta2),
-    "eps": (("adam", "adagrad"), Optim.eps),
+    "eps": (("lars", "adam", "adagrad"), Optim.eps),
+    "trust": (("lars",), Optim.trust),
+    "adapts": (("lars",), Optim.adapts),
 }
 """The optimizers for which a setting says something, and what it has to be with the others."""
+OF_DECAY = {
+    "power": ("polynomial",),
+    "end_lr": schedule.DECAYS[1:],
+    "decay_steps": schedule.DECAYS[1:],
+}
+"""The decays for which a setting of the schedule says something."""
 MOST_WORKERS = 2**14
 """The number of workers whose pushes, ends and returns lsgd.strategy.order can tell apart."""
 
@@ -103,12 +112,13 @@ def _check_model(recipe: Recipe) -> None:
 
 def _check_optim(optim: Optim) -> None:
     name = optim.name
-    if name == "sgd" and optim.nesterov and not optim.momentum:
+    by_momentum = name in ("sgd", "lars")
+    if by_momentum and optim.nesterov and not optim.momentum:
         raise Refused(
             "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
             "write optim.nesterov=false"
         )
-    if name == "sgd" and optim.momentum_correction and optim.equation == 9:
+    if by_momentum and optim.momentum_correction and optim.equation == 9:
         raise Refused(
             "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
             "lr out of the momentum; leave it false or write optim.equation=10"
@@ -117,6 +127,11 @@ def _check_optim(optim: Optim) -> None:
         raise Refused(
             "optim.momentum=0 leaves Adam, whose beta1 it is, without a mean of gradients; write "
             "optim.momentum=0.9"
+        )
+    if name in ("adam", "adagrad") and not optim.eps:
+        raise Refused(
+            f"optim.eps=0 may divide by 0 with optim.name={name}; write a number above 0, such as "
+            "optim.eps=1e-8"
         )
     for key, (optimizers, none) in OF_OPTIMIZER.items():
         value = getattr(optim, key)
@@ -220,7 +235,8 @@ def _check_images(recipe: Recipe) -> None:
 
 
 def _check_schedule(recipe: Recipe) -> None:
-    milestones, epochs = recipe.schedule.milestones, recipe.epochs
+    rule, epochs = recipe.schedule, recipe.epochs
+    milestones = rule.milestones
     for milestone in milestones:
         if not 0 < milestone < epochs:
             raise Refused(
@@ -232,16 +248,55 @@ def _check_schedule(recipe: Recipe) -> None:
         raise Refused(
             f"schedule.milestones={_numbers(milestones)} does not rise; write each once, in order"
         )
-    first = min([*milestones, epochs])
-    warms_up = (
-        recipe.schedule.warmup != "none" and recipe.lr_batch > recipe.schedule.reference_batch
-    )
-    if warms_up and not 0 < recipe.schedule.warmup_epochs <= first:
+    _check_decay(rule)
+    first, why = min([*milestones, epochs]), "the lr drops or the run ends"
+    if rule.decay_steps is not None and rule.decay_steps < first * recipe.steps_per_epoch:
+        first, why = rule.decay_steps / recipe.steps_per_epoch, "schedule.decay_steps ends"
+    if recipe.warms_up and not 0 < rule.warmup_epochs <= first:
         raise Refused(
-            f"schedule.warmup_epochs={recipe.schedule.warmup_epochs:g} does not end by epoch "
-            f"{first:g}, where the lr drops or the run ends; write a number above 0 and up to "
+            f"schedule.warmup_epochs={rule.warmup_epochs:g} does not end by epoch "
+            f"{first:g}, where {why}; write a number above 0 and up to "
             f"{first:g}, or schedule.warmup=none"
         )
+
+
+def _check_decay(rule: Schedule) -> None:
+    """Refuse what says nothing about how this lr falls."""
+    if rule.warmup_start is not None and rule.warmup == "none":
+        raise Refused(
+            f"schedule.warmup_start={rule.warmup_start:g} says nothing with schedule.warmup=none; "
+            "leave it out, or write schedule.warmup=gradual"
+        )
+    if rule.warmup_start == 0 and rule.warmup == "constant":
+        raise Refused(
+            "schedule.warmup=constant with schedule.warmup_start=0 learns nothing until the warmup "
+            "ends; write schedule.warmup=gradual"
+        )
+    if rule.factors and len(rule.factors) != len(rule.milestones):
+        raise Refused(
+            f"schedule.factors={_numbers(rule.factors)} has to have a number for each of "
+            f"schedule.milestones={_numbers(rule.milestones)}; write as many, or [] for powers of "
+            "schedule.gamma"
+        )
+    if not all(factor > 0 for factor in rule.factors):
+        raise Refused(
+            f"schedule.factors={_numbers(rule.factors)} are shares of the full lr; write numbers "
+            "above 0"
+        )
+    smooth = rule.decay != "steps"
+    if smooth and rule.milestones:
+        raise Refused(
+            f"schedule.milestones={_numbers(rule.milestones)} are for drops of the lr, and "
+            f"schedule.decay={rule.decay} has none; write schedule.milestones=[], or schedule="
+            f"{rule.decay} for all of it"
+        )
+    for key, decays in OF_DECAY.items():
+        value = getattr(rule, key)
+        if value != getattr(Schedule, key) and rule.decay not in decays:
+            raise Refused(
+                f"schedule.{key}={value:g} says nothing with schedule.decay={rule.decay}; leave it "
+                f"out, or write schedule={' or '.join(decays)}"
+            )
 
 
 def _check_tail(recipe: Recipe) -> None:
@@ -288,6 +343,11 @@ def _check_strategy(recipe: Recipe) -> None:
         )
     if strategy.sparse_rows:
         _check_sparse_rows(recipe.optim)
+    if recipe.optim.name == "lars" and name not in ("allreduce", "local"):
+        raise Refused(
+            f"optim.name=lars needs the norm of each whole tensor, of which with strategy={name} "
+            "nobody has more than a part; write strategy=allreduce or local"
+        )
     speeds = recipe.cluster.speeds
     if speeds and (len(speeds) != recipe.workers or not all(speed > 0 for speed in speeds)):
         raise Refused(

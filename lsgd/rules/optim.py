@@ -1,4 +1,4 @@
-"""SGD with momentum in both forms of the paper, Adam, Adagrad, clipping, and what decays.
+"""SGD with momentum in both forms of the paper, LARS, Adam, Adagrad, clipping, and what decays.
 
 Goyal et al. 2017, remark 2, has the update in two forms:
 
@@ -6,11 +6,13 @@ Goyal et al. 2017, remark 2, has the update in two forms:
     (10)  v <- m v + lr g    w <- w - v         lr is inside v: needs momentum correction
 
 They agree while the lr stands still. When it changes, (10) must multiply m by new lr / old lr.
+LARS (You et al. 2017) scales the gradient of each tensor and goes on by either.
 
 Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own; decay is in the gradient.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,31 +25,52 @@ STEP = "step"
 updates that the parameter has had."""
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """All parameters in two groups: decayed, and gamma and beta of BN, which are not (section 5.1).
+GROUPING = ("weight_decay", "decay_bias", "adapts")
+"""The settings of an optimizer that say which group a parameter is in, and over_groups lacks."""
+LARS_DECAY = "lars_decay"
+"""The setting of a group that LARS scales: the decay that it adds before it does so."""
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decay_bias: bool = True, adapts: str | None = None
+) -> list[dict[str, Any]]:
+    """All parameters in groups: decayed, and not, as gamma and beta of BN (section 5.1).
 
     Told apart by the type of their module, since the names of shortcut BNs do not contain "bn".
+    With `adapts` two such groups stand in front, of those that LARS scales.
     """
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    kinds = itertools.product((True, False) if adapts else (False,), (True, False))
+    members: dict[tuple[bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
     for module in model.modules():
-        mine = list(module.parameters(recurse=False))
-        (kept if isinstance(module, nn.modules.batchnorm._BatchNorm) else decayed).extend(mine)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
-    ]
+        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, parameter in module.named_parameters(recurse=False):
+            weight = not norm and "bias" not in name
+            scaled = adapts == "all" or (adapts == "weights" and weight)
+            members[scaled, weight or (decay_bias and not norm)].append(parameter)
+    groups = []
+    for (scaled, decays), parameters in members.items():
+        decay = weight_decay if decays else 0.0
+        settings = {"weight_decay": 0.0, LARS_DECAY: decay} if scaled else {"weight_decay": decay}
+        groups.append({"params": parameters, **settings})
+    return groups
+
+
+def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of an optimizer that are not of its groups."""
+    return {key: value for key, value in settings.items() if key not in GROUPING}
 
 
 def make_optimizer(
-    model: nn.Module, *, weight_decay: float, **settings: Any
+    model: nn.Module, *, weight_decay: float, decay_bias: bool, adapts: str, **settings: Any
 ) -> torch.optim.Optimizer:
     """The optimizer of a recipe, by the settings of over_groups. Its lr is set before every step,
     with `set_lr`.
 
     Each skips its update, parameters and state alike, when its `found_inf` is 1.
     """
-    return over_groups(parameter_groups(model, weight_decay), **settings)
+    lars = settings["name"] == "lars"
+    groups = parameter_groups(model, weight_decay, decay_bias, adapts if lars else None)
+    return over_groups(groups, **settings)
 
 
 def _no_norm() -> Tensor:
@@ -65,6 +88,7 @@ def over_groups(
     beta2: float,
     eps: float,
     clip_norm: float | None,
+    trust: float,
     norm: Callable[[], Tensor] = _no_norm,
 ) -> torch.optim.Optimizer:
     """The optimizer of a recipe over any tensors, in groups as parameter_groups makes them.
@@ -73,11 +97,11 @@ def over_groups(
     device, of which it may have a part. Raises Refused where torch has no fused Adagrad.
     """
     match name:
-        case "sgd" if equation == 10:
+        case "sgd" | "lars" if equation == 10:
             made: torch.optim.Optimizer = VelocitySGD(
                 groups, momentum=momentum, nesterov=nesterov, corrected=momentum_correction
             )
-        case "sgd":
+        case "sgd" | "lars":
             made = torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
         case "adam":
             made = torch.optim.Adam(groups, lr=0.0, betas=(momentum, beta2), eps=eps, fused=True)
@@ -88,6 +112,8 @@ def over_groups(
             raise ValueError(name)
     if clip_norm is not None:
         _clip(made, clip_norm, norm)
+    if name == "lars":
+        _adapt(made, trust, eps)
     return made
 
 
@@ -119,6 +145,33 @@ def _clip(optimizer: torch.optim.Optimizer, limit: float, norm: Callable[[], Ten
             torch._foreach_mul_(gradients, (limit / norm()).clamp(max=1))
 
     optimizer.register_step_pre_hook(multiply)
+
+
+def _adapt(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
+    """Let every update scale the gradient of each tensor first (You et al. 2017, equation 6):
+
+        g <- trust |w| / (|g| + decay |w| + eps) (g + decay w)
+
+    Without a ratio, where the norm of w or g is 0, it is g + decay w. The norms of all tensors are
+    made by one call each, and the gradients are changed where they are.
+    """
+
+    @torch.no_grad()
+    def scale(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            decay, weights = group.get(LARS_DECAY), group["params"]
+            if decay is None or not weights:
+                continue
+            gradients = [weight.grad for weight in weights]
+            of_weights = torch.stack(torch._foreach_norm(weights))
+            of_gradients = torch.stack(torch._foreach_norm(gradients))
+            ratios = trust * of_weights / (of_gradients + decay * of_weights + eps)
+            ratios = torch.where((of_weights > 0) & (of_gradients > 0), ratios, 1)
+            if decay:
+                torch._foreach_add_(gradients, weights, alpha=decay)
+            torch._foreach_mul_(gradients, ratios.unbind())
+
+    optimizer.register_step_pre_hook(scale)
 
 
 def first_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

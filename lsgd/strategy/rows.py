@@ -106,8 +106,8 @@ class ServedTable:
         tag: int,
     ) -> None:
         self.table = table.detach()
-        settings = asdict(recipe.optim)
-        groups = [{"params": [], "weight_decay": settings.pop("weight_decay")}]
+        settings = optim.shared_settings(asdict(recipe.optim))
+        groups = [{"params": [], "weight_decay": recipe.optim.weight_decay}]
         self.optimizer = optim.over_groups(groups, norm=norm, **settings)
         """The recipe's rule, which is given the rows of each update."""
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]

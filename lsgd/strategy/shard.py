@@ -36,8 +36,7 @@ class Shard:
         self.values = [
             in_memory(self.parameters[each.parameter])[each.begin : each.end] for each in slices
         ]
-        settings = asdict(recipe.optim)
-        del settings["weight_decay"]
+        settings = optim.shared_settings(asdict(recipe.optim))
         self.optimizer = optim.over_groups(self._groups(), norm=norm, **settings)
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         self.link()

@@ -68,16 +68,20 @@ class Images:
         return [Pass(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]
 
     def loss(self, model: nn.Module, batch: Batch, each: Pass) -> tuple[Tensor, Tensor]:
-        """Cross-entropy summed over the images, and how many are right at the first guess, and
-        within five guesses."""
+        """Cross-entropy summed over the images, with smoothed labels in training, and how many are
+        right at the first guess, and within five guesses."""
         images, labels = batch
+        trains = each.split == "train"
         # The recipe's layout is for training; an evaluation takes the images as they come.
-        layout = self.layout if each.split == "train" else torch.preserve_format
+        layout = self.layout if trains else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         logits = model(images)
         # Summed, not averaged: the step divides by the examples of all processes (remark 3).
-        loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")
+        smoothing = self.recipe.label_smoothing if trains else 0.0
+        loss = F.cross_entropy(
+            logits.to(self.dtype), labels, reduction="sum", label_smoothing=smoothing
+        )
         right = logits.detach().topk(min(5, logits.shape[1])).indices == labels[:, None]
         # Summed in place: a stack of three sums would be further launches on a GPU.
         counts = labels.new_full((3,), len(labels))

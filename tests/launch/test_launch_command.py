@@ -75,10 +75,12 @@ def test_local_says_what_it_launches_with(
 
 
 def test_local_needs_no_launcher_for_one_process(
-    printed: Printed, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    line = printed("local", "digits", "--np", "1", "seed=3")
+    assert main(["local", "digits", "--np", "1", "seed=3", "--print"]) == 0
+    line, reason = capsys.readouterr()
+    assert reason == "lsgd: 1 process, without a launcher\n"
     assert line == f"env OMP_NUM_THREADS=3 {sys.executable} -m lsgd.train +recipe=digits seed=3\n"
 
 

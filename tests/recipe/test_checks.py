@@ -19,6 +19,8 @@ from lsgd.strategy.tasks import hosted_workers
 ADAM = {"optim__name": "adam", "optim__nesterov": False}
 LOCAL = {"strategy__name": "local"}
 HOGWILD = {"strategy__name": "hogwild", "optim__momentum": 0.0, "optim__nesterov": False}
+LARS = {"optim__name": "lars"}
+SMOOTH = {"schedule__decay": "linear", "schedule__milestones": [], "schedule__end_lr": 0.1}
 ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum": 0.0}
 
 
@@ -36,7 +38,7 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
         ({"optim__momentum_correction": True}, "momentum_correction=true .* optim.equation=10"),
         ({"optim__momentum": 1.0}, "optim.momentum=1 .* below 1"),
         ({"optim__momentum": 0.0}, "optim.momentum=0 .* write optim.nesterov=false"),
-        ({"optim__name": "adamw"}, "optim.name=adamw is unknown; write one of sgd, adam, adagrad"),
+        ({"optim__name": "adamw"}, "optim.name=adamw is unknown; write one of sgd, lars, adam, "),
         ({"optim__name": "adam"}, "nesterov=true .* optim.name=adam; write optim.nesterov=false"),
         (ADAM | {"optim__equation": 10}, "equation=10 .*name=adam; write optim.equation=9"),
         (
@@ -58,6 +60,42 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
         ({"schedule__milestones": [0.0]}, r"=\[0\] has 0.* between 0 and 90"),
         ({"schedule__milestones": [60.0, 30.0]}, r"=\[60,30\] does not rise; write .* in order"),
         ({"schedule__milestones": [30.0, 30.0]}, r"=\[30,30\] does not rise; write each once"),
+        (LARS | {"optim__clip_norm": 1.0, "optim__equation": 10}, "clip_norm=1 .*write optim.equa"),
+        (LARS | {"optim__trust": 0.0}, "optim.trust=0 is not possible; write a number above 0"),
+        (LARS | {"optim__adapts": "bn"}, "optim.adapts=bn is unknown; write one of weights, all"),
+        (LARS | {"optim__momentum": 0.0}, "optim.momentum=0 .* write optim.nesterov=false"),
+        (LARS | {"strategy__name": "sync"}, "norm of each whole tensor, .* strategy=sync nobody"),
+        ({"optim__trust": 0.02}, "optim.trust=0.02 .* optim.name=sgd; write optim.trust=0.001"),
+        ({"optim__adapts": "all"}, "adapts=all .* optim.name=sgd; write optim.adapts=weights"),
+        (ADAM | {"optim__eps": 0.0}, "optim.eps=0 may divide by 0 with optim.name=adam"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1 leaves nothing of the label"),
+        ({"label_smoothing": -0.1}, "label_smoothing=-0.1 is not possible; write 0 or more"),
+        (SMOOTH | {"schedule__decay": "steps"}, "schedule.end_lr=0.1 .*=steps; .*=polynomial or l"),
+        (SMOOTH | {"schedule__decay": "exp"}, "schedule.decay=exp is unknown; write one of steps"),
+        (SMOOTH | {"schedule__power": 3.0}, "power=3 .*decay=linear; .* write schedule=polynom"),
+        (
+            SMOOTH | {"schedule__milestones": [30.0]},
+            r"=\[30\] are for drops .*decay=linear has non",
+        ),
+        (SMOOTH | {"schedule__decay_steps": 100}, "=5 does not end by .*, where schedule.decay_st"),
+        (
+            {"schedule__decay_steps": 100},
+            "schedule.decay_steps=100 says nothing with .*decay=steps",
+        ),
+        ({"schedule__factors": [0.5]}, r"factors=\[0.5\] has to have a number for each of .*60,80"),
+        (
+            {"schedule__factors": [0.5, 0.1, 0.0]},
+            "are shares of the full lr; write numbers above 0",
+        ),
+        ({"schedule__warmup_start": -0.1}, "warmup_start=-0.1 is not possible; write 0 or more"),
+        (
+            {"schedule__warmup_start": 0.0, "schedule__warmup": "none"},
+            "warmup_start=0 says nothing with schedule.warmup=none",
+        ),
+        (
+            {"schedule__warmup_start": 0.0, "schedule__warmup": "constant"},
+            "constant .*warmup_start=0 learns nothing until the warmup ends; write .*=gradual",
+        ),
         ({"schedule__warmup_epochs": 31.0}, "=31 does not end by epoch 30.* up to 30, or .*=none"),
         ({"schedule__warmup_epochs": 0.0}, "=0 does not end .* schedule.warmup=none"),
         ({"workers": 40037}, "1281184 .*1281167 training examples; write workers=40036 or fewer"),

@@ -19,9 +19,10 @@ FORMS = [(9, False), (10, False), (10, True)]
 ADAM = Optim(name="adam", nesterov=False, weight_decay=0.01, beta2=0.99, eps=1e-6)
 ADAGRAD = Optim(name="adagrad", momentum=0.0, nesterov=False, weight_decay=0.01, eps=1e-10)
 SGD = Optim(weight_decay=0.01)
+LARS = Optim(name="lars", weight_decay=0.01, eps=0.0, trust=0.02, decay_bias=False)
 ALL = [
-    *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD,
-    *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD)),
+    *(replace(SGD, equation=e, momentum_correction=c) for e, c in FORMS), ADAM, ADAGRAD, LARS,
+    *(replace(each, clip_norm=1.5) for each in (SGD, ADAM, ADAGRAD, LARS)),
 ]  # fmt: skip
 """Every optimizer, and those that clip."""
 
@@ -166,8 +167,8 @@ def test_a_clipped_gradient_has_at_most_the_norm(
     """And its direction; one that is shorter stays bit by bit, 0 too."""
     direction = torch.tensor([0.6, -0.8, 0.0], dtype=dtype)
     value = direction.new_zeros(3).requires_grad_()
-    settings = asdict(Optim(momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=limit))
-    del settings["weight_decay"]
+    plain = Optim(momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=limit)
+    settings = optim.shared_settings(asdict(plain))
     gradient = direction * norm
     value.grad = gradient.clone()
     groups = [{"params": [value], "weight_decay": 0.0}, {"params": [], "weight_decay": 0.0}]
@@ -182,8 +183,7 @@ def test_a_clipped_gradient_has_at_most_the_norm(
 def test_adams_beta1_is_the_momentum() -> None:
     """Without either mean an update is lr times the sign of its gradient."""
     value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    settings = asdict(replace(ADAM, momentum=0.0, beta2=0.0, eps=1e-12))
-    del settings["weight_decay"]
+    settings = optim.shared_settings(asdict(replace(ADAM, momentum=0.0, beta2=0.0, eps=1e-12)))
     optimizer = optim.over_groups([{"params": [value], "weight_decay": 0.0}], **settings)
     optim.set_lr(optimizer, 0.25)
     for gradient, expected in ((3.0, -0.25), (-5.0, 0.0), (1.0, -0.25)):
@@ -217,6 +217,13 @@ def test_every_parameter_is_in_one_group() -> None:
     decayed, kept = (group["params"] for group in optim.parameter_groups(model, 0.01))
     assert len({*decayed, *kept}) == len(decayed) + len(kept) == 7
     assert {*kept} == {*model[1].parameters()}
+
+
+def test_biases_may_be_left_without_decay() -> None:
+    model = small_net()
+    decayed, kept = (each["params"] for each in optim.parameter_groups(model, 0.01, False))
+    assert {*decayed} == {model[0].weight, model[3].weight}
+    assert {*kept} == {model[0].bias, *model[1].parameters(), model[3].bias}
 
 
 @pytest.mark.parametrize("settings", ALL)

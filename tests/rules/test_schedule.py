@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.rules.schedule import learning_rate, scaled_lr
+from lsgd.rules.schedule import decay_left, learning_rate, scaled_lr
 
 lrs = st.fractions(min_value=Fraction(1, 1000), max_value=2, max_denominator=1000)
 references = st.integers(1, 4096)
@@ -97,3 +97,58 @@ def test_lr_is_a_positive_number(epoch: float, batch: int) -> None:
     found = learning_rate(epoch, batch_size=batch)
     assert math.isfinite(found)
     assert 0 < found <= 0.1 * max(1, batch / 256)
+
+
+SMOOTH = {"polynomial": lambda left: left**2, "linear": lambda left: left}
+
+
+@given(
+    st.sampled_from(sorted(SMOOTH)),
+    st.integers(0, 300),
+    st.integers(1, 30_000),
+    st.fractions(min_value=0, max_value=Fraction(1, 100), max_denominator=10_000),
+    st.data(),
+)
+def test_a_smooth_decay_is_exact_at_every_step(
+    decay: str, warmup: int, steps: int, end_lr: Fraction, data: st.DataObject
+) -> None:
+    """From the full lr at the end of the warmup to end_lr at decay_steps, which stays."""
+    last = warmup + steps
+    step = data.draw(st.integers(warmup, last + 10))
+    left = Fraction(max(0, last - step), steps)
+    expected = end_lr + (Fraction(32, 10) - end_lr) * SMOOTH[decay](left)
+    found = learning_rate(
+        90.0,
+        batch_size=8192,
+        milestones=(),
+        decay=decay,
+        end_lr=float(end_lr),
+        left=decay_left(step, warmup_steps=warmup, decay_steps=last),
+    )
+    assert found == pytest.approx(float(expected), rel=1e-14, abs=0)
+
+
+def test_a_cosine_has_its_middle_and_ends_and_does_not_cancel() -> None:
+    def at(left: float) -> float:
+        return learning_rate(90.0, batch_size=256, milestones=(), decay="cosine", left=left)
+
+    assert [at(1), at(0.5), at(0)] == pytest.approx([0.1, 0.05, 0], rel=1e-15)
+    for left in (0.9, 0.3, 0.01):
+        assert at(left) == pytest.approx(0.05 * (1 + math.cos(math.pi * (1 - left))), rel=1e-12)
+    # By the cosine itself the last of 450,000 steps would be right to 5 digits.
+    assert at(2e-6) == pytest.approx(0.1 * (math.pi * 1e-6) ** 2, rel=1e-11)
+
+
+def test_a_warmup_from_0_is_of_any_batch_and_rises_to_the_full_lr() -> None:
+    rule = {"warmup_start": 0.0, "milestones": (), "scaling": "none", "reference_lr": 7.4}
+    for batch in (32, 256, 8192):
+        found = [learning_rate(epoch, batch_size=batch, **rule) for epoch in (0.0, 1.0, 2.5, 5.0)]
+        assert found == pytest.approx([0.0, 1.48, 3.7, 7.4], rel=1e-15)
+
+
+def test_a_milestone_may_have_a_share_of_its_own() -> None:
+    """Akiba et al. 2017: half the lr from epoch 40 on, then 0.075, 0.01 and 0.001 of it."""
+    rule = {"milestones": (40, 70, 80, 85), "factors": (0.5, 0.075, 0.01, 0.001)}
+    epochs, shares = (39.9, 40.0, 75.0, 80.0, 89.9), (1, 0.5, 0.075, 0.01, 0.001)
+    for epoch, share in zip(epochs, shares, strict=True):
+        assert learning_rate(epoch, batch_size=8192, **rule) == 3.2 * share

@@ -1,0 +1,181 @@
+"""LARS against its formula in numbers, in both places of the lr, and what it leaves alone."""
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lsgd.models import make_model
+from lsgd.recipe import Optim
+from lsgd.rules import optim
+
+LARS = Optim(name="lars", nesterov=False, equation=10, weight_decay=0.1, eps=0.0, decay_bias=False)
+GRADIENTS, LRS = ((0.6, 0.8), (0.8, -0.6), (-0.6, 0.8)), (1.0, 2.0, 0.5)
+
+
+def over(weight: Tensor, settings: Optim) -> torch.optim.Optimizer:
+    """LARS over one tensor."""
+    group = {
+        "params": [weight], "weight_decay": 0.0, optim.LARS_DECAY: settings.weight_decay,
+    }  # fmt: skip
+    return optim.over_groups([group], **optim.shared_settings(asdict(settings)))
+
+
+def parameter(*values: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values, dtype=torch.float64))
+
+
+def step(optimizer: torch.optim.Optimizer, weight: Tensor, gradient: Tensor, lr: float) -> None:
+    weight.grad = gradient.clone()
+    optim.set_lr(optimizer, lr)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # The lr inside the momentum: the paper, TensorFlow 2's reference of MLPerf, mmpretrain.
+        (
+            {},
+            [(2.997000000, 3.996000000), (2.986973556, 3.993735109), (2.978451068, 3.989701172)],
+        ),
+        (
+            {"nesterov": True},
+            [(2.994300000, 3.992400000), (2.977961538, 3.991699737), (2.970799583, 3.986079158)],
+        ),
+        # The lr outside: timm, LARC; and NVIDIA's MXNet, by momentum correction.
+        (
+            {"equation": 9},
+            [(2.997000000, 3.996000000), (2.984273556, 3.990135109), (2.981911565, 3.986821774)],
+        ),
+        (
+            {"momentum_correction": True},
+            [(2.997000000, 3.996000000), (2.984273556, 3.990135109), (2.981911565, 3.986821774)],
+        ),
+        (
+            {"equation": 9, "trust": 0.02},
+            [(2.940000000, 3.920000000), (2.688091275, 3.803361074), (2.641935430, 3.739612037)],
+        ),
+    ],
+)
+def test_by_value(changes: dict[str, object], expected: list[tuple[float, float]]) -> None:
+    weight = parameter(3, 4)
+    optimizer = over(weight, replace(LARS, **changes))
+    for gradient, lr, values in zip(GRADIENTS, LRS, expected, strict=True):
+        step(optimizer, weight, torch.tensor(gradient, dtype=torch.float64), lr)
+        assert weight.tolist() == pytest.approx(values, rel=0, abs=6e-10)
+
+
+def ratio(weight: Tensor, gradient: Tensor, settings: Optim) -> float:
+    """How much an update of plain SGD at lr 1 is scaled."""
+    before = weight.detach().clone()
+    step(over(weight, settings), weight, gradient, 1.0)
+    moved, plain = before - weight.detach(), gradient + settings.weight_decay * before
+    return (moved.norm() / plain.norm()).item()
+
+
+vectors = st.lists(st.floats(-10, 10, width=32), min_size=4, max_size=4)
+
+
+@given(vectors, vectors, st.sampled_from([1e-4, 5e-5, 0.1]))
+def test_the_ratio_is_at_most_trust_over_decay(
+    weights: list[float], gradients: list[float], decay: float
+) -> None:
+    """And the first step at most lr times trust times the norm of the tensor."""
+    weight, gradient = parameter(*weights), torch.tensor(gradients, dtype=torch.float64)
+    norm, settings = weight.detach().norm().item(), replace(LARS, weight_decay=decay)
+    if norm < 1e-3 or gradient.norm() < 1e-3:
+        return
+    before = weight.detach().clone()
+    plain = (gradient + decay * before).norm().item()
+    step(over(weight, settings), weight, gradient, 1.0)
+    moved = (before - weight.detach()).norm().item()
+    assert moved <= 0.001 * norm * (1 + 1e-9)
+    assert moved <= 0.001 / decay * plain * (1 + 1e-9) + 1e-15
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_scale_does_not_matter(of_gradient: float, of_weight: float) -> None:
+    """Without decay: c g moves as g does, and c w by c times as much."""
+    settings = replace(LARS, weight_decay=0.0)
+    gradient = torch.tensor([0.3, -0.4, 1.2], dtype=torch.float64)
+    moved = []
+    for scale_w, scale_g in ((1, 1), (1, of_gradient), (of_weight, 1)):
+        weight = parameter(2.0 * scale_w, -1.0 * scale_w, 0.5 * scale_w)
+        before = weight.detach().clone()
+        step(over(weight, settings), weight, scale_g * gradient, 1.0)
+        moved.append((before - weight.detach()) / scale_w)
+    for one, other in pairwise(moved):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize(("weights", "gradient"), [((0, 0), (0.3, 0.4)), ((3, 4), (0, 0))])
+def test_without_a_norm_there_is_no_ratio(weights: tuple, gradient: tuple) -> None:
+    weight = parameter(*weights)
+    settings = replace(LARS, equation=9)
+    assert ratio(weight, torch.tensor(gradient, dtype=torch.float64), settings) == pytest.approx(1)
+
+
+def test_eps_is_in_the_denominator() -> None:
+    weight, gradient = parameter(3, 4), torch.tensor([0.6, 0.8], dtype=torch.float64)
+    settings = replace(LARS, eps=0.5)
+    assert ratio(weight, gradient, settings) == pytest.approx(0.001 * 5 / (1 + 0.1 * 5 + 0.5))
+
+
+def test_an_lr_of_0_moves_nothing_and_its_gradient_counts_by_equation_9_alone() -> None:
+    """MLPerf's reference begins with an lr of exactly 0."""
+    left = {}
+    for equation in (9, 10):
+        weight = parameter(3, 4)
+        optimizer = over(weight, replace(LARS, equation=equation))
+        step(optimizer, weight, torch.tensor([0.6, 0.8], dtype=torch.float64), 0.0)
+        assert weight.tolist() == [3, 4]
+        step(optimizer, weight, torch.tensor([0.6, 0.8], dtype=torch.float64), 1.0)
+        left[equation] = 5 - weight.detach().norm().item()
+    assert left[9] == pytest.approx(1.9 * left[10], rel=1e-12)
+
+
+def groups(**changes: object) -> dict[str, list[str]]:
+    """How many tensors of ResNet-50 are adapted and decayed, and which are not."""
+    model = make_model("resnet50", classes=10, channels=3, last_gamma=0.0, seed=0)
+    names = {id(each): name for name, each in model.named_parameters()}
+    settings = replace(LARS, **changes)
+    found: dict[str, list[str]] = {}
+    for group in optim.make_optimizer(model, **asdict(settings)).param_groups:
+        adapted = "adapted" if optim.LARS_DECAY in group else "plain"
+        decay = group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0)
+        found[f"{adapted} {decay:g}"] = [names[id(each)] for each in group["params"]]
+    return found
+
+
+def test_bn_and_biases_are_left_out_as_by_mlperf() -> None:
+    found = groups()
+    assert len(found["adapted 0.1"]) == 54
+    assert all(name.endswith("weight") for name in found["adapted 0.1"])
+    assert "fc.bias" in found["plain 0"]
+    assert len(found["plain 0"]) == 2 * 53 + 1
+    assert not found["plain 0.1"]
+
+
+def test_a_bias_may_decay_and_everything_may_be_adapted() -> None:
+    assert groups(decay_bias=True)["plain 0.1"] == ["fc.bias"]
+    found = groups(adapts="all")
+    assert (len(found["adapted 0.1"]), len(found["adapted 0"])) == (54, 107)
+    assert not found["plain 0.1"]
+    assert not found["plain 0"]
+
+
+def test_no_tensor_is_made_as_large_as_the_model() -> None:
+    """Norms are numbers, and gradients are changed where they are."""
+    weight = nn.Parameter(torch.ones(1000, 1000))
+    optimizer = over(weight, replace(LARS, equation=9))
+    step(optimizer, weight, torch.ones(1000, 1000), 0.1)  # makes the momentum
+    [scale] = optimizer._optimizer_step_pre_hooks.values()
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        scale(optimizer, (), {})
+    largest = max(abs(event.self_cpu_memory_usage) for event in profiled.events())
+    assert largest < weight.nbytes / 100
