@@ -61,7 +61,7 @@ def miniature(recipe: Recipe) -> Learner:
         mean=[0.5],
         std=[0.5],
     )
-    # Clipping and LARS would change gradients after they have been normalised; _momentum names them.
+    # Both change gradients after they have been normalised; _momentum names them.
     optimizer = replace(recipe.optim, clip_norm=None)
     if optimizer.name == "lars":
         optimizer = replace(optimizer, name="sgd")

@@ -90,7 +90,7 @@ def learning_rate(
         return start + (target - start) * progress
     match decay:
         case "polynomial":
-            return end_lr + (target - end_lr) * left**power
+            return end_lr + (target - end_lr) * math.pow(left, power)
         case "linear":
             return end_lr + (target - end_lr) * left
         case "cosine":
