@@ -212,7 +212,10 @@ class Controller:
             return
         runs = [run for trial in job.trials if (run := trial.run)]
         if why and not job.told:
-            self._tell(job, FAILED, f"failed: {why}", why=why)
+            # Of one that diverged it is known how bad it is, as a report counts it too.
+            diverged = next((run for run in runs if run.diverged is not None), None)
+            guess = diverged and diverged.metric.guess(diverged.recipe.data.classes)
+            self._tell(job, FAILED, f"failed: {why}", value=guess, why=why)
         elif not job.told and len(runs) == len(job.trials) and all(run.finished for run in runs):
             value = fmean(run.number for run in runs)
             took = duration(time.monotonic() - job.began)

@@ -65,8 +65,8 @@ class Engine:
             Point(
                 trial.number,
                 dict(trial.params),
-                STATES[trial.state],
-                trial.value if trial.state == TrialState.COMPLETE else None,
+                state := FAILED if WHY in trial.user_attrs else STATES[trial.state],
+                trial.value if state == FINISHED else None,
                 dict(trial.intermediate_values),
                 trial.user_attrs.get(WHY, ""),
                 trial.datetime_start,
@@ -95,10 +95,15 @@ class Engine:
         return self._trial(number).should_prune()
 
     def tell(self, number: int, state: str, *, value: float | None = None, why: str = "") -> None:
-        """Tell what has become of a point: FINISHED with its value, PRUNED or FAILED."""
+        """Tell what has become of a point: FINISHED with its value, PRUNED or FAILED.
+
+        A failed one may have a value, as bad as that of guessing: samplers look at values alone,
+        and would choose the same point again and again.
+        """
         if why:
             self._trial(number).set_user_attr(WHY, why)
-        [of_optuna] = [key for key, mine in STATES.items() if mine == state]
+        told = FINISHED if value is not None else state
+        [of_optuna] = [key for key, mine in STATES.items() if mine == told]
         self.study.tell(number, value, of_optuna)
         self.trials.pop(number, None)
 

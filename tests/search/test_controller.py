@@ -169,6 +169,9 @@ def test_one_that_diverges_has_failed_and_is_not_repeated() -> None:
     failed = [point for point in work.engine.points() if point.state == FAILED]
     assert 0 < len(failed) < 4
     assert {point.why for point in failed} == {"diverged in epoch 2 of 4"}
+    assert [work.engine.study.trials[point.number].value for point in failed] == [90.0] * len(
+        failed
+    )
     assert len(set(place.trained)) == len(place.trained) == 4
 
 

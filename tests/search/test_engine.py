@@ -131,7 +131,7 @@ def test_who_is_worse_than_half_of_the_others_is_given_up(
 
 def test_why_a_point_has_failed_is_kept(tmp_path: Path) -> None:
     engine = Engine(SEARCH, tmp_path)
-    engine.tell(engine.ask(), FAILED, why="diverged in epoch 1 of 2")
+    engine.tell(engine.ask(), FAILED, value=90.0, why="diverged in epoch 1 of 2")
     (point,) = Engine(SEARCH, tmp_path).points()
     assert (point.state, point.why, point.value) == (FAILED, "diverged in epoch 1 of 2", None)
 
@@ -158,3 +158,18 @@ def test_a_database_keeps_the_points_instead(tmp_path: Path) -> None:
     assert not (tmp_path / "journal.log").exists()
     with pytest.raises(Refused, match=r"--storage nosql://a cannot be used \(.*write a URL such"):
         Engine(SEARCH, tmp_path, "nosql://a")
+
+
+def test_a_point_that_failed_with_a_value_is_not_chosen_again_and_again(tmp_path: Path) -> None:
+    """Of points without one a Gaussian process knows nothing, and takes them for promising."""
+    engine = Engine(replace(SEARCH, sampler="gp"), tmp_path)
+    for _ in range(24):
+        number = engine.ask()
+        values = engine.values(number)
+        if values["lr"] > 0.02:
+            engine.tell(number, FAILED, value=90.0, why="diverged in epoch 1 of 2")
+        else:
+            engine.tell(number, FINISHED, value=20 - 1000 * values["lr"] / 2)
+    points = engine.points()
+    assert all(point.value is None for point in points if point.state == FAILED)
+    assert [point.state for point in points[12:]].count(FAILED) < 6
