@@ -102,9 +102,8 @@ def _of_files(recipe: Recipe) -> list[Finding]:
         for name, resample in FILTERS.items():
             for epoch, batch in train.items():
                 images = _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch)
-                if coloured:
-                    images = _coloured(images, seed=recipe.seed, epoch=epoch)
-                if not matches(batch, images):
+                with_colours = _coloured(images, seed=recipe.seed, epoch=epoch)
+                if not matches(batch, with_colours if coloured else images):
                     break
             else:
                 return name

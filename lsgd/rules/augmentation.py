@@ -1,8 +1,10 @@
 """Random crops, flips and colours as a function of (seed, epoch, example), asked by every loader.
 
 Scale and aspect-ratio augmentation as Goyal et al. 2017 have it in section 5.1: a window of 8 to
-100 % of the area and an aspect of 3/4 to 4/3, ten tries, then the centred square. The colours are
-those of fb.resnet.torch, to which that section refers, and which the paper does not name.
+100 % of the area and an aspect of 3/4 to 4/3, ten tries, then the centred square. (The code of
+fb.resnet.torch, to which that section refers, multiplies the width and divides the height by such a
+number, so that there the aspect is its square.) The colours are those of fb.resnet.torch; the paper
+does not name them.
 """
 
 import math
@@ -129,5 +131,7 @@ def lightings(examples: NDArray[np.int64], *, seed: int, epoch: int) -> NDArray[
     u = philox.uniforms((examples, epoch, 0, LIGHTING), key=seed)
     radius, angle = np.sqrt(-2 * np.log(1 - u[:2])), 2 * np.pi * u[2:]  # Box and Muller 1958
     normal = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:3]
-    along: NDArray[np.float64] = (LIT_BY * EIGENVALUES * normal.T) @ EIGENVECTORS.T
-    return along
+    first, second, third = LIT_BY * EIGENVALUES[:, None] * normal
+    # Not a matrix product, whose last digits depend on how many images there are.
+    red, green, blue = (a * first + b * second + c * third for a, b, c in EIGENVECTORS)
+    return np.stack((red, green, blue), axis=1)
