@@ -98,23 +98,23 @@ def _of_files(recipe: Recipe) -> list[Finding]:
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
         return torch.allclose(batch, normalise(pixels), atol=1e-4)
 
-    def filter_of_training(coloured: bool) -> str | None:
-        for name, resample in FILTERS.items():
-            for epoch, batch in train.items():
-                images = _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch)
-                with_colours = _coloured(images, seed=recipe.seed, epoch=epoch)
-                if not matches(batch, with_colours if coloured else images):
-                    break
-            else:
-                return name
-        return None
+    def trains(resample: Image.Resampling, *, coloured: bool) -> bool:
+        for epoch, batch in train.items():
+            images = _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch)
+            with_colours = _coloured(images, seed=recipe.seed, epoch=epoch)
+            if not matches(batch, with_colours if coloured else images):
+                return False
+        return True
 
-    as_stored, coloured = filter_of_training(coloured=False), filter_of_training(coloured=True)
+    def evaluates(resample: Image.Resampling) -> bool:
+        return matches(val, np.stack([_centre(image, side, resample) for image in stored]))
+
+    as_stored, coloured = (
+        next((name for name, kind in FILTERS.items() if trains(kind, coloured=colours)), None)
+        for colours in (False, True)
+    )
     trained = as_stored or coloured
-    evaluated = None
-    for name, resample in FILTERS.items():
-        if matches(val, np.stack([_centre(image, side, resample) for image in stored])):
-            evaluated = name
+    evaluated = next((name for name, kind in FILTERS.items() if evaluates(kind)), None)
     area, aspect, mirrored = _windows(recipe)
     crops = (
         f"area {100 * area[0]:.0f} to {100 * area[1]:.0f} %, aspect {aspect[0]:.2f} to "
