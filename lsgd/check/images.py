@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -26,6 +27,12 @@ SIZES = ((340, 260), (260, 390))
 """Width and height of the images that the loader reads."""
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+GREY = [0.299, 0.587, 0.114]
+EIGENVALUES = np.array([0.2175, 0.0188, 0.0045])
+EIGENVECTORS = np.array(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+)
+COLOUR = "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only"
 
 
 def findings(recipe: Recipe) -> list[Finding]:
@@ -87,22 +94,27 @@ def _of_files(recipe: Recipe) -> list[Finding]:
         train = {epoch: next(inputs.train([Pass(epoch, ids)]))[0] for epoch in range(3)}
         val = next(inputs.evaluation([Pass(None, ids, range(0), split="val")]))[0]
 
-    def matches(batch: Tensor, images: list[Image.Image]) -> bool:
-        pixels = torch.stack([torch.from_numpy(np.array(image)) for image in images])
-        return torch.allclose(batch, normalise(pixels.permute(0, 3, 1, 2)), atol=1e-4)
+    def matches(batch: Tensor, images: NDArray[np.generic]) -> bool:
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+        return torch.allclose(batch, normalise(pixels), atol=1e-4)
 
-    def filter_of(kind: str) -> str | None:
-        for name, resample in FILTERS.items():
-            if kind == "val" and matches(val, [_centre(s, side, resample) for s in stored]):
-                return name
-            if kind == "train" and all(
-                matches(batch, _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch))
-                for epoch, batch in train.items()
-            ):
-                return name
-        return None
+    def trains(resample: Image.Resampling, *, coloured: bool) -> bool:
+        for epoch, batch in train.items():
+            images = _drawn(stored, side, resample, seed=recipe.seed, epoch=epoch)
+            with_colours = _coloured(images, seed=recipe.seed, epoch=epoch)
+            if not matches(batch, with_colours if coloured else images):
+                return False
+        return True
 
-    trained, evaluated = filter_of("train"), filter_of("val")
+    def evaluates(resample: Image.Resampling) -> bool:
+        return matches(val, np.stack([_centre(image, side, resample) for image in stored]))
+
+    as_stored, coloured = (
+        next((name for name, kind in FILTERS.items() if trains(kind, coloured=colours)), None)
+        for colours in (False, True)
+    )
+    trained = as_stored or coloured
+    evaluated = next((name for name, kind in FILTERS.items() if evaluates(kind)), None)
     area, aspect, mirrored = _windows(recipe)
     crops = (
         f"area {100 * area[0]:.0f} to {100 * area[1]:.0f} %, aspect {aspect[0]:.2f} to "
@@ -121,13 +133,7 @@ def _of_files(recipe: Recipe) -> list[Finding]:
             same=in_range and trained is not None,
         ),
         Finding("resize", "5.1, [12]", "bicubic", _antialiased(uses), uses == {"bicubic"}),
-        Finding(
-            "colour",
-            "[12]",
-            "jitter and lighting noise; named in fb.resnet.torch only",
-            "as stored" if trained else "unknown",
-            False,
-        ),
+        _colour(recipe) if coloured else _other_colour("as stored" if as_stored else "unknown"),
         _evaluation_crop(
             f"short side {round(side * augmentation.RESIZE)}, centre {side}"
             if evaluated
@@ -148,6 +154,33 @@ def _augmentation(run: str, *, same: bool) -> Finding:
 
 def _evaluation_crop(run: str, *, same: bool) -> Finding:
     return Finding("evaluation_crop", "[12]", "short side 256, centre 224", run, same)
+
+
+def _colour(recipe: Recipe) -> Finding:
+    """What is drawn of colours, over 10,000 draws; the loader makes of them what the paper does."""
+    draw = {"seed": recipe.seed, "epoch": 0}
+    factors = augmentation.jitters(np.arange(10_000), **draw)
+    least, most = factors.min(axis=0), factors.max(axis=0)
+    # Along the colours' own directions, in their own standard deviations.
+    along = augmentation.lightings(np.arange(10_000), **draw) @ EIGENVECTORS / EIGENVALUES
+    spread = np.cov(along.T)
+    independent = np.abs(np.corrcoef(np.concatenate((factors.T, along.T))) - np.eye(6)).max() < 0.05
+    run = (
+        f"jitter by {least.min():.2f} to {most.max():.2f}, lighting of standard deviation "
+        + " ".join(f"{each:.3f}" for each in np.sqrt(np.diag(spread)))
+    )
+    same = (
+        np.allclose(least, 0.6, atol=0.001)
+        and np.allclose(most, 1.4, atol=0.001)
+        and np.allclose(factors.mean(axis=0), 1, atol=0.02)
+        and np.allclose(np.sqrt(np.diag(spread)), 0.1, rtol=0.05)
+        and bool(independent)
+    )
+    return Finding("colour", "[12]", COLOUR, run, same)
+
+
+def _other_colour(run: str) -> Finding:
+    return Finding("colour", "[12]", COLOUR, run, same=False)
 
 
 def _windows(recipe: Recipe) -> tuple[tuple[float, float], tuple[float, float], float]:
@@ -187,7 +220,7 @@ def _loader(recipe: Recipe) -> Iterator[tuple[FolderInputs, list[Image.Image]]]:
 
 def _drawn(
     stored: list[Image.Image], side: int, resample: Image.Resampling, *, seed: int, epoch: int
-) -> list[Image.Image]:
+) -> NDArray[np.uint8]:
     ids = np.arange(len(stored))
     windows = augmentation.crop_windows(np.array(SIZES), ids, seed=seed, epoch=epoch)
     mirrored = augmentation.flips(ids, seed=seed, epoch=epoch)
@@ -196,13 +229,28 @@ def _drawn(
         window = image.crop((left, top, left + width, top + height))
         resized = window.resize((side, side), resample)
         images.append(resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized)
-    return images
+    return np.stack([np.array(image) for image in images])
 
 
-def _centre(image: Image.Image, side: int, resample: Image.Resampling) -> Image.Image:
+def _coloured(images: NDArray[np.uint8], *, seed: int, epoch: int) -> NDArray[np.float64]:
+    """Jitter and lighting as fb.resnet.torch has them, one after the other on pixels in [0, 1]."""
+    draw, coloured = {"seed": seed, "epoch": epoch}, []
+    ids = np.arange(len(images))
+    factors, light = augmentation.jitters(ids, **draw), augmentation.lightings(ids, **draw)
+    for pixels, (brightness, contrast, saturation), added in zip(
+        images / 255, factors, light, strict=True
+    ):
+        image = brightness * pixels
+        image = contrast * image + (1 - contrast) * (image @ GREY).mean()
+        image = saturation * image + (1 - saturation) * (image @ GREY)[:, :, None]
+        coloured.append(255 * (image + added))
+    return np.stack(coloured)
+
+
+def _centre(image: Image.Image, side: int, resample: Image.Resampling) -> NDArray[np.uint8]:
     """The centre of the image after its short side is resized, to 256 for a centre of 224."""
     short = side * 256 / 224
     width, height = (math.floor(length * short / min(image.size)) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2
     resized = image.resize((width, height), resample)
-    return resized.crop((left, top, left + side, top + side))
+    return np.array(resized.crop((left, top, left + side, top + side)))

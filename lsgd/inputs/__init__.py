@@ -133,8 +133,8 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
             )
         if data.augmentation == "shift_flip":
             raise Refused(
-                "data.augmentation=shift_flip is for small images in memory; write crop_flip or "
-                f"none for {data.name}"
+                "data.augmentation=shift_flip is for small images in memory; write crop_flip, "
+                f"fb_resnet_torch or none for {data.name}"
             )
         if data.channels != 3:
             raise Refused(

@@ -35,7 +35,7 @@ AHEAD = 4
 
 _Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
 """The feed of a batch; per image: path or content, window's corner and shape, region's begin and
-end, mirrored."""
+end, mirrored, and what `recolour` takes where colours change."""
 
 
 class DaliInputs:
@@ -54,6 +54,7 @@ class DaliInputs:
         channels_last: bool,
     ) -> None:
         self.data, self.seed, self.device = data, seed, device
+        self.recolours = data.augmentation == "fb_resnet_torch"
         self.train_index, self.val_index = indexes
         self.on_gpu = device.type == "cuda"
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
@@ -76,7 +77,7 @@ class DaliInputs:
         self.pipeline.build()
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, cropped and flipped, in the order of the passes."""
+        """The images of each pass, augmented, in the order of the passes."""
         return self._load(passes)
 
     def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
@@ -85,8 +86,8 @@ class DaliInputs:
 
     def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
         """Normalised images, and the lengths of the files they were read from."""
-        file, corner, shape, begin, end, mirror = fn.external_source(
-            source=self._next, num_outputs=6, batch=True
+        file, corner, shape, begin, end, mirror, *colours = fn.external_source(
+            source=self._next, num_outputs=9 if self.recolours else 6, batch=True
         )
         if not self.in_shards:
             # Not mapped: a mapped file that is cut short while it is read kills the process.
@@ -96,6 +97,8 @@ class DaliInputs:
         pixels = resize(window, self.data, roi_start=begin, roi_end=end)
         if self.on_gpu and not decodes_on_gpu:
             pixels = pixels.gpu()  # as 8 bits: a quarter of what they will be
+        if self.recolours:
+            pixels = recolour(pixels, *colours)
         layout = "HWC" if self.channels_last else "CHW"
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
@@ -152,11 +155,14 @@ class DaliInputs:
             files = self._files(index, ids)
         except InputFailed as error:
             raise needed(error, each, index) from None
-        if each.epoch is not None and self.data.augmentation == "crop_flip":
+        colours = np.tile(augmentation.NO_COLOURS, (len(ids), 1))
+        if each.epoch is not None and self.data.augmentation in augmentation.OF_FILES:
             draw = {"seed": self.seed, "epoch": each.epoch}
             windows = augmentation.crop_windows(sizes, ids, **draw)
             mirror = augmentation.flips(ids, **draw)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
+            if self.recolours:
+                colours = augmentation.colours(ids, **draw)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
             mirror = np.zeros(len(ids), bool)
@@ -168,6 +174,7 @@ class DaliInputs:
             _rows_first(regions[:, :2], np.float32),
             _rows_first(regions[:, :2] + regions[:, 2:], np.float32),
             mirror.astype(np.int32),
+            *(_matrices(colours) if self.recolours else ()),
         )
 
     def _files(self, index: Index, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
@@ -312,14 +319,33 @@ def resize(window: Any, data: Data, **region: Any) -> Any:
     return fn.resize(
         window,
         size=(data.image_size, data.image_size),
-        interp_type=types.INTERP_TRIANGULAR,
+        interp_type=types.INTERP_CUBIC
+        if data.augmentation == "fb_resnet_torch"
+        else types.INTERP_TRIANGULAR,
         antialias=True,
         **region,
     )
 
 
+def recolour(pixels: Any, of_pixel: Any, of_mean: Any, added: Any) -> Any:
+    """DALI's graph from 8-bit pixels to others, which are not clamped: a sum of two products, of a
+    matrix of each image with its pixels and of one with their mean, and of what is `added`."""
+    # All that differs by image is an argument: those may come from the CPU to a GPU's operators.
+    mean = fn.reductions.mean(pixels, axes=(0, 1), keep_dims=True)
+    mixed = fn.coord_transform(pixels, M=of_pixel, T=added, dtype=types.FLOAT)
+    return mixed + fn.coord_transform(mean, M=of_mean, dtype=types.FLOAT)
+
+
+def _matrices(colours: NDArray[np.float64]) -> Iterator[NDArray[np.float32]]:
+    """What `recolour` takes, for pixels of 0 to 255, of images with these augmentation.colours."""
+    own, of_grey, of_mean = colours[:, :3].T[:, :, None, None]
+    grey = np.tile(augmentation.GREY, (3, 1))
+    for each in (own * np.eye(3) + of_grey * grey, of_mean * grey, 255 * colours[:, 3:]):
+        yield each.astype(np.float32)
+
+
 def normalise(pixels: Any, mirror: Any, data: Data, *, dtype: str, layout: str) -> Any:
-    """DALI's graph from 8-bit pixels to (pixel / 255 - mean) / std, mirrored where it says so."""
+    """DALI's graph from pixels of 0 to 255 to (pixel / 255 - mean) / std, mirrored where so."""
     return fn.crop_mirror_normalize(
         pixels,
         mirror=mirror,

@@ -25,10 +25,10 @@ class MemoryInputs:
     """A small dataset that lies in memory as 8-bit pixels, on the device."""
 
     def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
-        if data.augmentation == "crop_flip":
+        if data.augmentation in augmentation.OF_FILES:
             raise Refused(
-                "data.augmentation=crop_flip is for image folders; write shift_flip or none for "
-                f"{data.name}"
+                f"data.augmentation={data.augmentation} is for image folders; write shift_flip or "
+                f"none for {data.name}"
             )
         self.name = "in memory"
         train, validation = load_arrays(data, root)

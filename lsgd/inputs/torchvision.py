@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
+from lsgd.inputs.colours import recolour
 from lsgd.inputs.decoding import keep_blocks, load_image, needed
 from lsgd.inputs.index import Index
 from lsgd.inputs.normalise import Normalise
@@ -27,6 +28,10 @@ from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
 from lsgd.vision import transforms
+
+_Decoded = tuple[Tensor, Tensor, Tensor | None]
+"""8-bit pixels (images, height, width, 3), labels, and augmentation.colours of a pass that has
+any."""
 
 LOOK = 1.0
 """Seconds between looks whether the decoders live, while the trainer waits for one of them."""
@@ -57,7 +62,7 @@ class FolderInputs:
             resource_tracker.ensure_running()  # it would unblock signals
             with preemption.unheard():
                 forkserver.ensure_running()
-        self.loader: DataLoader[tuple[Tensor, Tensor] | InputFailed] = DataLoader(
+        self.loader: DataLoader[_Decoded | InputFailed] = DataLoader(
             _Images(data, indexes, seed=seed),
             # What the sampler yields goes to the dataset as it is: here a whole pass.
             sampler=self.requests,
@@ -72,7 +77,7 @@ class FolderInputs:
         )
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, cropped and flipped, in the order of the passes."""
+        """The images of each pass, augmented, in the order of the passes."""
         return self._load(passes)
 
     def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
@@ -91,9 +96,12 @@ class FolderInputs:
             for batch in batches:
                 if isinstance(batch, InputFailed):
                     raise batch
-                pixels, labels = batch
+                pixels, labels, colours = batch
                 if self.device.type == "cpu":
                     pixels = _floats(pixels)
+                if colours is not None:
+                    pixels = pixels.to(self.device, non_blocking=True).float()
+                    recolour(pixels, colours.to(self.device, non_blocking=True))
                 yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
         except (RuntimeError, EOFError, OSError) as error:
             # The latter two are raised if a process was killed while it handed over a batch.
@@ -166,15 +174,16 @@ class _Requests(Sampler[Pass]):
         return iter(self.passes)
 
 
-class _Images(Dataset[tuple[Tensor, Tensor] | InputFailed]):
+class _Images(Dataset[_Decoded | InputFailed]):
     """A dataset whose items are whole passes, not single images."""
 
     def __init__(self, data: Data, indexes: tuple[Index, Index], *, seed: int) -> None:
         self.data, self.seed = data, seed
         self.train, self.val = indexes
+        self.full = data.augmentation == "fb_resnet_torch"
 
-    def __getitem__(self, each: Pass) -> tuple[Tensor, Tensor] | InputFailed:
-        """8-bit pixels (images, height, width, 3) and labels.
+    def __getitem__(self, each: Pass) -> _Decoded | InputFailed:
+        """The images of a pass, or why one of them cannot be had.
 
         A failure is returned, not raised: torch would wrap its text into a traceback.
         """
@@ -184,39 +193,48 @@ class _Images(Dataset[tuple[Tensor, Tensor] | InputFailed]):
         except InputFailed as error:
             return needed(error, each, index)
 
-    def _load(self, index: Index, each: Pass) -> tuple[Tensor, Tensor]:
+    def _load(self, index: Index, each: Pass) -> _Decoded:
         ids, side = each.examples, self.data.image_size
         pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
         if get_worker_info():
             pixels.share_memory_()  # written where the training process reads it
-        if each.epoch is not None and self.data.augmentation == "crop_flip":
+        colours = None
+        if each.epoch is not None and self.data.augmentation in augmentation.OF_FILES:
             draw = {"seed": self.seed, "epoch": each.epoch}
             windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
             flips = augmentation.flips(ids, **draw)
             for i, example in enumerate(ids):
-                image = crop(load_image(index, example), windows[i], side)
+                image = crop(load_image(index, example), windows[i], side, bicubic=self.full)
                 image = transforms.functional.hflip(image) if flips[i] else image
                 pixels[i] = torch.from_numpy(np.array(image))
+            if self.full:
+                colours = torch.from_numpy(augmentation.colours(ids, **draw)).float()
         else:
             for i, example in enumerate(ids):
-                image = centre_crop(load_image(index, example), side)
+                image = centre_crop(load_image(index, example), side, bicubic=self.full)
                 pixels[i] = torch.from_numpy(np.array(image))
-        return pixels, torch.from_numpy(index.labels(ids))
+        return pixels, torch.from_numpy(index.labels(ids)), colours
 
 
-def crop(image: Image.Image, window: NDArray[np.int64], side: int) -> Image.Image:
+def crop(
+    image: Image.Image, window: NDArray[np.int64], side: int, *, bicubic: bool = False
+) -> Image.Image:
     """The window (left, top, width, height) of an image, resized to `side` x `side`."""
     left, top, width, height = window.tolist()
     cropped: Image.Image = transforms.functional.resized_crop(
-        image, top, left, height, width, [side, side], antialias=True
+        image, top, left, height, width, [side, side], _interpolation(bicubic), antialias=True
     )
     return cropped
 
 
-def centre_crop(image: Image.Image, side: int) -> Image.Image:
+def centre_crop(image: Image.Image, side: int, *, bicubic: bool = False) -> Image.Image:
     """Short side resized to 256/224 of `side`, then the centred square of `side` pixels."""
-    resized = transforms.functional.resize(
-        image, [round(side * augmentation.RESIZE)], antialias=True
-    )
+    short = round(side * augmentation.RESIZE)
+    resized = transforms.functional.resize(image, [short], _interpolation(bicubic), antialias=True)
     cropped: Image.Image = transforms.functional.center_crop(resized, [side, side])
     return cropped
+
+
+def _interpolation(bicubic: bool) -> Any:
+    modes = transforms.InterpolationMode
+    return modes.BICUBIC if bicubic else modes.BILINEAR

@@ -84,10 +84,12 @@ class Data:
     std: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The standard deviation of each channel, for pixels in [0, 1]."""
     augmentation: str = field(
-        default="", metadata=IMAGES | one_of("none", "shift_flip", "crop_flip")
+        default="",
+        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch"),
     )
-    """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; shift_flip pads
-    by 4, shifts and flips."""
+    """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; fb_resnet_torch
+    does so too, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
+    resizes bicubically, in evaluation as in training; shift_flip pads by 4, shifts and flips."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)

@@ -40,6 +40,11 @@ WHOLE = (*SMALL, "model=resnet50")
 LONG = (*SMALL, "data.train_examples=82000", "workers=1", "workers_per_pass=1")
 """230,580 steps, of which not all are asked for their lr."""
 
+FULL = (
+    *SMALL, "data.augmentation=fb_resnet_torch", "deviations.resize=null", "deviations.colour=null",
+)  # fmt: skip
+"""With the colours and the resize of fb.resnet.torch."""
+
 PLANTS: list[Any] = []
 Patch = pytest.MonkeyPatch
 
@@ -541,14 +546,57 @@ def no_flips(patch: Patch) -> None:
 def a_loader_with_crops_of_its_own(patch: Patch) -> None:
     real = lsgd.inputs.torchvision.crop
     patch.setattr(
-        lsgd.inputs.torchvision, "crop", lambda image, window, side: real(image, window - 1, side)
+        lsgd.inputs.torchvision,
+        "crop",
+        lambda image, window, *how, **kind: real(image, window - 1, *how, **kind),
     )
 
 
 @plant("augmentation")
 def a_loader_that_changes_colours(patch: Patch) -> None:
     jitter, real = vision.transforms.functional.adjust_brightness, lsgd.inputs.torchvision.crop
-    patch.setattr(lsgd.inputs.torchvision, "crop", lambda *what: jitter(real(*what), 1.2))
+    patch.setattr(
+        lsgd.inputs.torchvision, "crop", lambda *what, **kind: jitter(real(*what, **kind), 1.2)
+    )
+
+
+@plant("colour", words=FULL)
+def jitter_by_less(patch: Patch) -> None:
+    patch.setattr(augmentation, "JITTERED_BY", 0.3)
+
+
+@plant("colour", words=FULL)
+def lighting_of_256_levels(patch: Patch) -> None:
+    patch.setattr(augmentation, "LIT_BY", 0.1 * 255)
+
+
+@plant("colour", words=FULL)
+def lighting_by_eigenvalues_in_ascending_order(patch: Patch) -> None:
+    patch.setattr(augmentation, "EIGENVALUES", augmentation.EIGENVALUES[::-1])
+
+
+@plant("colour", words=FULL)
+def lighting_in_the_order_of_opencv(patch: Patch) -> None:
+    patch.setattr(augmentation, "EIGENVECTORS", augmentation.EIGENVECTORS[::-1])
+
+
+@plant("colour", words=FULL)
+def one_factor_for_all_three(patch: Patch) -> None:
+    real = augmentation.jitters
+    patch.setattr(augmentation, "jitters", lambda *ids, **draw: real(*ids, **draw)[:, [0, 0, 0]])
+
+
+@plant("augmentation", "resize", "colour", words=FULL)
+def colours_that_are_clamped(patch: Patch) -> None:
+    """Then what becomes of an image is unknown altogether."""
+    loader = lsgd.inputs.torchvision
+    then(patch, loader, "recolour", lambda pixels, colours: pixels.clamp_(0, 255))
+
+
+@plant("resize", words=FULL)
+def evaluation_that_stays_bilinear(patch: Patch) -> None:
+    real = lsgd.inputs.torchvision.centre_crop
+    patch.setattr(lsgd.inputs.torchvision, "centre_crop", lambda i, side, **_: real(i, side))
 
 
 @plant("evaluation_crop")
@@ -558,7 +606,9 @@ def evaluation_of_the_whole_image(patch: Patch) -> None:
 
 @plant("evaluation_crop")
 def evaluation_squeezed(patch: Patch) -> None:
-    patch.setattr(lsgd.inputs.torchvision, "centre_crop", lambda i, side: i.resize((side, side)))
+    patch.setattr(
+        lsgd.inputs.torchvision, "centre_crop", lambda i, side, **_: i.resize((side, side))
+    )
 
 
 @plant("normalisation")
@@ -592,32 +642,22 @@ def test_a_fault_in_the_code_is_named(
 
 
 def test_every_rule_has_a_fault() -> None:
-    """But those that deviate anyway, and `data`, which is what the recipe says it is."""
+    """But `data`, which is what the recipe says it is."""
     found = {f.rule for f in check.findings(check.build(composed(*SMALL)))}
     planted = {rule for each in PLANTS for rule in each.values[1]}
-    assert found - planted == {"data", "resize", "colour"}
+    assert found - planted == {"data"}
 
 
-def test_the_papers_resize_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the declaration goes once the loaders are bicubic."""
-    real, loader = vision.transforms.functional, lsgd.inputs.torchvision
-    bicubic = {"interpolation": vision.transforms.InterpolationMode.BICUBIC}
-
-    def crop(image: Any, window: Any, side: int) -> Any:
-        left, top, width, height = window.tolist()
-        return real.resized_crop(image, top, left, height, width, [side, side], **bicubic)
-
-    def centre_crop(image: Any, side: int) -> Any:
-        resized = real.resize(image, [round(side * augmentation.RESIZE)], **bicubic)
-        return real.center_crop(resized, [side, side])
-
-    monkeypatch.setattr(loader, "crop", crop)
-    monkeypatch.setattr(loader, "centre_crop", centre_crop)
-    recipe = composed(*SMALL)
+def test_the_papers_resize_and_colours_are_found() -> None:
+    """So what a dataset declares of its common augmentation has to be taken back."""
+    recipe = composed(*SMALL, "data.augmentation=fb_resnet_torch")
     found = check.findings(check.build(recipe))
-    assert next(f.run for f in found if f.rule == "resize") == "antialiased bicubic"
-    with pytest.raises(Refused, match=r"resize that is not there: .* deviations\.resize=null"):
+    run = {finding.rule: finding.run for finding in found if finding.same}
+    assert run["resize"] == "antialiased bicubic"
+    assert run["colour"].startswith("jitter by 0.60 to 1.40, lighting of standard deviation 0.1")
+    with pytest.raises(Refused, match="resize and colour that is not there") as refused:
         verdict(recipe, found)
+    assert "deviations.resize=null deviations.colour=null" in str(refused.value)
 
 
 def test_the_learner_stays_as_it_is() -> None:

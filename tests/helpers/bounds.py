@@ -25,3 +25,13 @@ def within_bounds(levels: torch.Tensor, *, decoding: int = 0) -> None:
     assert rest[..., 1:-1, 1:-1].numel() == 0 or (
         rest[..., 1:-1, 1:-1].max() < WITHIN + decoding + 1e-3
     )
+
+
+CUBIC = 93
+"""Bicubic resizing weighs some pixels less than 0, by 1/8 in all, so that the other weights make
+9/8. PIL clamps between its passes what lies beyond 0 to 255 (by 32 at most, times 5/4 in the second
+pass), and leaves out of the filter what is beyond an edge, which is less than 1/6 of 127 on either
+axis, times 5/4; DALI does neither. The rest is rounding."""
+SMOOTH = 3e-3
+"""The share of the values of a batch of photos that differ by more than WITHIN then; measured over
+569 photos 0.0005, in a batch of 32 up to 0.0012."""

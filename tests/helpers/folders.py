@@ -117,14 +117,19 @@ def normalised(image: Image.Image, data: Data = DATA) -> torch.Tensor:
     return (pixels - mean) / std
 
 
-def drawn(root: Path, example: int, epoch: int) -> Image.Image:
+def drawn(
+    root: Path,
+    example: int,
+    epoch: int,
+    resample: Image.Resampling = Image.Resampling.BILINEAR,
+) -> Image.Image:
     """The example cut, resized and mirrored by PIL alone, as augmentation says."""
     ids, image = np.array([example]), stored(root, "train", example)
     ((left, top, width, height),) = augmentation.crop_windows(
         np.array([image.size]), ids, seed=SEED, epoch=epoch
     ).tolist()
     cropped = image.crop((left, top, left + width, top + height))
-    resized = cropped.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    resized = cropped.resize((SIDE, SIDE), resample)
     mirrored = augmentation.flips(ids, seed=SEED, epoch=epoch)[0]
     return resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else resized
 

@@ -103,8 +103,10 @@ def test_a_loader_that_cannot_hold_the_dataset_is_refused() -> None:
     assert open_inputs(recipe, CPU).name == "in memory"
     with pytest.raises(Refused, match=r"holds digits.* not imagenet; write inputs=auto"):
         open_inputs(config.load_recipe(["+recipe=bs8k", "inputs=memory"]), CPU)
-    with pytest.raises(Refused, match="crop_flip is for image folders; write shift_flip or none"):
-        open_inputs(replace(recipe, data=replace(recipe.data, augmentation="crop_flip")), CPU)
+    for kind in ("crop_flip", "fb_resnet_torch"):
+        message = f"{kind} is for image folders; write shift_flip or none for digits"
+        with pytest.raises(Refused, match=message):
+            open_inputs(replace(recipe, data=replace(recipe.data, augmentation=kind)), CPU)
 
 
 def test_the_folder_is_data_root_or_below_lsgd_data(

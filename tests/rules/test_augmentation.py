@@ -1,8 +1,10 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.colours import ORDERS, STEPS, jittered
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -11,6 +13,13 @@ from lsgd.rules import augmentation, philox, sampler
 
 SIZES = st.lists(st.tuples(st.integers(1, 2500), st.integers(1, 2500)), min_size=1, max_size=8)
 MANY = np.arange(40_000)
+COLOURS = [
+    [1.0424301494995, -0.203143919385, 0.4334012713458,
+     -0.0055629170903, -0.0056062979345, -0.0050003299472],
+    [1.3267399051202, -0.0040952103998, -0.2649806460487,
+     -0.0192660124306, -0.0212695374452, -0.0222830198199],
+]  # fmt: skip
+"""Of examples 0 and 1 in epoch 89 of seed 1."""
 
 
 def windows(
@@ -60,10 +69,11 @@ def test_windows_follow_the_rule_and_lie_in_the_image(
 @given(st.permutations(range(12)), st.integers(1, 12))
 def test_draws_do_not_depend_on_the_batch(order: list[int], size: int) -> None:
     sizes = np.array([(300 + 31 * i, 700 - 29 * i) for i in range(12)])
-    rules: list[Callable[[NDArray[np.int64]], NDArray[np.int64]]] = [
+    rules: list[Callable[[NDArray[np.int64]], NDArray[Any]]] = [
         lambda ids: augmentation.crop_windows(sizes[ids], ids, seed=5, epoch=2),
         lambda ids: augmentation.flips(ids, seed=5, epoch=2),
         lambda ids: augmentation.shifts(ids, 4, seed=5, epoch=2),
+        lambda ids: augmentation.colours(ids, seed=5, epoch=2),
     ]
     for rule in rules:
         parts = [rule(np.array(order[i : i + size])) for i in range(0, 12, size)]
@@ -134,6 +144,64 @@ def test_shifts_reach_every_corner_equally() -> None:
     assert not np.array_equal(corners, augmentation.shifts(MANY, 4, seed=0, epoch=1))
 
 
+# --- Colours ---------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**40), st.integers(0, 99), st.integers(0, 2**32))
+def test_colours_are_those_of_any_order_of_steps(seed: int, epoch: int, example: int) -> None:
+    """Each step a blend, as fb.resnet.torch has it, on values that leave [0, 1] on the way."""
+    image = np.random.default_rng(example).uniform(size=(5, 4, 3))
+    image[:2] = np.round(image[:2])
+    ids, draw = np.array([example]), {"seed": seed, "epoch": epoch}
+    ((own, of_grey, of_mean, *added),) = augmentation.colours(ids, **draw)
+    grey = image @ [0.299, 0.587, 0.114]
+    found = own * image + of_grey * grey[..., None] + of_mean * grey.mean() + added
+    factors = dict(zip(STEPS, augmentation.jitters(ids, **draw)[0].tolist(), strict=True))
+    for order in ORDERS:
+        expected = jittered(image, factors, order) + augmentation.lightings(ids, **draw)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_factors_are_spread_evenly_over_0_6_to_1_4() -> None:
+    factors = augmentation.jitters(MANY, seed=0, epoch=0)
+    for values in factors.T:
+        bins = np.histogram(values, bins=10, range=(0.6, 1.4))[0]
+        assert bins.sum() == len(MANY)
+        assert np.abs(bins - len(MANY) / 10).max() < 5 * math.sqrt(len(MANY) / 10)
+
+
+def test_lighting_is_normal_along_the_colours_of_imagenet() -> None:
+    """Along each eigenvector by 0.1 of its eigenvalue; five standard deviations of each moment."""
+    lit = augmentation.lightings(MANY, seed=0, epoch=0)
+    vectors = np.array(
+        [(-0.5675, -0.5808, -0.5836), (0.7192, -0.0045, -0.6948), (0.4009, -0.8140, 0.4203)]
+    )
+    assert np.allclose(vectors @ vectors.T, np.eye(3), atol=2e-4)  # as they are printed
+    standard = lit @ vectors.T / [0.02175, 0.00188, 0.00045]
+    many = math.sqrt(len(MANY))
+    assert np.abs(standard.mean(axis=0)).max() < 5 / many
+    # By the digits that are printed, a five-hundredth of the first is in the third.
+    assert np.abs(np.cov(standard.T) - np.eye(3)).max() < 5 * math.sqrt(2) / many + 0.01
+    assert np.abs((standard**4).mean(axis=0) - 3).max() < 5 * math.sqrt(96) / many + 0.01
+
+
+def test_colours_are_independent() -> None:
+    """Of each other, the epoch, the seed, the window and the flip."""
+
+    def columns(**draw: int) -> NDArray[np.float64]:
+        jitters = augmentation.jitters(MANY, **draw)
+        return np.concatenate((jitters, augmentation.lightings(MANY, **draw)[:, :1]), axis=1)
+
+    others = (
+        columns(seed=0, epoch=1),
+        columns(seed=1, epoch=0),
+        windows((500, 375)),
+        augmentation.flips(MANY, seed=0, epoch=0)[:, None],
+    )
+    found = np.corrcoef(np.concatenate((columns(seed=0, epoch=0), *others), axis=1).T)[:4]
+    assert np.abs(found - np.eye(*found.shape)).max() < 5 / math.sqrt(len(MANY))
+
+
 def test_the_draws_are_those_of_all_earlier_versions() -> None:
     """A change here would make every published run another one."""
     examples = np.array([0, 1, 1_281_166])
@@ -145,3 +213,6 @@ def test_the_draws_are_those_of_all_earlier_versions() -> None:
     flipped = augmentation.flips(np.arange(16), seed=1, epoch=89)
     assert flipped.nonzero()[0].tolist() == [1, 6, 8, 12, 13, 14]
     assert augmentation.shifts(examples, 4, seed=1, epoch=89).tolist() == [[2, 0], [1, 7], [5, 3]]
+    np.testing.assert_allclose(
+        augmentation.colours(examples[:2], seed=1, epoch=89), COLOURS, rtol=0, atol=1e-12
+    )

@@ -308,6 +308,8 @@ def test_no_other_draws_have_the_same_counters() -> None:
         augmentation.WINDOW,
         augmentation.FLIP,
         augmentation.SHIFT,
+        augmentation.JITTER,
+        augmentation.LIGHTING,
     }
 
 
