@@ -395,7 +395,7 @@ def _compose(words: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            composed: DictConfig = compose("config", overrides=list(words))
+            composed: DictConfig = compose("config", overrides=[*map(_with_key, words)])
             if isinstance(composed.deviations, DictConfig):
                 # With null a recipe takes back what the one in its `defaults` declares.
                 declared = composed.deviations.items()
@@ -415,6 +415,12 @@ def _split(word: str) -> tuple[str, str]:
     """Key and value of an override, without the plus sign that adds or the tilde that removes."""
     key, _, value = word.lstrip("+~").partition("=")
     return key, value
+
+
+def _with_key(word: str) -> str:
+    """The word, with plus signs where it adds the first rate to an empty `metric`."""
+    opens = word.startswith(("metric.epochs_to", "metric.steps_to"))
+    return f"++{word}" if opens else word
 
 
 def _by_its_field(word: str) -> str:
@@ -509,6 +515,7 @@ _KINDS: dict[Any, tuple[str, str]] = {
     list[float]: ("a list of numbers", "=[1,2,3]"),
     list[str]: ("a list of texts", "=[a,b]"),
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
+    dict[str, float]: ("a rate and its target", "={top1_error:24.1}"),
 }
 """The kind of value of a field, in words, and an example of how to write one."""
 
@@ -517,7 +524,9 @@ def _refuse_type(key: str, value: Any) -> NoReturn:
     if key.startswith("deviations."):
         raise Refused(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
-    kind: Any = {key: entry.type for key, entry in all_fields(Recipe)}[field]
+    types = {key: entry.type for key, entry in all_fields(Recipe)}
+    field = field if field in types else field.rpartition(".")[0]  # of a rate of a mapping
+    kind: Any = types[field]
     kind = {int | None: int, float | None: float}.get(kind, kind)
     if group := group_of(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"

@@ -1,5 +1,6 @@
 """Exact evaluation: every example of a set once, at any number of processes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -45,8 +46,10 @@ class TrainedModel:
 
 
 @torch.inference_mode()
-def evaluate(learner: Evaluated, inputs: Inputs) -> dict[str, Scores]:
-    """Loss and rates over each evaluation set of the workload; the same on every process.
+def evaluate(
+    learner: Evaluated, inputs: Inputs, sets: Sequence[str] | None = None
+) -> dict[str, Scores]:
+    """Loss and rates over these evaluation sets, or all of the workload; the same on every process.
 
     Each example is in one pass of one process, nothing is padded, and integer counts are summed, so
     the rates do not depend on the number of processes or on the passes. The forward pass is without
@@ -57,7 +60,8 @@ def evaluate(learner: Evaluated, inputs: Inputs) -> dict[str, Scores]:
     try:
         # Eager, since compiling for an evaluation takes longer than it saves.
         with torch.compiler.set_stance("force_eager"):
-            return {split: _evaluate_set(learner, inputs, split) for split in learner.workload.sets}
+            splits = learner.workload.sets if sets is None else sets
+            return {split: _evaluate_set(learner, inputs, split) for split in splits}
     finally:
         learner.model.train()
 

@@ -13,6 +13,7 @@ from lsgd.comm import Comm, sum_
 from lsgd.errors import Diverged, Refused
 from lsgd.job import preemption
 from lsgd.recipe import Recipe
+from lsgd.rules.metric import Metric
 from lsgd.run.checkpoint import Checkpoint, order_hash
 from lsgd.strategy import open_strategy
 from lsgd.strategy.guard import LOWER_LR
@@ -54,9 +55,12 @@ class Learner:
     def epochs_left(self) -> Iterator[tuple[int, list[int]]]:
         """The epochs that have not ended, each with the steps that are still to be made.
 
-        There may be none, if the run had to leave in an evaluation.
+        There may be none, if the run had to leave in an evaluation, and there are no more once it
+        has what it was to stop at.
         """
         for epoch, steps in self.recipe.epochs_from(0):
+            if self.recipe.is_over(self.rates):
+                return
             if epoch + 1 not in self.rates:
                 yield epoch, [step for step in steps if step >= self.next_step]
 
@@ -85,10 +89,19 @@ class Learner:
         self.rates[epoch + 1] = rates
         self.tally.clear()
 
+    def sets_after(self, epoch: int) -> tuple[str, ...]:
+        """The sets that are evaluated at the end of this epoch, counted from 0."""
+        return self.workload.sets if self.recipe.evaluates_after(epoch) else ()
+
+    @property
+    def metric(self) -> Metric:
+        """What the number of the run is."""
+        return self.recipe.number_metric(self.workload.metric)
+
     def number(self) -> float:
         """The number of the run: for images the median of the last 5 top-1 errors, in percent
-        (Goyal et al. 2017, section 5.1)."""
-        return self.workload.metric.number(self.rates)
+        (Goyal et al. 2017, section 5.1), unless the recipe names another."""
+        return self.metric.number(self.rates)
 
     def checkpoint(self) -> Checkpoint:
         """Everything there is to save, whole on process 0; all of them call it.

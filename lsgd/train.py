@@ -63,7 +63,7 @@ def train(recipe: Recipe) -> float:
                 with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
                     train_epochs(learner, inputs, saver, log)
                 number = learner.number()
-                log.end(recipe.outcome(learner.workload.metric, number))
+                log.end(recipe.outcome(learner.metric, number))
             return number
 
 
@@ -101,7 +101,7 @@ def train_epoch(
     strategy.settle()
     counted = learner.counted()
     speed, rates = meter.whole(counted), learner.scores(counted).named("train")
-    for split, scores in evaluate(learner, inputs).items():
+    for split, scores in evaluate(learner, inputs, learner.sets_after(epoch)).items():
         rates |= scores.named(split)
     learner.end_epoch(epoch, rates)
     done = learner.next_step

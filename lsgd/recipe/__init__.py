@@ -9,7 +9,7 @@ refused by lsgd.recipe.checks.
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from lsgd.recipe.fields import (
 from lsgd.recipe.strategies import Cluster as Cluster
 from lsgd.recipe.strategies import StrategySettings as StrategySettings
 from lsgd.rules import sampler, schedule
-from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.rules.metric import METRICS, TOP1, Metric, Until
 
 MODELS = {
     "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
@@ -222,6 +222,37 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """After which epochs a run is evaluated; after its last one it always is."""
+
+    every: int = field(default=1, metadata=later(1) | at_least(1))
+    """The epochs from one evaluation to the next."""
+    offset: int = field(default=0, metadata=later(0) | at_least(0))
+    """The first evaluation is after so many epochs, of `every`; 0 for as many as `every`."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the number of a run is: its rate at the end, or how long it takes to a rate."""
+
+    epochs_to: dict[str, float] = field(default_factory=dict, metadata=later({}))
+    """A rate and a target, such as {top1_error: 24.1}: the number is the epochs until then."""
+    steps_to: dict[str, float] = field(default_factory=dict, metadata=later({}))
+    """The same in steps."""
+    stop: bool = field(default=False, metadata=later(False))
+    """Whether the run ends with the evaluation that has the target."""
+
+    def of(self, rate: Metric, steps_per_epoch: int) -> Metric:
+        """The metric of the run's number, which is of this rate where no other is named."""
+        for counted, targets in (("epochs", self.epochs_to), ("steps", self.steps_to)):
+            for name, target in targets.items():
+                return Until.of(
+                    METRICS[name], target, counted=counted, steps_per_epoch=steps_per_epoch
+                )
+        return rate
+
+
+@dataclass(frozen=True)
 class InputsSettings:
     """The loader, which brings images to the device, and its settings."""
 
@@ -343,6 +374,8 @@ class Recipe:
         default_factory=StrategySettings, metadata=later({"name": "allreduce"})
     )
     cluster: Cluster = field(default_factory=Cluster, metadata=later({}))
+    evaluation: Evaluation = field(default_factory=Evaluation, metadata=later({}))
+    metric: Goal = field(default_factory=Goal, metadata=later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
@@ -531,6 +564,19 @@ class Recipe:
         for epoch in range(step // per_epoch, self.epochs):
             yield epoch, list(range(max(step, epoch * per_epoch), (epoch + 1) * per_epoch))
 
+    def evaluates_after(self, epoch: int) -> bool:
+        """Whether the run is evaluated at the end of this epoch, counted from 0."""
+        rule, done = self.evaluation, epoch + 1
+        return done == self.epochs or done % rule.every == rule.offset
+
+    def number_metric(self, rate: Metric) -> Metric:
+        """The metric of the run's number, for a workload with this rate."""
+        return self.metric.of(rate, self.steps_per_epoch)
+
+    def is_over(self, rates: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Whether a run stops with these rates of its epochs, as they have the target."""
+        return self.metric.stop and math.isfinite(self.number_metric(TOP1).number(rates))
+
     def drops_in(self, epoch: int) -> bool:
         """Whether the lr drops within this epoch, counted from 0, or at its end."""
         return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
@@ -599,7 +645,7 @@ class Recipe:
         """
         if self.rehearse:
             return "rehearsal done: steps, evaluations and checkpoints all went through"
-        outcome = f"{metric.named(number)} ({metric.whose})"
+        outcome = metric.named(number) + f" ({metric.whose})" * math.isfinite(number)
         on_its_data = self.data.name in TARGET_DATA and self.inputs.loader != "synthetic"
         if self.target and self.target.metric == metric and on_its_data:
             return f"{outcome}; {self.target.beside(number)}"

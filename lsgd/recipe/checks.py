@@ -1,5 +1,6 @@
 """Checks of a recipe, which refuse a value beyond its limits and what contradicts the rest."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -11,6 +12,7 @@ from lsgd.recipe import MODELS, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import AUTO, concerns, default, limits, one_of
 from lsgd.recipe.strategies import StrategySettings
 from lsgd.rules import schedule
+from lsgd.rules.metric import METRICS
 
 ONLY_FOR = {
     "backup": ("backup",),
@@ -60,6 +62,7 @@ def check(recipe: Recipe) -> None:
     _check_model(recipe)
     _check_limits(recipe, recipe.data.workload)
     _check_target(recipe)
+    _check_goal(recipe)
     _check_optim(recipe.optim)
     _check_workload(recipe)
     _check_schedule(recipe)
@@ -145,6 +148,42 @@ def _check_optim(optim: Optim) -> None:
         raise Refused(
             f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
             "with the paper's updates; write optim.equation=9, or leave optim.clip_norm out"
+        )
+
+
+RATES = {
+    "images": ("loss", "top1_error", "top5_error"),
+    "language": ("loss", "perplexity"),
+    "tagging": ("loss", "f1_error", "token_error"),
+    "trees": ("loss", "fine_error", "binary_error", "node_error"),
+}
+"""The rates of lsgd.rules.metric that an evaluation of each workload gives."""
+
+
+def _check_goal(recipe: Recipe) -> None:
+    rule, goal, rates = recipe.evaluation, recipe.metric, RATES[recipe.data.workload]
+    if rule.offset >= rule.every and rule.offset:
+        raise Refused(
+            f"evaluation.offset={rule.offset} is the first of every {rule.every} epochs that is "
+            f"followed by an evaluation; write less than evaluation.every={rule.every}"
+        )
+    given = {"epochs_to": goal.epochs_to, "steps_to": goal.steps_to}
+    targets = {f"metric.{key}.{name}": x for key, each in given.items() for name, x in each.items()}
+    if len(targets) > 1:
+        raise Refused(f"{' and '.join(targets)} are {len(targets)} numbers of a run; write one")
+    for key, target in targets.items():
+        if (name := key.rpartition(".")[2]) not in rates:
+            raise Refused(f"{key} is no rate of these runs; write one of {', '.join(rates)}")
+        highest = METRICS[name].highest
+        if not 0 <= target <= (math.inf if highest is None else highest):
+            raise Refused(
+                f"{key}={target:g} can never be reached, or always is; write a number of 0 or more"
+                + ("" if highest is None else f", and at most {highest:g}")
+            )
+    if goal.stop and not targets:
+        raise Refused(
+            "metric.stop=true has no target to stop at; write one, such as "
+            f"metric.epochs_to={{{rates[1]}: 24.1}}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lsgd.recipe import THINGS, Data, Model, Recipe
+from lsgd.recipe import THINGS, Data, Evaluation, Goal, Model, Recipe
 
 N = 2
 """The examples of a worker."""
@@ -32,6 +32,8 @@ def rehearsal(recipe: Recipe) -> Recipe:
         model=model,
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic"),
+        evaluation=Evaluation(),
+        metric=Goal(),
         log_steps=1,
         target=None,
         replaced=[

@@ -116,7 +116,7 @@ def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
         group for group in findings.groups if group.recipe.name in (claim.recipe, claim.other)
     ]
     if gap and any(group.diverged for group in groups):
-        detail += f", each run that diverged having the {findings.metric.noun} of guessing"
+        detail += f", each run that diverged having {findings.metric.of_failed}"
     return says, decision.outcome, ". ".join([detail, *decision.lacks])
 
 
@@ -233,9 +233,16 @@ def _notes(findings: Findings) -> list[Block]:
     if any(group.diverged for group in findings.groups):
         notes.append(
             f"{findings.metric.plural.capitalize()} are of the runs that finished. In the claims, "
-            f"and for the elbow, a run that diverged counts with the {findings.metric.noun} of "
-            f"guessing: {_guessing(findings)}."
+            f"and for the elbow, a run that diverged counts with {findings.metric.of_failed}: "
+            f"{_guessing(findings)}."
         )
+    notes += [
+        f"{group.label}: {group.never} of {count(len(group.runs), 'run')} never had it. The mean "
+        f"is that of the others; in the claims such a run counts with {findings.metric.of_failed}, "
+        f"{group.guess:g}, which is too few."
+        for group in findings.groups
+        if group.never
+    ]
     if items:
         notes += ["Not comparable with the published numbers, and why:", Listing(items)]
     notes += [
@@ -253,8 +260,9 @@ def _figures(figures: list[Figure], metric: Metric) -> list[Block]:
     curves = [figure for figure in figures if figure.name.startswith("curves-")]
     first = [figure for figure in figures if figure.name.startswith("figure1")]
     rest = [figure for figure in figures if figure not in (*curves, *first)]
+    words = metric.rate.words.capitalize()
     about = (
-        f"{metric.words.capitalize()} by epoch (the paper's figures 2 and 3): solid in training, "
+        f"{words} by epoch (the paper's figures 2 and 3): solid in training, "
         "mean and standard deviation over the seeds, each as far as it got; dashed in validation."
     )
     blocks: list[Block] = [Figures(first, large=True)] if first else []
@@ -355,8 +363,11 @@ def _rules(metric: Metric) -> list[str]:
 
 
 def _guessing(findings: Findings) -> str:
-    """The number of guessing, for each number of classes that a run diverged on."""
+    """The number of guessing, for each number of classes that a run diverged on, or for each
+    recipe where it is counted until a rate."""
     diverged = [group for group in findings.groups if group.diverged]
+    if findings.metric.rate is not findings.metric:
+        return ", ".join(f"{group.guess:g} ({group.label})" for group in diverged)
     guesses = {group.recipe.data.classes: group.guess for group in diverged}
     return ", ".join(
         f"{f'{guess:g} {findings.metric.unit}'.rstrip()} with {classes} classes"

@@ -123,17 +123,17 @@ def _curve(name: str, group: Group, baseline: Group | None, metric: Metric) -> F
             if each:
                 _line(axes, each, f"train_{metric.name}", colour, each.label, wide=True)
                 _line(axes, each, metric.key, colour, "validation", wide=False)
-        axes.set_ylim(0, metric.highest)
+        axes.set_ylim(0, metric.rate.highest)
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
-        axes.set_ylabel(metric.heading(metric.words))
+        axes.set_ylabel(metric.rate.heading(metric.rate.words))
         axes.figure.legend(loc="outside lower center", ncols=2)
 
     against = f" against {baseline.label}" if baseline else ""
     return drawn(
         name,
         f"{group.label}{against}",
-        f"Training and validation {metric.noun} of {group.label}{against}, by epoch",
+        f"Training and validation {metric.rate.noun} of {group.label}{against}, by epoch",
         plot,
         height=2.7,
     )

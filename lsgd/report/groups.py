@@ -1,6 +1,7 @@
 """Runs grouped by recipe: those that differ in nothing but the seed are samples of one number."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,26 +37,39 @@ class Group:
 
     @property
     def sample(self) -> Sample | None:
-        """The numbers of its finished runs; None if there are none."""
+        """The numbers of its finished runs that have one; None if there are none."""
         numbers = [run.number for run in self.runs if run.finished]
-        return sample(numbers) if numbers else None
+        known = [number for number in numbers if math.isfinite(number)]
+        return sample(known) if known else None
 
     def sample_on(self, evaluation_set: str) -> Sample | None:
         """The numbers on an evaluation set of its finished runs; None if there are none."""
         numbers = [run.number_on(evaluation_set) for run in self.runs if run.finished]
-        known = [number for number in numbers if number is not None]
+        known = [number for number in numbers if number is not None and math.isfinite(number)]
         return sample(known) if known else None
 
     @property
     def claimed(self) -> Sample | None:
-        """The numbers that decide claims: those of all its runs, a guess for a diverged one."""
-        numbers = [run.number if run.finished else self.guess for run in self.runs]
-        return sample(numbers) if numbers else None
+        """The numbers that decide claims: those of all its runs, a guess for one that diverged or
+        never had the rate that it was to reach."""
+        numbers = [run.number if run.finished else math.inf for run in self.runs]
+        known = [number if math.isfinite(number) else self.guess for number in numbers]
+        return sample(known) if known else None
 
     @property
     def guess(self) -> float:
-        """The number of guessing, with which a diverged run counts in claims."""
-        return self.metric.guess(self.recipe.data.classes)
+        """The number of guessing, with which a diverged run counts in claims; of a count until a
+        rate it is that of the whole run, which is too few."""
+        number = self.metric.guess(self.recipe.data.classes)
+        if math.isfinite(number):
+            return number
+        metric = self.recipe.number_metric(self.metric.rate)
+        return metric.number({self.recipe.epochs: {metric.key: -math.inf}})
+
+    @property
+    def never(self) -> int:
+        """The number of its runs that came to their end without the rate that they were to have."""
+        return sum(run.finished and math.isinf(run.number) for run in self.runs)
 
     @property
     def diverged(self) -> int:

@@ -9,7 +9,7 @@ from lsgd.errors import Refused
 from lsgd.report.blocks import printable
 from lsgd.report.claims import FAILS, HOLDS, OPEN
 from lsgd.report.wording import NONE, count
-from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.tables import markdown
 
 BEGIN, END = "<!-- results, by make results -->", "<!-- end of results -->"
@@ -20,7 +20,7 @@ def results_table(results: Path) -> str:
     rows: dict[Metric, list[list[str]]] = {}
     for path in sorted(results.glob("*/summary.json")):
         summary = json.loads(path.read_text(encoding="utf-8"))
-        metric = METRICS[summary.get("metric", TOP1.name)]
+        metric = named_metric(summary.get("metric", TOP1.name))
         rows.setdefault(metric, []).extend(_rows(path.parent, summary, metric))
     return "\n\n".join(_table(metric, rows.get(metric, [])) for metric in rows or [TOP1])
 
@@ -113,5 +113,5 @@ def _verdict(summary: dict[str, Any], metric: Metric) -> str:
     ]
     decided = "; ".join([*claims, *elbows])
     if decided and any(recipe["diverged"] for recipe in summary["recipes"]):
-        decided += f" (where a diverged run counts with the {metric.noun} of guessing)"
+        decided += f" (where a diverged run counts with {metric.of_failed})"
     return decided or NONE

@@ -20,7 +20,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
     return {
         "title": title_of(findings),
         # Older summaries, which have no metric, are of this one.
-        **({} if findings.metric == TOP1 else {"metric": findings.metric.name}),
+        **({} if findings.metric == TOP1 else {"metric": findings.metric.full_name}),
         "study": study.name if study else None,
         "question": study.question if study else None,
         "partial": findings.partial,
@@ -85,8 +85,8 @@ def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
 
 
 def _number(run: Run) -> float | None:
-    """The number of a run; None if it diverged."""
-    return run.number if run.finished else None
+    """The number of a run; None if it diverged, or never had the rate that it was to reach."""
+    return run.number if run.finished and math.isfinite(run.number) else None
 
 
 def _difference(gap: Difference | None) -> dict[str, float | None] | None:

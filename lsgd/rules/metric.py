@@ -7,8 +7,8 @@ are `val_loss`, `val_top1_error`, … in rows and checkpoints.
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 FIRST_SET = "val"
 """The name of the evaluation set that the number of a run is of."""
@@ -33,6 +33,16 @@ class Metric:
     """What a report adds to the definition of the number: its source, or how it is taken."""
 
     @property
+    def rate(self) -> "Metric":
+        """The rate that each evaluation gives, which this is unless it counts until that rate."""
+        return self
+
+    @property
+    def full_name(self) -> str:
+        """The name by which `named_metric` finds it again."""
+        return self.name
+
+    @property
     def key(self) -> str:
         """The key of the rate of the first evaluation set."""
         return f"{FIRST_SET}_{self.name}"
@@ -41,6 +51,11 @@ class Metric:
     def noun(self) -> str:
         """The last word of its name: error, perplexity."""
         return self.words.split()[-1]
+
+    @property
+    def of_failed(self) -> str:
+        """What a run counts with that has no number, in words."""
+        return f"the {self.noun} of guessing"
 
     @property
     def highest(self) -> float | None:
@@ -121,6 +136,115 @@ class Metric:
         key = f"{evaluation_set}_{self.name}"
         values: list[float] = [rates[epoch][key] for epoch in sorted(rates) if key in rates[epoch]]
         return statistics.median(values[-self.last_epochs :])
+
+
+def _never(classes: int) -> float:
+    """What guessing comes to where a rate is to be reached."""
+    return math.inf
+
+
+@dataclass(frozen=True)
+class Until(Metric):
+    """The epochs or steps until a rate is as low as a target, as MLPerf and Shallue et al. count.
+
+    Name and key are those of the rate; the number is that of the first evaluation which has it, so
+    it is of the grid of evaluations, and infinite if there is none.
+    """
+
+    guess: Callable[[int], float] = field(default=_never, compare=False)
+    counted: str = "epochs"
+    target: float = 0.0
+    steps_per_epoch: int = field(default=1, compare=False)
+    """Runs of two batches have the same metric."""
+
+    @classmethod
+    def of(cls, rate: Metric, target: float, *, counted: str, steps_per_epoch: int = 1) -> Self:
+        """The count until this rate is at most the target."""
+        words = f"{counted} to {rate.named(target)}"
+        return cls(
+            rate.name,
+            words,
+            counted,
+            counted=counted,
+            target=target,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    @property
+    def rate(self) -> Metric:
+        return METRICS[self.name]
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.counted} to {self.name} {self.target!r}"
+
+    @property
+    def noun(self) -> str:
+        return self.counted
+
+    @property
+    def whose(self) -> str:
+        return "at the first evaluation that has it"
+
+    @property
+    def of_failed(self) -> str:
+        return f"all {self.counted} of its run"
+
+    @property
+    def definition(self) -> str:
+        """What the number of a run is, in words."""
+        return f"{self.words}, at the first evaluation that has it"
+
+    def on(self, evaluation_set: str) -> str:
+        return f"{self.counted} to {self.rate.on(evaluation_set)} {self.rate.amount(self.target)}"
+
+    def amount(self, value: float, std: float | None = None) -> str:
+        if math.isinf(value):
+            return "never"
+        return f"{value:g}" if std is None else f"{value:.2f} ± {std:.2f}"
+
+    def named(self, value: float) -> str:
+        """A count before its name.
+
+        >>> metric = Until.of(METRICS["top1_error"], 24.1, counted="epochs")
+        >>> metric.named(35), metric.named(math.inf)
+        ('35 epochs to top-1 error 24.10 %', 'top-1 error 24.10 % not reached')
+        """
+        if math.isinf(value):
+            return f"{self.rate.named(self.target)} not reached"
+        return f"{self.amount(value)} {self.words}"
+
+    def number(
+        self, rates: Mapping[int, Mapping[str, Any]], evaluation_set: str = FIRST_SET
+    ) -> float:
+        """The epochs, or steps, that a run had made when it was first evaluated with the target.
+
+        >>> errors = {2: 30.0, 4: 24.1, 6: 24.3}
+        >>> rates = {epoch: {"val_top1_error": error} for epoch, error in errors.items()}
+        >>> rate = METRICS["top1_error"]
+        >>> Until.of(rate, 24.1, counted="epochs").number(rates)
+        4.0
+        >>> Until.of(rate, 24.1, counted="steps", steps_per_epoch=39).number(rates)
+        156.0
+        """
+        key = f"{evaluation_set}_{self.name}"
+        for epoch in sorted(rates):
+            if rates[epoch].get(key, math.inf) <= self.target:
+                return float(epoch * (self.steps_per_epoch if self.counted == "steps" else 1))
+        return math.inf
+
+
+def named_metric(full_name: str) -> Metric:
+    """The metric of this full name; raises KeyError for one that is not known.
+
+    >>> named_metric("epochs to top1_error 24.1").words
+    'epochs to top-1 error 24.10 %'
+    """
+    counted, _, rest = full_name.partition(" to ")
+    if not rest:
+        return METRICS[full_name]
+    name, _, target = rest.partition(" ")
+    return Until.of(METRICS[name], float(target), counted=counted)
 
 
 def _one_of_many(classes: int) -> float:

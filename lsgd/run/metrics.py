@@ -134,7 +134,7 @@ class RunLog(Log):
         versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
-        if self.first_step == self.console.total_steps:
+        if self.first_step == self.console.total_steps or run.recipe.is_over(run.rates):
             lines.append("it is complete: nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")

@@ -55,9 +55,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch of the recipe has ended; a rehearsal is never finished."""
+        """Whether every epoch of the recipe has ended, or the run has what it was to stop at; a
+        rehearsal is never finished."""
         every = set(range(1, self.recipe.epochs + 1))
-        return every <= self.epochs.keys() and not self.recipe.rehearse
+        over = every <= self.epochs.keys() or self.recipe.is_over(self.epochs)
+        return over and not self.recipe.rehearse
 
     @property
     def diverged(self) -> str | None:
@@ -79,8 +81,9 @@ class Run:
 
     @property
     def metric(self) -> Metric:
-        """The metric of the run, which its start names; older runs name none and are of TOP1."""
-        return METRICS[self.start.get("metric", TOP1.name)]
+        """What the number of the run is: the rate that its start names, or a count until a rate;
+        older runs name none and are of TOP1."""
+        return self.recipe.number_metric(METRICS[self.start.get("metric", TOP1.name)])
 
     @property
     def number(self) -> float:

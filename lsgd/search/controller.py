@@ -214,7 +214,7 @@ class Controller:
         if why and not job.told:
             # Of one that diverged it is known how bad it is, as a report counts it too.
             diverged = next((run for run in runs if run.diverged is not None), None)
-            guess = diverged and diverged.metric.guess(diverged.recipe.data.classes)
+            guess = diverged.metric.guess(diverged.recipe.data.classes) if diverged else None
             self._tell(job, FAILED, f"failed: {why}", value=guess, why=why)
         elif not job.told and len(runs) == len(job.trials) and all(run.finished for run in runs):
             value = fmean(run.number for run in runs)

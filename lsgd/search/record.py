@@ -9,7 +9,7 @@ from typing import Any
 
 from lsgd import files
 from lsgd.errors import Refused
-from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.rules.metric import TOP1, Metric, named_metric
 from lsgd.run import provenance
 from lsgd.run.tuned import POINTS
 from lsgd.search.point import PRUNED, Point, Values, best_of
@@ -93,7 +93,7 @@ def save(record: SearchRecord, folder: Path) -> None:
     """Write the record; the tuned words are in it too, which a study may train with."""
     best = best_of(record.points)
     values = asdict(record) | {
-        "metric": record.metric.name,
+        "metric": record.metric.full_name,
         "tuned": words_of(best.values) if best else None,
         "lsgd": provenance.version(),
     }
@@ -106,7 +106,7 @@ def load(folder: Path) -> SearchRecord:
     try:
         values = json.loads((folder / POINTS).read_text(encoding="utf-8"))
         del values["tuned"], values["lsgd"]
-        values["metric"] = METRICS[values["metric"]]
+        values["metric"] = named_metric(values["metric"])
         values["points"] = [_point(each) for each in values["points"]]
         return SearchRecord(**values)
     except (OSError, ValueError, LookupError, TypeError):

@@ -239,13 +239,11 @@ def test_on_a_full_disk_training_goes_on(small_disk: Path, undisturbed: Path) ->
     ],
 )
 def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    processes: int, every: int, stops: list[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], processes: int, every: int,
+    stops: list[str],
 ) -> None:  # fmt: skip
     """Of four epochs only the third and fourth are evaluated, or all; see helpers/sparse.py."""
-    monkeypatch.setattr(sparse, "every", every)
-    monkeypatch.setattr("lsgd.train.evaluate", sparse.sparsely)
-    words = [*WORDS, "data.val_examples=200"]
+    words = [*WORDS, "data.val_examples=200", f"evaluation.every={every}"]
     whole, run = tmp_path / "undisturbed", tmp_path / "disturbed"
     train(config.load_recipe([*words, f"run_dir={whole}"]))
     epochs = rows(whole, "epoch")
@@ -258,7 +256,7 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
     # The last row of an epoch and of a step that each of them leaves.
     left = {"leave 8": (5, 10), "save 10": (10, 10), "evaluate 15": (10, 15), "step 18": (15, 18)}
     for stop in stops:
-        start = [sparse.__file__, str(every), *stop.split(), *words, f"run_dir={run}"]
+        start = [sparse.__file__, *stop.split(), *words, f"run_dir={run}"]
         if processes > 1:
             code = launch("forked", processes, *start).returncode
         else:

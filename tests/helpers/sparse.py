@@ -1,6 +1,6 @@
-"""A run that is not evaluated after every epoch, and is disturbed where that matters:
+"""A run that may not be evaluated after every epoch, and is disturbed where that matters:
 
-    python sparse.py EVERY WHAT STEP words of lsgd.train …
+    python sparse.py WHAT STEP words of lsgd.train …
 
 Process 0 is killed before the evaluation at that step (`evaluate`), between the row of the epoch
 that ends there and its checkpoint (`save`) or after the row of that step (`step`); or it is told to
@@ -10,6 +10,7 @@ that ends there and its checkpoint (`save`) or after the row of that step (`step
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from lsgd import train
@@ -21,14 +22,12 @@ from lsgd.run.saver import Saver
 from lsgd.tally import Scores
 
 evaluate, save, write = train.evaluate, Saver.save, RunLog.write
-every, what, at = 1, "never", 0
+what, at = "never", 0
 
 
-def sparsely(learner: Learner, inputs: Inputs) -> dict[str, Scores]:
-    """In the place of train.evaluate: only after every so many epochs, and the last."""
+def noted_evaluate(learner: Learner, inputs: Inputs, sets: Sequence[str]) -> dict[str, Scores]:
     note("evaluate", learner.next_step)
-    epoch, last = learner.next_step // learner.recipe.steps_per_epoch, learner.recipe.epochs
-    return {} if epoch % every and epoch < last else evaluate(learner, inputs)
+    return evaluate(learner, inputs, sets)
 
 
 def noted_save(self: Saver, made: Checkpoint, *, milestone: bool = False) -> None:
@@ -49,6 +48,6 @@ def note(now: str, step: int) -> None:
 
 
 if __name__ == "__main__":
-    every, what, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    train.evaluate, Saver.save, RunLog.write = sparsely, noted_save, noted_write
-    sys.exit(train.main(sys.argv[4:]))
+    what, at = sys.argv[1], int(sys.argv[2])
+    train.evaluate, Saver.save, RunLog.write = noted_evaluate, noted_save, noted_write
+    sys.exit(train.main(sys.argv[3:]))

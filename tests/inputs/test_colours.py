@@ -35,7 +35,7 @@ IDS = np.array([7, 0, 11, 2, 9, 4, 5, 6, 3, 8, 1, 10])
 EPOCH = 2
 LEVEL = 1 / 255
 ROUNDING = 1e-3
-"""How far colours may be from those computed in float64, in levels of 8 bits: measured 2e-4."""
+"""How far colours may be from those computed in float64, in levels of 8 bits: float32."""
 
 
 @pytest.fixture(scope="module")
