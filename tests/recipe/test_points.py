@@ -1,6 +1,7 @@
 """The shipped convergence points, and points that are refused."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def test_mlperfs_runs_leave_no_coarser_grid() -> None:
     assert (MLPERF.every, MLPERF.offset) == (1, 0)
     for point in MLPERF.judged:
         ends = sorted(set(point.epochs))
-        assert min(b - a for a, b in zip(ends, ends[1:], strict=False)) == 1
+        assert min(b - a for a, b in pairwise(ends)) == 1
 
 
 def test_what_is_shown_is_not_judged() -> None:
