@@ -55,7 +55,8 @@ def find_arrivals(
         low, high = points.pruned[0].batch_size, points.pruned[-1].batch_size
         raise Refused(
             f"no minibatch from {low} to {high} gives workers of "
-            f"worker_batch={recipe.worker_batch} to {machine.gpus_per_server} GPUs; write a smaller worker_batch= or gpus="
+            f"worker_batch={recipe.worker_batch} to {machine.gpus_per_server} GPUs; "
+            "write a smaller worker_batch= or gpus="
         )
     return found
 

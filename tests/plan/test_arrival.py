@@ -49,7 +49,7 @@ def test_between_points_those_that_count_are_interpolated() -> None:
     """The published points of 8192 and 65536 are slower than the line, and not used."""
     epochs = {each.batch_size: each.mean for each in minibatches(POINTS.pruned, 32)}
     assert epochs[8192] == pytest.approx(38.6357, abs=1e-4)
-    assert epochs[65536] == pytest.approx(83.6456, abs=1e-4)
+    assert epochs[65536] == pytest.approx(83.6459, abs=1e-4)
 
 
 def test_time_is_steps_times_a_step() -> None:
@@ -96,7 +96,7 @@ def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ([*PLAN[2:], "--price", "2"], "add --to 75.9"),
         ([*PLAN[2:], "--cheapest"], "add --to 75.9"),
         ([*PLAN, "--price", "0"], "0 is not a number above 0"),
-        ([*PLAN, "worker_batch=70000"], "write a smaller worker_batch="),
+        ([*PLAN, "worker_batch=70000", "workers=1"], "write a smaller worker_batch="),
         ([*PLAN, "model=resnet101"], "bs8k is of resnet101 on imagenet"),
         ([*PLAN, "data.image_size=160"], "on imagenet at 160; write a recipe of these"),
         (WORDS, "how fast a GPU of --preset h200 trains resnet50 is not known"),
