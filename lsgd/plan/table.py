@@ -97,8 +97,8 @@ def _answer(run: PlannedRun, recipe: Recipe) -> str:
     assert run.hours is not None
     return (
         f"**{duration(step.seconds)} per step, {duration(run.epoch)} per epoch, "
-        f"{run_time(run.hours)} for {recipe.epochs} epochs; {step.images_per_second:,.0f} images/s, "
-        f"efficiency {run.efficiency:.0%}.**\n"
+        f"{run_time(run.hours)} for {recipe.epochs} epochs; {step.images_per_second:,.0f} "
+        f"images/s, efficiency {run.efficiency:.0%}.**\n"
         f"What bounds: {run.bound}, {shares[run.bound]:.1%} of the step; beside it {others}."
     )
 
