@@ -28,6 +28,7 @@ from lsgd.nearest import did_you_mean
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.fields import all_fields, concerns, group_of, values_before
+from lsgd.recipe.points import PublishedPoints, check_points
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
@@ -286,6 +287,28 @@ def load_search(name: str, *words: str) -> Search:
     assert isinstance(search, Search)
     check_search(search, recipes())
     return search
+
+
+def load_points(name: str) -> PublishedPoints:
+    """The checked convergence points `recipes/points/NAME.yaml`; raises Refused."""
+    values = _read_yaml(paths.recipes_dir() / "points" / f"{name}.yaml")
+    schema = OmegaConf.structured(PublishedPoints)
+    OmegaConf.set_readonly(schema, None)
+    try:
+        points = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values))
+    except OmegaConfBaseException as error:
+        raise Refused(
+            f"points {name}: {_first_line(error)}; see the points that are there"
+        ) from None
+    assert isinstance(points, PublishedPoints)
+    check_points(points)
+    return points
+
+
+def all_points() -> list[PublishedPoints]:
+    """All shipped convergence points."""
+    folder = paths.recipes_dir() / "points"
+    return [load_points(path.stem) for path in sorted(folder.glob("*.yaml"))]
 
 
 def searches() -> list[str]:

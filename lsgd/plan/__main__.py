@@ -20,8 +20,10 @@ from lsgd.plan.kept import keep, plotter
 from lsgd.plan.step import Machine, Measured
 from lsgd.plan.strategy import plan_strategy
 from lsgd.plan.table import counts, one_worker_each, report, row
+from lsgd.plan.target import arrival_report, find_arrivals, find_points
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known, check_world_size
+from lsgd.recipe.points import PublishedPoints
 
 ABOUT = """\
 What a run would take on so many servers: time per step and epoch, hours, efficiency, what bounds
@@ -33,6 +35,10 @@ it and how much network it needs; a table over 8 to 65536 GPUs, and every consta
   … --preset h200 --run runs/bs8k/20261120-152308-seed0             or by a run on one GPU
   … --network-gbits 25 --allreduce ring                             what if
   … --out plan                                                      table and plot in a new folder
+  … --to 75.9                                                       which minibatch, on how many of
+                                                                    these GPUs, is there first
+  … --to 75.9 --price 2.5 --cheapest                                or costs least, at 2.5 for a
+                                                                    GPU hour
 
   python -m lsgd.plan strategy --help                               parameter servers or all-reduce
 
@@ -41,6 +47,10 @@ not hide of the sums. A sum costs a latency for each message and the bytes on th
 sums begin as the layers of the real model are done, and follow each other on the wire. Two
 constants of the paper's machine are calibrated on what it reports, the latency of a message and the
 spread of the GPUs' times.
+
+With --to the steps are not those of the recipe, but what others have needed to that top-1 accuracy:
+the reference convergence points of MLPerf Training, in recipes/points/. Between them minibatches
+are interpolated; outside of them there is no answer.
 """
 
 PRESETS = {
@@ -65,23 +75,57 @@ def plan(argv: Sequence[str]) -> None:
     remedy = "a short run of it with profile=true shows where its time goes"
     check_known(recipe, "lsgd.plan", remedy, workloads=("images",), strategies=("allreduce",))
     gpus = _gpus(sizes, recipe)
-    draw = plotter("draw") if options.out else None
+    points = _points(recipe, options)
+    if points is None:
+        check_world_size(recipe, gpus)
+    draw = plotter("draw" if points is None else "draw_arrivals") if options.out else None
     step = _measured(recipe, options)
     with new_folder(options.out) as folder:
         hardware = _hardware(options)
         sums = tuple(pieces(recipe, fused=hardware.fused))
         machine = Machine(hardware, sizes["gpus"], sums, step, options.concurrent)
-        shown = counts(sizes["gpus"], gpus)
-        fixed = [row(machine, recipe, count) for count in shown]
-        growing = [one_worker_each(machine, recipe, count) for count in shown]
-        is_paper = paper.describes(machine, recipe)
-        text = report(machine, recipe, sizes["nodes"], fixed, growing, is_paper=is_paper)
+        if points is None:
+            text, drawn = _of_the_recipe(machine, recipe, sizes["nodes"], gpus)
+        else:
+            found = find_arrivals(machine, recipe, points, gpus)
+            text = arrival_report(
+                machine,
+                recipe,
+                points,
+                found,
+                nodes=sizes["nodes"],
+                price=options.price,
+                save=options.cheapest,
+            )
+            drawn = (points, found, recipe.data.train_examples)
         print(text)
         if folder and draw:
-            plots = draw(recipe.name, fixed, growing, workers=recipe.workers)
-            keep(folder, argv, text, plots)
+            keep(folder, argv, text, draw(*drawn))
     if folder:
         print(f"\nkept in {folder}")
+
+
+def _of_the_recipe(
+    machine: Machine, recipe: Recipe, nodes: int, gpus: int
+) -> tuple[str, tuple[object, ...]]:
+    """The plan of the recipe's own steps: its text, and what its plot is drawn from."""
+    shown = counts(machine.gpus_per_server, gpus)
+    fixed = [row(machine, recipe, count) for count in shown]
+    growing = [one_worker_each(machine, recipe, count) for count in shown]
+    is_paper = paper.describes(machine, recipe)
+    text = report(machine, recipe, nodes, fixed, growing, is_paper=is_paper)
+    return text, (recipe.name, fixed, growing, recipe.workers)
+
+
+def _points(recipe: Recipe, options: argparse.Namespace) -> PublishedPoints | None:
+    """The points to the target of --to; None without it."""
+    if options.to is None:
+        if options.price or options.cheapest:
+            raise Refused("--price and --cheapest are of a plan to a target; add --to 75.9")
+        return None
+    if options.cheapest and not options.price:
+        raise Refused("--cheapest needs to know what a GPU costs; add --price X, for an hour of it")
+    return find_points(options.to, recipe)
 
 
 def take_sizes(argv: Sequence[str]) -> tuple[Sizes, list[str]]:
@@ -112,9 +156,7 @@ def _gpus(sizes: Sizes, recipe: Recipe) -> int:
         )
     if recipe.rehearse:
         raise Refused("rehearse=true is a run of six steps; leave it out to plan the real one")
-    gpus = sizes["nodes"] * sizes["gpus"]
-    check_world_size(recipe, gpus)
-    return gpus
+    return sizes["nodes"] * sizes["gpus"]
 
 
 def _command_line() -> RecipeParser:
@@ -149,6 +191,16 @@ def _command_line() -> RecipeParser:
         "--fused",
         action=argparse.BooleanOptionalAction,
         help="sum lsgd's buckets (comm.bucket_mb), or every tensor alone (default: the preset's)",
+    )
+    line.add_argument(
+        "--to",
+        type=_positive,
+        metavar="ACCURACY",
+        help="top-1, in percent: which minibatch is there first, on at most nodes= x gpus= GPUs",
+    )
+    line.add_argument("--price", type=_positive, metavar="X", help="of a GPU hour, with --to")
+    line.add_argument(
+        "--cheapest", action="store_true", help="answer what costs least, not what is first"
     )
     line.add_argument(
         "--out", type=Path, metavar="FOLDER", help="a new folder for plan.md, plan.png, plan.svg"

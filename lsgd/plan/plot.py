@@ -7,14 +7,18 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lsgd.plan.arrival import Arrival, first, steps_to
 from lsgd.plan.pace import Pace
 from lsgd.plan.table import PlannedRun
+from lsgd.recipe.points import SHOWN, PublishedPoints
+from lsgd.rules.aggregate import median
+from lsgd.rules.convergence import reference_at
 
 FORMATS = ("png", "svg")
 
 
 def draw(
-    name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], *, workers: int
+    name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], workers: int
 ) -> dict[str, bytes]:
     """Hours and efficiency of a plan: the content of the plot's files, by file name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -64,6 +68,58 @@ def draw_paces(name: str, paces: Mapping[tuple[int, str], Pace], batch: int) -> 
     right.set_yscale("log")
     figure.suptitle(name)
     return _files(name, figure)
+
+
+def draw_arrivals(
+    points: PublishedPoints, found: Sequence[Arrival], examples: int
+) -> dict[str, bytes]:
+    """Steps to a target over the minibatch, with all published points, and hours over GPUs: the
+    content of the plot's files, by file name."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    pruned = points.pruned
+    low, high = pruned[0], pruned[-1]
+    ratio = high.batch_size / low.batch_size
+    sizes = [round(low.batch_size * ratio ** (i / 200)) for i in range(201)]
+    line = [(size, at) for size in sizes if (at := reference_at(pruned, size))]
+    left.plot([size for size, _ in line], [steps_to(at, examples) for _, at in line], color="C0")
+    begin = steps_to(low, examples)
+    ends = [low.batch_size, high.batch_size]
+    left.plot(ends, [begin, begin / ratio], ":", color="grey", label="twice as large, half of them")
+    kept = [reference.batch_size for reference in pruned]
+    for label, fill, counted in (
+        ("published, and counted on", "full", True),
+        ("published, slower than the line", "none", False),
+    ):
+        some = [each.reference for each in points.judged if (each.batch_size in kept) is counted]
+        left.plot(
+            [each.batch_size for each in some],
+            [steps_to(each, examples) for each in some],
+            "o",
+            color="C0",
+            fillstyle=fill,
+            label=label,
+        )
+    hearsay = [each for each in points.points if each.label in SHOWN]
+    if hearsay:
+        left.plot(
+            [each.batch_size for each in hearsay],
+            [median(each.epochs) * examples / each.batch_size for each in hearsay],
+            "x",
+            color="C1",
+            label="expected, without runs",
+        )
+    _axes(left, "minibatch", f"steps to {100 - points.target:g} %")
+    left.set_yscale("log")
+    counts = sorted({each.step.gpus for each in found})
+    soonest = [first([each for each in found if each.step.gpus == count]) for count in counts]
+    hours = [each.hours for each in soonest]
+    right.plot(counts, hours, marker="o", markersize=4, label="best minibatch, modelled")
+    _axes(right, "GPUs", "hours of the training steps")
+    right.set_yscale("log")
+    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    figure.suptitle(points.title)
+    return _files(points.name, figure)
 
 
 def _files(name: str, figure: Figure) -> dict[str, bytes]:

@@ -78,7 +78,7 @@ def report(
         "Efficiency is images per second and GPU, as a share of the measured ones. What bounds is "
         "what takes most of a step; `workers`: GPUs are left without one, which lsgd refuses; "
         "`dataset`: it is less than one step.",
-        _constants(machine),
+        constants(machine),
     ]
     if is_paper:
         sections += [paper.HOW_FAR_OFF]
@@ -96,9 +96,9 @@ def _answer(run: PlannedRun, recipe: Recipe) -> str:
     assert run.epoch is not None
     assert run.hours is not None
     return (
-        f"**{_time(step.seconds)} per step, {_time(run.epoch)} per epoch, {_hours(run.hours)} "
-        f"for {recipe.epochs} epochs; {step.images_per_second:,.0f} images/s, efficiency "
-        f"{run.efficiency:.0%}.**\n"
+        f"**{duration(step.seconds)} per step, {duration(run.epoch)} per epoch, "
+        f"{run_time(run.hours)} for {recipe.epochs} epochs; {step.images_per_second:,.0f} "
+        f"images/s, efficiency {run.efficiency:.0%}.**\n"
         f"What bounds: {run.bound}, {shares[run.bound]:.1%} of the step; beside it {others}."
     )
 
@@ -112,7 +112,7 @@ def _network(machine: Machine, recipe: Recipe, gpus: int) -> str:
     least = least_needed(size, servers, backward)
     bytes_alone = (
         f"the {size / 1e6:.1f} MB of a step's gradients, in {len(machine.pieces)} sums, alone take "
-        f"{_gbits(least)} for as long as the last backward pass, {_time(backward)}"
+        f"{_gbits(least)} for as long as the last backward pass, {duration(backward)}"
     )
     enough = needed(machine, recipe, gpus)
     if enough is None:
@@ -134,11 +134,11 @@ def _rows(rows: Sequence[PlannedRun]) -> str:
             [
                 f"{step.gpus}",
                 f"{step.images}",
-                _time(step.seconds),
+                duration(step.seconds),
                 run.bound,
                 f"{run.efficiency:.1%}",
-                "-" if run.epoch is None else _time(run.epoch),
-                "-" if run.hours is None else _hours(run.hours),
+                "-" if run.epoch is None else duration(run.epoch),
+                "-" if run.hours is None else run_time(run.hours),
                 f"{cause} {share:.1%}",
             ]
         ]
@@ -146,7 +146,8 @@ def _rows(rows: Sequence[PlannedRun]) -> str:
     return markdown(head, cells)
 
 
-def _constants(machine: Machine) -> str:
+def constants(machine: Machine) -> str:
+    """The step that a plan starts from and all constants of the model, each with its source."""
     measured = machine.measured
     backward = Constant(
         1000 * measured.backward_share * measured.seconds, "ms", measured.backward_source
@@ -156,13 +157,13 @@ def _constants(machine: Machine) -> str:
         f"ms for {measured.images} images on each of {measured.gpus} GPUs",
         measured.source,
     )
-    constants = {
+    named = {
         "step to start from": step,
         "its backward pass": backward,
         **machine.hardware.constants(),
         "sums under way at once": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
     }
-    rows = [[name, str(constant), constant.source] for name, constant in constants.items()]
+    rows = [[name, str(constant), constant.source] for name, constant in named.items()]
     table = markdown(["constant", "value", "source"], rows)
     algorithm = (
         f"Sums: {machine.hardware.allreduce}, {len(machine.pieces)} of them, as they are ready in "
@@ -171,16 +172,18 @@ def _constants(machine: Machine) -> str:
     return f"{table}\n\n{algorithm}"
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words: three digits, and milliseconds below one second."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
 
 
-def _hours(hours: float) -> str:
+def run_time(hours: float) -> str:
+    """Hours in words: minutes below about two hours, and shorter times as `duration` has them."""
     if hours >= 1.95:
         return f"{hours:.1f} h"
-    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else _time(3600 * hours)
+    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else duration(3600 * hours)
 
 
 def _gbits(value: float) -> str:

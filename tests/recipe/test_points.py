@@ -1,0 +1,66 @@
+"""The shipped convergence points, and points that are refused."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.recipe.points import JUDGED, SHOWN, PublishedPoints, check_points
+from lsgd.rules.metric import METRICS
+
+MLPERF = config.load_points("mlperf_resnet")
+
+
+@pytest.mark.parametrize("points", config.all_points(), ids=lambda points: points.name)
+def test_every_number_says_how_it_is_known(points: PublishedPoints) -> None:
+    """Nothing is from memory, and nothing is judged by a number that was not read at its source."""
+    assert {point.label for point in points.points} <= {*JUDGED, *SHOWN}
+    assert points.source
+    assert all(point.source for point in points.points if point.label in SHOWN)
+    judged = {point.batch_size for point in points.judged}
+    assert judged == {point.batch_size for point in points.points if point.label in JUDGED}
+    assert not judged & {point.batch_size for point in points.points if point.label in SHOWN}
+
+
+@pytest.mark.parametrize("points", config.all_points(), ids=lambda points: points.name)
+def test_they_are_of_what_lsgd_has(points: PublishedPoints) -> None:
+    assert points.rate in METRICS
+    assert config.load_data(points.data).name == points.data
+    assert config.load_recipe(["+recipe=bs8k", f"model={points.model}"]).model.name == points.model
+
+
+def test_mlperfs_runs_leave_no_coarser_grid() -> None:
+    """Each minibatch with a spread has runs that end one epoch apart, as its file says."""
+    assert (MLPERF.every, MLPERF.offset) == (1, 0)
+    for point in MLPERF.judged:
+        ends = sorted(set(point.epochs))
+        assert min(b - a for a, b in pairwise(ends)) == 1
+
+
+def test_what_is_shown_is_not_judged() -> None:
+    """The two points of SGD, of no runs."""
+    shown = [(p.batch_size, p.epochs) for p in MLPERF.points if p.label == "issue"]
+    assert shown == [(1600, [40]), (3200, [41])]
+    assert {1600, 3200}.isdisjoint(point.batch_size for point in MLPERF.judged)
+    assert len(MLPERF.judged) == 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"label": "memory"}, "minibatch 1632: label=memory is unknown; write one of git, paper,"),
+        ({"epochs": [35.0, 36.0]}, "2 of the 3 runs that a judgement needs at least"),
+        ({"epochs": [35.0, 36.0, float("inf")]}, "minibatch and epochs are numbers above 0"),
+        ({"batch_size": 0}, "minibatch and epochs are numbers above 0"),
+        ({"batch_size": 3264}, "or one of them twice"),
+    ],
+)
+def test_points_that_are_not_known_well_enough_are_refused(
+    changed: dict[str, Any], says: str
+) -> None:
+    first, *rest = MLPERF.points
+    with pytest.raises(Refused, match=says):
+        check_points(replace(MLPERF, points=[replace(first, **changed), *rest]))

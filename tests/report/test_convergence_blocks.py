@@ -1,0 +1,76 @@
+"""The section of a report that judges as MLPerf does, on made-up runs."""
+
+import math
+
+import pytest
+
+from lsgd import config
+from lsgd.report.blocks import Listing, Table
+from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
+from lsgd.rules.convergence import EvaluationGrid
+
+MLPERF = config.load_points("mlperf_resnet")
+GRID = EvaluationGrid()
+RUNS = [
+    ConvergedRuns("reached", 32768, [56, 56, 56, 57, 58], GRID),
+    ConvergedRuns("one not", 8192, [38, 38, 38, 38, math.inf], EvaluationGrid(4, 2)),
+    ConvergedRuns("too fast", 3264, [33, 33, 33, 33, 33], GRID),
+    ConvergedRuns("too many", 70000, [99, 99, 99, 99, 99], GRID),
+    ConvergedRuns("under way", 3264, [], GRID),
+]
+
+
+def test_a_row_of_each_recipe() -> None:
+    table, reasons, _, rules = judged_blocks(RUNS, MLPERF)
+    assert isinstance(table, Table)
+    assert table.head[-3:] == ["reference", "at least", "verdict"]
+    assert [row[1:] for row in table.rows] == [
+        ["32768", "56 56 56 57 58", "56.60 ± 0.89", "56.00", "56.33", "56.00", "55.44", "passes"],
+        ["8192", "38 38 38 38 ∞", "∞", "38.00", "38.00", "38.64", "37.81", "passes, time x 1.0167"],
+        ["3264", "33 33 33 33 33", "33.00 ± 0.00", "33.00", "33.00", "35.15", "34.31", "fails"],
+        ["70000", "99 99 99 99 99", "99.00 ± 0.00", "99.00", "99.00", "–", "–", "own point needed"],
+        ["3264", "–", "–", "–", "–", "–", "–", "not judged"],
+    ]  # fmt: skip
+    assert isinstance(reasons, Listing)
+    assert reasons.items[2] == "too fast: faster by more than chance explains"
+    assert reasons.items[4] == "under way: 0 runs, and a submission has 5"
+    assert isinstance(rules, Listing)
+    assert "of 10 points those count that no other shows to be slow: 1632, 3264" in rules.items[0]
+    assert "top-1 error 24.10 %" in rules.items[0]
+
+
+def test_who_looks_seldom_seems_slow() -> None:
+    """Evaluated every 4 epochs, a run seems up to 3 slower than beside it every epoch."""
+    *_, rules = judged_blocks(RUNS, MLPERF)
+    assert isinstance(rules, Listing)
+    late = [item for item in rules.items if "late" in item]
+    assert late == [
+        "one not is evaluated every 4 epochs from epoch 2 on: its epochs are up to 3 late, and it "
+        "passes the more easily for that; the reference was evaluated every epoch."
+    ]
+
+
+def test_without_published_points_nothing_is_judged() -> None:
+    table, says = judged_blocks(RUNS[:2], None)
+    assert isinstance(table, Table)
+    assert "verdict" not in table.head
+    assert table.rows[0][-1] == "56.33"
+    assert "Nothing is judged" in str(says)
+    assert judged_blocks([], MLPERF) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "target", "known"),
+    [
+        (["+recipe=bs8k"], "top1_error", 24.1, True),
+        (["+recipe=bs8k"], "top1_error", 24.2, False),
+        (["+recipe=bs8k"], "top5_error", 24.1, False),
+        (["+recipe=bs8k_resnet101"], "top1_error", 24.1, False),
+        (["+recipe=fashion_bs64"], "top1_error", 24.1, False),
+    ],
+)
+def test_points_are_of_one_network_dataset_and_target(
+    words: list[str], rate: str, target: float, known: bool
+) -> None:
+    found = points_for(config.load_recipe(words), rate, target)
+    assert (found == MLPERF) is known
