@@ -18,6 +18,7 @@ from lsgd import config, paths
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.rehearsal import rehearsal
+from lsgd.rules.aggregate import olympic_mean
 
 NAMES = config.recipes()
 FILES = paths.recipes_dir() / "recipe"
@@ -91,6 +92,51 @@ class Row:
         return found
 
 
+@dataclass(frozen=True)
+class PolynomialRow(Row):
+    """The lr of LARS in MLPerf: from 0, then to 1e-4 by a polynomial of power 2."""
+
+    decay_steps: int = 0
+    """T, counted from the first step."""
+    epochs: int = 0
+    after: int = 0
+    """What is added to T - W, by which t - W is divided: 1 in MLPerf's reference, 0 in NVIDIA's."""
+
+    def lrs(self) -> list[float]:
+        full, end = self.scaled or 0, Fraction(1, 10_000)
+        warmup = self.warmup_epochs * self.steps
+        found = [full * step / warmup for step in range(warmup)]
+        for step in range(warmup, self.epochs * self.steps):
+            passed = Fraction(step - warmup, self.decay_steps - warmup + self.after)
+            found.append(end + (full - end) * max(0, 1 - passed) ** 2)
+        return [float(lr) for lr in found]
+
+
+MLPERF = {
+    # Steps of decay as published; with True they begin behind the warmup.
+    1632: ("7.4", 2, 37, 27_476, False), 3264: ("10.5", 2, 38, 14_523, False),
+    4096: ("10", 5, 43, 13_137, False), 8192: ("17", 5, 45, 6_095, True),
+    13056: ("12.8", 9, 49, 4_710, False), 32768: ("21.2", 16, 59, 2_267, False),
+    49152: ("19.405", 24, 71, 1_846, False), 58880: ("23.246", 29, 85, 1_785, False),
+    65536: ("24.699", 31, 91, 1_133, True), 67840: ("24.699", 31, 94, 1_133, True),
+}  # fmt: skip
+
+
+def mlperf_rows(after: int = 0) -> dict[str, PolynomialRow]:
+    return {
+        f"mlperf_bs{batch}": PolynomialRow(
+            batch,
+            scaled=Fraction(lr),
+            warmup_epochs=warmup,
+            edges=(warmup,),
+            decay_steps=steps + behind * warmup * (1_281_167 // batch),
+            epochs=epochs,
+            after=after,
+        )
+        for batch, (lr, warmup, epochs, steps, behind) in MLPERF.items()
+    }
+
+
 def rows() -> dict[str, Row]:
     """The schedule of every recipe, written down a second time and in another way."""
     found = {f"bs{size}": Row(batch) for size, batch in SIZES.items()}
@@ -135,6 +181,7 @@ def rows() -> dict[str, Row]:
             warmup_epochs=0,
             keeps_tail=True,
         )
+    found |= mlperf_rows()
     digits = functools.partial(Row, examples=1442, reference=DIGITS[0], edges=DIGITS[1])
     found["digits_reference"] = digits(16)
     found["digits"] = digits(256)
@@ -256,6 +303,29 @@ def test_lr_of_the_steps(name: str) -> None:
         assert recipe.lr(end - 1) < recipe.lr(end) == full
 
 
+def test_the_points_of_mlperf_are_the_recipes() -> None:
+    """And each lr is within a step's change of the one that its reference, dividing by one step
+    more, has."""
+    published = {point.batch_size: point for point in config.load_points("mlperf_resnet").points}
+    for name, row in mlperf_rows(after=1).items():
+        recipe, point = shipped(name), published[row.batch]
+        rule, optim = recipe.schedule, recipe.optim
+        assert (rule.reference_lr, rule.warmup_epochs) == (point.lr, point.warmup_epochs)
+        assert (optim.momentum, optim.weight_decay) == (point.momentum, point.weight_decay)
+        assert (recipe.worker_batch, optim.name) == (point.bn_span, "lars")
+        assert (rule.end_lr, optim.eps, optim.trust, optim.equation) == (1e-4, 0, 0.001, 10)
+        assert recipe.epochs >= max(point.epochs)
+        assert recipe.metric.epochs_to == {"top1_error": 24.1}
+        assert f": {olympic_mean(point.epochs):.2f} epochs to 24.1 % top-1 error" in (
+            (FILES / f"{name}.yaml").read_text("utf-8")
+        )
+        begin, steps = row.warmup_epochs * row.steps, row.decay_steps
+        ours = np.fromiter(map(recipe.lr, range(begin, steps)), float)
+        theirs = np.array(row.lrs()[begin:steps])
+        assert (theirs - ours).min() >= 0
+        assert (theirs - ours).max() <= 0.5 * point.lr / (steps - begin)
+
+
 def test_steps_per_epoch() -> None:
     """Of 1,281,167 images with the tail dropped: 5004 for bs256, 156 for bs8k."""
     ladder = ["256", "512", "1k", "2k", "4k", "8k"]
@@ -294,7 +364,9 @@ def golden(recipe: Recipe) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("ladder", ["bs", "cifar10", "conll", "digits", "fashion", "ptb", "sst"])
+@pytest.mark.parametrize(
+    "ladder", ["bs", "cifar10", "conll", "digits", "fashion", "mlperf", "ptb", "sst"]
+)
 def test_published_recipes_are_frozen(ladder: str) -> None:
     """A better idea is a new recipe; `LSGD_WRITE_GOLDEN=1 pytest -k frozen` adds its row."""
     path = GOLDEN / f"{ladder}.json"

@@ -176,4 +176,6 @@ def _metric(recipe: Recipe) -> Finding:
         1.0: "least top-1 error",
     }
     run = named.get(learner.number(), "something else than the median of the last 5 errors")
+    if learner.metric != TOP1:
+        run = learner.metric.definition
     return Finding("metric", "5.1", named[4.0], run, run == named[4.0])

@@ -1,5 +1,6 @@
 """What a report says, as headings, sentences, tables and figures: the same in Markdown and HTML."""
 
+import math
 from collections import Counter
 
 from lsgd.report.blocks import (
@@ -12,6 +13,7 @@ from lsgd.report.blocks import (
     Table,
 )
 from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision
+from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
 from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings
 from lsgd.report.groups import Group
@@ -30,7 +32,8 @@ from lsgd.report.wording import (
     spread,
     steps,
 )
-from lsgd.rules.metric import TOP1, Metric
+from lsgd.rules.convergence import EvaluationGrid
+from lsgd.rules.metric import TOP1, Metric, Until
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
 
@@ -49,6 +52,7 @@ def compose(
     sections = [
         Section("Verdict", _verdict(findings)),
         Section(findings.metric.plural.capitalize(), _numbers(findings)),
+        Section("Judged as MLPerf does", _judged(findings)),
         Section("Figures", _figures(figures, findings.metric)),
         Section("Tuned", _tuned(findings)),
         Section("Speed", _speeds(findings)),
@@ -189,6 +193,25 @@ def _numbers(findings: Findings) -> list[Block]:
         rows.append(row)
     head += ["kn", "lr", "steps per epoch"]
     return [Table(head, rows), *_notes(findings)] if rows else []
+
+
+def _judged(findings: Findings) -> list[Block]:
+    """The epochs to a target, where that is what the runs' numbers are."""
+    metric = findings.metric
+    if not isinstance(metric, Until) or metric.counted != "epochs":
+        return []
+    groups = [group for group in findings.groups if group.runs]
+    runs = [
+        ConvergedRuns(
+            group.label,
+            group.recipe.batch_size,
+            [run.number if run.finished else math.inf for run in group.runs],
+            EvaluationGrid(group.recipe.evaluation.every, group.recipe.evaluation.offset),
+        )
+        for group in groups
+    ]
+    points = points_for(groups[0].recipe, metric.name, metric.target) if groups else None
+    return judged_blocks(runs, points)
 
 
 def _on(group: Group, evaluation_set: str) -> str:
