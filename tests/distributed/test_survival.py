@@ -269,6 +269,34 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
     assert_equal(run, whole)
 
 
+@pytest.mark.parametrize(
+    ("processes", "stops"), [(1, ["save 10", "evaluate 15"]), (3, ["save 15"])]
+)
+def test_a_run_that_stops_at_its_target_is_killed_between_and_on_evaluations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], processes: int, stops: list[str]
+) -> None:
+    """Of four epochs the third is the first that is evaluated, and has the target."""
+    goal = ["metric.epochs_to={top1_error:100}", "metric.stop=true", "evaluation.every=3"]
+    words = [*WORDS, "data.val_examples=200", *goal]
+    whole, run = tmp_path / "undisturbed", tmp_path / "disturbed"
+    assert train(config.load_recipe([*words, f"run_dir={whole}"])) == 3
+    assert "3 epochs to top-1 error 100.00 % (at the first evaluation" in capsys.readouterr().out
+    epochs = rows(whole, "epoch")
+    assert ["val_top1_error" in row for row in epochs] == [False, False, True]
+    for stop in stops:
+        start = [sparse.__file__, *stop.split(), *words, f"run_dir={run}"]
+        if processes > 1:
+            code = launch("forked", processes, *start).returncode
+        else:
+            code = subprocess.run([sys.executable, *start], timeout=100).returncode
+        assert code in (1, -signal.SIGKILL)
+    assert train(config.load_recipe([*words, f"run_dir={run}"])) == 3
+    assert_equal(run, whole)
+    assert train(config.load_recipe([*words, f"run_dir={run}"])) == 3
+    assert len(rows(run, "epoch")) == 3
+    assert "it is complete: nothing is left to train" in capsys.readouterr().out
+
+
 POISONED = """
 import os, sys, torch
 from lsgd.inputs import synthetic

@@ -95,6 +95,17 @@ class TestTogether:
         assert distance(alone["float64 8"], result) < 1e-10
         assert same_counts(alone["float64 8"], result)
 
+    def test_lars(self, alone, together, folder, library, processes) -> None:
+        """With a polynomial decay and smoothed labels: any passes, any restart."""
+        results = together(library, processes)
+        found = [name for name in results if name.startswith("lars ")]
+        assert {"lars 1", "lars resumed", "lars taken over"} <= {*found}
+        stop = folder / f"{library}-{processes}" / "lars" / f"stop{program.STOPS[1]}"
+        taken_back = program.resumed(SingleComm(), stop, *program.LARS)
+        for result in (*(results[name] for name in found), taken_back):
+            assert distance(alone["lars 8"], result) < 1e-10
+            assert same_counts(alone["lars 8"], result)
+
     def test_examples(self, alone, together, library, processes) -> None:
         """The processes go through the same examples between them, each once."""
         result = together(library, processes)["float64 2"]

@@ -40,6 +40,13 @@ WORDS = [
     "schedule.milestones=[1]", "comm.bucket_mb=0.05", "model.last_gamma=1.0",
 ]  # fmt: skip
 
+LARS = [
+    "optim=lars", "optim.weight_decay=1e-3", "label_smoothing=0.1", "schedule.scaling=none",
+    "schedule.reference_lr=8", "schedule.warmup_start=0", "schedule.milestones=[]",
+    "schedule.decay=polynomial", "schedule.end_lr=1e-4", "schedule.decay_steps=40",
+]  # fmt: skip
+"""The same by LARS, from lr 0 and down by a polynomial, with smoothed labels."""
+
 
 def stops(processes: int) -> tuple[int, ...]:
     """Where so many processes are stopped: everywhere, or before the tail if they are slow."""
@@ -70,7 +77,7 @@ def state_of(learner: Learner) -> dict[str, Any]:
     saved = learner.checkpoint()
     momentum = saved.optimizer["state"]
     tensors = {f"model {k}": v.clone() for k, v in saved.model.items()}
-    tensors |= {f"momentum {k}": v["momentum_buffer"].clone() for k, v in momentum.items()}
+    tensors |= {f"momentum {k}": next(iter(v.values())).clone() for k, v in momentum.items()}
     return tensors | {f"tally {k}": v.clone() for k, v in saved.tally.items()} | {"lr": saved.lr}
 
 
@@ -81,13 +88,13 @@ def trained(comm: Comm, first: int, last: int, *words: str) -> dict[str, Any]:
     return state_of(learner) | {"ids": [i for part in comm.gather_objects(ids) for i in part]}
 
 
-def stopped(comm: Comm, out: Path, steps: Sequence[int]) -> None:
+def stopped(comm: Comm, out: Path, steps: Sequence[int], *words: str) -> None:
     """A checkpoint at each of these steps of one run, in folders of their own."""
-    learner = Learner(recipe("workers_per_pass=2"), comm, CPU)
+    learner = Learner(recipe("workers_per_pass=2", *words), comm, CPU)
     for first, last in pairwise((FIRST, *steps)):
         run_steps(learner, first, last)
         folder = out / f"stop{last}"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         made = learner.checkpoint()
         if comm.rank == 0:
             checkpoint.write(made, folder)
@@ -166,6 +173,12 @@ def cases(comm: Comm, out: Path) -> dict[str, Any]:
         results[f"resumed {step}"] = resumed(comm, out / f"stop{step}", "workers_per_pass=2")
         if (alone := out.parent / "alone" / f"stop{step}").exists():
             results[f"taken over {step}"] = resumed(comm, alone)
+    for w in {*carried.values()}:
+        results[f"lars {w}"] = trained(comm, FIRST, LAST, *LARS, f"workers_per_pass={w}")
+    stopped(comm, out / "lars", STOPS[1:2], *LARS)
+    for name, folder in (("resumed", out), ("taken over", out.parent / "alone")):
+        stop = folder / "lars" / f"stop{STOPS[1]}"
+        results[f"lars {name}"] = resumed(comm, stop, *LARS, "workers_per_pass=2")
     results["evaluated"] = evaluated(comm)
     results["compressed"] = {value: compressed(comm, value) for value in (40000.0, 1.0, 5e-9)}
     results["diverged"] = comm.gather_objects(diverged(comm))

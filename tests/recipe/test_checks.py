@@ -87,6 +87,16 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
             {"schedule__factors": [0.5, 0.1, 0.0]},
             "are shares of the full lr; write numbers above 0",
         ),
+        ({"evaluation__every": 0}, "evaluation.every=0 is not possible; write 1 or more"),
+        ({"evaluation__offset": 4, "evaluation__every": 4}, "offset=4 is the first .* less than "),
+        ({"metric__stop": True}, "metric.stop=true has no target .*epochs_to={top1_error: 24.1}"),
+        ({"metric__epochs_to": {"perplexity": 9.0}}, "epochs_to.perplexity is no rate .* top1_err"),
+        ({"metric__steps_to": {"top1_error": 101.0}}, "=101 can never be reached, .* at most 100"),
+        ({"metric__steps_to": {"loss": -1.0}}, "steps_to.loss=-1 can never be reached, or always"),
+        (
+            {"metric__epochs_to": {"loss": 1.0}, "metric__steps_to": {"loss": 1.0}},
+            "metric.epochs_to.loss and metric.steps_to.loss are 2 numbers of a run; write one",
+        ),
         ({"schedule__warmup_start": -0.1}, "warmup_start=-0.1 is not possible; write 0 or more"),
         (
             {"schedule__warmup_start": 0.0, "schedule__warmup": "none"},

@@ -161,6 +161,32 @@ def test_a_report_on_perplexities_speaks_of_no_error_and_no_image(
     assert numbers["recipes"][0]["errors"] == {"0": 110, "1": 111, "2": 112}
 
 
+def test_a_report_on_epochs_to_a_target_says_who_never_had_it_and_judges_as_mlperf(
+    tmp_path: Path,
+) -> None:
+    """Four of five runs have 24.1 % after 36, 35, 34 and 37 epochs, one never."""
+    for seed, epochs in enumerate((36, 35, 34, 37, 39)):
+        errors = [30.0] * (epochs - 1) + [24.1 if epochs < 39 else 24.2]
+        write_run(tmp_path / f"runs/{seed}", "+recipe=mlperf_bs3264", seed=seed, errors=errors[:38])
+    out = report([tmp_path / "runs"], None, tmp_path / "report")
+    text = (out / "README.md").read_text(encoding="utf-8")
+    for part in (
+        "## Epochs\n",
+        "epochs to top-1 error 24.10 %",
+        "35.50 ± 1.29",
+        "1 of 5 runs never had it. The mean is that of the others; in the claims such a run counts "
+        "with all epochs of its run, 38, which is too few.",
+        "## Judged as MLPerf does",
+        "36 35 34 37 ∞",
+        "| never ",
+        "Top-1 error by epoch",
+    ):
+        assert part in text, part
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["metric"] == "epochs to top1_error 24.1"
+    assert summary["recipes"][0]["errors"] == {"0": 36, "1": 35, "2": 34, "3": 37, "4": None}
+
+
 def test_whatever_lies_there_is_left_out_with_a_reason(tmp_path: Path) -> None:
     trials = tmp_path / "trials"
     finished(trials, "fashion_bs64", 0, 8.0)

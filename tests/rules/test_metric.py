@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.rules.metric import METRICS, TOP1, Metric
+from lsgd.rules.metric import METRICS, TOP1, Metric, Until, named_metric
 
 EPOCHS = st.dictionaries(st.integers(1, 99), st.floats(0, 100) | st.none(), min_size=1).filter(
     lambda epochs: any(value is not None for value in epochs.values())
@@ -72,3 +72,34 @@ def test_a_rate_has_one_name_everywhere(metric: Metric) -> None:
     assert metric.key.partition("_") == ("val", "_", metric.name)
     assert metric.plural.startswith(metric.noun[:-1])
     assert metric.on("test").replace("test ", "") == metric.words
+
+
+def test_counts_to_a_rate_are_one_metric_for_runs_of_any_batch() -> None:
+    """And another one for another target, rate or count; its words tell them apart."""
+    small = Until.of(TOP1, 24.1, counted="epochs", steps_per_epoch=5004)
+    assert small == Until.of(TOP1, 24.1, counted="epochs", steps_per_epoch=39)
+    others = [
+        Until.of(TOP1, 24.2, counted="epochs"),
+        Until.of(METRICS["loss"], 24.1, counted="epochs"),
+        Until.of(TOP1, 24.1, counted="steps"),
+        TOP1,
+    ]
+    assert all(other != small for other in others)
+    for metric in (small, *others):
+        assert named_metric(metric.full_name) == metric
+    assert len({metric.full_name for metric in (small, *others)}) == 5
+    assert (small.key, small.rate, small.noun) == ("val_top1_error", TOP1, "epochs")
+    assert small.amount(35.15, 0.748) == "35.15 ± 0.75"
+    assert small.amount(math.inf) == "never"
+    assert small.definition == (
+        "epochs to top-1 error 24.10 %, at the first evaluation that has it"
+    )
+
+
+def test_a_count_is_of_the_first_evaluation_that_has_the_target_and_no_other() -> None:
+    rates = {1: {}, 2: {"val_loss": 2.0}, 3: {}, 4: {"val_loss": 1.0}, 6: {"val_loss": 0.5}}
+    loss = METRICS["loss"]
+    for target, epochs in ((2.0, 2), (1.99, 4), (0.5, 6), (0.4, math.inf)):
+        assert Until.of(loss, target, counted="epochs").number(rates) == epochs
+        steps = Until.of(loss, target, counted="steps", steps_per_epoch=7)
+        assert steps.number(rates) == 7 * epochs
