@@ -245,3 +245,17 @@ def test_an_error_on_other_data_is_not_held_against_the_published_number() -> No
         changed(recipe, inputs__loader="synthetic"),
     ):
         assert other.outcome(TOP1, 8.0) == "top-1 error 8.00 % (median of the last 5 epochs)"
+
+
+def test_a_run_is_evaluated_by_its_grid_and_at_its_end() -> None:
+    """MLPerf: every fourth epoch, the first of which is chosen beforehand."""
+
+    def evaluated(every: int, offset: int) -> list[int]:
+        recipe = changed(BASE, evaluation__every=every, evaluation__offset=offset)
+        return [epoch + 1 for epoch in range(10) if recipe.evaluates_after(epoch)] + [
+            epoch + 1 for epoch in range(85, recipe.epochs) if recipe.evaluates_after(epoch)
+        ]
+
+    assert evaluated(4, 0) == [4, 8, 88, 90]
+    assert evaluated(4, 2) == [2, 6, 10, 86, 90]
+    assert evaluated(1, 0) == [*range(1, 11), *range(86, 91)]

@@ -179,3 +179,11 @@ def test_no_tensor_is_made_as_large_as_the_model() -> None:
         scale(optimizer, (), {})
     largest = max(abs(event.self_cpu_memory_usage) for event in profiled.events())
     assert largest < weight.nbytes / 100
+
+
+def test_in_a_model_the_decay_is_scaled_with_the_gradient() -> None:
+    model = nn.Linear(2, 1, bias=False).double()
+    nn.init.constant_(model.weight, 3).data[0, 1] = 4
+    optimizer = optim.make_optimizer(model, **asdict(LARS))
+    step(optimizer, model.weight, torch.tensor([[0.6, 0.8]], dtype=torch.float64), 1.0)
+    assert model.weight[0].tolist() == pytest.approx([2.997, 3.996], rel=0, abs=1e-12)

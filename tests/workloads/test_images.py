@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,22 @@ def test_counts_are_exact_whatever_the_passes(classes: int, examples: int, batch
     assert state["counts"].tolist() == [examples, (better < 1).sum(), (better < 5).sum()]
     loss = F.cross_entropy(logits, labels, reduction="sum").item()
     assert state["loss"].item() == pytest.approx(loss, rel=1e-12)
+
+
+def test_labels_are_smoothed_in_training_alone() -> None:
+    """A tenth of the label is spread over all ten classes, the right one among them."""
+    smooths = Images(
+        load_recipe(["+recipe=digits", "precision=float64", "label_smoothing=0.1"]), CPU
+    )
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 10, generator=generator, dtype=torch.float64)
+    labels = torch.randint(10, (6,), generator=generator)
+    (each,) = evaluating(np.arange(6))
+    surprise = -torch.log_softmax(logits, dim=1)
+    right = surprise[torch.arange(6), labels].sum().item()
+    for split, expected in (("val", right), ("train", 0.9 * right + 0.01 * surprise.sum().item())):
+        loss, _ = smooths.loss(nn.Identity(), (logits, labels), replace(each, split=split))
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_rates_are_percentages_of_what_was_wrong() -> None:
