@@ -35,7 +35,10 @@ IMAGES = Images(load_recipe(["+recipe=digits"]), torch.device("cpu"))
 def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleNamespace:
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
-        examples=lambda steps: 10 * steps, total_steps=20, summary=lambda: "a run\nof two lines"
+        is_over=lambda rates: False,
+        examples=lambda steps: 10 * steps,
+        total_steps=20,
+        summary=lambda: "a run\nof two lines",
     )
     return SimpleNamespace(
         recipe=recipe,
@@ -244,7 +247,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from lsgd.rules.metric import TOP1
 from lsgd.run.metrics import RunLog
-recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20)
+recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20, is_over=bool)
 workload = SimpleNamespace(metric=TOP1)
 run = SimpleNamespace(recipe=recipe, next_step=0, rates={}, workload=workload)
 log = RunLog(run, Path(sys.argv[1]))
