@@ -102,7 +102,7 @@ def initialised(patch: Patch, kind: type[nn.Module], change: Callable[[Any], obj
 
 @plant("batchnorm_decay")
 def decay_on_shortcut_bns(patch: Patch) -> None:
-    def by_name(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def by_name(model: nn.Module, weight_decay: float, *_: object) -> list[dict[str, Any]]:
         named = list(model.named_parameters())
         kept = [p for name, p in named if "bn" in name]
         decayed = [p for name, p in named if "bn" not in name]
@@ -117,7 +117,7 @@ def decay_on_shortcut_bns(patch: Patch) -> None:
 @plant("weight_decay")
 def halved_decay(patch: Patch) -> None:
     real = optim.parameter_groups
-    patch.setattr(optim, "parameter_groups", lambda model, decay: real(model, decay / 2))
+    patch.setattr(optim, "parameter_groups", lambda m, decay, *how: real(m, decay / 2, *how))
 
 
 @plant("weight_decay")
