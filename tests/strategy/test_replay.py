@@ -228,6 +228,7 @@ def test_a_local_step_is_divided_by_what_its_own_examples_weigh() -> None:
 
 def local_steps_by_hand(made: Recipe) -> list[Tensor]:
     """The parameters and running statistics after a run with one server: a network and an optimizer
+    rule = {key: value for key, value in vars(made.schedule).items() if key != "decay_steps"}
     for each worker, in plain torch, in the order of the pushes."""
     learner = Learner(made, SingleComm(), CPU)
     workload, outer, n, h = learner.workload, made.strategy, made.worker_batch, 3
@@ -258,7 +259,7 @@ def local_steps_by_hand(made: Recipe) -> list[Tensor]:
                 F.cross_entropy(models[w](images.double()), labels).backward()
                 for group in inner[w].param_groups:
                     done = epoch + (read + j / h) / made.steps_per_epoch
-                    group["lr"] = learning_rate(done, batch_size=n, **vars(made.schedule))
+                    group["lr"] = learning_rate(done, batch_size=n, **rule)
                 inner[w].step()
             lr = outer.outer_lr / (max(1, version - read) if outer.staleness_aware else 1)
             x = list(x)
