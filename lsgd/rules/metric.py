@@ -172,22 +172,27 @@ class Until(Metric):
 
     @property
     def rate(self) -> Metric:
+        """The rate that is to be reached."""
         return METRICS[self.name]
 
     @property
     def full_name(self) -> str:
+        """What is counted, the rate and the target."""
         return f"{self.counted} to {self.name} {self.target!r}"
 
     @property
     def noun(self) -> str:
+        """What is counted: epochs, or steps."""
         return self.counted
 
     @property
     def whose(self) -> str:
+        """When it is counted, in words."""
         return "at the first evaluation that has it"
 
     @property
     def of_failed(self) -> str:
+        """What a run counts with that never had the rate, in words."""
         return f"all {self.counted} of its run"
 
     @property
@@ -196,9 +201,11 @@ class Until(Metric):
         return f"{self.words}, at the first evaluation that has it"
 
     def on(self, evaluation_set: str) -> str:
+        """The words for the count on an evaluation set."""
         return f"{self.counted} to {self.rate.on(evaluation_set)} {self.rate.amount(self.target)}"
 
     def amount(self, value: float, std: float | None = None) -> str:
+        """A count, or a mean of counts and its standard deviation; never, if it is infinite."""
         if math.isinf(value):
             return "never"
         return f"{value:g}" if std is None else f"{value:.2f} ± {std:.2f}"
