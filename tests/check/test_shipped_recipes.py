@@ -95,9 +95,10 @@ def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
 
 
 @pytest.mark.slow
-def test_there_are_a_dozen_kinds() -> None:
-    """Each is built and asked for everything once."""
-    assert 8 < len({kind(shipped(name)) for name in config.recipes()}) < 18
+def test_recipes_share_their_kinds() -> None:
+    """Each kind is built and asked for everything once, which most recipes then have for nothing."""
+    names = [name for name in config.recipes() if name not in TEXTS]
+    assert 8 < len({kind(shipped(name)) for name in names}) < len(names) / 2
 
 
 def test_declarations_are_the_papers_variants() -> None:

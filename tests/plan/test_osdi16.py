@@ -44,6 +44,7 @@ def test_steps_that_compute_nothing(osdi16: ModuleType) -> None:
     assert max(error for (name, _), error in off.items() if name != "scalar") < 0.3
 
 
+@pytest.mark.slow
 def test_images_per_second_on_200_workers(osdi16: ModuleType) -> None:
     speed = osdi16.IMAGES * osdi16.inception("sync", 200).rate
     assert speed == pytest.approx(osdi16.PUBLISHED_IMAGES["sync", 200], rel=0.05)
