@@ -1,4 +1,4 @@
-"""Whole training steps compared: what benchmarks.step and benchmarks.batchnorm have in common.
+"""Whole training steps compared: what benchmarks.step, batchnorm and lars have in common.
 
 The report is Markdown, for a README as for a terminal.
 """
@@ -46,7 +46,7 @@ class Comparison:
     goal: float
     """At most how many times the other's time the one may take."""
     steps: Callable[[Recipe, Comm, torch.device], dict[str, StepFunction]]
-    """A function that makes both, ready to run."""
+    """A function that makes both, ready to run; and what else is to stand beside them."""
     scripts: Mapping[str, type[Torchvision]] = field(default_factory=dict)
     """The training scripts that are measured, too, by name."""
     peers: tuple[str, ...] = ()
@@ -106,14 +106,14 @@ def report(comparison: Comparison, result: Result) -> str:
     """The result as a report in Markdown."""
     speeds, one, other = result["images_per_second"], comparison.one, comparison.other
     times = cost(speeds, one, other)
-    scripts = [name for name in speeds if name not in (one, other)]
+    beside = [name for name in speeds if name not in (one, other)]
     rows = [
         [
             name,
             estimate(speeds[name]).shown(".0f"),
             "1" if name == other else cost(speeds, name, other).shown(".3f"),
         ]
-        for name in (one, other, *scripts)
+        for name in (one, other, *beside)
     ]
     lines = [
         *recipe_lines(result),
@@ -125,7 +125,9 @@ def report(comparison: Comparison, result: Result) -> str:
         f"- {one}, at most {comparison.goal:g} times the time of {other}: "
         f"{times.within(comparison.goal)}, {times.shown('.3f')}",
     ]
-    for name in scripts:
+    for name in beside:
+        if name not in comparison.scripts:
+            continue
         faster = ratio(speeds, one, name)
         lines.append(
             f"- {one}, at least {FASTER:g} times as fast as {name} (plain BN, an update for each "

@@ -64,8 +64,9 @@ def trained(
     correction: bool = False,
     nesterov: bool = False,
     weight_decay: float = 0.01,
+    flagged: bool = False,
 ) -> dict[str, Tensor]:
-    """The parameters after the run."""
+    """The parameters after the run, whose optimizer may be told whether a gradient was finite."""
     model = network()
     reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=1, compression="none")
     settings = Optim(
@@ -75,6 +76,8 @@ def trained(
         momentum_correction=correction,
     )
     optimizer = optim.make_optimizer(model, **asdict(settings))
+    if flagged:
+        optimizer.found_inf = reducer.found_inf
     for lr, (images, labels) in zip(lrs or rates(), batches(), strict=True):
         loss(model, images, labels, reducer)
         optim.set_lr(optimizer, lr)
@@ -93,10 +96,11 @@ def test_the_schedule_used_here_rises_and_drops() -> None:
     assert (lrs[0], lrs[20], lrs[30], lrs[50]) == pytest.approx((0.1, 0.8, 0.08, 0.008))
 
 
+@pytest.mark.parametrize("flagged", [True, False])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_remark_2_equation_10_needs_momentum_correction(nesterov: bool) -> None:
+def test_remark_2_equation_10_needs_momentum_correction(nesterov: bool, flagged: bool) -> None:
     ours = trained(equation=9, nesterov=nesterov)
-    corrected = trained(equation=10, correction=True, nesterov=nesterov)
+    corrected = trained(equation=10, correction=True, nesterov=nesterov, flagged=flagged)
     torch.testing.assert_close(corrected, ours, **CLOSE)
     assert distance(trained(equation=10, nesterov=nesterov), ours) > 0.01
     still = [0.1] * STEPS

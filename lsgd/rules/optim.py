@@ -210,7 +210,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class VelocitySGD(torch.optim.Optimizer):
     """Equation (10): the lr inside the momentum buffer, with or without momentum correction.
 
-    For the ablation of remark 2. The first lr has no predecessor, and the buffer is 0 then.
+    For the ablation of remark 2, and for LARS. The first lr has no predecessor, and the buffer is 0
+    then.
     """
 
     found_inf: Tensor | None = None
@@ -226,24 +227,44 @@ class VelocitySGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update, or none if `found_inf` is 1."""
+        """One update, or none if `found_inf` is 1. Gradients are multiplied by the lr in place."""
         for group in self.param_groups:
-            lr, last_lr, m = group["lr"], group["last_lr"], group["momentum"]
-            if group["corrected"] and last_lr:
-                m *= lr / last_lr
-            for parameter in group["params"]:
-                gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
-                state = self.state[parameter]
-                if not state:
-                    state["velocity"] = torch.zeros_like(parameter)
-                velocity = state["velocity"].mul(m).add(gradient, alpha=lr)
-                # Nesterov looks one step ahead: with u = v / lr this is lr (g + momentum u).
-                ahead = (
-                    group["momentum"] * velocity + lr * gradient if group["nesterov"] else velocity
-                )
-                self._update(state["velocity"], velocity)
-                self._update(parameter, parameter - ahead)
+            lr, last_lr, parameters = group["lr"], group["last_lr"], group["params"]
             group["last_lr"] = lr
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
+            velocities = self._velocities(parameters) if group["momentum"] else []
+            if group["corrected"] and velocities and last_lr not in (0.0, lr):
+                # Before the update, and not by a larger momentum in it: Nesterov looks one step
+                # ahead by the momentum itself.
+                torch._foreach_mul_(velocities, self._unless_skipped(lr / last_lr))
+            # Equation (9) by PyTorch's own update, of lr (g + decay w) and with an lr of 1.
+            torch._foreach_mul_(gradients, lr)
+            torch._fused_sgd_(
+                parameters,
+                gradients,
+                velocities,
+                weight_decay=lr * group["weight_decay"],
+                momentum=group["momentum"],
+                lr=1.0,
+                dampening=0.0,
+                nesterov=group["nesterov"],
+                maximize=False,
+                is_first_step=False,
+                grad_scale=None,
+                found_inf=self.found_inf,
+            )
 
-    def _update(self, old: Tensor, new: Tensor) -> None:
-        old.copy_(new if self.found_inf is None else torch.where(self.found_inf.bool(), old, new))
+    def _velocities(self, parameters: list[Tensor]) -> list[Tensor]:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["velocity"] = torch.zeros_like(parameter)
+        return [self.state[parameter]["velocity"] for parameter in parameters]
+
+    def _unless_skipped(self, factor: float) -> float | Tensor:
+        """The factor, or 1 where this update is skipped; the device decides that, in float64."""
+        if self.found_inf is None:
+            return factor
+        one = torch.ones((), dtype=torch.float64, device=self.found_inf.device)
+        return torch.where(self.found_inf > 0, one, factor * one)

@@ -1,4 +1,4 @@
-"""The steps that benchmarks.step and batchnorm compare differ in nothing but what they measure."""
+"""The steps that benchmarks.step, batchnorm and lars compare differ in nothing but what they measure."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import batchnorm, comparison, step
+from benchmarks import batchnorm, comparison, lars, step
 from benchmarks.bare_loop import BareLoop
 from benchmarks.scripts import with_plain_batchnorm
 from lsgd import config
@@ -144,17 +144,23 @@ def test_the_scripts_train_as_they_are(library: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "compared"), [(step.main, step.STEP), (batchnorm.main, batchnorm.BATCHNORM)]
+    ("main", "compared", "words"),
+    [
+        (step.main, step.STEP, []),
+        (batchnorm.main, batchnorm.BATCHNORM, []),
+        (lars.main, lars.LARS, ["optim=lars"]),
+    ],
 )
 def test_the_whole_command(
     main: Callable[[list[str]], int],
     compared: comparison.Comparison,
+    words: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Both are timed in each round, and the ratio is judged against the goal."""
     out = tmp_path / "out"
-    words = [*SMALL, "workers=4", "workers_per_pass=2", "schedule.warmup=none"]
+    words = [*SMALL, "workers=4", "workers_per_pass=2", "schedule.warmup=none", *words]
     assert main([*words, "--rounds", "6", "--steps", "1", "--out", str(out)]) == 0
     found = json.loads((out / f"{compared.name}.json").read_text())
     assert found["command"].startswith(f"python -m benchmarks.{compared.name} +recipe=digits ")
@@ -162,7 +168,8 @@ def test_the_whole_command(
         compared is step.STEP and find_spec("timm") is not None
     )
     measured = [*found["images_per_second"], *found["missing"]]
-    assert measured == [compared.one, compared.other, *compared.scripts]
+    updates = lars.UPDATES.values() if compared is lars.LARS else []
+    assert measured == [compared.one, compared.other, *updates, *compared.scripts]
     assert all(
         len(speeds) == 6 and min(speeds) > 0 for speeds in found["images_per_second"].values()
     )
@@ -196,6 +203,7 @@ def test_a_step_that_costs_more_is_called_so() -> None:
         (batchnorm.main, ["+recipe=digits", "--steps", "0"], "--steps 0 is not possible"),
         (batchnorm.main, [*SMALL, "workers_per_pass=1"], "workers_per_pass=1 leaves one worker"),
         (step.main, ["+recipe=digits", "optim.equation=10"], "optim.equation=10 is not PyTorch's"),
+        (lars.main, SMALL, "optim.name=sgd is not LARS; write optim=lars"),
         (step.main, ["+recipe=digits", "optim=adam"], "write optim.name=sgd"),
         (step.main, ["+recipe=digits", "optim.clip_norm=1"], "write optim.clip_norm=null"),
     ],

@@ -169,14 +169,18 @@ def test_a_bias_may_decay_and_everything_may_be_adapted() -> None:
     assert not found["plain 0"]
 
 
-def test_no_tensor_is_made_as_large_as_the_model() -> None:
-    """Norms are numbers, and gradients are changed where they are."""
+@pytest.mark.parametrize(
+    "changes", [{"equation": 9}, {}, {"momentum_correction": True, "nesterov": True}]
+)
+def test_no_tensor_is_made_as_large_as_the_model(changes: dict[str, object]) -> None:
+    """Norms are numbers, and gradients and momentum are changed where they are."""
     weight = nn.Parameter(torch.ones(1000, 1000))
-    optimizer = over(weight, replace(LARS, equation=9))
+    optimizer = over(weight, replace(LARS, **changes))
+    optimizer.found_inf = torch.zeros(())
     step(optimizer, weight, torch.ones(1000, 1000), 0.1)  # makes the momentum
-    [scale] = optimizer._optimizer_step_pre_hooks.values()
+    optim.set_lr(optimizer, 0.2)
     with torch.profiler.profile(profile_memory=True) as profiled:
-        scale(optimizer, (), {})
+        optimizer.step()
     largest = max(abs(event.self_cpu_memory_usage) for event in profiled.events())
     assert largest < weight.nbytes / 100
 

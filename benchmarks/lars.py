@@ -1,0 +1,69 @@
+"""What does LARS cost? `python -m benchmarks.lars`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from benchmarks.comparison import Comparison, StepFunction, compare, step_of
+from lsgd.comm import Comm
+from lsgd.errors import Refused
+from lsgd.inputs import Batch
+from lsgd.job.command import run_command
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.strategy import Task
+
+WITH, WITHOUT = "a step with LARS", "a step with SGD"
+UPDATES = {WITH: "the update of LARS alone", WITHOUT: "the update of SGD alone"}
+
+
+def update_of(learner: Learner) -> StepFunction:
+    """The update that the optimizer makes of the gradients that are there."""
+
+    def update(task: Task, batches: Iterator[Batch]) -> None:
+        learner.strategy.optimizer.step()
+
+    return update
+
+
+def steps(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
+    """A step and an update by the recipe's LARS, and by PyTorch's fused SGD.
+
+    Raises Refused if the recipe has another optimizer.
+    """
+    if recipe.optim.name != "lars":
+        raise Refused(f"optim.name={recipe.optim.name} is not LARS; write optim=lars")
+    sgd = replace(recipe.optim, name="sgd", equation=9, momentum_correction=False)
+    learners = {
+        WITH: Learner(recipe, comm, device),
+        WITHOUT: Learner(replace(recipe, optim=sgd), comm, device),
+    }
+    steps = {name: step_of(learner) for name, learner in learners.items()}
+    return steps | {UPDATES[name]: update_of(learner) for name, learner in learners.items()}
+
+
+LARS = Comparison(
+    name="lars",
+    about="""\
+What does LARS cost? A whole training step of lsgd, against the same step with PyTorch's fused SGD;
+and the update of either alone. Images are made up, and on the device already.
+
+  python -m benchmarks.lars +recipe=bs256 optim=lars workers=1
+  python -m benchmarks.lars +recipe=digits optim=lars
+""",
+    one=WITH,
+    other=WITHOUT,
+    goal=1.03,
+    steps=steps,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    return run_command(lambda: compare(LARS, argv))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
