@@ -1,4 +1,4 @@
-"""The steps that benchmarks.step, batchnorm and lars compare differ in nothing but what they measure."""
+"""What benchmarks.step, batchnorm and lars compare differs in nothing but what they measure."""
 
 import json
 from collections.abc import Callable

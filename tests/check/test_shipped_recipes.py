@@ -96,7 +96,7 @@ def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_recipes_share_their_kinds() -> None:
-    """Each kind is built and asked for everything once, which most recipes then have for nothing."""
+    """Each kind is built and asked for everything once, and most recipes have it for nothing."""
     names = [name for name in config.recipes() if name not in TEXTS]
     assert 8 < len({kind(shipped(name)) for name in names}) < len(names) / 2
 
