@@ -14,16 +14,26 @@ from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.strategy import Task
+from lsgd.strategy.allreduce import AllReduce
 
 WITH, WITHOUT = "a step with LARS", "a step with SGD"
 UPDATES = {WITH: "the update of LARS alone", WITHOUT: "the update of SGD alone"}
 
 
 def update_of(learner: Learner) -> StepFunction:
-    """The update that the optimizer makes of the gradients that are there."""
+    """The update that the optimizer makes of the gradients that are there.
+
+    Raises Refused if the strategy has no optimizer over the whole model.
+    """
+    if not isinstance(learner.strategy, AllReduce):
+        raise Refused(
+            f"strategy={learner.recipe.strategy.name} makes other updates than all-reduce; leave "
+            "it out"
+        )
+    optimizer = learner.strategy.optimizer
 
     def update(task: Task, batches: Iterator[Batch]) -> None:
-        learner.strategy.optimizer.step()
+        optimizer.step()
 
     return update
 

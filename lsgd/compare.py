@@ -3,8 +3,8 @@
 First the fields in which their recipes differ, those that decide what is computed before those that
 decide how fast and where. Then the first row of metrics.jsonl that differs, of those that both
 runs have: rows are matched by kind and step. What is of the hardware (speed, time waited for data)
-is not compared, and a mean over steps only where it is over the same steps in both, as it is not
-with other log_steps or in the first row after a resume.
+or of the division into passes (noise scale) is not compared, and a mean over steps only where it is
+over the same steps in both, as it is not with other log_steps or in the first row after a resume.
 
 exit codes: 0 the runs do not part, 1 they part, 2 refused, as a folder holds no run or the two
 have no row in common.
@@ -28,6 +28,8 @@ from lsgd.tables import markdown
 
 OF_THE_STEP = {"epoch", "lr", "gradient_norm"}
 """Values of a train row that are of its last step alone; others are means over its steps."""
+NOISE = {"gradient_square", "gradient_variance", "noise_scale"}
+"""Estimates from the gradients of single passes, so other ones with other passes."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
 
 
 def _of_the_hardware(key: str) -> bool:
-    """Whether a value says how fast or where the row was computed, and not what."""
+    """Whether a value says how fast, where or in which passes it was computed, and not what."""
+    if key.removeprefix("train_") in NOISE:
+        return True
     return key in ("data_wait", "wire_bytes") or key.endswith(PER_SECOND)
 
 

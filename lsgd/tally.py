@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""`counts` (kinds,) and `loss` (), summed over the processes: as Tally.state has them."""
+"""`counts` (kinds,), `loss` () and other sums, added up over the processes: as Tally.state has
+them."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Tally:
     def __init__(self, kinds: int, device: torch.device) -> None:
         self.counts = torch.zeros(kinds, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.others: dict[str, Tensor] = {}
+
+    def beside(self, name: str, size: int) -> Tensor:
+        """Other sums, shape (size,), to add to: they begin, are saved and end with the counts."""
+        self.others[name] = self.loss.new_zeros(size)
+        return self.others[name]
 
     def add(self, loss: Tensor, counts: Tensor) -> None:
         """Add a pass: the sum of its losses, shape (), and its counts, shape (kinds,)."""
@@ -38,20 +45,25 @@ class Tally:
 
     def state(self, sum_: Callable[[Tensor], None]) -> State:
         """The tally of all processes together, as tensors of their own."""
-        counts, loss = self.counts.clone(), self.loss.clone()
-        sum_(counts)
-        sum_(loss)
-        return {"counts": counts, "loss": loss}
+        sums = {"counts": self.counts, "loss": self.loss} | self.others
+        state = {name: values.clone() for name, values in sums.items()}
+        for values in state.values():
+            sum_(values)
+        return state
 
     def restore(self, state: State) -> None:
-        """Go on counting from a state."""
+        """Go on counting from a state, which need not have the other sums."""
         self.counts.copy_(state["counts"])
         self.loss.copy_(state["loss"])
+        for name in self.others.keys() & state.keys():
+            self.others[name].copy_(state[name])
 
     def clear(self) -> None:
         """Start again from nothing."""
         self.counts.zero_()
         self.loss.zero_()
+        for values in self.others.values():
+            values.zero_()
 
 
 def difference(now: State, before: State) -> State:

@@ -408,6 +408,9 @@ class Recipe:
     """The number of newest checkpoints that stay; those at a drop of the lr always do."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
     """Steps between two rows of metrics."""
+    noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)
+    """Whether the gradient noise scale is measured, which needs steps of two passes at least: a
+    norm of each parameter's gradient in each pass more, and the same updates."""
     profile: bool = field(default=False, metadata=EXECUTION)
     """Whether lsgd.profile times the phases of some steps and traces a few."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)

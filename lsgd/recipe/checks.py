@@ -387,6 +387,11 @@ def _check_strategy(recipe: Recipe) -> None:
             f"optim.name=lars needs the norm of each whole tensor, of which with strategy={name} "
             "nobody has more than a part; write strategy=allreduce or local"
         )
+    if recipe.noise_scale and name != "allreduce":
+        raise Refused(
+            f"noise_scale=true is measured in steps whose passes are at one model, and not with "
+            f"strategy={name}; write strategy=allreduce, or leave it out"
+        )
     speeds = recipe.cluster.speeds
     if speeds and (len(speeds) != recipe.workers or not all(speed > 0 for speed in speeds)):
         raise Refused(

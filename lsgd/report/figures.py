@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70)
 """The ticks of two decades on a logarithmic axis."""
+NOISE_EPOCHS = 3
+"""The epochs over which |G|² and tr Σ are averaged."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -33,6 +35,8 @@ def draw(findings: Findings) -> list[Figure]:
     figures += _curves(findings)
     if findings.groups:
         figures.append(_learning_rates(findings.groups))
+    if noisy := [(group, points) for group in findings.groups if (points := _noise(group))]:
+        figures.append(_noise_scales(noisy))
     if any(speed.efficiency for speed in findings.speeds):
         figures.append(_scaling(findings.speeds, findings.things))
     return figures
@@ -178,6 +182,51 @@ def _learning_rates(groups: list[Group]) -> Figure:
         plot,
         height=2.5 + 0.1 * len(groups),
     )
+
+
+def _noise_scales(noisy: list[tuple[Group, list[tuple[int, float]]]]) -> Figure:
+    def plot(axes: "Axes") -> None:
+        for index, (group, points) in enumerate(noisy):
+            colour = COLOURS[index % len(COLOURS)]
+            axes.plot(*zip(*points, strict=True), color=colour, label=group.label)
+            axes.axhline(group.recipe.batch_size, color=colour, ls=":", lw=1)
+        axes.set_yscale("log")
+        axes.set_xlim(left=0)
+        axes.set_xlabel("epochs")
+        axes.set_ylabel("noise scale, examples")
+        axes.figure.legend(loc="outside lower center", ncols=2)
+
+    return drawn(
+        "noise-scale",
+        f"Gradient noise scale over {NOISE_EPOCHS} epochs (McCandlish et al. 2018); dotted: the "
+        "minibatch",
+        "Gradient noise scale of each recipe by epoch, beside its minibatch",
+        plot,
+        height=2.5 + 0.1 * len(noisy),
+    )
+
+
+def _noise(group: Group) -> list[tuple[int, float]]:
+    """The noise scale of NOISE_EPOCHS epochs up to each epoch, over all runs that measured it."""
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    for run in group.runs:
+        for epoch, row in run.epochs.items():
+            square = number(row, "train_gradient_square")
+            variance = number(row, "train_gradient_variance")
+            if square is not None and variance is not None:
+                squares, variances = found.setdefault(epoch, ([], []))
+                squares.append(square)
+                variances.append(variance)
+    points = []
+    for epoch in sorted(found):
+        window = [
+            found[each] for each in range(epoch - NOISE_EPOCHS + 1, epoch + 1) if each in found
+        ]
+        # Means of both, since the quotient of a single epoch may have no sign.
+        square = sum(sum(squares) for squares, _ in window)
+        if square > 0:
+            points.append((epoch, sum(sum(variances) for _, variances in window) / square))
+    return points
 
 
 def _lr_points(group: Group) -> tuple[list[float], list[float]]:

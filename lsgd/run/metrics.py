@@ -21,6 +21,7 @@ from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
 from lsgd.job.device import device_name
 from lsgd.recipe import Recipe
+from lsgd.rules import noise
 from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
@@ -207,11 +208,13 @@ class Meter:
         self.begin = self.last = (counts, time.perf_counter(), batches.waited)
 
     def read(self, counts: State) -> Row:
-        """Loss, metric and speed since the last reading; data_wait is this process's."""
+        """Loss, metric, noise scale if it is measured, and speed since the last reading; data_wait
+        is this process's."""
         before, self.last = self.last, (counts, time.perf_counter(), self.batches.waited)
-        rates = self.run.scores(difference(counts, before[0])).rates
-        metric = self.run.workload.metric.name
-        return {"loss": rates["loss"], metric: rates[metric], **self._speed(before, self.last)}
+        seen = difference(counts, before[0])
+        rates, metric = self.run.scores(seen).rates, self.run.workload.metric.name
+        own = {"loss": rates["loss"], metric: rates[metric], **noise.rates(seen)}
+        return own | self._speed(before, self.last)
 
     def whole(self, counts: State) -> Row:
         """Speed and data_wait since the meter was made."""

@@ -122,6 +122,10 @@ def open_strategy(
 
         return Live(recipe, workload, model, comm, tally)
     match recipe.strategy.name:
+        case "allreduce" if recipe.noise_scale:
+            from lsgd.strategy.noisy import NoisyAllReduce
+
+            return NoisyAllReduce(recipe, workload, model, comm, tally)
         case "allreduce":
             from lsgd.strategy.allreduce import AllReduce
 

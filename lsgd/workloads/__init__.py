@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lsgd.comm import Comm
 from lsgd.inputs import Inputs
 from lsgd.recipe import Recipe
+from lsgd.rules import noise
 from lsgd.rules.metric import Metric
 from lsgd.rules.sampler import Pass
 from lsgd.tally import Scores, State
@@ -145,4 +146,4 @@ def scores(workload: Workload, state: State) -> Scores:
     counts = state["counts"].tolist()
     loss = state["loss"].item() / counts[0]
     named = dict(zip(workload.counts, counts, strict=True))
-    return Scores(named, {"loss": loss} | workload.rates(loss, counts))
+    return Scores(named, {"loss": loss} | workload.rates(loss, counts) | noise.rates(state))

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from PIL import Image
 from lsgd import config, files
 from lsgd.errors import Refused
 from lsgd.report import __main__ as command
-from lsgd.report import report
+from lsgd.report import figures, report
 from lsgd.run.read import read_run
 
 pytestmark = pytest.mark.slow  # each report draws its figures
@@ -103,6 +104,30 @@ def test_real_runs_give_the_numbers_that_were_written_down_by_hand(tmp_path: Pat
         errors.append(sorted(row["val_top1_error"] for row in epochs[-5:])[2])
     assert found["digits"]["mean"] == pytest.approx(sum(errors) / 4)
     assert found["digits"]["std"] == pytest.approx(statistics.stdev(errors))
+
+
+def test_the_noise_scale_is_that_of_three_epochs_over_all_runs(tmp_path: Path) -> None:
+    """A quotient of means, since that of one epoch may be far off; one without sign is left out."""
+    measured = {
+        0: [(1.0, 30.0), (3.0, 30.0), (-1.0, 30.0), (2.0, 60.0)],
+        1: [(3.0, 50.0), (None, None), (-3.5, 30.0), (-6.0, 60.0)],
+    }
+    words = "+recipe=digits", "epochs=4", "schedule.milestones=[]", "schedule.warmup=none"
+    for seed, epochs in measured.items():
+        run = write_run(tmp_path / f"{seed}", *words, seed=seed, errors=[9.0] * 4)
+        start, *rows = (run / "metrics.jsonl").read_text().splitlines()
+        lines = [start]
+        for line, (square, variance) in zip(rows, epochs, strict=True):
+            found = {"train_gradient_square": square, "train_gradient_variance": variance}
+            lines.append(json.dumps(json.loads(line) | found))
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    runs = [read_run(tmp_path / f"{seed}") for seed in measured]
+    points = figures._noise(SimpleNamespace(runs=runs))
+    # 80 / 4, 110 / 7, 170 / 2.5; and the last three come to a mean below 0.
+    assert points == [(1, 20.0), (2, pytest.approx(110 / 7)), (3, pytest.approx(68.0))]
+    assert "Gradient noise scale" in (
+        report([tmp_path], None, tmp_path / "out") / "index.html"
+    ).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
