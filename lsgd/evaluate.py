@@ -18,6 +18,7 @@ from lsgd.job.command import Parser, run_command
 from lsgd.job.device import pick_device
 from lsgd.job.launcher import detect
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
+from lsgd.rules import sampler
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.tally import Scores
@@ -92,7 +93,8 @@ def _evaluate(
                 "have them"
             ) from None
         # An evaluation may be made with them, as with an average of weights.
-        for part in workload.parts(model, range(0), comm):
+        hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
+        for part in workload.parts(model, hosted, comm):
             if part.name in parts:
                 part.restore(parts[part.name])
         inputs = agree(comm, workload.inputs)

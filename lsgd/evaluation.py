@@ -56,11 +56,13 @@ def evaluate(
     autocast, also where training is in bfloat16. Raises Preempted, on all processes, at the end of
     a pass.
     """
-    learner.model.eval()
+    splits = learner.workload.sets if sets is None else sets
     try:
         # Eager, since compiling for an evaluation takes longer than it saves.
         with torch.compiler.set_stance("force_eager"):
-            splits = learner.workload.sets if sets is None else sets
+            if splits:
+                learner.workload.prepare(learner.model, inputs)
+            learner.model.eval()
             return {split: _evaluate_set(learner, inputs, split) for split in splits}
     finally:
         learner.model.train()

@@ -232,6 +232,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class BNStatistics:
+    """The means and variances by which BN normalises in an evaluation."""
+
+    name: str = field(
+        default="moving", metadata=IMAGES | later("moving") | one_of("moving", "precise", "last")
+    )
+    """moving is the paper's running average over steps; last has those of the last step alone;
+    precise measures them anew, on training images, with the weights that are evaluated."""
+    examples: int = field(default=8192, metadata=IMAGES | later(8192) | at_least(1))
+    """The training images on which precise ones are measured, rounded up to whole steps."""
+
+
+@dataclass(frozen=True)
 class Goal:
     """What the number of a run is: its rate at the end, or how long it takes to a rate."""
 
@@ -376,6 +389,7 @@ class Recipe:
     cluster: Cluster = field(default_factory=Cluster, metadata=later({}))
     evaluation: Evaluation = field(default_factory=Evaluation, metadata=later({}))
     metric: Goal = field(default_factory=Goal, metadata=later({}))
+    bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
@@ -415,6 +429,11 @@ class Recipe:
     """Whether lsgd.profile times the phases of some steps and traces a few."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
     """The lines in which a rehearsal says what it has replaced."""
+
+    @property
+    def bn_steps(self) -> int:
+        """The steps of an epoch on whose images precise BN statistics are measured."""
+        return min(-(-self.bn_statistics.examples // self.batch_size), self.steps_per_epoch)
 
     @cached_property
     def update_workers(self) -> int:

@@ -63,6 +63,7 @@ def check(recipe: Recipe) -> None:
     _check_limits(recipe, recipe.data.workload)
     _check_target(recipe)
     _check_goal(recipe)
+    _check_bn_statistics(recipe)
     _check_optim(recipe.optim)
     _check_workload(recipe)
     _check_schedule(recipe)
@@ -184,6 +185,21 @@ def _check_goal(recipe: Recipe) -> None:
         raise Refused(
             "metric.stop=true has no target to stop at; write one, such as "
             f"metric.epochs_to={{{rates[1]}: 24.1}}"
+        )
+
+
+def _check_bn_statistics(recipe: Recipe) -> None:
+    name = recipe.bn_statistics.name
+    if name == "moving":
+        return
+    if recipe.model.name == "lenet5":
+        raise Refused(
+            f"bn_statistics={name} says nothing of model=lenet5, which has no BN; leave it out"
+        )
+    if not recipe.strategy.synchronous:
+        raise Refused(
+            f"bn_statistics={name} is of whole steps, which strategy={recipe.strategy.name} does "
+            "not make; write bn_statistics=moving, or strategy=allreduce"
         )
 
 

@@ -127,12 +127,20 @@ class RunningStatistics:
     name = "batchnorm"
 
     def __init__(
-        self, model: nn.Module, *, hosted: int, workers: int, rank: int, world_size: int
+        self,
+        model: nn.Module,
+        *,
+        hosted: int,
+        workers: int,
+        rank: int,
+        world_size: int,
+        momentum: float = 0.1,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.layers = worker_norms(model)
-        # The paper's running average with momentum 0.9 is PyTorch's momentum 0.1.
-        self.momentum = 0.1
+        # The paper's running average with momentum 0.9 is PyTorch's momentum 0.1; with 1 it is of
+        # the last step alone.
+        self.momentum = momentum
         self.fraction = hosted / workers
         self.share = self._read() * self.fraction
         self.seen = torch.zeros_like(self.share)
@@ -159,6 +167,14 @@ class RunningStatistics:
     def settle(self, sum_: Callable[[Tensor], None]) -> None:
         """Write the sum of all shares into the model; `sum_` adds a tensor over the processes."""
         total = self.share.clone()
+        sum_(total)
+        self._write(total)
+
+    def measure(self, active_workers: int, sum_: Callable[[Tensor], None]) -> None:
+        """Write into the model the mean of what these passes have seen, of so many workers of all
+        processes, and leave the moving average as it is."""
+        total = self.seen / active_workers
+        self.seen.zero_()
         sum_(total)
         self._write(total)
 

@@ -97,6 +97,10 @@ class Workload(Protocol):
         Every example is in a pass of one process. Process 0 has at least as many passes as others.
         """
 
+    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
+        """Bring the model, of which `parts` has been asked, into the state in which its evaluation
+        sets are evaluated; all processes call it, without gradients, before they evaluate any."""
+
     def loss(self, model: nn.Module, batch: Any, each: Pass) -> tuple[Tensor, Tensor]:
         """The loss of a pass summed over what `counts` has first, shape (), and its counts, shape
         (kinds,). In training the step calls it within autocast, if the recipe asks for that."""

@@ -1,12 +1,14 @@
 """Image classification: a residual network, cross-entropy, and two errors (Goyal et al. 2017)."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.comm import Comm
+from lsgd.comm import Comm, sum_
 from lsgd.inputs import Batch, Inputs, open_inputs
 from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
@@ -38,15 +40,17 @@ class Images:
         """BN's running statistics, if the network has BN."""
         if not worker_norms(model):
             return ()
-        return (
-            RunningStatistics(
-                model,
-                hosted=len(hosted),
-                workers=self.recipe.workers,
-                rank=comm.rank,
-                world_size=comm.world_size,
-            ),
+        last = self.recipe.bn_statistics.name == "last"
+        self.statistics = RunningStatistics(
+            model,
+            hosted=len(hosted),
+            workers=self.recipe.workers,
+            rank=comm.rank,
+            world_size=comm.world_size,
+            momentum=1.0 if last else 0.1,
         )
+        self.hosted, self.comm = hosted, comm
+        return (self.statistics,)
 
     def inputs(self) -> Inputs:
         """The loader that the recipe asks for, its dataset checked against the recipe's numbers."""
@@ -67,6 +71,34 @@ class Images:
         chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
         return [Pass(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]
 
+    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
+        """Measure BN's statistics where they are to be precise: the mean over the workers of some
+        steps, always those of the first epoch, with its crops. So they follow from the weights.
+        """
+        if self.recipe.bn_statistics.name != "precise":
+            return
+        recipe, steps = self.recipe, range(self.recipe.bn_steps)
+        passes = [
+            each
+            for step in steps
+            for each in sampler.step_passes(
+                self.order(0),
+                epoch=0,
+                step=step,
+                workers=recipe.workers,
+                worker_batch=recipe.worker_batch,
+                hosted=self.hosted,
+                workers_per_pass=recipe.pass_workers,
+            )
+        ]
+        model.train()
+        for each, (images, _) in zip(passes, inputs.train(passes), strict=True):
+            self.statistics.start_pass(each)
+            model(self._on_device(images, self.layout))
+        examples = min(len(steps) * recipe.batch_size, recipe.train_examples)
+        active = -(-examples // recipe.worker_batch)
+        self.statistics.measure(active, partial(sum_, self.comm))
+
     def loss(self, model: nn.Module, batch: Batch, each: Pass) -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the images, with smoothed labels in training, and how many are
         right at the first guess, and within five guesses."""
@@ -74,7 +106,7 @@ class Images:
         trains = each.split == "train"
         # The recipe's layout is for training; an evaluation takes the images as they come.
         layout = self.layout if trains else torch.preserve_format
-        images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
+        images = self._on_device(images, layout)
         labels = labels.to(self.device, non_blocking=True)
         logits = model(images)
         # Summed, not averaged: the step divides by the examples of all processes (remark 3).
@@ -88,6 +120,9 @@ class Images:
         torch.sum(right[:, 0], 0, out=counts[1])
         torch.sum(right, (0, 1), out=counts[2])
         return loss, counts
+
+    def _on_device(self, images: Tensor, layout: torch.memory_format) -> Tensor:
+        return images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
 
     def rates(self, loss: float, counts: list[int]) -> dict[str, float]:
         """The errors at the first guess and within five guesses, in percent."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm
+from lsgd.inputs import Inputs
 from lsgd.models import DTYPES
 from lsgd.models.lstm import WordLSTM, start_uniformly
 from lsgd.recipe import Recipe
@@ -131,6 +132,9 @@ class Language:
         longest = len(evaluated(self.recipe, split, 0))
         windows = -(-longest // self.recipe.data.window) if own else 0
         return [Pass(None, t * streams + np.array(own), range(0), t, split) for t in range(windows)]
+
+    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
+        """Nothing: weights are all that is evaluated."""
 
     def loss(self, model: nn.Module, batch: Tensor, each: Pass) -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the tokens, and their number."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lsgd.comm import Comm
+from lsgd.inputs import Inputs
 from lsgd.models import DTYPES, initialise
 from lsgd.models.tagger import TaggedBatch, Tagger
 from lsgd.recipe import Recipe
@@ -98,6 +99,9 @@ class Tagging:
         """Every so many-th of the passes into which the sentences fall, sorted by length."""
         ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
         return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
+
+    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
+        """Nothing: weights are all that is evaluated."""
 
     def loss(self, model: nn.Module, batch: TaggedBatch, each: Pass) -> tuple[Tensor, Tensor]:
         """The negative log-likelihood of all tags, how many words have the right one, and how many

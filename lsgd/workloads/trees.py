@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lsgd.comm import Comm
+from lsgd.inputs import Inputs
 from lsgd.models import DTYPES, initialise
 from lsgd.models.treelstm import TREE_LSTMS, TreeLSTM
 from lsgd.recipe import Recipe
@@ -80,6 +81,9 @@ class Trees:
         """Every so many-th of the passes into which the trees fall, sorted by size."""
         ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
         return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
+
+    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
+        """Nothing: weights are all that is evaluated."""
 
     def loss(self, model: nn.Module, batch: TreeBatch, each: Pass) -> tuple[Tensor, Tensor]:
         """The cross-entropy summed over all nodes, and `counts`: how many nodes there are and how

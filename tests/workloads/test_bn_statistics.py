@@ -1,0 +1,200 @@
+"""What BN normalises by in an evaluation: statistics that move, of the last step, or precise."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from helpers.composed import composed
+from helpers.saved import CPU, WORDS, after, make_steps
+from helpers.threaded import ThreadComm, on_processes
+from helpers.undisturbed import assert_equal
+from helpers.undisturbed import saved as newest
+from torch import nn
+
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
+from lsgd.evaluate import evaluate_checkpoint
+from lsgd.evaluation import evaluate
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check
+from lsgd.rules.batchnorm import worker_norms
+from lsgd.rules.sampler import Pass
+from lsgd.step import train_step
+from lsgd.train import train
+
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def recipe(*words: str) -> Recipe:
+    return composed(*WORDS, "workers=5", "precision=float64", "workers_per_pass=2", *words)
+
+
+def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.named_buffers() if "running" in name}
+
+
+def measured(learner: Learner) -> dict[str, torch.Tensor]:
+    """The statistics that an evaluation of this learner leaves in its model."""
+    evaluate(learner, learner.workload.inputs())
+    return buffers(learner.model)
+
+
+def plain(learner: Learner, workers: int) -> dict[str, torch.Tensor]:
+    """The same by PyTorch alone: plain BN over one worker's images at a time, averaged."""
+    made = learner.recipe
+    model = copy.deepcopy(learner.model)
+    for layer in worker_norms(model):
+        layer.momentum, layer.workers = 1.0, 1
+        layer.forward = nn.BatchNorm2d.forward.__get__(layer)
+    ids = learner.workload.order(0)
+    shares = [ids[begin : begin + made.worker_batch] for begin in range(0, len(ids), 8)][:workers]
+    found = []
+    with torch.no_grad():
+        for share in shares:
+            [(images, _)] = learner.workload.inputs().train([Pass(0, np.asarray(share))])
+            model.train()(images.double())
+            found.append(buffers(model))
+    return {name: torch.stack([each[name] for each in found]).mean(0) for name in found[0]}
+
+
+@pytest.mark.parametrize(("examples", "steps"), [(1, 1), (80, 2), (81, 3)])
+def test_precise_ones_are_the_mean_over_the_workers_of_whole_steps(
+    examples: int, steps: int
+) -> None:
+    learner = after(recipe("bn_statistics=precise", f"bn_statistics.examples={examples}"), 0, 4)
+    torch.testing.assert_close(measured(learner), plain(learner, 5 * steps), **EXACT)
+
+
+def test_a_tail_counts_as_the_workers_it_has() -> None:
+    """110 images are 2 steps of 40 and one of 30, whose last worker has 6: that is all."""
+    made = recipe(
+        "tail=keep", "bn_statistics=precise", "inputs=synthetic", "data.train_examples=110"
+    )
+    learner = after(made, 0, 2)
+    assert made.bn_steps == 3
+    torch.testing.assert_close(measured(learner), plain(learner, 14), **EXACT)
+
+
+def test_they_follow_from_the_weights_alone_and_change_no_step() -> None:
+    """Neither the epoch nor what was evaluated before."""
+    precise, moving = recipe("bn_statistics=precise"), recipe()
+    one, other = after(precise, 0, 3), after(moving, 0, 3)
+    first = measured(one)
+    torch.testing.assert_close(measured(one), first, rtol=0, atol=0)
+    for learner in (one, other):
+        make_steps(learner, 3, 5)
+    ours, theirs = one.checkpoint(), other.checkpoint()
+    torch.testing.assert_close(ours.optimizer["state"], theirs.optimizer["state"], rtol=0, atol=0)
+    torch.testing.assert_close(ours.model, theirs.model, rtol=0, atol=0)
+    assert not any(layer.seen.any() for layer in worker_norms(one.model))
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("workers_per_pass", [1, 5])
+def test_processes_and_passes_do_not_matter(processes: int, workers_per_pass: int) -> None:
+    made = recipe("bn_statistics=precise", "bn_statistics.examples=100")
+    expected = measured(Learner(made, SingleComm(), CPU))
+
+    def process(comm: ThreadComm) -> dict[str, torch.Tensor]:
+        other = replace(made, workers_per_pass=workers_per_pass)
+        return measured(Learner(other, comm, CPU))
+
+    for found in on_processes(processes, process):
+        torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_the_last_steps_are_the_mean_over_its_workers() -> None:
+    learner = after(recipe("bn_statistics=last"), 0, 3)
+    learner.strategy.settle()
+    kept, before = buffers(learner.model), after(recipe(), 0, 2)
+    names = {layer: name for name, layer in before.model.named_modules()}
+    statistics, seen = before.workload.statistics, {}
+    end_step = statistics.end_step
+
+    def looked(active_workers: int) -> None:
+        seen.update({names[layer]: layer.seen.clone() for layer in worker_norms(before.model)})
+        end_step(active_workers)
+
+    statistics.end_step = looked
+    make_steps(before, 2, 3)
+    for name, (means, variances) in seen.items():
+        torch.testing.assert_close(kept[f"{name}.running_mean"], means / 5, **EXACT)
+        torch.testing.assert_close(kept[f"{name}.running_var"], variances / 5, **EXACT)
+
+
+RUN = (
+    "epochs=3", "schedule.milestones=[2]", "schedule.warmup=none", "log_steps=1", "tail=keep",
+    "inputs=synthetic", "data.train_examples=110", "data.val_examples=50",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["precise", "last"])
+def test_a_run_says_what_its_checkpoint_is_evaluated_to(word: str, tmp_path: Path) -> None:
+    """By `lsgd.evaluate`, which measures anew; the rows of a run with the moving ones differ."""
+    words = (f"bn_statistics={word}", f"run_dir={tmp_path / word}")
+    train(recipe(*RUN, *words))
+    last = newest(tmp_path / word).rates[3]
+    found = evaluate_checkpoint(tmp_path / word / "checkpoint.pt")["val"].rates
+    assert found["loss"] == pytest.approx(last["val_loss"], rel=1e-12)
+    train(recipe(*RUN, f"run_dir={tmp_path / 'moving'}"))
+    assert newest(tmp_path / "moving").rates[3]["val_loss"] != pytest.approx(
+        last["val_loss"], rel=1e-3
+    )
+    assert newest(tmp_path / "moving").rates[3]["train_loss"] == last["train_loss"]
+
+
+@pytest.mark.parametrize("word", ["precise", "last"])
+def test_a_run_left_in_an_epoch_goes_on(word: str, tmp_path: Path) -> None:
+    words = (*RUN, f"bn_statistics={word}", "checkpoint_steps=1")
+    straight, left = recipe(*words, f"run_dir={tmp_path / 'a'}"), tmp_path / "b"
+    train(straight)
+    made = replace(straight, run_dir=str(left))
+    train_until(made, 5)
+    train(made)
+    assert_equal(left, tmp_path / "a", within=1e-12)
+
+
+def train_until(made: Recipe, step: int) -> None:
+    """Train as far as this step, as if killed."""
+
+    def killed(learner: Learner, *rest: Any) -> None:
+        if learner.next_step == step:
+            raise KeyboardInterrupt
+        train_step(learner, *rest)
+
+    with patch("lsgd.train.train_step", killed), pytest.raises(KeyboardInterrupt):
+        train(made)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("+recipe=fashion_lenet5", "bn_statistics=precise"), "model=lenet5, which has no BN"),
+        (
+            ("+recipe=digits", "bn_statistics=last", "strategy=async"),
+            "strategy=async does not make; write bn_statistics=moving",
+        ),
+        (("+recipe=digits", "bn_statistics.examples=0"), "bn_statistics.examples=0"),
+        (
+            ("+recipe=ptb_small", "bn_statistics=precise"),
+            "bn_statistics.name=precise says nothing with data.workload=language",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        check(composed(*words))
+
+
+def test_they_are_another_run_and_moving_is_the_one_there_was() -> None:
+    base = recipe()
+    assert replace(base, bn_statistics=recipe("bn_statistics=moving").bn_statistics) == base
+    prints = {recipe(f"bn_statistics={name}").fingerprint for name in ("moving", "precise", "last")}
+    assert len(prints) == 3
+    assert base.fingerprint in prints
