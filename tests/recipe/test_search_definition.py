@@ -15,6 +15,7 @@ SEARCH = Search("one", "One", "digits", {"optim.momentum": {"from": 0.1, "to": 0
 RANGE = {"from": 0.1, "to": 0.9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", config.searches())
 def test_every_shipped_search_suits_its_recipe(name: str) -> None:
     for sampler in ("tpe", "grid"):
