@@ -56,16 +56,16 @@ def evaluate(
     autocast, also where training is in bfloat16. Raises Preempted, on all processes, at the end of
     a pass.
     """
-    splits = learner.workload.sets if sets is None else sets
+    workload, model = learner.workload, learner.model
+    if not (splits := workload.sets if sets is None else sets):
+        return {}
     try:
         # Eager, since compiling for an evaluation takes longer than it saves.
-        with torch.compiler.set_stance("force_eager"):
-            if splits:
-                learner.workload.prepare(learner.model, inputs)
-            learner.model.eval()
+        with torch.compiler.set_stance("force_eager"), workload.evaluated(model, inputs):
+            model.eval()
             return {split: _evaluate_set(learner, inputs, split) for split in splits}
     finally:
-        learner.model.train()
+        model.train()
 
 
 def _evaluate_set(learner: Evaluated, inputs: Inputs, split: str) -> Scores:

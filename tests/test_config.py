@@ -13,6 +13,8 @@ import yaml
 from lsgd import config, paths
 from lsgd.errors import Refused
 from lsgd.recipe import (
+    Averaging,
+    BNStatistics,
     Cluster,
     CommSettings,
     Data,
@@ -27,10 +29,11 @@ from lsgd.recipe import (
 GROUPS = {
     "comm": CommSettings, "data": Data, "inputs": InputsSettings, "model": Model, "optim": Optim,
     "schedule": Schedule, "strategy": StrategySettings, "cluster": Cluster,
+    "bn_statistics": BNStatistics, "averaging": Averaging,
 }  # fmt: skip
 NAMED_BY = {
     "comm": "library", "data": "name", "inputs": "loader", "model": "name", "optim": "name",
-    "strategy": "name",
+    "strategy": "name", "bn_statistics": "name", "averaging": "name",
 }  # fmt: skip
 """The field that an option of the group is named by."""
 TEXTS = {

@@ -245,6 +245,22 @@ class BNStatistics:
 
 
 @dataclass(frozen=True)
+class Averaging:
+    """An average of the weights that is evaluated in their place, by BN statistics measured with
+    it; training goes on as without."""
+
+    name: str = field(
+        default="none", metadata=IMAGES | later("none") | one_of("none", "ema", "last")
+    )
+    """ema is an exponential moving average over the updates; last the mean of the weights at the
+    ends of the last epochs."""
+    half_life: float = field(default=100.0, metadata=IMAGES | later(100.0) | above_0())
+    """The updates after which a weight counts half of what it did, of ema."""
+    epochs: int = field(default=6, metadata=IMAGES | later(6) | at_least(1))
+    """The epochs of last."""
+
+
+@dataclass(frozen=True)
 class Goal:
     """What the number of a run is: its rate at the end, or how long it takes to a rate."""
 
@@ -390,6 +406,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation, metadata=later({}))
     metric: Goal = field(default_factory=Goal, metadata=later({}))
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=later({}))
+    averaging: Averaging = field(default_factory=Averaging, metadata=later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
@@ -429,6 +446,12 @@ class Recipe:
     """Whether lsgd.profile times the phases of some steps and traces a few."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
     """The lines in which a rehearsal says what it has replaced."""
+
+    @property
+    def measures_bn(self) -> bool:
+        """Whether each evaluation measures the statistics of BN anew; averaged weights never had
+        any."""
+        return self.bn_statistics.name == "precise" or self.averaging.name != "none"
 
     @property
     def bn_steps(self) -> int:

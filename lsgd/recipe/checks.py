@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
-from lsgd.recipe import MODELS, Model, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, Averaging, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import AUTO, concerns, default, limits, one_of
 from lsgd.recipe.strategies import StrategySettings
 from lsgd.rules import schedule
@@ -188,7 +188,30 @@ def _check_goal(recipe: Recipe) -> None:
         )
 
 
+def _check_averaging(recipe: Recipe) -> None:
+    averaging, strategy = recipe.averaging, recipe.strategy.name
+    for key, name in {"half_life": "ema", "epochs": "last"}.items():
+        if (value := getattr(averaging, key)) != getattr(Averaging, key) and averaging.name != name:
+            raise Refused(
+                f"averaging.{key}={value:g} says nothing with averaging={averaging.name}; leave it "
+                f"out, or write averaging={name}"
+            )
+    if averaging.name == "none":
+        return
+    if strategy != "allreduce":
+        raise Refused(
+            f"averaging={averaging.name} is of a model that each process has after each update, "
+            f"and not of strategy={strategy}; write averaging=none, or strategy=allreduce"
+        )
+    if recipe.bn_statistics.name == "last":
+        raise Refused(
+            f"bn_statistics=last is of the weights, and averaging={averaging.name} evaluates "
+            "others, by statistics of their own; leave it out"
+        )
+
+
 def _check_bn_statistics(recipe: Recipe) -> None:
+    _check_averaging(recipe)
     name = recipe.bn_statistics.name
     if name == "moving":
         return

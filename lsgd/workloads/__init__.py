@@ -4,6 +4,7 @@ A second workload is a file here that has what `Workload` asks for, and a case i
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,9 +98,9 @@ class Workload(Protocol):
         Every example is in a pass of one process. Process 0 has at least as many passes as others.
         """
 
-    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
-        """Bring the model, of which `parts` has been asked, into the state in which its evaluation
-        sets are evaluated; all processes call it, without gradients, before they evaluate any."""
+    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """A context in which the model, of which `parts` has been asked, is as it is evaluated: by
+        other weights or statistics, perhaps. All processes enter it, without gradients."""
 
     def loss(self, model: nn.Module, batch: Any, each: Pass) -> tuple[Tensor, Tensor]:
         """The loss of a pass summed over what `counts` has first, shape (), and its counts, shape

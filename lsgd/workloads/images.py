@@ -1,5 +1,7 @@
 """Image classification: a residual network, cross-entropy, and two errors (Goyal et al. 2017)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -13,6 +15,7 @@ from lsgd.inputs import Batch, Inputs, open_inputs
 from lsgd.models import DTYPES, layout, make_network
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
+from lsgd.rules.averaging import AveragedWeights, LastEpochs, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_norms
 from lsgd.rules.metric import TOP1
 from lsgd.rules.sampler import Pass
@@ -37,9 +40,12 @@ class Images:
         return make_network(self.recipe)
 
     def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
-        """BN's running statistics, if the network has BN."""
+        """BN's running statistics, if the network has BN, and what averages its weights."""
+        self.hosted, self.comm = hosted, comm
+        self.average = self._average(model)
+        average = (self.average,) if self.average else ()
         if not worker_norms(model):
-            return ()
+            return average
         last = self.recipe.bn_statistics.name == "last"
         self.statistics = RunningStatistics(
             model,
@@ -49,8 +55,16 @@ class Images:
             world_size=comm.world_size,
             momentum=1.0 if last else 0.1,
         )
-        self.hosted, self.comm = hosted, comm
-        return (self.statistics,)
+        return (self.statistics, *average)
+
+    def _average(self, model: nn.Module) -> AveragedWeights | None:
+        settings = self.recipe.averaging
+        match settings.name:
+            case "ema":
+                return MovingAverage(model, settings.half_life)
+            case "last":
+                return LastEpochs(model, settings.epochs, self.recipe.steps_per_epoch)
+        return None
 
     def inputs(self) -> Inputs:
         """The loader that the recipe asks for, its dataset checked against the recipe's numbers."""
@@ -71,12 +85,18 @@ class Images:
         chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
         return [Pass(None, ids, range(0), step, split) for step, ids in enumerate(chunks)]
 
-    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
-        """Measure BN's statistics where they are to be precise: the mean over the workers of some
-        steps, always those of the first epoch, with its crops. So they follow from the weights.
-        """
-        if self.recipe.bn_statistics.name != "precise":
-            return
+    @contextmanager
+    def evaluated(self, model: nn.Module, inputs: Inputs) -> Iterator[None]:
+        """Meanwhile the model has the averaged weights, if the recipe averages them, and precise
+        statistics of BN, if it asks for these."""
+        with self.average.in_model() if self.average else nullcontext():
+            if self.recipe.measures_bn and worker_norms(model):
+                self._measure(model, inputs)
+            yield
+
+    def _measure(self, model: nn.Module, inputs: Inputs) -> None:
+        """Let BN have the mean statistics over the workers of some steps, always those of the first
+        epoch, with its crops: so they follow from the weights alone."""
         recipe, steps = self.recipe, range(self.recipe.bn_steps)
         passes = [
             each

@@ -12,6 +12,7 @@ that is reported is the mean over tokens.
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -133,8 +134,9 @@ class Language:
         windows = -(-longest // self.recipe.data.window) if own else 0
         return [Pass(None, t * streams + np.array(own), range(0), t, split) for t in range(windows)]
 
-    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
-        """Nothing: weights are all that is evaluated."""
+    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """The model is evaluated as it is trained."""
+        return nullcontext()
 
     def loss(self, model: nn.Module, batch: Tensor, each: Pass) -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over the tokens, and their number."""

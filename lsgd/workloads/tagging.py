@@ -2,6 +2,7 @@
 (Lample et al. 2016), and what counts is the spans that the tags make.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -100,8 +101,9 @@ class Tagging:
         ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
         return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
 
-    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
-        """Nothing: weights are all that is evaluated."""
+    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """The model is evaluated as it is trained."""
+        return nullcontext()
 
     def loss(self, model: nn.Module, batch: TaggedBatch, each: Pass) -> tuple[Tensor, Tensor]:
         """The negative log-likelihood of all tags, how many words have the right one, and how many

@@ -2,6 +2,7 @@
 for many trees (lsgd.fold) or one tree after the other, and what counts is the class of the root.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -82,8 +83,9 @@ class Trees:
         ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
         return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
 
-    def prepare(self, model: nn.Module, inputs: Inputs) -> None:
-        """Nothing: weights are all that is evaluated."""
+    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """The model is evaluated as it is trained."""
+        return nullcontext()
 
     def loss(self, model: nn.Module, batch: TreeBatch, each: Pass) -> tuple[Tensor, Tensor]:
         """The cross-entropy summed over all nodes, and `counts`: how many nodes there are and how

@@ -3,13 +3,12 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from helpers.composed import composed
+from helpers.halted import train_until
 from helpers.saved import CPU, WORDS, after, make_steps
 from helpers.threaded import ThreadComm, on_processes
 from helpers.undisturbed import assert_equal
@@ -25,7 +24,6 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check
 from lsgd.rules.batchnorm import worker_norms
 from lsgd.rules.sampler import Pass
-from lsgd.step import train_step
 from lsgd.train import train
 
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -158,18 +156,6 @@ def test_a_run_left_in_an_epoch_goes_on(word: str, tmp_path: Path) -> None:
     train_until(made, 5)
     train(made)
     assert_equal(left, tmp_path / "a", within=1e-12)
-
-
-def train_until(made: Recipe, step: int) -> None:
-    """Train as far as this step, as if killed."""
-
-    def killed(learner: Learner, *rest: Any) -> None:
-        if learner.next_step == step:
-            raise KeyboardInterrupt
-        train_step(learner, *rest)
-
-    with patch("lsgd.train.train_step", killed), pytest.raises(KeyboardInterrupt):
-        train(made)
 
 
 @pytest.mark.parametrize(

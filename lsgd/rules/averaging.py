@@ -1,0 +1,122 @@
+"""Averages of the weights over a run, which are evaluated in place of the weights.
+
+Polyak and Juditsky 1992 average over updates; an exponential moving average forgets the old ones,
+and the mean over the ends of the last epochs (Kaddour 2022) takes few of them, far apart.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lsgd.rules.sampler import Pass
+
+
+class AveragedWeights:
+    """The part. Every process has all of it, since all update the model alike; no step is another
+    for it."""
+
+    name = "averaging"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = [parameter.detach() for parameter in model.parameters()]
+        self.seen = self.weights[0].new_empty(0)
+        self.updates = 0
+
+    def means(self) -> list[Tensor]:
+        """The average of each parameter as it is now."""
+        raise NotImplementedError
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Meanwhile the model has the averages, and then its own weights again, bit by bit."""
+        kept = [weight.clone() for weight in self.weights]
+        torch._foreach_copy_(self.weights, self.means())
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self.weights, kept)
+
+    def start_pass(self, each: Pass) -> None:
+        """Nothing: a pass changes no weight."""
+
+    def end_step(self, active_workers: int) -> None:
+        """Take in the weights after an update."""
+        self.updates += 1
+
+    def settle(self, sum_: Callable[[Tensor], None]) -> None:
+        """Nothing: the model goes on with its own weights."""
+
+    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
+        """How many updates there were."""
+        return {"updates": torch.tensor(self.updates)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from there."""
+        self.updates = int(state["updates"])
+
+
+class MovingAverage(AveragedWeights):
+    """mean <- mean + (1 - 2^(-1 / half_life)) (w - mean) after every update, from the first weights
+    on: after `half_life` updates a weight counts half of what it did."""
+
+    def __init__(self, model: nn.Module, half_life: float) -> None:
+        super().__init__(model)
+        self.share = 1 - 2 ** (-1 / half_life)
+        self.averages = [weight.clone() for weight in self.weights]
+
+    def means(self) -> list[Tensor]:
+        """The moving averages."""
+        return self.averages
+
+    @torch.no_grad()
+    def end_step(self, active_workers: int) -> None:
+        """Move towards the weights after an update."""
+        super().end_step(active_workers)
+        torch._foreach_lerp_(self.averages, self.weights, self.share)
+
+    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
+        """The averages, by the number of their parameter."""
+        means = {f"mean {number}": mean.clone() for number, mean in enumerate(self.averages)}
+        return super().state(sum_) | means
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from there."""
+        super().restore(state)
+        for number, mean in enumerate(self.averages):
+            mean.copy_(state[f"mean {number}"])
+
+
+class LastEpochs(AveragedWeights):
+    """The mean of the weights at the ends of the last `epochs` epochs, or of those there are;
+    before the end of the first the weights themselves."""
+
+    def __init__(self, model: nn.Module, epochs: int, steps_per_epoch: int) -> None:
+        super().__init__(model)
+        self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
+        self.kept = [weight.new_zeros(epochs, *weight.shape) for weight in self.weights]
+
+    def means(self) -> list[Tensor]:
+        """The means over the epochs that are kept."""
+        ended = min(self.updates // self.steps_per_epoch, self.epochs)
+        return [kept[:ended].mean(0) for kept in self.kept] if ended else self.weights
+
+    def end_step(self, active_workers: int) -> None:
+        """At the end of an epoch keep the weights in place of those of the oldest."""
+        super().end_step(active_workers)
+        ended, rest = divmod(self.updates, self.steps_per_epoch)
+        if not rest:
+            for kept, weight in zip(self.kept, self.weights, strict=True):
+                kept[(ended - 1) % self.epochs].copy_(weight)
+
+    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
+        """The weights that are kept, by the number of their parameter."""
+        kept = {f"kept {number}": each.clone() for number, each in enumerate(self.kept)}
+        return super().state(sum_) | kept
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from there."""
+        super().restore(state)
+        for number, each in enumerate(self.kept):
+            each.copy_(state[f"kept {number}"])
