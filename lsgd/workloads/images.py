@@ -34,6 +34,7 @@ class Images:
         self.recipe, self.device = recipe, device
         self.dtype, self.layout = DTYPES[recipe.precision], layout(recipe)
         self._order: tuple[int, NDArray[np.int64]] | None = None
+        self.average: AveragedWeights | None = None
 
     def network(self) -> nn.Module:
         """The recipe's network, in its precision and memory layout."""
