@@ -19,6 +19,7 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.rules.aggregate import olympic_mean
+from lsgd.rules.metric import TOP1
 
 NAMES = config.recipes()
 FILES = paths.recipes_dir() / "recipe"
@@ -44,8 +45,14 @@ ERRORS = {
     "bs8k_resnet101": (22.36, 0.09),
     # table 1, with all that fb.resnet.torch does to images
     "bs256_full": (23.60, 0.12), "bs8k_full": (23.74, 0.09),
+    # You et al. 2017, of one run each; and NUS-HPC's table
+    "lars_bs256": (24.2, None), "lars_bs1k": (24.6, None), "lars_bs8k": (24.8, None),
+    "lars_bs16k": (25.6, None), "lars_bs32k": (27.5, None),
+    "nus_lars_bs512": (22.98, None), "nus_lars_bs1k": (23.04, None), "nus_lars_bs4k": (22.62, None),
+    "nus_lars_bs8k": (22.86, None), "nus_lars_bs16k": (23.04, None),
+    "nus_lars_bs32k": (23.25, None),
 }  # fmt: skip
-"""Top-1 error in percent and its standard deviation, as the paper prints them."""
+"""Top-1 error in percent and its standard deviation, as the papers print them."""
 
 
 @functools.cache
@@ -63,7 +70,7 @@ class Row:
     scaled: Fraction | None = None
     """The lr after warmup, if it does not follow from the linear scaling rule."""
     warmup: str = "gradual"
-    warmup_epochs: int = 5
+    warmup_epochs: int | Fraction = 5
     edges: tuple[int, ...] = (30, 60, 80, 90)
     """The epochs that begin with a drop, and the end."""
     divisor: int = 10
@@ -78,7 +85,7 @@ class Row:
         """The lr of every step of the run."""
         batch, start = self.reference
         full = start * self.batch / batch if self.scaled is None else self.scaled
-        end = self.warmup_epochs * self.steps
+        end = round(self.warmup_epochs * self.steps)
         if self.batch <= batch or self.warmup == "none":
             first = [full] * end
         elif self.warmup == "constant":
@@ -94,22 +101,28 @@ class Row:
 
 @dataclass(frozen=True)
 class PolynomialRow(Row):
-    """The lr of LARS in MLPerf: from 0, then to 1e-4 by a polynomial of power 2."""
+    """The lr of LARS: from 0 in a straight line, then down by a polynomial of power 2."""
 
     decay_steps: int = 0
-    """T, counted from the first step."""
+    """T, counted from the first step; 0 for the end of the run."""
     epochs: int = 0
+    end: Fraction = Fraction(0)
     after: int = 0
     """What is added to T - W, by which t - W is divided: 1 in MLPerf's reference, 0 in NVIDIA's."""
 
     def lrs(self) -> list[float]:
-        full, end = self.scaled or 0, Fraction(1, 10_000)
-        warmup = self.warmup_epochs * self.steps
-        found = [full * step / warmup for step in range(warmup)]
-        for step in range(warmup, self.epochs * self.steps):
-            passed = Fraction(step - warmup, self.decay_steps - warmup + self.after)
-            found.append(end + (full - end) * max(0, 1 - passed) ** 2)
-        return [float(lr) for lr in found]
+        full, end, warmup = map(exact, (self.scaled, self.end, self.warmup_epochs * self.steps))
+        total = self.epochs * self.steps
+        steps = np.arange(total, dtype=np.longdouble)
+        passed = (steps - warmup) / ((self.decay_steps or total) - warmup + self.after)
+        falling = end + (full - end) * np.maximum(0, 1 - passed) ** 2
+        return [float(lr) for lr in np.where(steps < warmup, full * steps / (warmup or 1), falling)]
+
+
+def exact(number: Fraction | float | None) -> np.longdouble:
+    """To more digits than a float has, where the machine has them."""
+    over, under = Fraction(number or 0).as_integer_ratio()
+    return np.longdouble(over) / np.longdouble(under)
 
 
 MLPERF = {
@@ -122,6 +135,44 @@ MLPERF = {
 }  # fmt: skip
 
 
+END_LR = Fraction(1, 10_000)
+LARS = {
+    # You et al. 2017: lr, epochs of warmup.
+    "256": (4, 0), "1k": (9, 5), "8k": (30, 5), "16k": (33, 12), "32k": (40, 12),
+}  # fmt: skip
+NUS = {
+    # NUS-HPC's table: the lr as a power of 2, epochs of warmup.
+    "512": (2, Fraction(10, 64)), "1k": (2.5, Fraction(10, 32)), "4k": (3.5, Fraction(10, 8)),
+    "8k": (4, Fraction(10, 4)), "16k": (4.5, 5), "32k": (5, 14),
+}  # fmt: skip
+
+
+def polynomial_rows() -> dict[str, Row]:
+    """The lr of those after 2017, but for MLPerf's points."""
+    found: dict[str, Row] = {
+        "nado_lars_bs32k": PolynomialRow(
+            32_768, scaled=Fraction(29), warmup_epochs=18, decay_steps=2_512, epochs=65, end=END_LR
+        )
+    }
+    for size, (lr, warmup) in LARS.items():
+        found[f"lars_bs{size}"] = PolynomialRow(
+            SIZES[size], scaled=Fraction(lr), warmup_epochs=warmup, edges=(), epochs=100
+        )
+    for size, (power, epochs) in NUS.items():
+        found[f"nus_lars_bs{size}"] = PolynomialRow(
+            SIZES[size], scaled=Fraction(2.0**power), warmup_epochs=epochs, edges=(), epochs=90
+        )
+    for batch, lr, warmup, epochs in ((1632, 3, 3, 41), (3264, 6, 5, 42)):
+        found[f"mlperf_sgd_bs{batch}"] = PolynomialRow(
+            batch, scaled=Fraction(lr), warmup_epochs=warmup, edges=(), epochs=epochs, end=END_LR
+        )
+    for name, tenths in (("poly", 32), ("lars", 80)):
+        found[f"fashion_{name}_bs2k"] = PolynomialRow(
+            2048, 60_000, scaled=Fraction(tenths, 10), warmup_epochs=2, epochs=9, end=END_LR
+        )
+    return found
+
+
 def mlperf_rows(after: int = 0) -> dict[str, PolynomialRow]:
     return {
         f"mlperf_bs{batch}": PolynomialRow(
@@ -130,6 +181,7 @@ def mlperf_rows(after: int = 0) -> dict[str, PolynomialRow]:
             warmup_epochs=warmup,
             edges=(warmup,),
             decay_steps=steps + behind * warmup * (1_281_167 // batch),
+            end=END_LR,
             epochs=epochs,
             after=after,
         )
@@ -181,7 +233,13 @@ def rows() -> dict[str, Row]:
             warmup_epochs=0,
             keeps_tail=True,
         )
-    found |= mlperf_rows()
+    found |= mlperf_rows() | polynomial_rows()
+    found["fashion_hoffer_bs2k"] = fashion(
+        2048, scaled=Fraction(math.sqrt(32)) / 10, warmup="none", edges=(160, 224, 256, 288)
+    )
+    found["cifar10_hoffer_bs2k"] = cifar10(
+        2048, scaled=Fraction(4, 10), warmup="none", edges=(16 * 81, 16 * 100)
+    )
     digits = functools.partial(Row, examples=1442, reference=DIGITS[0], edges=DIGITS[1])
     found["digits_reference"] = digits(16)
     found["digits"] = digits(256)
@@ -231,8 +289,10 @@ def test_header(name: str) -> None:
     if recipe.target and recipe.target.perplexity:
         assert f": perplexity {recipe.target.perplexity:.2f}" in claim
     elif recipe.target:
-        assert f": {recipe.target.top1_error:.2f} +- {recipe.target.std:.2f} % top-1" in claim
-        assert f"({recipe.target.source.removeprefix('Goyal et al. 2017, ')})" in claim
+        amount = TOP1.amount(recipe.target.top1_error, recipe.target.std)
+        assert f": {amount.replace('±', '+-')} top-1 error" in claim
+        if recipe.target.source.startswith("Goyal"):
+            assert f"({recipe.target.source.removeprefix('Goyal et al. 2017, ')})" in claim
 
 
 def test_targets_are_the_papers() -> None:
@@ -291,7 +351,7 @@ def test_lr_of_the_steps(name: str) -> None:
     assert recipe.total_steps == len(expected)
     checked = np.arange(recipe.total_steps)
     if recipe.total_steps > 20_000:
-        edges = np.array([0, row.warmup_epochs, *row.edges]) * steps
+        edges = np.array([0, row.warmup_epochs, *row.edges], dtype=float) * steps
         near = np.abs(checked[:, None] - edges).min(axis=1) < 50
         checked = checked[near | (checked < row.warmup_epochs * steps) | (checked % 997 == 0)]
     found = np.fromiter(map(recipe.lr, checked.tolist()), float)
@@ -365,8 +425,11 @@ def golden(recipe: Recipe) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "ladder", ["bs", "cifar10", "conll", "digits", "fashion", "mlperf", "ptb", "sst"]
-)
+    "ladder",
+    [
+        "bs", "cifar10", "conll", "digits", "fashion", "lars", "mlperf", "nado", "nus", "ptb", "sst"
+    ],
+)  # fmt: skip
 def test_published_recipes_are_frozen(ladder: str) -> None:
     """A better idea is a new recipe; `LSGD_WRITE_GOLDEN=1 pytest -k frozen` adds its row."""
     path = GOLDEN / f"{ladder}.json"
