@@ -6,13 +6,14 @@ BIN := .venv/bin
 SEED ?= 0
 # Two processes share the test files, as many as the smallest machine has cores.
 SIDE_BY_SIDE := -n 2 --dist loadfile
+SHORT := $(SIDE_BY_SIDE) -m 'not distributed and not slow'
 # Bytecode is kept, also where the environment says otherwise: every process of a test would compile
 # lsgd anew, which takes a quarter of its start.
 export PYTHONDONTWRITEBYTECODE :=
 SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test test-all faults soak results check format lint types layers wheel clean
+.PHONY: help setup train demo test test-all compat faults soak results check format lint types layers wheel clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +28,7 @@ demo: .venv/.run ## what the paper's scaling rule does, shown in two minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
 
 test: .venv/.run .venv/.dev ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not distributed and not slow' $(ARGS)
+	$(BIN)/python -m pytest $(SHORT) $(ARGS)
 
 # Jobs whose own cores others may take come after what starts none. What takes all cores and has
 # seconds to answer, or takes what a machine has once, comes last and by itself.
@@ -35,6 +36,9 @@ test-all: .venv/.run .venv/.dev ## all tests but the soak (20 minutes); LSGD_REQ
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/distributed; others=$$?; \
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/distributed -m side_by_side; jobs=$$?; \
 	$(BIN)/python -m pytest tests/distributed -m 'not side_by_side' && exit $$((others + jobs))
+
+compat: .venv/.run .venv/.dev ## the short tests on the oldest and the newest torch, each in an environment of its own
+	$(BIN)/python tests/compat.py $(SHORT) $(ARGS)
 
 faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)
