@@ -42,7 +42,7 @@ from lsgd.files import new_folder
 from lsgd.job.command import run_alone
 from lsgd.report.libraries import check_libraries
 from lsgd.search.controller import Controller, say
-from lsgd.search.folder import locked, open_folder
+from lsgd.search.folder import check_folder, folder_of, locked, open_folder
 from lsgd.search.places import Place, place_for
 from lsgd.search.point import RUNNING, Point, best_of
 from lsgd.search.record import load, record_of, save
@@ -66,13 +66,15 @@ def search(argv: Sequence[str]) -> int:
     place = place_for(request.launcher)
     check_libraries()
     # Only now, so that --help does without Optuna.
-    from lsgd.search.engine import Engine
+    from lsgd.search.engine import Engine, begun
 
+    if request.prints:
+        folder = folder_of(request.space)
+        check_folder(folder, request.space)
+        show(request, begun(folder, request.storage), folder)
+        return 0
     folder = open_folder(request.space)
     engine = Engine(request.space.search, folder, request.storage)
-    if request.prints:
-        show(request, engine, folder)
-        return 0
     if request.jobs > 1:
         share_cores(request.launcher, request.jobs)
     with place.open(folder, request.jobs, prunes=bool(request.space.search.prune)):
@@ -134,9 +136,8 @@ def report(request: ReportRequest) -> int:
     return 0
 
 
-def show(request: SearchRequest, engine: "Engine", folder: Path) -> None:
+def show(request: SearchRequest, points: Sequence[Point], folder: Path) -> None:
     """Print what has become of each point, and the commands of those that are not finished."""
-    points = engine.points()
     print(f"# {folder}: {request.space.search.points} points, {len(points)} of them begun")
     for point in points:
         value = "" if point.value is None else f" {point.value:.4g}"

@@ -35,6 +35,7 @@ STATES = {
 }
 FIRST_DRAWN = 10
 """The points that TPE and GP draw at random before they look at what came of them."""
+JOURNAL = "journal.log"
 WHY = "why"
 """The attribute of a trial that says why it has failed."""
 
@@ -61,19 +62,7 @@ class Engine:
 
     def points(self) -> list[Point]:
         """All of them, by number."""
-        return [
-            Point(
-                trial.number,
-                dict(trial.params),
-                state := FAILED if WHY in trial.user_attrs else STATES[trial.state],
-                trial.value if state == FINISHED else None,
-                dict(trial.intermediate_values),
-                trial.user_attrs.get(WHY, ""),
-                trial.datetime_start,
-                trial.datetime_complete,
-            )
-            for trial in self.study.get_trials(deepcopy=False)
-        ]
+        return _points(self.study)
 
     def ask(self) -> int:
         """A new point; returns its number."""
@@ -114,9 +103,40 @@ class Engine:
         return self.trials[number]
 
 
+def begun(folder: Path, storage: str | None = None) -> list[Point]:
+    """All points of the search in the folder, by number, none before it begins; nothing is written.
+
+    Raises Refused if the database cannot be reached.
+    """
+    if storage is None and not (folder / JOURNAL).exists():
+        return []
+    try:
+        # create_study would leave a line in the journal of a search that is there.
+        study = optuna.load_study(study_name=folder.name, storage=_storage(folder, storage))
+    except KeyError:
+        return []
+    return _points(study)
+
+
+def _points(study: optuna.Study) -> list[Point]:
+    return [
+        Point(
+            trial.number,
+            dict(trial.params),
+            state := FAILED if WHY in trial.user_attrs else STATES[trial.state],
+            trial.value if state == FINISHED else None,
+            dict(trial.intermediate_values),
+            trial.user_attrs.get(WHY, ""),
+            trial.datetime_start,
+            trial.datetime_complete,
+        )
+        for trial in study.get_trials(deepcopy=False)
+    ]
+
+
 def _storage(folder: Path, url: str | None) -> BaseStorage | str:
     if url is None:
-        return JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+        return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     try:
         return optuna.storages.get_storage(url)
     except Exception as error:  # each database has its own

@@ -44,23 +44,28 @@ def folder_of(space: Space) -> Path:
 
 def open_folder(space: Space) -> Path:
     """The folder, made if it is not there; raises Refused if it is of another search."""
-    folder, ours = folder_of(space), definition(space)
+    folder = folder_of(space)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / DEFINITION
     with locked(folder, "begin"):
-        if path.exists():
-            theirs = json.loads(path.read_text(encoding="utf-8"))
-            different = [key for key in ours if key != "words" and theirs.get(key) != ours[key]]
-            if different:
-                raise Refused(
-                    f"{folder} is of a search with another {' and '.join(different)}: "
-                    f"recipes/search/{space.search.name}.yaml has changed since; move the folder "
-                    "away, or give the changed search a name of its own"
-                )
-        else:
-            with files.whole(path) as file:
-                file.write(json.dumps(ours, indent=1).encode() + b"\n")
+        check_folder(folder, space)
+        if not (folder / DEFINITION).exists():
+            with files.whole(folder / DEFINITION) as file:
+                file.write(json.dumps(definition(space), indent=1).encode() + b"\n")
     return folder
+
+
+def check_folder(folder: Path, space: Space) -> None:
+    """Raise Refused if the folder is there and of another search."""
+    path = folder / DEFINITION
+    if path.exists():
+        theirs, ours = json.loads(path.read_text(encoding="utf-8")), definition(space)
+        different = [key for key in ours if key != "words" and theirs.get(key) != ours[key]]
+        if different:
+            raise Refused(
+                f"{folder} is of a search with another {' and '.join(different)}: "
+                f"recipes/search/{space.search.name}.yaml has changed since; move the folder "
+                "away, or give the changed search a name of its own"
+            )
 
 
 def lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:

@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 from helpers.studies import TRIALS, Place, until
 
-from lsgd import paths
+from lsgd import config, paths
 from lsgd.job import members
 from lsgd.run.rows import read_rows
 from lsgd.search.__main__ import main
+from lsgd.search.engine import Engine
+from lsgd.search.folder import open_folder
 from lsgd.search.record import load
+from lsgd.search.space import Space
 
 SEARCH = ("+search=small", "--launch", "mpirun", "--np", "2")
 FOLDER = Path("runs/searches/small")
@@ -202,13 +205,36 @@ def test_a_search_that_was_changed_since_is_told_from_the_old(
     shutil.copytree(installation / "recipes", tmp_path / "recipes")
     monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
-    assert main(["+search=small", "--print"]) == 0
+    open_folder(Space(config.load_search("small"), []))
     file = tmp_path / "recipes/search/small.yaml"
     file.write_text(file.read_text().replace("1e-4", "1e-3"))
     assert main(["+search=small", "--print"]) == 2
     assert "is of a search with another space: recipes/search/small.yaml has changed" in (
         capsys.readouterr().err
     )
+
+
+def test_what_is_printed_leaves_nothing(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Neither a folder where there is none, nor a line in the journal of a search that is there."""
+    monkeypatch.setattr(Space, "check", lambda _: None)  # which takes seconds
+    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    monkeypatch.chdir(tmp_path)
+    assert main(["+search=small", "--print"]) == 0
+    assert capsys.readouterr().out == "# runs/searches/small: 6 points, 0 of them begun\n"
+    assert not [*tmp_path.iterdir()]
+
+    FOLDER.mkdir(parents=True)
+    engine = Engine(config.load_search("small"), FOLDER)
+    engine.values(engine.ask())
+    before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
+    assert main(["+search=small", "--print"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# runs/searches/small: 6 points, 1 of them begun\n# 1: reference_lr ")
+    assert " run_dir=runs/trials/digits-seed0-" in said
+    assert {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()} == before
 
 
 def test_without_optuna_it_says_what_to_type(
