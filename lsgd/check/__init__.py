@@ -1,4 +1,4 @@
-"""Is a recipe the paper's? `python -m lsgd.check +recipe=NAME` builds the run and finds out.
+"""Is a recipe its paper's? `python -m lsgd.check +recipe=NAME` builds the run and finds out.
 
 Nothing is trained and no data is needed. What a training would use is built and examined: the
 network, its optimizer, the lr of every step, the order of every epoch, the loader. Images come from
@@ -9,12 +9,13 @@ are taken.
 import torch
 
 from lsgd.check import images, network, passes, rate, step
-from lsgd.check.finding import Finding
+from lsgd.check.finding import Fact, Finding
+from lsgd.check.papers import ask
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 
-__all__ = ["Finding", "build", "findings"]
+__all__ = ["Fact", "Finding", "ask", "build", "facts", "findings"]
 
 
 def build(recipe: Recipe) -> Learner:
@@ -23,16 +24,17 @@ def build(recipe: Recipe) -> Learner:
 
 
 def findings(learner: Learner) -> list[Finding]:
-    """A finding for each rule of the paper on the run of this learner, which is not changed.
+    """A finding for each rule of its paper on the run of this learner, which is not changed."""
+    return ask(learner.recipe, facts(learner))
 
-    Rules that the run has no occasion to follow are left out: images that are not resized have no
-    resize filter.
-    """
+
+def facts(learner: Learner) -> list[Fact]:
+    """All that is found out about the run of this learner."""
     recipe = learner.recipe
     return [
-        *images.findings(recipe),
-        *network.findings(learner),
-        *step.findings(learner),
-        *rate.findings(learner),
-        *passes.findings(learner),
+        *images.facts(recipe),
+        *network.facts(learner),
+        *step.facts(learner),
+        *rate.facts(learner),
+        *passes.facts(learner),
     ]

@@ -1,4 +1,4 @@
-"""Is this recipe the paper's? `python -m lsgd.check +recipe=NAME [key=value ...]`."""
+"""Is this recipe its paper's? `python -m lsgd.check +recipe=NAME [key=value ...]`."""
 
 import sys
 import textwrap
@@ -6,22 +6,25 @@ from collections.abc import Sequence
 
 from lsgd import config
 from lsgd.check import Finding, build, findings
+from lsgd.check.papers import PAPERS
 from lsgd.errors import Refused
 from lsgd.job.command import run_command
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known
 
 ABOUT = """\
-Compare a recipe with Goyal et al. 2017, rule by rule, on the built network, optimizer, schedule,
-sampler and loader. Nothing is trained and no data is needed. Where the run differs, the recipe has
-to say so, in `deviations: {rule: reason}`; the exit code is 0 if it does and 2 if not.
+Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule, sampler and
+loader: Goyal et al. 2017, or whom `paper` names. Nothing is trained and no data is needed. Where the
+run differs, the recipe has to say so, in `deviations: {rule: reason}`; the exit code is 0 if it does
+and 2 if not.
 """
 WIDTHS = 20, 10, 56
 """The widths of the columns rule, section and what the run does; the verdict ends at 99."""
 
 
-def table(results: Sequence[Finding], declared: dict[str, str]) -> str:
+def table(recipe: Recipe, results: Sequence[Finding]) -> str:
     """A table of one row per rule; a deviation has the paper's way and the reason in addition."""
+    declared = recipe.deviations
     lines = [_row("rule", "section", "this run", "")]
     for finding in results:
         verdict = "same" if finding.same else "deviation"
@@ -30,11 +33,7 @@ def table(results: Sequence[Finding], declared: dict[str, str]) -> str:
             lines.append(_row("", "", f"paper: {finding.paper}", ""))
             reason = declared.get(finding.rule) or "not declared"
             lines.append(_row("", "", f"why: {reason}", ""))
-    lines += [
-        "",
-        "[12] is fb.resnet.torch, to which section 5.1 refers for what becomes of an image.",
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", PAPERS[recipe.paper].NOTE])
 
 
 def _row(rule: str, section: str, text: str, verdict: str) -> str:
@@ -48,6 +47,7 @@ def _row(rule: str, section: str, text: str, verdict: str) -> str:
 
 def verdict(recipe: Recipe, results: Sequence[Finding]) -> str:
     """The concluding sentence; raises Refused unless the deviations are those declared."""
+    who = PAPERS[recipe.paper].WHO
     deviating = [finding.rule for finding in results if not finding.same]
     undeclared = [rule for rule in deviating if not recipe.deviations.get(rule)]
     absent = [rule for rule in recipe.deviations if rule not in deviating]
@@ -55,7 +55,7 @@ def verdict(recipe: Recipe, results: Sequence[Finding]) -> str:
     if undeclared:
         words = " ".join(f"\"+deviations.{rule}='…'\"" for rule in undeclared)
         complaints.append(
-            f"deviates from the paper in {_and(undeclared)} and does not say so: put it right, or "
+            f"deviates from {who} in {_and(undeclared)} and does not say so: put it right, or "
             f"say why with {words}"
         )
     if absent:
@@ -66,10 +66,10 @@ def verdict(recipe: Recipe, results: Sequence[Finding]) -> str:
     if complaints:
         raise Refused(f"{recipe.name} {'; it '.join(complaints)}")
     if not deviating:
-        return f"{recipe.name} follows the paper in all {len(results)} rules"
+        return f"{recipe.name} follows {who} in all {len(results)} rules"
     return (
-        f"{recipe.name} follows the paper in {len(results) - len(deviating)} of {len(results)} "
-        f"rules and declares where it does not: {_and(deviating)}"
+        f"{recipe.name} follows {who} in {len(results) - len(deviating)} of {len(results)} rules "
+        f"and declares where it does not: {_and(deviating)}"
     )
 
 
@@ -80,15 +80,16 @@ def _and(rules: Sequence[str]) -> str:
 def check(recipe: Recipe) -> None:
     """Print the table and the verdict; raises Refused if they differ from what is declared.
 
-    So it does for what the paper is not about.
+    So it does for what no paper here is about.
     """
     remedy = "the paper has no rules for another, so train it without this check"
     check_known(recipe, "lsgd.check", remedy, workloads=("images",), strategies=("allreduce",))
     if recipe.rehearse:
         raise Refused("rehearse=true is the run in miniature; check the run itself, without it")
-    print(recipe.summary(), end="\n\n", flush=True)
+    print(recipe.summary())
+    print(f"asked by the rules of {PAPERS[recipe.paper].TITLE}", end="\n\n", flush=True)
     results = findings(build(recipe))
-    print(table(results, recipe.deviations), end="\n\n", flush=True)
+    print(table(recipe, results), end="\n\n", flush=True)
     print(textwrap.fill(verdict(recipe, results), 100))
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from lsgd.check.finding import Finding
+from lsgd.check.finding import Fact
 from lsgd.inputs import IN_MEMORY
 from lsgd.inputs.index import Index, write_index
 from lsgd.inputs.normalise import Normalise
@@ -32,11 +32,12 @@ EIGENVALUES = np.array([0.2175, 0.0188, 0.0045])
 EIGENVECTORS = np.array(
     [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
 )
-COLOUR = "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only"
+JITTERED = "as in fb.resnet.torch"
+"""Colours are jittered by 0.6 to 1.4, and lit by a standard deviation of 0.1."""
 
 
-def findings(recipe: Recipe) -> list[Finding]:
-    """The rules of section 5.1 and of fb.resnet.torch, which it refers to ("as in [12]")."""
+def facts(recipe: Recipe) -> list[Fact]:
+    """The dataset, and what becomes of an image."""
     if recipe.inputs.loader == "synthetic":
         return [_data(recipe)]  # made-up images are neither cropped nor normalised
     common = [_data(recipe), _normalisation(recipe.data)]
@@ -45,30 +46,26 @@ def findings(recipe: Recipe) -> list[Finding]:
     return [*common, *_of_files(recipe)]
 
 
-def _data(recipe: Recipe) -> Finding:
+def _data(recipe: Recipe) -> Fact:
     data, made_up = recipe.data, recipe.inputs.loader == "synthetic"
     sizes = (data.train_examples, data.val_examples, data.classes, data.channels, data.image_size)
-    return Finding(
+    return Fact(
         "data",
-        "5.1",
-        "all of ImageNet-1k at 224 x 224",
         f"{'made-up images for ' * made_up}{data.name}, {data.train_examples:,} and "
         f"{data.val_examples:,} images, {data.image_size} x {data.image_size}",
-        sizes == (1_281_167, 50_000, 1000, 3, 224) and data.name == "imagenet" and not made_up,
+        ("made up" if made_up else data.name, *sizes),
     )
 
 
-def _normalisation(data: Data) -> Finding:
+def _normalisation(data: Data) -> Fact:
     """Other datasets have other means; ImageNet's are those of fb.resnet.torch."""
     pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     output = Normalise(data, CPU)(pixels.repeat(1, data.channels, 1, 1))
     mean, std = (MEAN, STD) if data.name == "imagenet" else (data.mean, data.std)
     expected = (pixels / 255 - _per_colour(mean)) / _per_colour(std)
     same = torch.allclose(output, expected, atol=1e-5)
-    return Finding(
+    return Fact(
         "normalisation",
-        "5.1",
-        "by the mean and standard deviation of each colour",
         "by the mean and standard deviation of each colour" if same else "otherwise",
         same,
     )
@@ -78,15 +75,17 @@ def _per_colour(values: list[float]) -> Tensor:
     return torch.tensor(values)[:, None, None]
 
 
-def _in_memory(data: Data) -> list[Finding]:
+def _in_memory(data: Data) -> list[Fact]:
     kinds = {"none": "none", "shift_flip": "padded, shifted by up to 4 pixels, flipped"}
     return [
-        _augmentation(kinds.get(data.augmentation, data.augmentation), same=False),
-        _evaluation_crop(f"the whole image of {data.image_size} x {data.image_size}", same=False),
+        Fact("augmentation", kinds.get(data.augmentation, data.augmentation), None),
+        Fact(
+            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False
+        ),
     ]
 
 
-def _of_files(recipe: Recipe) -> list[Finding]:
+def _of_files(recipe: Recipe) -> list[Fact]:
     """Training and validation images from the loader, compared with what PIL makes of the files."""
     side, normalise = recipe.data.image_size, Normalise(recipe.data, CPU)
     ids = np.arange(len(SIZES))
@@ -115,30 +114,24 @@ def _of_files(recipe: Recipe) -> list[Finding]:
     )
     trained = as_stored or coloured
     evaluated = next((name for name, kind in FILTERS.items() if evaluates(kind)), None)
-    area, aspect, mirrored = _windows(recipe)
-    crops = (
-        f"area {100 * area[0]:.0f} to {100 * area[1]:.0f} %, aspect {aspect[0]:.2f} to "
-        f"{aspect[1]:.2f}, flip {mirrored:.1f}"
-    )
-    in_range = (
-        0.078 < area[0] < 0.09 and 0.97 < area[1] <= 1.005  # a pixel more or less
-        and 0.74 < aspect[0] < 0.77 and 1.31 < aspect[1] < 1.35 and abs(mirrored - 0.5) < 0.05
-    )  # fmt: skip
+    windows = _windows(recipe)
     uses = {name or "unknown" for name in (trained, evaluated)}
     return [
-        _augmentation(
-            crops
+        Fact(
+            "augmentation",
+            str(windows)
             if trained
             else f"none that we know (data.augmentation={recipe.data.augmentation})",
-            same=in_range and trained is not None,
+            windows if trained else None,
         ),
-        Finding("resize", "5.1, [12]", "bicubic", _antialiased(uses), uses == {"bicubic"}),
+        Fact("resize", _antialiased(uses), uses),
         _colour(recipe) if coloured else _other_colour("as stored" if as_stored else "unknown"),
-        _evaluation_crop(
+        Fact(
+            "evaluation_crop",
             f"short side {round(side * augmentation.RESIZE)}, centre {side}"
             if evaluated
             else "not the centre 224 of 256 pixels",
-            same=evaluated is not None,
+            evaluated is not None,
         ),
     ]
 
@@ -147,17 +140,8 @@ def _antialiased(filters: set[str]) -> str:
     return " and ".join(f"antialiased {name}" for name in sorted(filters))
 
 
-def _augmentation(run: str, *, same: bool) -> Finding:
-    paper = "area 8 to 100 %, aspect 3/4 to 4/3, flip 0.5"
-    return Finding("augmentation", "5.1, [12]", paper, run, same)
-
-
-def _evaluation_crop(run: str, *, same: bool) -> Finding:
-    return Finding("evaluation_crop", "[12]", "short side 256, centre 224", run, same)
-
-
-def _colour(recipe: Recipe) -> Finding:
-    """What is drawn of colours, over 10,000 draws; the loader makes of them what the paper does."""
+def _colour(recipe: Recipe) -> Fact:
+    """What is drawn of colours, over 10,000 draws; the loader's pixels say the rest."""
     draw = {"seed": recipe.seed, "epoch": 0}
     factors = augmentation.jitters(np.arange(10_000), **draw)
     least, most = factors.min(axis=0), factors.max(axis=0)
@@ -176,15 +160,45 @@ def _colour(recipe: Recipe) -> Finding:
         and np.allclose(np.sqrt(np.diag(spread)), 0.1, rtol=0.05)
         and bool(independent)
     )
-    return Finding("colour", "[12]", COLOUR, run, same)
+    return Fact("colour", run, JITTERED if same else "otherwise")
 
 
-def _other_colour(run: str) -> Finding:
-    return Finding("colour", "[12]", COLOUR, run, same=False)
+def _other_colour(run: str) -> Fact:
+    return Fact("colour", run, run)
 
 
-def _windows(recipe: Recipe) -> tuple[tuple[float, float], tuple[float, float], float]:
-    """Range of area (a share) and aspect, and the share of flips, over 10,000 draws."""
+@dataclass(frozen=True)
+class Windows:
+    """The crops of training images, over 10,000 draws."""
+
+    area: tuple[float, float]
+    """The range of their share of the image."""
+    aspect: tuple[float, float]
+    flipped: float
+    """The share that is mirrored."""
+
+    def __str__(self) -> str:
+        return (
+            f"area {100 * self.area[0]:.0f} to {100 * self.area[1]:.0f} %, aspect "
+            f"{self.aspect[0]:.2f} to {self.aspect[1]:.2f}, flip {self.flipped:.1f}"
+        )
+
+    def start_at(self, share: float) -> bool:
+        """Whether they have this share of the area to all of it, aspects of 3/4 to 4/3, and flips.
+
+        A pixel more or less, and a draw in ten thousand.
+        """
+        (least, most), (narrow, wide) = self.area, self.aspect
+        return (
+            share - 0.002 < least < share + 0.01
+            and 0.97 < most <= 1.005
+            and 0.74 < narrow < 0.77
+            and 1.31 < wide < 1.35
+            and abs(self.flipped - 0.5) < 0.05
+        )
+
+
+def _windows(recipe: Recipe) -> Windows:
     ids = np.arange(10_000)
     side = 10_000  # so large that whole pixels make no difference
     windows = augmentation.crop_windows(
@@ -193,7 +207,7 @@ def _windows(recipe: Recipe) -> tuple[tuple[float, float], tuple[float, float], 
     width, height = windows[:, 2] / side, windows[:, 3] / side
     area, aspect = width * height, width / height
     mirrored = augmentation.flips(ids, seed=recipe.seed, epoch=0).mean()
-    return (area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored)
+    return Windows((area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored))
 
 
 @contextmanager

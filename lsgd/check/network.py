@@ -7,32 +7,30 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from lsgd.check.finding import Finding
+from lsgd.check.finding import Fact
 from lsgd.learner import Learner
 from lsgd.vision import models
 
 BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
 
 
-def findings(learner: Learner) -> list[Finding]:
-    """The rules of section 5.1 about the layers that the network has, and how they start."""
+def facts(learner: Learner) -> list[Fact]:
+    """The layers that the network has, and how they start."""
     model = learner.model
     return [
         _model(learner),
         *([_stride(model)] if _blocks(model) else []),
         _conv_init(model),
         _fc_init(model),
-        *(_gammas(model) if _norms(model.modules()) else []),
+        *([*_gammas(model), _batchnorm_eps(model)] if _norms(model.modules()) else []),
     ]
 
 
-def _model(learner: Learner) -> Finding:
+def _model(learner: Learner) -> Fact:
     built = _shapes(learner.model)
     count = sum(weight.numel() for weight in learner.model.parameters())
-    return Finding(
+    return Fact(
         "model",
-        "5.1",
-        "ResNet-50, 161 tensors",
         f"{learner.recipe.model.name}: {count:,} parameters in {len(built) + 2} tensors",
         built == _resnet50(),
     )
@@ -49,7 +47,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {n: weight.shape for n, weight in model.named_parameters() if not n.startswith("fc.")}
 
 
-def _stride(model: nn.Module) -> Finding:
+def _stride(model: nn.Module) -> Fact:
     """The stride of the convolutions within blocks; shortcuts are 1 x 1 in any network."""
     striding = {
         conv.kernel_size
@@ -57,16 +55,14 @@ def _stride(model: nn.Module) -> Finding:
         for conv in block.children()
         if isinstance(conv, nn.Conv2d) and conv.stride != (1, 1)
     }
-    return Finding(
+    return Fact(
         "stride",
-        "5.1",
-        "stride 2 in the 3 x 3 convolution of a block",
         "stride 2 in convolutions of " + " and ".join(f"{a} x {b}" for a, b in sorted(striding)),
-        striding == {(3, 3)},
+        striding,
     )
 
 
-def _conv_init(model: nn.Module) -> Finding:
+def _conv_init(model: nn.Module) -> Fact:
     """The start of the convolutions, and of the linear layers before the one of the logits."""
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     linear = _linear(model)[:-1]
@@ -74,51 +70,48 @@ def _conv_init(model: nn.Module) -> Finding:
     sides = ("out", "in")
     side = next((s for s in sides if all(_is_he(layer.weight, s) for layer in layers)), None)
     biased = any(layer.bias is not None and layer.bias.any() for layer in layers)
-    return Finding(
+    return Fact(
         "conv_init",
-        "5.1",
-        "He: N(0, 2 / fan out)",
         f"{len(convs)} convolutions {f'and {len(linear)} linear layers ' if linear else ''}"
         + (f"as N(0, 2 / fan {side})" if side else "otherwise")
         + (", biases not 0" if biased else ""),
-        side == "out" and not biased,
+        None if biased else side,
     )
 
 
-def _fc_init(model: nn.Module) -> Finding:
+def _fc_init(model: nn.Module) -> Fact:
     head = _linear(model)[-1]
     weights, biased = head.weight, bool(head.bias.any())
     bias = "and a bias that is not 0" if biased else "and bias 0"
-    return Finding(
+    return Fact(
         "fc_init",
-        "5.1",
-        "N(0, 0.01²) and bias 0",
         f"standard deviation {weights.std():.2g}, mean {weights.mean():.1g}, {bias}",
-        _is_normal(weights, 0.01) and not biased,
+        0.01 if _is_normal(weights, 0.01) and not biased else None,
     )
 
 
-def _gammas(model: nn.Module) -> list[Finding]:
+def _gammas(model: nn.Module) -> list[Fact]:
     last = [_norms(block.children())[-1] for block in _blocks(model)]
     norms = _norms(model.modules())
     others = [m for m in norms if all(m is not each for each in last)]
     return [
-        Finding(
+        Fact(
             "last_gamma",
-            "5.1",
-            "0 in the last BN of each residual block",
             f"{_values([m.weight for m in last])} in the last BN of {len(last)} blocks",
-            not any(m.weight.any() for m in last),
+            {float(gamma) for m in last for gamma in m.weight.detach().unique()},
         ),
-        Finding(
+        Fact(
             "other_gammas",
-            "5.1",
-            "1, and all beta 0",
             f"{_values([m.weight for m in others])} in {len(others)} other BNs, and beta "
             f"{_values([m.bias for m in norms])}",
             all((m.weight == 1).all() for m in others) and not any(m.bias.any() for m in norms),
         ),
     ]
+
+
+def _batchnorm_eps(model: nn.Module) -> Fact:
+    found = {norm.eps for norm in _norms(model.modules())}
+    return Fact("batchnorm_eps", " and ".join(f"{eps:g}" for eps in sorted(found)), found)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from lsgd.check.finding import Finding
+from lsgd.check.finding import Fact
 from lsgd.check.step import miniature
 from lsgd.comm.single import SingleComm
 from lsgd.evaluation import TrainedModel, evaluate
@@ -25,8 +25,8 @@ ERRORS = [90.0, 9.0, 1.0, 30.0, 4.0, 2.0]
 """Errors of six epochs whose last, best, mean and median of all are not the last five's median."""
 
 
-def findings(learner: Learner) -> list[Finding]:
-    """The rules of sections 2.3, 3 and 5.1: n, the order, seeds, evaluation and metric."""
+def facts(learner: Learner) -> list[Fact]:
+    """The images of workers and steps, their order, seeds, evaluation and metric."""
     recipe = learner.recipe
     tasks = learner.strategy.tasks(0, list(range(recipe.steps_per_epoch)))
     steps = [task.passes for task in tasks]
@@ -36,36 +36,33 @@ def findings(learner: Learner) -> list[Finding]:
         _shuffling(learner, steps),
         _seed(recipe),
         _evaluation(recipe),
+        _evaluation_epochs(recipe),
         _metric(recipe),
     ]
 
 
-def _worker_batch(steps: list[list[Pass]]) -> Finding:
+def _worker_batch(steps: list[list[Pass]]) -> Fact:
     """The images of a worker in the first step, since the last may be short."""
     sizes = {each.by_worker.shape[1] for each in steps[0]}
     n = " or ".join(map(str, sorted(sizes)))
-    return Finding(
+    return Fact(
         "worker_batch",
-        "2.3, 5.1",
-        "n = 32",
         f"n = {n} in each of k = {sum(len(each.workers) for each in steps[0])} workers",
-        sizes == {32},
+        sizes,
     )
 
 
-def _tail(recipe: Recipe, steps: list[list[Pass]]) -> Finding:
+def _tail(recipe: Recipe, steps: list[list[Pass]]) -> Fact:
     counts = {sum(len(each.examples) for each in passes) for passes in steps}
     left = recipe.data.train_examples - sum(len(e.examples) for passes in steps for e in passes)
-    return Finding(
+    return Fact(
         "tail",
-        "2.1",
-        "every step has kn images",
         f"steps of {' and '.join(map(str, sorted(counts)))}; {left} images wait for another epoch",
         counts == {recipe.batch_size} and 0 <= left < recipe.batch_size,
     )
 
 
-def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
+def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Fact:
     count, seed = learner.recipe.data.train_examples, learner.recipe.seed
     first, second = learner.workload.order(0), learner.workload.order(1)
     whole = all((np.bincount(each, minlength=count) == 1).all() for each in (first, second))
@@ -80,10 +77,8 @@ def _shuffling(learner: Learner, steps: list[list[Pass]]) -> Finding:
         "steps do not go through the permutation": not np.array_equal(taken, first[: len(taken)]),
     }
     present = [fault for fault, occurs in faults.items() if occurs]
-    return Finding(
+    return Fact(
         "shuffling",
-        "3, 5.1",
-        "one random permutation per epoch, divided among the workers",
         "; ".join(present) or "a permutation by (seed, epoch), kn of it per step",
         not present,
     )
@@ -94,8 +89,8 @@ def _in_runs(order: NDArray[np.int64]) -> bool:
     return int((np.diff(order) == 1).sum()) > 20
 
 
-def _seed(recipe: Recipe) -> Finding:
-    """Another seed has to make another run: the paper has a standard deviation over five."""
+def _seed(recipe: Recipe) -> Fact:
+    """Another seed has to make another run, or runs have no standard deviation."""
     seeds = recipe.seed, recipe.seed + 1 if recipe.seed < 2**64 - 1 else 0
     ids, sizes = np.arange(64), np.full((64, 2), 500)
     one, other = (
@@ -109,10 +104,8 @@ def _seed(recipe: Recipe) -> Finding:
         for seed in seeds
     )
     alike = [what for what in one if one[what] == other[what]]
-    return Finding(
+    return Fact(
         "seed",
-        "5.1",
-        "5 independent runs",
         f"all seeds have the same {' and '.join(alike)}"
         if alike
         else f"seed {recipe.seed}; another has other weights, order and crops",
@@ -140,7 +133,7 @@ class _RecordingInputs:
             yield torch.zeros(count, 2), torch.zeros(count, dtype=torch.int64)
 
 
-def _evaluation(recipe: Recipe) -> Finding:
+def _evaluation(recipe: Recipe) -> Fact:
     """The images that the processes of a job evaluate together, for jobs of one and of three."""
     examples, twice, counted = recipe.data.val_examples, 0, []
     workload = open_workload(recipe, CPU)
@@ -156,10 +149,8 @@ def _evaluation(recipe: Recipe) -> Finding:
         counted.append(count)
     same = not twice and set(counted) == {examples}
     numbers = " and ".join(f"{count:,}" for count in dict.fromkeys(counted))
-    return Finding(
+    return Fact(
         "evaluation",
-        "5.1",
-        "top-1 error over all validation images",
         f"each of {examples:,} once, on 1 process and on 3"
         if same
         else f"{numbers} images counted of {examples:,}, on 1 process and on 3",
@@ -167,7 +158,15 @@ def _evaluation(recipe: Recipe) -> Finding:
     )
 
 
-def _metric(recipe: Recipe) -> Finding:
+def _evaluation_epochs(recipe: Recipe) -> Fact:
+    """The epochs from each evaluation to the next, but for the last, which there always is."""
+    after = [epoch for epoch in range(recipe.epochs - 1) if recipe.evaluates_after(epoch)]
+    gaps = set(np.diff(after).tolist()) or {recipe.evaluation.every}
+    every = " or ".join(map(str, sorted(gaps)))
+    return Fact("evaluation_epochs", f"every {every} epochs, and after the last one", gaps)
+
+
+def _metric(recipe: Recipe) -> Fact:
     learner = miniature(recipe)
     learner.rates = {epoch: {TOP1.key: error} for epoch, error in enumerate(ERRORS, start=1)}
     named = {
@@ -178,4 +177,4 @@ def _metric(recipe: Recipe) -> Finding:
     run = named.get(learner.number(), "something else than the median of the last 5 errors")
     if learner.metric != TOP1:
         run = learner.metric.definition
-    return Finding("metric", "5.1", named[4.0], run, run == named[4.0])
+    return Fact("metric", run, run)

@@ -1,69 +1,69 @@
-"""Checks of the lr at every step, against the paper's rules and not by lsgd.rules.schedule.
+"""Checks of the lr at every step, by what it comes to and not by lsgd.rules.schedule.
 
-A run of small data has a reference of its own, say 0.1 for 64 images. That is one deviation, and
-the other rules are checked relative to it: twice the minibatch has twice the lr, and so on.
+A run of small data has a reference of its own, say 0.1 for 64 images. That is one deviation of it,
+and all else is found out relative to it: twice the minibatch has twice the lr, and so on.
 """
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd.check.finding import Finding
+from lsgd.check.finding import Fact
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 
 Curve = NDArray[np.float64]
 """The lr of every step of a run."""
 
-DROPS, EPOCHS, WARMUP = (30, 60, 80), 90, 5
+WARMUP = 5
+"""The epochs at the start of a long run that are asked step by step."""
 MANY, SAMPLE = 200_000, 100
 """A run of more than MANY steps is sampled at SAMPLE steps of each epoch, and at all steps of an
 epoch in or beside which the lr changes."""
 
 
-def findings(learner: Learner) -> list[Finding]:
-    """The rules of sections 2.1, 2.2 and 5.1: reference, scaling, warmup, drops and epochs."""
+def facts(learner: Learner) -> list[Fact]:
+    """Reference, scaling, warmup, drops or another decay, and epochs."""
     recipe = learner.recipe
     curve = _curve(recipe)
     return [
         _reference(recipe),
         _scaling(recipe),
         _warmup(recipe, curve),
+        _peak(curve),
         _drops(recipe, curve),
+        _decay(curve),
         _epochs(learner),
     ]
 
 
-def _reference(recipe: Recipe) -> Finding:
+def _reference(recipe: Recipe) -> Fact:
     batch = round(recipe.schedule.reference_batch)
     full = _full(recipe, batch)
-    return Finding(
+    return Fact(
         "reference_lr",
-        "5.1",
-        "lr 0.1 for 256 images",
         f"lr {full:g} for {batch} images",
-        # Of 0.0125 for 32 images the ratio is the paper's, but not the lr that warmup starts from.
-        batch == 256 and _close(full, 0.1),
+        (full, batch),
     )
 
 
-def _scaling(recipe: Recipe) -> Finding:
+def _scaling(recipe: Recipe) -> Fact:
     size = recipe.batch_size
     full, twice = _full(recipe, size), _full(recipe, 2 * size)
-    return Finding(
+    return Fact(
         "scaling",
-        "2.1",
-        "twice the minibatch, twice the lr",
         f"lr {full:.5g} for {size} images, {twice / full:.3g} times that for {2 * size}",
-        _close(twice, 2 * full),
+        twice / full,
     )
 
 
-def _warmup(recipe: Recipe, curve: Curve) -> Finding:
+def _warmup(recipe: Recipe, curve: Curve) -> Fact:
     """The warmup of the run, or, if the run is too small for one, of four times the reference."""
     own = round(recipe.schedule.reference_batch)
     steps, where = recipe.steps_per_epoch, ""
+    ramp = Ramp(curve, steps)
     small = curve if recipe.batch_size <= own else _curve(_like(recipe, own))
     if recipe.batch_size <= own:
         above = _like(recipe, 4 * own)
@@ -72,19 +72,44 @@ def _warmup(recipe: Recipe, curve: Curve) -> Finding:
             _curve(above),
             f"none up to {own} images, then ",
         )
-    idle = small[0] == small.max()
-    start, full = _full(recipe, own), curve.max()
-    # From the lr of the reference by the same amount every step, and there at step 5 S.
-    ramp = np.append(start + (full - start) / (WARMUP * steps) * np.arange(WARMUP * steps), full)
-    beginning = curve[: len(ramp)]
-    return Finding(
+    idle = bool(small[0] == small.max())
+    return Fact(
         "warmup",
-        "2.2",
-        "gradual, every step, from the reference lr, over 5 epochs, and only above the reference",
         where + _warmup_in_words(curve, steps) + ("" if idle else "; also up to the reference"),
-        # Where the lr does not grow with the minibatch there is nothing to warm up to.
-        bool(idle and (full == start or np.allclose(beginning, ramp[: len(curve)], rtol=1e-9))),
+        Warmup(ramp, Ramp(curve, steps), _full(recipe, own), idle),
     )
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The lr of every step of a run, and its steps per epoch."""
+
+    curve: Curve
+    steps: int
+
+    def rises(self, start: float, full: float, epochs: float) -> bool:
+        """Whether it goes from `start` to `full` by the same amount every step of these epochs."""
+        length = epochs * self.steps
+        if not length:
+            return _close(float(self.curve[0]), full)
+        ramp = start + (full - start) / length * np.arange(math.ceil(length))
+        if length == len(ramp):  # else the decay has begun at the step behind it
+            ramp = np.append(ramp, full)
+        return np.allclose(self.curve[: len(ramp)], ramp[: len(self.curve)], rtol=1e-9)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """How the lr begins."""
+
+    own: Ramp
+    """In this run."""
+    above: Ramp
+    """In this run, or in one that is large enough for a warmup from the reference."""
+    reference: float
+    """The lr of the reference."""
+    idle: bool
+    """Whether a run up to the reference begins with its full lr."""
 
 
 def _warmup_in_words(curve: Curve, steps: int) -> str:
@@ -96,7 +121,7 @@ def _warmup_in_words(curve: Curve, steps: int) -> str:
     return f"{kind}, {curve[0]:.3g} to {curve.max():.5g} over {arrival / steps:g} epochs"
 
 
-def _drops(recipe: Recipe, curve: Curve) -> Finding:
+def _drops(recipe: Recipe, curve: Curve) -> Fact:
     steps, arrival = recipe.steps_per_epoch, int(np.argmax(curve))
     changes = np.flatnonzero(np.diff(curve[arrival:])) + arrival + 1
     ratios = curve[changes - 1] / curve[changes]
@@ -108,25 +133,62 @@ def _drops(recipe: Recipe, curve: Curve) -> Finding:
         run += f"; between these, asked of {SAMPLE} steps per epoch"
     if recipe.schedule.decay != "steps":
         run = f"{recipe.schedule.decay} from lr {curve[arrival]:.5g} to {curve[-1]:.3g}, no drops"
-    return Finding(
-        "drops",
-        "5.1",
-        "lr divided by 10 at epochs 30, 60, 80",
-        run,
-        changes.tolist() == [epoch * steps for epoch in DROPS] and by_ten,
-    )
+    return Fact("drops", run, ([step / steps for step in changes.tolist()], by_ten))
 
 
-def _epochs(learner: Learner) -> Finding:
+def _peak(curve: Curve) -> Fact:
+    return Fact("peak_lr", f"lr {curve.max():.5g} at most", float(curve.max()))
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """A decay by a polynomial of power 2."""
+
+    end: float
+    """The lr at its end."""
+    over: float
+    """The step, counted from the run's first, at which it is there."""
+    steps: int
+    """Those of the run."""
+
+
+def _decay(curve: Curve) -> Fact:
+    """The parabola that the lr goes down by, if it is one, through three of its steps."""
+    falls = np.flatnonzero(np.diff(curve) < 0)
+    run, found = "no polynomial of power 2", None
+    if len(falls) > 3 and len(falls) == falls[-1] - falls[0] + 1:
+        first, last = int(falls[0]), int(falls[-1])
+        along = np.arange(last - first + 1) / (last - first)
+        part, middle = curve[first : last + 1], len(along) // 2
+        square, slope, level = np.polyfit(along[[0, middle, -1]], part[[0, middle, -1]], 2)
+        fitted = square * along**2 + slope * along + level
+        if square > 0 and np.allclose(part, fitted, rtol=0, atol=1e-9 * part[0]):
+            end = float(level - slope**2 / (4 * square))
+            over = first - (last - first) * float(slope / (2 * square))
+            found = Parabola(end, over, len(curve))
+            end = 0.0 if abs(end) < 1e-9 else end
+            run = f"by power 2 to lr {end:.3g} at step {over:.6g} of {len(curve)}"
+    return Fact("decay", run, found)
+
+
+def _epochs(learner: Learner) -> Fact:
     epochs = [len(steps) for _, steps in learner.epochs_left()]
     whole = set(epochs) == {learner.recipe.steps_per_epoch}
-    return Finding(
+    return Fact(
         "epochs",
-        "5.1",
-        "90, for every minibatch",
         f"{len(epochs)} of {epochs[0]} steps" + ("" if whole else ", and not all alike"),
-        len(epochs) == EPOCHS and whole,
+        Epochs(len(epochs), sum(epochs), whole),
     )
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How long a run is."""
+
+    count: int
+    steps: int
+    whole: bool
+    """Whether all epochs have the steps that an epoch has."""
 
 
 def _curve(recipe: Recipe) -> Curve:

@@ -4,16 +4,17 @@ Most are made on a miniature of the run: apart from its optimizer and precision 
 a step does is the same for 3 workers of 4 images in a small network as for the recipe's own.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.check.finding import Finding
+from lsgd.check.finding import Fact
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
@@ -30,20 +31,18 @@ RATES = (0.1, 0.4, 0.4, 0.04)
 """Learning rates that rise, stand still and drop, so that the forms of momentum differ."""
 
 
-def findings(learner: Learner) -> list[Finding]:
-    """The rules of sections 2.3, 3 and 5.1: BN, gradient, momentum, decay and number formats.
-
-    Those of BN are left out of a network that has none.
-    """
+def facts(learner: Learner) -> list[Fact]:
+    """BN, gradient, momentum, decay and number formats; without BN what there is of the others."""
     recipe = learner.recipe
     has_norms = bool(_norms(learner))
     return [
         _weight_decay(learner),
         *([_batchnorm_decay(learner)] if has_norms else []),
         _momentum(recipe),
+        *([_lars(learner)] if recipe.optim.name == "lars" else []),
         _lr_of_a_step(recipe),
         _gradient(recipe),
-        *([_smoothing(recipe)] if recipe.label_smoothing else []),
+        _smoothing(recipe),
         *([_batchnorm(learner), _running_average(recipe)] if has_norms else []),
         _precision(learner),
         _compression(learner),
@@ -61,7 +60,7 @@ def miniature(recipe: Recipe) -> Learner:
         mean=[0.5],
         std=[0.5],
     )
-    # Both change gradients after they have been normalised; _momentum names them.
+    # Both change gradients after they have been normalised; _momentum and _lars name them.
     optimizer = replace(recipe.optim, clip_norm=None)
     if optimizer.name == "lars":
         optimizer = replace(optimizer, name="sgd")
@@ -95,29 +94,39 @@ def _running(learner: Learner) -> RunningStatistics:
     return running
 
 
-def _weight_decay(learner: Learner) -> Finding:
+def _weight_decay(learner: Learner) -> Fact:
     decays, of_norms = _decays(learner), _of_norms(learner)
     others = [p for p in learner.model.parameters() if p not in of_norms]
     untouched = [p for p in learner.model.parameters() if p not in decays]
-    return Finding(
+    # Biases have one dimension, and so have gamma and beta alone of all others.
+    kinds = (decays.get(p, 0.0) for p in others if p.dim() > 1), (
+        decays.get(p, 0.0) for p in others if p.dim() == 1
+    )
+    return Fact(
         "weight_decay",
-        "3, 5.1",
-        "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
         _by_value([decays.get(p, 0.0) for p in others])
         + (f"; {len(untouched)} are not trained" if untouched else ""),
-        {decays.get(p) for p in others} == {1e-4} and not untouched,
+        Decays(*map(frozenset, kinds), untouched=len(untouched)),
     )
 
 
-def _batchnorm_decay(learner: Learner) -> Finding:
+def _batchnorm_decay(learner: Learner) -> Fact:
     decays, of_norms = _decays(learner), _of_norms(learner)
-    return Finding(
+    return Fact(
         "batchnorm_decay",
-        "5.1",
-        "none on gamma and beta of any BN",
         _by_value([decays.get(p, 0.0) for p in of_norms]),
-        not any(decays.get(p) for p in of_norms),
+        frozenset(decays.get(p, 0.0) for p in of_norms),
     )
+
+
+@dataclass(frozen=True)
+class Decays:
+    """The decays of parameters that are not of BN."""
+
+    weights: frozenset[float]
+    biases: frozenset[float]
+    untouched: int
+    """The parameters that are not trained at all."""
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
@@ -143,15 +152,89 @@ def _by_value(decays: Sequence[float]) -> str:
     return ", ".join(f"{kind:g} on {decays.count(kind)} tensors" for kind in kinds)
 
 
-def _momentum(recipe: Recipe) -> Finding:
+def _momentum(recipe: Recipe) -> Fact:
     """The optimizer against both equations; (10) with momentum correction moves as (9) does."""
-    paper = "equation (9), Nesterov, m = 0.9; a change of lr leaves the momentum as it is"
     if recipe.optim.name != "sgd":
-        return Finding("momentum", "3, 5.1", paper, f"{recipe.optim.name}, not momentum SGD", False)
-    learner = miniature(recipe)
-    optimizer = _allreduce(learner).optimizer
+        return Fact("momentum", f"{recipe.optim.name}, not momentum SGD", None)
+    form, nesterov, m = _found_form(_allreduce(miniature(recipe)).optimizer, _gradient_itself)
+    run = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
+    run = f"{run if form else 'neither equation (9) nor (10)'}, m = {m:g}"
+    limit = recipe.optim.clip_norm
+    if limit is not None:
+        run += f", of gradients shortened to norm {limit:g}"
+    return Fact("momentum", run, Momentum(form, nesterov, m, limit))
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """How SGD updates: the equation, 0 if it is neither, and what else there is to choose."""
+
+    equation: int
+    nesterov: bool
+    m: float
+    clip_norm: float | None
+
+
+@dataclass(frozen=True)
+class Lars:
+    """How LARS updates, if its gradients are scaled as in its paper; else the equation is 0."""
+
+    equation: int
+    """9 has the ratio alone in the momentum, 10 the lr too."""
+    nesterov: bool
+    m: float
+    trust: float
+    eps: float
+    adapts: frozenset[str]
+    """The kinds of tensors that are scaled: weights, biases, norms."""
+
+
+def _lars(learner: Learner) -> Fact:
+    """The optimizer of a miniature against the paper's rule behind both equations."""
+    rule, of_norms = learner.recipe.optim, _of_norms(learner)
+    optimizer = _lars_of_miniature(learner.recipe)
+
+    def scaled(gradient: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
+        decay = group.get(optim.LARS_DECAY)
+        if decay is None:
+            return _gradient_itself(gradient, w, group)
+        norm = w.norm()
+        ratio = rule.trust * norm / (gradient.norm() + decay * norm + rule.eps)
+        return (ratio if norm > 0 else 1) * (gradient + decay * w)
+
+    form, nesterov, m = _found_form(optimizer, scaled)
+    kinds = frozenset(
+        "norms" if p in of_norms else "weights" if p.dim() > 1 else "biases"
+        for group in _allreduce(learner).optimizer.param_groups
+        if optim.LARS_DECAY in group
+        for p in group["params"]
+    )
+    run = f"as equation ({form})" if form else "neither as equation (9) nor as (10)"
+    run += f", {'Nesterov' if nesterov else 'not Nesterov'}, m = {m:g}, trust {rule.trust:g}, "
+    run += f"eps {rule.eps:g}, of {' and '.join(sorted(kinds, reverse=True))}"
+    return Fact("lars", run, Lars(form, nesterov, m, rule.trust, rule.eps, kinds))
+
+
+def _lars_of_miniature(recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of this recipe over the network of its miniature."""
+    model = miniature(recipe).model
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return optim.make_optimizer(model, **vars(recipe.optim))
+
+
+Scaled = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
+"""What a gradient becomes, with the weights and the group of its tensor, before the momentum."""
+
+
+def _gradient_itself(gradient: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
+    return gradient + float(group["weight_decay"]) * w
+
+
+def _found_form(optimizer: torch.optim.Optimizer, scaled: Scaled) -> tuple[int, bool, float]:
+    """The equation by which it makes steps of made-up gradients, 0 for neither, Nesterov and m."""
     groups = optimizer.param_groups
-    cases = [(p, p.detach().clone(), g["weight_decay"]) for g in groups for p in g["params"]]
+    cases = [(p, p.detach().clone(), group) for group in groups for p in group["params"]]
     generator = torch.Generator().manual_seed(0)
     gradients = [
         [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p, _, _ in cases]
@@ -163,36 +246,30 @@ def _momentum(recipe: Recipe) -> Finding:
             parameter.grad.copy_(gradient)
         optim.set_lr(optimizer, lr)
         optimizer.step()
-
     m = groups[0]["momentum"]
-    forms = product((9, 10), (True, False))
-    form, nesterov = next(
-        (
-            (form, nesterov)
-            for form, nesterov in forms
-            if all(
-                torch.allclose(p, _by_hand(w, [s[i] for s in gradients], m, decay, form, nesterov))
-                for i, (p, w, decay) in enumerate(cases)
-            )
-        ),
-        (0, False),
-    )
-    run = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
-    run = f"{run if form else 'neither equation (9) nor (10)'}, m = {m:g}"
-    limit = recipe.optim.clip_norm
-    if limit is not None:
-        run += f", of gradients shortened to norm {limit:g}"
-    same = form == 9 and nesterov and m == 0.9 and limit is None
-    return Finding("momentum", "3, 5.1", paper, run, same)
+    for form, nesterov in product((9, 10), (True, False)):
+        expected = (
+            _by_hand(w, [step[i] for step in gradients], m, group, scaled, form, nesterov)
+            for i, (_, w, group) in enumerate(cases)
+        )
+        if all(torch.allclose(p, each) for (p, _, _), each in zip(cases, expected, strict=True)):
+            return form, nesterov, m
+    return 0, False, m
 
 
 def _by_hand(
-    w: Tensor, gradients: list[Tensor], m: float, decay: float, form: int, nesterov: bool
+    w: Tensor,
+    gradients: list[Tensor],
+    m: float,
+    group: dict[str, Any],
+    scaled: Scaled,
+    form: int,
+    nesterov: bool,
 ) -> Tensor:
     """The weights after steps with these gradients at RATES, by equation (9) or (10)."""
     buffer = torch.zeros_like(w)
     for gradient, lr in zip(gradients, RATES, strict=True):
-        g = gradient + decay * w
+        g = scaled(gradient, w, group)
         if form == 9:
             buffer = m * buffer + g
             w = w - lr * (g + m * buffer if nesterov else buffer)
@@ -202,7 +279,7 @@ def _by_hand(
     return w
 
 
-def _lr_of_a_step(recipe: Recipe) -> Finding:
+def _lr_of_a_step(recipe: Recipe) -> Fact:
     """The lr at the moment of the update, on both sides of the first drop."""
     learner = miniature(recipe)
     small = learner.recipe
@@ -217,16 +294,14 @@ def _lr_of_a_step(recipe: Recipe) -> Finding:
         train_step(learner, task, _made_up(task.passes))
     groups = len(used) // 2
     same = used == [lrs[drop - 1]] * groups + [lrs[drop]] * groups
-    return Finding(
+    return Fact(
         "lr_of_a_step",
-        "2.2",
-        "the update of a step uses the lr of that step",
         "the update of a step uses " + ("its lr" if same else "another lr than the step's"),
         same,
     )
 
 
-def _gradient(recipe: Recipe) -> Finding:
+def _gradient(recipe: Recipe) -> Fact:
     """The scale of `.grad` after a full step, and after a short one of uneven workers."""
     ratios = [_gradient_ratio(recipe, step=step) for step in (0, 2)]
     if all(ratio is not None and abs(ratio - 1) < 1e-9 for ratio in ratios):
@@ -236,29 +311,29 @@ def _gradient(recipe: Recipe) -> Finding:
     else:
         run = f"{ratios[0]:.3g} times the mean over the kn images of a step (k = {WORKERS}, n = "
         run += f"{IMAGES}), {ratios[1]:.3g} times in a short one"
-    return Finding(
+    return Fact(
         "gradient",
-        "3",
-        "normalised by kn, not n; without weight decay",
         run,
         run.startswith("the sum"),
     )
 
 
-def _smoothing(recipe: Recipe) -> Finding:
-    """The paper has none; a recipe without has no occasion to be asked."""
-    return Finding(
-        "label_smoothing",
-        "5.1",
-        "none: the loss is the cross-entropy of the labels as they are",
-        f"{recipe.label_smoothing:g} of a label is spread over all classes",
-        False,
-    )
+def _smoothing(recipe: Recipe) -> Fact:
+    share = recipe.label_smoothing
+    run = f"{share:g} of a label is spread over all classes" if share else "none"
+    return Fact("label_smoothing", run, share)
 
 
 def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
-    """The gradient of a step over the mean of all its images' gradients, if it is parallel."""
+    """The gradient of a step over the mean of all its images' gradients, if it is parallel.
+
+    As the optimizer is given it; by equation (10) it is changed where it is.
+    """
     learner = miniature(recipe)
+    given: list[Tensor] = []
+    _allreduce(learner).optimizer.register_step_pre_hook(
+        lambda *_: given.extend(p.grad.flatten().clone() for p in parameters if p.grad is not None)
+    )
     [task] = learner.strategy.tasks(0, [step])
     running, passes = _running(learner), task.passes
     parameters = list(learner.model.parameters())
@@ -276,7 +351,7 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     running.seen.zero_()
     train_step(learner, task, _made_up(passes))
     expected = torch.cat([gradient.flatten() for gradient in mean])
-    actual = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    actual = torch.cat(given)
     ratio = (actual @ expected / (expected @ expected)).item()
     return ratio if torch.allclose(actual, ratio * expected, rtol=1e-6, atol=1e-12) else None
 
@@ -290,7 +365,7 @@ def _made_up(passes: list[Pass]) -> Iterator[Batch]:
         yield images, torch.randint(10, (len(images),), generator=generator)
 
 
-def _batchnorm(learner: Learner) -> Finding:
+def _batchnorm(learner: Learner) -> Fact:
     """The statistics of a layer of the miniature, for 3 images of each of two workers in a pass."""
     small = miniature(learner.recipe)
     layer = _norms(small)[0]
@@ -310,10 +385,8 @@ def _batchnorm(learner: Learner) -> Finding:
         run = "over all images of a pass"
     else:
         run = "neither over one worker's images nor over those of a pass"
-    return Finding(
+    return Fact(
         "batchnorm",
-        "2.3",
-        "statistics over one worker's n images, never shared",
         run,
         run.startswith("over one"),
     )
@@ -337,7 +410,7 @@ def _normalised(group: Tensor, layer: nn.modules.batchnorm._BatchNorm) -> Tensor
     return gamma * (group - mean) / (var + layer.eps).sqrt() + beta
 
 
-def _running_average(recipe: Recipe) -> Finding:
+def _running_average(recipe: Recipe) -> Fact:
     """The share of the old mean and variance, 0 and 1, that is left after a step of two workers."""
     small = miniature(recipe)
     running = _running(small)
@@ -356,27 +429,24 @@ def _running_average(recipe: Recipe) -> Finding:
     assert layer.running_var is not None
     remaining = torch.cat((1 - layer.running_mean / mean, (var - layer.running_var) / (var - 1)))
     even = bool(remaining.max() - remaining.min() < 1e-6)
-    return Finding(
+    return Fact(
         "running_average",
-        "5.1",
-        "momentum 0.9, once per step",
         f"momentum {remaining.mean():.3g}, once per step, the mean over workers"
         if even
         else "not a moving average over the steps",
-        even and abs(remaining.mean().item() - 0.9) < 1e-6,
+        round(remaining.mean().item(), 6) if even else None,
     )
 
 
-def _precision(learner: Learner) -> Finding:
+def _precision(learner: Learner) -> Fact:
     with learner.autocast:
         one = torch.ones(1, 1, dtype=DTYPES[learner.recipe.precision])
         kinds = {(one @ one).dtype, *(p.dtype for p in learner.model.parameters())}
     names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
-    return Finding("precision", "4", "float32", " and ".join(names), kinds == {torch.float32})
+    return Fact("precision", " and ".join(names), set(names))
 
 
-def _compression(learner: Learner) -> Finding:
-    run = "fp16 between processes" if _allreduce(learner).reducer.compresses else "none"
-    return Finding(
-        "gradient_compression", "4", "none: gradients are summed as float32", run, run == "none"
-    )
+def _compression(learner: Learner) -> Fact:
+    compresses = _allreduce(learner).reducer.compresses
+    run = "fp16 between processes" if compresses else "none"
+    return Fact("gradient_compression", run, compresses)

@@ -59,6 +59,8 @@ NO_REPLAY = (
     "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
     "strategy.order=live records its order"
 )
+PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
+"""Those whose rules lsgd.check knows, a file each in lsgd/check/papers."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
 IMAGES, LANGUAGE, TAGGING, TREES = (of(workload) for workload in MODELS)
 TEXT, WORDS = of("language", "tagging", "trees"), of("tagging", "trees")
@@ -397,7 +399,9 @@ class Recipe:
     rehearse: bool = False
     """Whether the run is replaced by its miniature, which lsgd.recipe.rehearsal makes."""
     deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
-    """The rules of the paper that this recipe does not follow, each with the reason."""
+    """The rules of its paper that this recipe does not follow, each with the reason."""
+    paper: str = field(default="goyal2017", metadata=EXECUTION | IMAGES | one_of(*PAPERS))
+    """Whom this recipe follows, and where it does not says so: lsgd.check asks that one's rules."""
     target: Target | None = field(default=None, metadata=EXECUTION)
     strategy: StrategySettings = field(
         default_factory=StrategySettings, metadata=later({"name": "allreduce"})

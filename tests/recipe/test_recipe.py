@@ -19,7 +19,7 @@ from lsgd.recipe.checks import check
 from lsgd.rules.metric import METRICS, TOP1
 
 EXECUTION = {
-    "name", "target", "deviations", "replaced", "inputs.loader", "inputs.decoders",
+    "name", "target", "paper", "deviations", "replaced", "inputs.loader", "inputs.decoders",
     "inputs.prefetch", "inputs.dtype", "inputs.decode_on", "inputs.hardware_share", "comm.library",
     "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
     "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile", "device",

@@ -1,0 +1,121 @@
+"""Goyal et al. 2017, and fb.resnet.torch, to which its section 5.1 refers ("as in [12]")."""
+
+from lsgd.check.finding import Rule
+from lsgd.check.images import JITTERED, Windows
+from lsgd.check.rate import Epochs, Warmup
+from lsgd.check.step import Decays, Momentum
+from lsgd.recipe import Recipe
+
+TITLE = "Goyal et al. 2017"
+WHO = "the paper"
+NOTE = "[12] is fb.resnet.torch, to which section 5.1 refers for what becomes of an image."
+
+
+def rules(recipe: Recipe) -> dict[str, Rule]:
+    """All of them; without smoothed labels there is no occasion to say that the paper has none."""
+    return RULES if recipe.label_smoothing else {k: RULES[k] for k in RULES if k != SMOOTHING}
+
+
+def _warms_up(warmup: Warmup) -> bool:
+    # Where the lr does not grow with the minibatch there is nothing to warm up to.
+    full = float(warmup.above.curve.max())
+    return warmup.idle and (
+        full == warmup.reference or warmup.above.rises(warmup.reference, full, 5)
+    )
+
+
+def _is_cropped(windows: Windows | None) -> bool:
+    return windows is not None and windows.start_at(0.08)
+
+
+def _every_epoch(epochs: Epochs) -> bool:
+    return epochs.count == 90 and epochs.whole
+
+
+def close(a: float, b: float) -> bool:
+    """To nine digits."""
+    return abs(a - b) <= 1e-9 * abs(b)
+
+
+SMOOTHING = "label_smoothing"
+RULES = {
+    "data": Rule(
+        "5.1",
+        "all of ImageNet-1k at 224 x 224",
+        lambda found: found == ("imagenet", 1_281_167, 50_000, 1000, 3, 224),
+    ),
+    "normalisation": Rule("5.1", "by the mean and standard deviation of each colour", bool),
+    "augmentation": Rule("5.1, [12]", "area 8 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
+    "resize": Rule("5.1, [12]", "bicubic", lambda filters: filters == {"bicubic"}),
+    "colour": Rule(
+        "[12]",
+        "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only",
+        lambda colour: colour == JITTERED,
+    ),
+    "evaluation_crop": Rule("[12]", "short side 256, centre 224", bool),
+    "model": Rule("5.1", "ResNet-50, 161 tensors", bool),
+    "stride": Rule(
+        "5.1", "stride 2 in the 3 x 3 convolution of a block", lambda sizes: sizes == {(3, 3)}
+    ),
+    "conv_init": Rule("5.1", "He: N(0, 2 / fan out)", lambda side: side == "out"),
+    "fc_init": Rule("5.1", "N(0, 0.01²) and bias 0", lambda std: std == 0.01),
+    "last_gamma": Rule(
+        "5.1", "0 in the last BN of each residual block", lambda gammas: not any(gammas)
+    ),
+    "other_gammas": Rule("5.1", "1, and all beta 0", bool),
+    "weight_decay": Rule(
+        "3, 5.1",
+        "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
+        lambda decays: decays == Decays(frozenset([1e-4]), decays.biases, 0)
+        and decays.biases <= {1e-4},
+    ),
+    "batchnorm_decay": Rule(
+        "5.1", "none on gamma and beta of any BN", lambda decays: not any(decays)
+    ),
+    "momentum": Rule(
+        "3, 5.1",
+        "equation (9), Nesterov, m = 0.9; a change of lr leaves the momentum as it is",
+        lambda momentum: momentum == Momentum(9, nesterov=True, m=0.9, clip_norm=None),
+    ),
+    "lr_of_a_step": Rule("2.2", "the update of a step uses the lr of that step", bool),
+    "gradient": Rule("3", "normalised by kn, not n; without weight decay", bool),
+    SMOOTHING: Rule(
+        "5.1",
+        "none: the loss is the cross-entropy of the labels as they are",
+        lambda share: share == 0,
+    ),
+    "batchnorm": Rule("2.3", "statistics over one worker's n images, never shared", bool),
+    "running_average": Rule("5.1", "momentum 0.9, once per step", lambda m: m == 0.9),
+    "precision": Rule("4", "float32", lambda names: names == {"float32"}),
+    "gradient_compression": Rule(
+        "4", "none: gradients are summed as float32", lambda compresses: not compresses
+    ),
+    "reference_lr": Rule(
+        "5.1",
+        "lr 0.1 for 256 images",
+        # Of 0.0125 for 32 images the ratio is the paper's, but not the lr that warmup starts from.
+        lambda found: found[1] == 256 and close(found[0], 0.1),
+    ),
+    "scaling": Rule("2.1", "twice the minibatch, twice the lr", lambda ratio: close(ratio, 2)),
+    "warmup": Rule(
+        "2.2",
+        "gradual, every step, from the reference lr, over 5 epochs, and only above the reference",
+        _warms_up,
+    ),
+    "drops": Rule(
+        "5.1",
+        "lr divided by 10 at epochs 30, 60, 80",
+        lambda found: found == ([30, 60, 80], True),
+    ),
+    "epochs": Rule("5.1", "90, for every minibatch", _every_epoch),
+    "worker_batch": Rule("2.3, 5.1", "n = 32", lambda sizes: sizes == {32}),
+    "tail": Rule("2.1", "every step has kn images", bool),
+    "shuffling": Rule("3, 5.1", "one random permutation per epoch, divided among the workers", bool),
+    "seed": Rule("5.1", "5 independent runs", bool),
+    "evaluation": Rule("5.1", "top-1 error over all validation images", bool),
+    "metric": Rule(
+        "5.1",
+        "median top-1 error of the last 5 epochs",
+        lambda run: run == "median top-1 error of the last 5 epochs",
+    ),
+}

@@ -1,0 +1,50 @@
+"""Hoffer, Hubara and Soudry 2017, by their code: eladhoffer/bigBatch at 0c69f28.
+
+A large minibatch is trained as a small one would be, which is the reference here: its lr grows by the
+root, BN goes over no more images than the small one has, and there are as many steps. The number of
+steps of the small one is not in a recipe, so that nobody asks for it; data and network are free.
+"""
+
+import math
+
+from lsgd.check.finding import Rule
+from lsgd.check.papers import sound
+from lsgd.check.papers.goyal2017 import close
+from lsgd.check.rate import Warmup
+from lsgd.check.step import Decays, Momentum
+from lsgd.recipe import Recipe
+
+TITLE = "Hoffer, Hubara, Soudry 2017"
+WHO = "the code of Hoffer et al."
+NOTE = "code is github.com/eladhoffer/bigBatch, by which their networks were trained."
+WD = frozenset([1e-4])
+
+
+def rules(recipe: Recipe) -> dict[str, Rule]:
+    """Those of a minibatch, with the one that it is trained like."""
+    small = recipe.schedule.reference_batch
+    return RULES | {
+        "worker_batch": Rule(
+            "code", f"BN over {small:g} images or fewer", lambda sizes: max(sizes) <= small
+        )
+    }
+
+
+def _starts_full(warmup: Warmup) -> bool:
+    return bool(warmup.own.curve[0] == warmup.own.curve.max())
+
+
+RULES = sound.RULES | {
+    "conv_init": Rule("code", "He: N(0, 2 / fan out)", lambda side: side == "out"),
+    "last_gamma": Rule("code", "1", lambda gammas: gammas == {1.0}),
+    "weight_decay": Rule("code", "1e-4", lambda found: found == Decays(WD, WD, untouched=0)),
+    "batchnorm_decay": Rule("code", "1e-4, as of all tensors", lambda decays: decays == WD),
+    "momentum": Rule(
+        "code",
+        "equation (9), m = 0.9, of gradients shortened to norm 5",
+        lambda found: found == Momentum(9, nesterov=False, m=0.9, clip_norm=5.0),
+    ),
+    "label_smoothing": Rule("code", "none", lambda share: share == 0),
+    "scaling": Rule("code", "by the root", lambda ratio: close(ratio, math.sqrt(2))),
+    "warmup": Rule("code", "none", _starts_full),
+}

@@ -1,0 +1,123 @@
+"""MLPerf Training, ResNet-50 v1.5: the rules that were last valid for 4.0, and the reference code.
+
+rules: training_rules.adoc of mlcommons/training_policies at d73e20f, the rows of LARS and of SGD.
+code: retired_benchmarks/resnet-tf2 of mlcommons/training at aa344c7.
+Minibatch, epochs, warmup epochs and the images that BN goes over are free, and so is the lr of LARS.
+"""
+
+import math
+
+from lsgd.check.finding import Rule
+from lsgd.check.images import Windows
+from lsgd.check.papers import goyal2017, sound
+from lsgd.check.papers.goyal2017 import close
+from lsgd.check.rate import Parabola, Warmup
+from lsgd.check.step import Decays, Lars, Momentum
+from lsgd.recipe import Recipe
+
+TITLE = "MLPerf Training, ResNet-50 v1.5"
+WHO = "MLPerf"
+NOTE = "rules are those of MLPerf Training 4.0, code is its reference of ResNet-50."
+FREE_FROM = 32_768
+"""The minibatch from which the momentum of LARS is free."""
+
+
+def rules(recipe: Recipe) -> dict[str, Rule]:
+    """Those of both optimizers, and those of the one that the recipe has."""
+    return RULES | (of_lars(recipe.batch_size) if recipe.optim.name == "lars" else OF_SGD)
+
+
+def _power_of_two(decays: frozenset[float]) -> bool:
+    """Whether the one decay is 1e-4 times a power of two."""
+    if len(decays) != 1 or not min(decays) > 0:
+        return False
+    power = math.log2(min(decays) / 1e-4)
+    return abs(power - round(power)) < 1e-9
+
+
+def _rises_from_0(warmup: Warmup) -> bool:
+    curve, steps = warmup.own.curve, warmup.own.steps
+    epochs, rest = divmod(int(curve.argmax()), steps)
+    return not rest and warmup.own.rises(0.0, float(curve.max()), epochs)
+
+
+def _to_its_end(decay: Parabola | None) -> bool:
+    return decay is not None and abs(decay.end - 1e-4) < 1e-7
+
+
+def _is_cropped(windows: Windows | None) -> bool:
+    return windows is not None and windows.start_at(0.05)
+
+
+def of_lars(batch_size: int) -> dict[str, Rule]:
+    """The row of LARS, for this minibatch."""
+
+    def updates(lars: Lars) -> bool:
+        m = lars.m if batch_size >= FREE_FROM else 0.9
+        return lars == Lars(10, False, m, 0.001, 0.0, frozenset(["weights"]))
+
+    def decays(found: Decays) -> bool:
+        return _power_of_two(found.weights) and not any(found.biases) and not found.untouched
+
+    return {
+        "lars": Rule(
+            "rules",
+            "as equation (10), m = 0.9 and free from 32,768 images on, trust 0.001, eps 0; BN and "
+            "biases are not scaled",
+            updates,
+        ),
+        "weight_decay": Rule("rules", "1e-4 times a power of two, none on biases", decays),
+    }
+
+
+OF_SGD = {
+    "momentum": Rule(
+        "rules",
+        "m = 0.9",
+        lambda found: (
+            found is not None
+            and found == Momentum(found.equation, found.nesterov, 0.9, None)
+            and found.equation in (9, 10)
+        ),
+    ),
+    "weight_decay": Rule(
+        "rules",
+        "1e-4 times a power of two",
+        lambda found: _power_of_two(found.weights) and not found.untouched,
+    ),
+    "peak_lr": Rule(
+        "rules",
+        "a multiple of 0.001",
+        lambda lr: lr > 0.0005 and close(round(lr * 1000) / 1000, lr),
+    ),
+}
+RULES = sound.RULES | {
+    "data": goyal2017.RULES["data"],
+    "augmentation": Rule("code", "area 5 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
+    "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
+    "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+    "evaluation_crop": Rule("code", "short side 256, centre 224", bool),
+    "model": Rule("code", "ResNet-50", bool),
+    "stride": Rule(
+        "code", "v1.5: stride 2 in the 3 x 3 convolution of a block", lambda sizes: sizes == {(3, 3)}
+    ),
+    "conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in"),
+    "fc_init": Rule("code", "N(0, 0.01²)", lambda std: std == 0.01),
+    "last_gamma": Rule(
+        "code",
+        "1 in the last BN of each residual block; 0 in Google's and by an option of NVIDIA's code",
+        lambda gammas: gammas in ({0.0}, {1.0}),
+    ),
+    "batchnorm_eps": Rule("code", "1e-05", lambda found: found == {1e-5}),
+    "batchnorm_decay": Rule("code", "none on gamma and beta of any BN", lambda each: not any(each)),
+    "label_smoothing": Rule("rules", "none or 0.1", lambda share: share in (0, 0.1)),
+    "running_average": Rule("code", "momentum 0.9", lambda m: m == 0.9),
+    "warmup": Rule("rules", "from 0, every step, over whole epochs", _rises_from_0),
+    "decay": Rule("rules", "by power 2 to lr 0.0001", _to_its_end),
+    "evaluation_epochs": Rule("rules", "every 4 epochs", lambda gaps: gaps == {4}),
+    "metric": Rule(
+        "rules",
+        "epochs to 75.9 % top-1, which is an error of 24.1 %",
+        lambda run: run.startswith("epochs to top-1 error 24.10 %"),
+    ),
+}

@@ -1,0 +1,13 @@
+"""What holds whomever a recipe follows: rules by which a run is what it says, and not another one."""
+
+from dataclasses import replace
+
+from lsgd.check.finding import Rule
+from lsgd.check.papers import goyal2017
+
+NAMES = (
+    "normalisation", "other_gammas", "lr_of_a_step", "gradient", "batchnorm", "tail", "shuffling",
+    "seed", "evaluation",
+)  # fmt: skip
+RULES = {name: replace(goyal2017.RULES[name], section="any") for name in NAMES}
+"""In the words of Goyal et al. 2017."""
