@@ -13,10 +13,10 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known
 
 ABOUT = """\
-Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule, sampler and
-loader: Goyal et al. 2017, or whom `paper` names. Nothing is trained and no data is needed. Where the
-run differs, the recipe has to say so, in `deviations: {rule: reason}`; the exit code is 0 if it does
-and 2 if not.
+Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule, sampler
+and loader: Goyal et al. 2017, or whom `paper` names. Nothing is trained and no data is needed.
+Where the run differs, the recipe has to say so, in `deviations: {rule: reason}`; the exit code is 0
+if it does and 2 if not.
 """
 WIDTHS = 20, 10, 56
 """The widths of the columns rule, section and what the run does; the verdict ends at 99."""

@@ -79,9 +79,7 @@ def _in_memory(data: Data) -> list[Fact]:
     kinds = {"none": "none", "shift_flip": "padded, shifted by up to 4 pixels, flipped"}
     return [
         Fact("augmentation", kinds.get(data.augmentation, data.augmentation), None),
-        Fact(
-            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False
-        ),
+        Fact("evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False),
     ]
 
 

@@ -124,7 +124,8 @@ def _warmup_in_words(curve: Curve, steps: int) -> str:
 def _drops(recipe: Recipe, curve: Curve) -> Fact:
     steps, arrival = recipe.steps_per_epoch, int(np.argmax(curve))
     changes = np.flatnonzero(np.diff(curve[arrival:])) + arrival + 1
-    ratios = curve[changes - 1] / curve[changes]
+    with np.errstate(divide="ignore"):  # a smooth decay may end at 0
+        ratios = curve[changes - 1] / curve[changes]
     by_ten = np.allclose(ratios, 10, rtol=1e-9, atol=0)
     factor = "10" if by_ten else ", ".join(f"{ratio:.3g}" for ratio in ratios[:3])
     where = ", ".join(f"{step / steps:.4g}" for step in changes[:5]) + ", …" * (len(changes) > 5)

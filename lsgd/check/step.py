@@ -99,8 +99,9 @@ def _weight_decay(learner: Learner) -> Fact:
     others = [p for p in learner.model.parameters() if p not in of_norms]
     untouched = [p for p in learner.model.parameters() if p not in decays]
     # Biases have one dimension, and so have gamma and beta alone of all others.
-    kinds = (decays.get(p, 0.0) for p in others if p.dim() > 1), (
-        decays.get(p, 0.0) for p in others if p.dim() == 1
+    kinds = (
+        (decays.get(p, 0.0) for p in others if p.dim() > 1),
+        (decays.get(p, 0.0) for p in others if p.dim() == 1),
     )
     return Fact(
         "weight_decay",

@@ -638,7 +638,7 @@ def test_a_fault_in_the_code_is_named(
         verdict(recipe, found)
     for rule in rules:
         assert f"+deviations.{rule}='" in str(refused.value)
-    assert max(map(len, table(found, recipe.deviations).splitlines())) <= 100
+    assert max(map(len, table(recipe, found).splitlines())) <= 100
 
 
 def test_every_rule_has_a_fault() -> None:

@@ -1,8 +1,8 @@
 """Those whom a recipe may follow, a file each: `paper` in a recipe names one.
 
-A file says who it is, in TITLE and WHO, and has one function, `rules`: what is asked of a run of this
-recipe, by the names of the facts that are found out about it. What it does not know of its source it
-does not ask.
+A file says who it is, in TITLE and WHO, and has one function, `rules`: what is asked of a run of
+this recipe, by the names of the facts that are found out about it. What is not known of a source is
+not asked.
 """
 
 from types import ModuleType

@@ -66,8 +66,9 @@ RULES = {
     "weight_decay": Rule(
         "3, 5.1",
         "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
-        lambda decays: decays == Decays(frozenset([1e-4]), decays.biases, 0)
-        and decays.biases <= {1e-4},
+        lambda decays: (
+            decays == Decays(frozenset([1e-4]), decays.biases, 0) and decays.biases <= {1e-4}
+        ),
     ),
     "batchnorm_decay": Rule(
         "5.1", "none on gamma and beta of any BN", lambda decays: not any(decays)
@@ -110,7 +111,9 @@ RULES = {
     "epochs": Rule("5.1", "90, for every minibatch", _every_epoch),
     "worker_batch": Rule("2.3, 5.1", "n = 32", lambda sizes: sizes == {32}),
     "tail": Rule("2.1", "every step has kn images", bool),
-    "shuffling": Rule("3, 5.1", "one random permutation per epoch, divided among the workers", bool),
+    "shuffling": Rule(
+        "3, 5.1", "one random permutation per epoch, divided among the workers", bool
+    ),
     "seed": Rule("5.1", "5 independent runs", bool),
     "evaluation": Rule("5.1", "top-1 error over all validation images", bool),
     "metric": Rule(

@@ -1,8 +1,8 @@
 """Hoffer, Hubara and Soudry 2017, by their code: eladhoffer/bigBatch at 0c69f28.
 
-A large minibatch is trained as a small one would be, which is the reference here: its lr grows by the
-root, BN goes over no more images than the small one has, and there are as many steps. The number of
-steps of the small one is not in a recipe, so that nobody asks for it; data and network are free.
+A large minibatch is trained as a small one would be, which is the reference here: its lr grows by
+the root, BN goes over no more images than the small one has, and there are as many steps. The steps
+of the small one are not in a recipe, so that nobody asks for them; data and network are free.
 """
 
 import math

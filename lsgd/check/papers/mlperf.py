@@ -2,7 +2,8 @@
 
 rules: training_rules.adoc of mlcommons/training_policies at d73e20f, the rows of LARS and of SGD.
 code: retired_benchmarks/resnet-tf2 of mlcommons/training at aa344c7.
-Minibatch, epochs, warmup epochs and the images that BN goes over are free, and so is the lr of LARS.
+Minibatch, epochs, those of the warmup and the images that BN goes over are free, and so is the lr
+of LARS.
 """
 
 import math
@@ -99,7 +100,9 @@ RULES = sound.RULES | {
     "evaluation_crop": Rule("code", "short side 256, centre 224", bool),
     "model": Rule("code", "ResNet-50", bool),
     "stride": Rule(
-        "code", "v1.5: stride 2 in the 3 x 3 convolution of a block", lambda sizes: sizes == {(3, 3)}
+        "code",
+        "v1.5: stride 2 in the 3 x 3 convolution of a block",
+        lambda sizes: sizes == {(3, 3)},
     ),
     "conv_init": Rule("code", "He: N(0, 2 / fan in)", lambda side: side == "in"),
     "fc_init": Rule("code", "N(0, 0.01²)", lambda std: std == 0.01),

@@ -44,9 +44,7 @@ RULES = sound.RULES | {
         "code",
         f"by power 2 to lr 0.0001 at step {STEPS}",
         lambda decay: (
-            decay is not None
-            and abs(decay.end - 1e-4) < 1e-7
-            and abs(decay.over - STEPS) < 1e-3
+            decay is not None and abs(decay.end - 1e-4) < 1e-7 and abs(decay.over - STEPS) < 1e-3
         ),
     ),
     "epochs": Rule("paper", f"{STEPS} steps", lambda epochs: epochs.steps == STEPS),

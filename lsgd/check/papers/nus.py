@@ -40,32 +40,36 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | of_the_row
 
 
-RULES = sound.RULES | {
-    name: goyal2017.RULES[name]
-    for name in ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
-} | {
-    "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
-    "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
-    "last_gamma": Rule("code", "1, as in torchvision", lambda gammas: gammas == {1.0}),
-    "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01),
-    "weight_decay": Rule(
-        "code",
-        "1e-4 of weights, none of biases",
-        lambda decays: decays == Decays(frozenset([1e-4]), frozenset([0.0]), untouched=0),
-    ),
-    "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-    # Nothing here scales an update behind the momentum, so that no run does as this code does.
-    "lars": Rule(
-        "code",
-        "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, and decayed gradients of "
-        "-10 to 10",
-        lambda _: False,
-    ),
-    "label_smoothing": Rule(
-        "code",
-        "0.1 over the other classes, which is 0.1001 over all",
-        lambda share: abs(share - 0.1 * 1000 / 999) < 1e-5,
-    ),
-    "decay": decay_to_0(),
-    "epochs": Rule("table", "90", lambda epochs: epochs.count == 90 and epochs.whole),
-}
+RULES = (
+    sound.RULES
+    | {
+        name: goyal2017.RULES[name]
+        for name in ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
+    }
+    | {
+        "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
+        "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
+        "last_gamma": Rule("code", "1, as in torchvision", lambda gammas: gammas == {1.0}),
+        "fc_init": Rule("code", "as PyTorch starts linear layers", lambda std: std != 0.01),
+        "weight_decay": Rule(
+            "code",
+            "1e-4 of weights, none of biases",
+            lambda decays: decays == Decays(frozenset([1e-4]), frozenset([0.0]), untouched=0),
+        ),
+        "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
+        # Nothing here scales an update behind the momentum, so that no run does as this code does.
+        "lars": Rule(
+            "code",
+            "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, decayed gradients of "
+            "-10 to 10",
+            lambda _: False,
+        ),
+        "label_smoothing": Rule(
+            "code",
+            "0.1 over the other classes, which is 0.1001 over all",
+            lambda share: abs(share - 0.1 * 1000 / 999) < 1e-5,
+        ),
+        "decay": decay_to_0(),
+        "epochs": Rule("table", "90", lambda epochs: epochs.count == 90 and epochs.whole),
+    }
+)

@@ -1,8 +1,7 @@
-"""What holds whomever a recipe follows: rules by which a run is what it says, and not another one."""
+"""What holds whomever a recipe follows: rules by which a run is what it says."""
 
 from dataclasses import replace
 
-from lsgd.check.finding import Rule
 from lsgd.check.papers import goyal2017
 
 NAMES = (

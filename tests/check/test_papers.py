@@ -1,0 +1,221 @@
+"""The rules of those whom a recipe may follow, each asked of a run that breaks it."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from helpers.composed import composed
+
+from lsgd import check, recipe
+from lsgd.check import network, passes, rate, step
+from lsgd.check.__main__ import main, verdict
+from lsgd.check.papers import PAPERS
+from lsgd.errors import Refused
+from lsgd.rules import optim
+
+SMALL = ("model=small_resnet", "workers_per_pass=2", "data.val_examples=1000", "data.classes=10")
+"""A network that is built in no time."""
+RUNS = {
+    "mlperf": (
+        "+recipe=mlperf_bs3264", *SMALL, "data.train_examples=32650", "schedule.decay_steps=370"
+    ),
+    "mlperf_sgd": ("+recipe=mlperf_sgd_bs3264", *SMALL, "data.train_examples=32650"),
+    "mlperf_32k": (
+        "+recipe=mlperf_bs32768", *SMALL, "data.train_examples=65540", "schedule.decay_steps=116"
+    ),
+    "lars2017": ("+recipe=lars_bs1k", *SMALL, "data.train_examples=10250"),
+    "nus": ("+recipe=nus_lars_bs1k", *SMALL, "data.train_examples=10250"),
+    "nado2021": ("+recipe=nado_lars_bs32k", *SMALL, "data.train_examples=1281167"),
+    "hoffer2017": ("+recipe=cifar10_hoffer_bs2k", *SMALL),
+}  # fmt: skip
+"""A run for each paper, and two of MLPerf's other rows, which keeps to what it declares."""
+
+
+@functools.cache
+def found(*words: str) -> dict[str, bool]:
+    """The rules that are asked of the run of these words, and whether it follows them.
+
+    But for those of images and their order, of which no word here says anything.
+    """
+    built = check.build(composed(*words))
+    [first] = built.strategy.tasks(0, [0])
+    facts = [
+        *network.facts(built),
+        *step.facts(built),
+        *rate.facts(built),
+        passes._worker_batch([first.passes]),
+        passes._evaluation_epochs(built.recipe),
+        passes._metric(built.recipe),
+    ]
+    return {each.rule: each.same for each in check.ask(built.recipe, facts)}
+
+
+def deviating(*words: str) -> set[str]:
+    return {rule for rule, same in found(*words).items() if not same}
+
+
+def test_every_paper_has_its_file() -> None:
+    assert tuple(PAPERS) == tuple(sorted(PAPERS)) == recipe.PAPERS
+    for name, module in PAPERS.items():
+        assert module.__name__ == f"lsgd.check.papers.{name}"
+        assert module.TITLE
+        assert module.WHO
+        assert module.NOTE.endswith(".")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_rule_has_its_fact(run: str) -> None:
+    """One with a name that no fact has would never be asked."""
+    asked = composed(*RUNS[run])
+    rules = PAPERS[asked.paper].rules(asked)
+    assert {*rules} == {each.rule for each in check.findings(check.build(asked))}
+    assert all(rule.paper and rule.section for rule in rules.values())
+
+
+@pytest.mark.parametrize(
+    ("run", "word", "rule"),
+    [
+        ("mlperf", "optim.equation=9", "lars"),
+        ("mlperf", "optim.trust=0.01", "lars"),
+        ("mlperf", "optim.eps=1e-8", "lars"),
+        ("mlperf", "optim.adapts=all", "lars"),
+        ("mlperf", "optim.nesterov=true", "lars"),
+        ("mlperf", "optim.momentum=0.95", "lars"),
+        ("mlperf_32k", "optim.momentum=0.95", None),
+        ("mlperf", "optim.weight_decay=3e-5", "weight_decay"),
+        ("mlperf", "optim.weight_decay=4e-4", None),
+        ("mlperf", "optim.decay_bias=true", "weight_decay"),
+        ("mlperf", "schedule.end_lr=0", "decay"),
+        ("mlperf", "schedule.power=1", "decay"),
+        ("mlperf", "schedule.warmup_start=0.1", "warmup"),
+        ("mlperf", "schedule.warmup_epochs=2.5", "warmup"),
+        ("mlperf", "schedule.warmup_epochs=3", None),
+        ("mlperf", "label_smoothing=0", None),
+        ("mlperf", "label_smoothing=0.2", "label_smoothing"),
+        ("mlperf", "model.last_gamma=0", None),
+        ("mlperf", "model.last_gamma=0.5", "last_gamma"),
+        ("mlperf", "metric.epochs_to={top1_error: 25}", "metric"),
+        ("mlperf_sgd", "optim.momentum=0.8", "momentum"),
+        ("mlperf_sgd", "optim.nesterov=true", None),
+        ("mlperf_sgd", "optim.weight_decay=3e-5", "weight_decay"),
+        ("mlperf_sgd", "schedule.reference_lr=6.0005", "peak_lr"),
+        ("lars2017", "schedule.reference_lr=10", "warmup"),
+        ("lars2017", "schedule.warmup_epochs=4", "warmup"),
+        ("lars2017", "workers=31", "warmup"),
+        ("lars2017", "schedule.decay_steps=999", "decay"),
+        ("lars2017", "schedule.decay=cosine", "decay"),
+        ("lars2017", "epochs=90", "epochs"),
+        ("lars2017", "optim.weight_decay=1e-4", "weight_decay"),
+        ("lars2017", "optim.adapts=weights", "lars"),
+        ("nus", "schedule.scaling=linear", "warmup"),
+        ("nus", "schedule.warmup_epochs=1", "warmup"),
+        ("nus", "label_smoothing=0.1", "label_smoothing"),
+        ("nus", "model.last_gamma=0", "last_gamma"),
+        ("nado2021", "optim.momentum=0.9", "lars"),
+        ("nado2021", "schedule.decay_steps=2500", "decay"),
+        ("hoffer2017", "schedule.scaling=linear", "scaling"),
+        ("hoffer2017", "schedule.warmup=gradual", "warmup"),
+        ("hoffer2017", "optim.clip_norm=null", "momentum"),
+        ("hoffer2017", "optim.nesterov=true", "momentum"),
+        ("hoffer2017", "label_smoothing=0.1", "label_smoothing"),
+    ],
+)
+def test_a_word_that_breaks_a_rule_is_named(run: str, word: str, rule: str | None) -> None:
+    before = deviating(*RUNS[run])
+    assert deviating(*RUNS[run], word) == before | ({rule} - {None})
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ((*RUNS["nus"], "worker_batch=64", "workers=16"), "worker_batch"),
+        ((*RUNS["nado2021"], "worker_batch=128", "workers=256"), "worker_batch"),
+        ((*RUNS["hoffer2017"], "worker_batch=256", "workers=8"), "worker_batch"),
+    ],
+)
+def test_the_images_of_a_worker_where_they_are_known(words: tuple[str, ...], rule: str) -> None:
+    assert not found(*words)[rule]
+    assert found(*words[:-2])[rule]
+
+
+def test_evaluations_every_four_epochs_are_mlperfs() -> None:
+    words = (*RUNS["mlperf"], "evaluation.every=4", "evaluation.offset=2")
+    assert deviating(*RUNS["mlperf"]) - deviating(*words) == {"evaluation_epochs"}
+    asked = composed(*words)
+    results = check.findings(check.build(asked))
+    with pytest.raises(Refused, match=r"declares a deviation in evaluation_epochs that is not"):
+        verdict(asked, results)
+
+
+# --- Faults in the code ----------------------------------------------------------------------
+
+
+def test_lars_by_another_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = deviating(*RUNS["mlperf"]), optim._adapt
+
+    def adapt(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
+        real(optimizer, 1.01 * trust, eps)
+
+    monkeypatch.setattr(optim, "_adapt", adapt)
+    after = found.__wrapped__(*RUNS["mlperf"])
+    assert {rule for rule, same in after.items() if not same} == before | {"lars"}
+
+
+def test_another_eps_of_bn() -> None:
+    asked = check.build(composed(*RUNS["mlperf"]))
+    for module in asked.model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eps = 1e-3
+    after = check.ask(asked.recipe, network.facts(asked))
+    assert {each.rule for each in after if not each.same} == {"batchnorm_eps", "model", "conv_init"}
+
+
+# --- The lr ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [0.0, 1e-4])
+@pytest.mark.parametrize("behind", [0, 7], ids=["to the end", "with steps behind it"])
+def test_a_parabola_is_found(end: float, behind: int) -> None:
+    steps = np.arange(300 - behind)
+    falling = end + (3 - end) * (1 - (steps - 40).clip(0) / (len(steps) - 40)) ** 2
+    falling[:40] = 3 * steps[:40] / 40
+    curve = np.append(falling, np.full(behind, end))
+    parabola = rate._decay(curve).value
+    assert (parabola.end, parabola.over) == (
+        pytest.approx(end, abs=1e-9),
+        pytest.approx(len(steps)),
+    )
+
+
+@pytest.mark.parametrize("power", [0.9, 1, 1.9, 3])
+def test_another_decay_is_none(power: float) -> None:
+    assert rate._decay(3 * (1 - np.arange(300) / 300) ** power).value is None
+    assert rate._decay(np.repeat([1, 0.1, 0.01], 50)).value is None
+    assert rate._decay(np.cos(np.pi / 2 * np.arange(300) / 300) ** 2).value is None
+
+
+# --- The command -----------------------------------------------------------------------------
+
+
+def test_the_command_says_whose_rules_it_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+recipe=digits"]) == 0
+    assert "asked by the rules of Goyal et al. 2017\n" in capsys.readouterr().out
+    assert main(["+recipe=fashion_lars_bs2k"]) == 0
+    said = capsys.readouterr().out
+    assert "asked by the rules of MLPerf Training, ResNet-50 v1.5\n" in said
+    assert "fashion_lars_bs2k follows MLPerf in " in " ".join(said.split())
+
+
+def test_an_unknown_paper_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+recipe=digits", "paper=goyal2018"]) == 2
+    assert capsys.readouterr().err == (
+        "lsgd: paper=goyal2018 is unknown; write one of goyal2017, hoffer2017, lars2017, mlperf, "
+        "nado2021, nus\n"
+    )
+
+
+def test_the_paper_decides_nothing_of_a_run() -> None:
+    asked, other = composed("+recipe=digits"), composed("+recipe=digits", "paper=nus")
+    assert (other.paper, asked.paper) == ("nus", "goyal2017")
+    assert other.fingerprint == asked.fingerprint
