@@ -37,6 +37,7 @@ def facts(learner: Learner) -> list[Fact]:
         _seed(recipe),
         _evaluation(recipe),
         _evaluation_epochs(recipe),
+        _averaging(recipe),
         _metric(recipe),
     ]
 
@@ -164,6 +165,12 @@ def _evaluation_epochs(recipe: Recipe) -> Fact:
     gaps = set(np.diff(after).tolist()) or {recipe.evaluation.every}
     every = " or ".join(map(str, sorted(gaps)))
     return Fact("evaluation_epochs", f"every {every} epochs, and after the last one", gaps)
+
+
+def _averaging(recipe: Recipe) -> Fact:
+    name = recipe.averaging.name
+    run = "none" if name == "none" else f"averaging={name}: evaluations are of averages"
+    return Fact("averaging", run, name)
 
 
 def _metric(recipe: Recipe) -> Fact:

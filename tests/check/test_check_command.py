@@ -688,6 +688,8 @@ def state(learner: Learner) -> dict[str, Any]:
         ("precision=bfloat16", "+deviations.precision"),
         ("gradient_compression=fp16", "+deviations.gradient_compression"),
         ("model.last_gamma=1", "+deviations.last_gamma"),
+        ("averaging=ema", "+deviations.averaging"),
+        ("bn_statistics=precise", "+deviations.running_average"),
         ("epochs=90", None),  # with drops at 10, 20 and 27
     ],
 )

@@ -12,8 +12,13 @@ NOTE = "[12] is fb.resnet.torch, to which section 5.1 refers for what becomes of
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """All of them; without smoothed labels there is no occasion to say that the paper has none."""
-    return RULES if recipe.label_smoothing else {k: RULES[k] for k in RULES if k != SMOOTHING}
+    """All of them, but for what the paper lacks as this recipe does."""
+    absent = set()
+    if not recipe.label_smoothing:
+        absent.add("label_smoothing")
+    if recipe.averaging.name == "none":
+        absent.add("averaging")
+    return {name: rule for name, rule in RULES.items() if name not in absent}
 
 
 def _warms_up(warmup: Warmup) -> bool:
@@ -37,7 +42,6 @@ def close(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-9 * abs(b)
 
 
-SMOOTHING = "label_smoothing"
 RULES = {
     "data": Rule(
         "5.1",
@@ -80,7 +84,7 @@ RULES = {
     ),
     "lr_of_a_step": Rule("2.2", "the update of a step uses the lr of that step", bool),
     "gradient": Rule("3", "normalised by kn, not n; without weight decay", bool),
-    SMOOTHING: Rule(
+    "label_smoothing": Rule(
         "5.1",
         "none: the loss is the cross-entropy of the labels as they are",
         lambda share: share == 0,
@@ -116,6 +120,7 @@ RULES = {
     ),
     "seed": Rule("5.1", "5 independent runs", bool),
     "evaluation": Rule("5.1", "top-1 error over all validation images", bool),
+    "averaging": Rule("5.1", "none: the weights of the last step", lambda name: name == "none"),
     "metric": Rule(
         "5.1",
         "median top-1 error of the last 5 epochs",
