@@ -99,16 +99,14 @@ def _weight_decay(learner: Learner) -> Fact:
     decays, of_norms = _decays(learner), _of_norms(learner)
     others = [p for p in learner.model.parameters() if p not in of_norms]
     untouched = [p for p in learner.model.parameters() if p not in decays]
-    # Biases have one dimension, and so have gamma and beta alone of all others.
-    kinds = (
-        (decays.get(p, 0.0) for p in others if p.dim() > 1),
-        (decays.get(p, 0.0) for p in others if p.dim() == 1),
-    )
+    # Of what is not of BN, biases have one dimension and weights have more.
+    weights = frozenset(decays.get(p, 0.0) for p in others if p.dim() > 1)
+    biases = frozenset(decays.get(p, 0.0) for p in others if p.dim() == 1)
     return Fact(
         "weight_decay",
         _by_value([decays.get(p, 0.0) for p in others])
         + (f"; {len(untouched)} are not trained" if untouched else ""),
-        Decays(*map(frozenset, kinds), untouched=len(untouched)),
+        Decays(weights, biases, len(untouched)),
     )
 
 
@@ -202,7 +200,8 @@ def _lars(learner: Learner) -> Fact:
             return _gradient_itself(gradient, w, group)
         norm = w.norm()
         ratio = rule.trust * norm / (gradient.norm() + decay * norm + rule.eps)
-        return (ratio if norm > 0 else 1) * (gradient + decay * w)
+        found: Tensor = (ratio if norm > 0 else 1) * (gradient + decay * w)
+        return found
 
     form, nesterov, m = _found_form(optimizer, scaled)
     kinds = frozenset(
