@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from hydra import compose, initialize_config_dir
 from hydra.conf import HydraConf
@@ -32,6 +32,8 @@ from lsgd.recipe.points import PublishedPoints, check_points
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
+
+T = TypeVar("T")
 
 EPILOG = """\
 {recipes}
@@ -250,16 +252,7 @@ def load_study(name: str) -> Study:
     """The checked study `recipes/study/NAME.yaml`; raises Refused."""
     if name not in studies():
         raise Refused(f"+study={name} does not exist; {did_you_mean(name, studies())}")
-    values = _read_yaml(paths.recipes_dir() / "study" / f"{name}.yaml")
-    schema = OmegaConf.structured(Study)
-    OmegaConf.set_readonly(schema, None)
-    try:
-        study = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values))
-    except OmegaConfBaseException as error:
-        raise Refused(
-            f"study {name}: {_first_line(error)}; see the studies that are there"
-        ) from None
-    assert isinstance(study, Study)
+    study = _load_definition(Study, "study", name, hint="see the studies that are there")
     check_study(study, recipes())
     return study
 
@@ -271,38 +264,34 @@ def load_search(name: str, *words: str) -> Search:
     """
     if name not in searches():
         raise Refused(f"+search={name} does not exist; {did_you_mean(name, searches())}")
-    values = _read_yaml(paths.recipes_dir() / "search" / f"{name}.yaml")
-    schema = OmegaConf.structured(Search)
-    OmegaConf.set_readonly(schema, None)
+    hint = f"a search has {', '.join(SEARCH_FIELDS)}, as recipes/README.md says"
     try:
-        given = OmegaConf.from_dotlist(list(words))
-        search = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
+        search = _load_definition(Search, "search", name, *words, hint=hint)
     except YAMLError:
         raise Refused(f"a value in {' '.join(words)} cannot be read; close its brackets") from None
-    except OmegaConfBaseException as error:
-        raise Refused(
-            f"search {name}: {_first_line(error)}; a search has {', '.join(SEARCH_FIELDS)}, as "
-            "recipes/README.md says"
-        ) from None
-    assert isinstance(search, Search)
     check_search(search, recipes())
     return search
 
 
 def load_points(name: str) -> PublishedPoints:
     """The checked convergence points `recipes/points/NAME.yaml`; raises Refused."""
-    values = _read_yaml(paths.recipes_dir() / "points" / f"{name}.yaml")
-    schema = OmegaConf.structured(PublishedPoints)
-    OmegaConf.set_readonly(schema, None)
-    try:
-        points = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values))
-    except OmegaConfBaseException as error:
-        raise Refused(
-            f"points {name}: {_first_line(error)}; see the points that are there"
-        ) from None
-    assert isinstance(points, PublishedPoints)
+    points = _load_definition(PublishedPoints, "points", name, hint="see the points that are there")
     check_points(points)
     return points
+
+
+def _load_definition(kind: type[T], group: str, name: str, *words: str, hint: str) -> T:
+    """`recipes/GROUP/NAME.yaml`, changed by words; raises Refused, and YAMLError for the words."""
+    values = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
+    schema = OmegaConf.structured(kind)
+    OmegaConf.set_readonly(schema, None)
+    try:
+        given = OmegaConf.from_dotlist(list(words))
+        made = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
+    except OmegaConfBaseException as error:
+        raise Refused(f"{group} {name}: {_first_line(error)}; {hint}") from None
+    assert isinstance(made, kind)
+    return made
 
 
 def all_points() -> list[PublishedPoints]:
