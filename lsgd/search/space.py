@@ -9,17 +9,14 @@ from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.recipe.search import Search
 from lsgd.search.point import Values
-from lsgd.trials.trial import Trial
+from lsgd.trials.trial import FIXED_OF_TRIALS, Trial
 
 CORNERS = 64
 """The corners of a space that are tried before anything is trained; of more, only those at which
 one field after another is at its ends."""
-FIXED = {
+FIXED = FIXED_OF_TRIALS | {
     "recipe": "a search has its recipe; write +search=NAME and words that hold for all trials",
-    "name": "a trial has the name of its recipe; leave it out",
     "seed": "write seeds=[0] for the seeds of every point, or sampler_seed=1 for another search",
-    "run_dir": "the folder of a trial is named by recipe, seed and fingerprint; leave it out",
-    "rehearse": "a rehearsal has no result; write python -m lsgd.train +recipe=NAME rehearse=true",
 }
 """What a word must not say, and why."""
 

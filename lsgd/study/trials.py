@@ -6,14 +6,11 @@ from dataclasses import replace
 from lsgd import config
 from lsgd.errors import Refused
 from lsgd.recipe.study import Study
-from lsgd.trials.trial import Trial
+from lsgd.trials.trial import FIXED_OF_TRIALS, Trial
 
-FIXED = {
+FIXED = FIXED_OF_TRIALS | {
     "recipe": "a study has its recipes; write +study=NAME and words that hold for all of them",
-    "name": "a trial has the name of its recipe; leave it out",
     "seed": "a study has its seeds; write seeds=[0,1] for some of them",
-    "run_dir": "the folder of a trial is named by recipe, seed and fingerprint; leave it out",
-    "rehearse": "a rehearsal has no result; write python -m lsgd.train +recipe=NAME rehearse=true",
 }
 """What a word must not say, and why."""
 

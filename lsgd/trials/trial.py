@@ -9,6 +9,13 @@ from lsgd.errors import Refused
 from lsgd.recipe import Recipe
 from lsgd.run.read import NotARun, Run, read_run, trial_folder
 
+FIXED_OF_TRIALS = {
+    "name": "a trial has the name of its recipe; leave it out",
+    "run_dir": "the folder of a trial is named by recipe, seed and fingerprint; leave it out",
+    "rehearse": "a rehearsal has no result; write python -m lsgd.train +recipe=NAME rehearse=true",
+}
+"""What no word for trials may say, and why."""
+
 
 @dataclass(frozen=True)
 class Trial:
