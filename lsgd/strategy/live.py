@@ -34,7 +34,6 @@ from lsgd.strategy.desk import Kind
 from lsgd.strategy.gate import Tickets
 from lsgd.strategy.guard import LOWER_LR
 from lsgd.strategy.live_server import LATEST, Layout, LiveServer, Word
-from lsgd.strategy.message import Message
 from lsgd.strategy.order import play
 from lsgd.strategy.placement import place
 from lsgd.strategy.recorded import FILE, Orders
@@ -348,16 +347,9 @@ class Live:
                 own.followers = list(opened)
             elif self.one_gate:
                 [own.leader] = opened
-        self.pushes = [self._message(server, push=True) for server in servers]
-        self.replies = [self._message(server, push=False) for server in servers]
-
-    def _message(self, server: int, *, push: bool) -> Message:
-        assert self.layout is not None
-        values = sum(value.numel() for value in self.values[server])
-        if push:
-            seen = sum(part.seen.numel() for part in self.parts) if server == 0 else 0
-            return Message(self.layout.push, values + seen, self.parameters[0].dtype)
-        return Message(self.layout.reply, values, self.parameters[0].dtype)
+        pushed, replied = self.layout.push_message, self.layout.reply_message
+        self.pushes = [pushed(each, self.values[each], self.parts) for each in servers]
+        self.replies = [replied(self.values[each]) for each in servers]
 
     def _meet(self) -> None:
         """Learn how the order has ended, and bring what the servers have to all processes."""

@@ -75,6 +75,17 @@ class Layout:
         pushes, the sum of staleness, and how many pushes had each staleness."""
         return 5 + self.counts + LATEST + 1
 
+    def push_message(self, server: int, values: Sequence[Tensor], parts: Sequence[Part]) -> Message:
+        """An empty push to the server with these values; behind the gradient server 0 gets what
+        parts have seen."""
+        seen = sum(part.seen.numel() for part in parts) if server == 0 else 0
+        size = sum(value.numel() for value in values)
+        return Message(self.push, size + seen, values[0].dtype)
+
+    def reply_message(self, values: Sequence[Tensor]) -> Message:
+        """An empty reply of the server with these values."""
+        return Message(self.reply, sum(value.numel() for value in values), values[0].dtype)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -137,15 +148,6 @@ class LiveServer:
         self.threads: list[Thread] = []
         self.timer: Timer | None = None
 
-    def push_message(self) -> Message:
-        """An empty push to this server; behind the gradient server 0 gets what parts have seen."""
-        seen = sum(part.seen.numel() for part in self.parts) if self.number == 0 else 0
-        return Message(self.layout.push, sum(self.sizes) + seen, self.shard.values[0].dtype)
-
-    def reply_message(self) -> Message:
-        """An empty reply of this server."""
-        return Message(self.layout.reply, sum(self.sizes), self.shard.values[0].dtype)
-
     def begin(
         self, gate: Gate, tickets: Tickets | None, version: int, row: Sequence[float], epoch: int
     ) -> None:
@@ -200,7 +202,7 @@ class LiveServer:
 
     def _serve(self, worker: int, pair: Pair) -> None:
         """Handle what a worker sends, until the order has ended or the worker is lost."""
-        message = self.push_message()
+        message = self.layout.push_message(self.number, self.shard.values, self.parts)
         try:
             while True:
                 pair.receive(message.bytes)
@@ -337,7 +339,7 @@ class LiveServer:
             self.lock.notify_all()
 
     def _written(self, reply: Reply) -> Message:
-        message = self.reply_message()
+        message = self.layout.reply_message(self.shard.values)
         life, count = self.desk.lives[reply.worker], len(reply.tickets)
         head = [reply.kind, life, self.epoch, self.told, count, reply.last]
         tickets = reply.tickets + [0] * (1 + self.layout.ahead - count)
