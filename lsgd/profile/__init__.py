@@ -166,6 +166,7 @@ class Trace:
             activities=self.activities,
             schedule=schedule(wait=0, warmup=1, active=TRACED, repeat=1),
             on_trace_ready=self._write,
+            acc_events=True,  # torch 2.11 warns without it, even of a schedule with one cycle
         )
         self.profiler.start()
 
