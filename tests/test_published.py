@@ -99,7 +99,7 @@ def test_no_run_in_results_is_missing() -> None:
 
 
 @dataclass(frozen=True)
-class Averaging:
+class Crops:
     """A group of fields to come."""
 
     kind: str = "none"
@@ -121,7 +121,7 @@ class Grown(Recipe):
 
     optim: GrownOptim
     label_smoothing: float = field(default=0.0, metadata=later(0.0))
-    averaging: Averaging = field(default_factory=Averaging, metadata=later({"kind": "none"}))
+    crops: Crops = field(default_factory=Crops, metadata=later({"kind": "none"}))
 
 
 @pytest.fixture
@@ -148,15 +148,15 @@ def test_fields_that_come_later_keep_every_fingerprint() -> None:
     ("word", "changes"),
     [
         ("label_smoothing=0.1", True),
-        ("averaging.kind=ema", True),
-        ("averaging.decay=0.9", True),
-        ("averaging.log=true", False),
+        ("crops.kind=ema", True),
+        ("crops.decay=0.9", True),
+        ("crops.log=true", False),
         ("optim.clip_value=1", True),
     ],
 )
 def test_another_value_of_such_a_field_is_another_run(word: str, changes: bool) -> None:
     assert (fingerprint("+recipe=bs8k", AS_BEFORE, word) != published()["bs8k"]) == changes
-    every = {fingerprint("+recipe=bs8k", AS_BEFORE, f"averaging.kind={kind}") for kind in "abc"}
+    every = {fingerprint("+recipe=bs8k", AS_BEFORE, f"crops.kind={kind}") for kind in "abc"}
     assert len(every) == 3
 
 
