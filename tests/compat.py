@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("dev", "imagenet", "report", "search")
 FROM_SOURCE = "--no-binary=antlr4-python3-runtime"
 """Hydra needs it, and it is there as source alone, which is Python and is not compiled."""
-SIZE = "up to 5 GB"
+SIZE = "up to 7 GB"
 LIMIT = 300.0
 """Seconds that pip may take to find a version."""
 HEAD = ["torch", "torchvision", "passed", "failed", "skipped", "seconds", "outcome"]
