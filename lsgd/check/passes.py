@@ -164,7 +164,8 @@ def _evaluation_epochs(recipe: Recipe) -> Fact:
     after = [epoch for epoch in range(recipe.epochs - 1) if recipe.evaluates_after(epoch)]
     gaps = set(np.diff(after).tolist()) or {recipe.evaluation.every}
     every = " or ".join(map(str, sorted(gaps)))
-    return Fact("evaluation_epochs", f"every {every} epochs, and after the last one", gaps)
+    run = "every epoch" if gaps == {1} else f"every {every} epochs, and the last one"
+    return Fact("evaluation_epochs", f"after {run}", gaps)
 
 
 def _averaging(recipe: Recipe) -> Fact:

@@ -4,7 +4,7 @@ How weights start, over how many images BN goes and how images are resized, it d
 """
 
 from lsgd.check.finding import Rule
-from lsgd.check.papers import goyal2017, sound
+from lsgd.check.papers import sound
 from lsgd.check.rate import Parabola, Warmup
 from lsgd.check.step import Decays, Lars
 from lsgd.recipe import Recipe
@@ -48,20 +48,27 @@ def decay_to_0() -> Rule:
     return Rule("alg. 1", "by power 2 to 0 at the end of the run", holds)
 
 
-RULES = sound.RULES | {
-    "data": goyal2017.RULES["data"],
-    "augmentation": Rule(
-        "table", "crops of varied area and aspect, and flips", lambda windows: windows is not None
-    ),
-    "model": Rule("table", "ResNet-50", bool),
-    "weight_decay": Rule(
-        "paper", "5e-4, of all tensors", lambda decays: decays == Decays(WD, WD, untouched=0)
-    ),
-    "batchnorm_decay": Rule("alg. 1", "5e-4: no tensor is excluded", lambda decays: decays == WD),
-    "lars": Rule(
-        "alg. 1",
-        "as equation (10), m = 0.9, trust 0.001, no eps; no tensor is excluded",
-        lambda lars: lars == Lars(10, False, 0.9, 0.001, 0.0, ALL),
-    ),
-    "epochs": Rule("table", "100", lambda epochs: epochs.count == 100 and epochs.whole),
-}
+RULES = (
+    sound.RULES
+    | sound.as_goyal("table", "data")
+    | {
+        "augmentation": Rule(
+            "table",
+            "crops of varied area and aspect, and flips",
+            lambda windows: windows is not None,
+        ),
+        "model": Rule("table", "ResNet-50", bool),
+        "weight_decay": Rule(
+            "paper", "5e-4, of all tensors", lambda decays: decays == Decays(WD, WD, untouched=0)
+        ),
+        "batchnorm_decay": Rule(
+            "alg. 1", "5e-4: no tensor is excluded", lambda decays: decays == WD
+        ),
+        "lars": Rule(
+            "alg. 1",
+            "as equation (10), m = 0.9, trust 0.001, no eps; no tensor is excluded",
+            lambda lars: lars == Lars(10, False, 0.9, 0.001, 0.0, ALL),
+        ),
+        "epochs": Rule("table", "100", lambda epochs: epochs.count == 100 and epochs.whole),
+    }
+)

@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 
 from lsgd.check.finding import Rule
-from lsgd.check.papers import goyal2017, sound
+from lsgd.check.papers import sound
 from lsgd.check.papers.lars2017 import decay_to_0
 from lsgd.check.rate import Warmup
 from lsgd.check.step import Decays
@@ -40,12 +40,10 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
     return RULES | of_the_row
 
 
+SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
 RULES = (
     sound.RULES
-    | {
-        name: goyal2017.RULES[name]
-        for name in ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
-    }
+    | sound.as_goyal("code", *SHARED)
     | {
         "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
         "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),

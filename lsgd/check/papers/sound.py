@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lsgd.check.finding import Rule
 from lsgd.check.papers import goyal2017
 
 NAMES = (
@@ -10,3 +11,8 @@ NAMES = (
 )  # fmt: skip
 RULES = {name: replace(goyal2017.RULES[name], section="any") for name in NAMES}
 """In the words of Goyal et al. 2017."""
+
+
+def as_goyal(section: str, *names: str) -> dict[str, Rule]:
+    """The rules that a paper has in common with Goyal et al. 2017, and where it has them."""
+    return {name: replace(goyal2017.RULES[name], section=section) for name in names}
