@@ -15,9 +15,10 @@ from lsgd.rules.sampler import Pass
 
 class AveragedWeights:
     """The part. Every process has all of it, since all update the model alike; no step is another
-    for it."""
+    for it. What an average keeps are `kept`, tensors by the number of their parameter."""
 
     name = "averaging"
+    kept: list[Tensor]
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = [parameter.detach() for parameter in model.parameters()]
@@ -31,12 +32,12 @@ class AveragedWeights:
     @contextmanager
     def in_model(self) -> Iterator[None]:
         """Meanwhile the model has the averages, and then its own weights again, bit by bit."""
-        kept = [weight.clone() for weight in self.weights]
+        own = [weight.clone() for weight in self.weights]
         torch._foreach_copy_(self.weights, self.means())
         try:
             yield
         finally:
-            torch._foreach_copy_(self.weights, kept)
+            torch._foreach_copy_(self.weights, own)
 
     def start_pass(self, each: Pass) -> None:
         """Nothing: a pass changes no weight."""
@@ -49,12 +50,15 @@ class AveragedWeights:
         """Nothing: the model goes on with its own weights."""
 
     def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
-        """How many updates there were."""
-        return {"updates": torch.tensor(self.updates)}
+        """What is kept, and how many updates there were."""
+        kept = {f"kept {number}": each.clone() for number, each in enumerate(self.kept)}
+        return kept | {"updates": torch.tensor(self.updates)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from there."""
         self.updates = int(state["updates"])
+        for number, each in enumerate(self.kept):
+            each.copy_(state[f"kept {number}"])
 
 
 class MovingAverage(AveragedWeights):
@@ -64,28 +68,17 @@ class MovingAverage(AveragedWeights):
     def __init__(self, model: nn.Module, half_life: float) -> None:
         super().__init__(model)
         self.share = 1 - 2 ** (-1 / half_life)
-        self.averages = [weight.clone() for weight in self.weights]
+        self.kept = [weight.clone() for weight in self.weights]
 
     def means(self) -> list[Tensor]:
         """The moving averages."""
-        return self.averages
+        return self.kept
 
     @torch.no_grad()
     def end_step(self, active_workers: int) -> None:
         """Move towards the weights after an update."""
         super().end_step(active_workers)
-        torch._foreach_lerp_(self.averages, self.weights, self.share)
-
-    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
-        """The averages, by the number of their parameter."""
-        means = {f"mean {number}": mean.clone() for number, mean in enumerate(self.averages)}
-        return super().state(sum_) | means
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
-        super().restore(state)
-        for number, mean in enumerate(self.averages):
-            mean.copy_(state[f"mean {number}"])
+        torch._foreach_lerp_(self.kept, self.weights, self.share)
 
 
 class LastEpochs(AveragedWeights):
@@ -109,14 +102,3 @@ class LastEpochs(AveragedWeights):
         if not rest:
             for kept, weight in zip(self.kept, self.weights, strict=True):
                 kept[(ended - 1) % self.epochs].copy_(weight)
-
-    def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
-        """The weights that are kept, by the number of their parameter."""
-        kept = {f"kept {number}": each.clone() for number, each in enumerate(self.kept)}
-        return super().state(sum_) | kept
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
-        super().restore(state)
-        for number, each in enumerate(self.kept):
-            each.copy_(state[f"kept {number}"])
