@@ -115,7 +115,7 @@ class Images:
         model.train()
         for each, (images, _) in zip(passes, inputs.train(passes), strict=True):
             self.statistics.start_pass(each)
-            model(self._on_device(images, self.layout))
+            model(images.to(self.device, self.dtype, memory_format=self.layout))
         examples = min(len(steps) * recipe.batch_size, recipe.train_examples)
         active = -(-examples // recipe.worker_batch)
         self.statistics.measure(active, partial(sum_, self.comm))
@@ -127,7 +127,7 @@ class Images:
         trains = each.split == "train"
         # The recipe's layout is for training; an evaluation takes the images as they come.
         layout = self.layout if trains else torch.preserve_format
-        images = self._on_device(images, layout)
+        images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         logits = model(images)
         # Summed, not averaged: the step divides by the examples of all processes (remark 3).
@@ -141,9 +141,6 @@ class Images:
         torch.sum(right[:, 0], 0, out=counts[1])
         torch.sum(right, (0, 1), out=counts[2])
         return loss, counts
-
-    def _on_device(self, images: Tensor, layout: torch.memory_format) -> Tensor:
-        return images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
 
     def rates(self, loss: float, counts: list[int]) -> dict[str, float]:
         """The errors at the first guess and within five guesses, in percent."""
