@@ -1,5 +1,6 @@
 """The figures of a report on runs, each with what it shows in words."""
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -188,7 +189,7 @@ def _noise_scales(noisy: list[tuple[Group, list[tuple[int, float]]]]) -> Figure:
     def plot(axes: "Axes") -> None:
         for index, (group, points) in enumerate(noisy):
             colour = COLOURS[index % len(COLOURS)]
-            axes.plot(*zip(*points, strict=True), color=colour, label=group.label)
+            axes.plot(*zip(*points, strict=True), color=colour, marker=".", label=group.label)
             axes.axhline(group.recipe.batch_size, color=colour, ls=":", lw=1)
         axes.set_yscale("log")
         axes.set_xlim(left=0)
@@ -207,7 +208,8 @@ def _noise_scales(noisy: list[tuple[Group, list[tuple[int, float]]]]) -> Figure:
 
 
 def _noise(group: Group) -> list[tuple[int, float]]:
-    """The noise scale of NOISE_EPOCHS epochs up to each epoch, over all runs that measured it."""
+    """The noise scale of NOISE_EPOCHS epochs up to each epoch, over all runs that measured it; NaN,
+    a gap in the line, where the mean of |G|² is not above 0."""
     found: dict[int, tuple[list[float], list[float]]] = {}
     for run in group.runs:
         for epoch, row in run.epochs.items():
@@ -224,8 +226,8 @@ def _noise(group: Group) -> list[tuple[int, float]]:
         ]
         # Means of both, since the quotient of a single epoch may have no sign.
         square = sum(sum(squares) for squares, _ in window)
-        if square > 0:
-            points.append((epoch, sum(sum(variances) for _, variances in window) / square))
+        variance = sum(sum(variances) for _, variances in window)
+        points.append((epoch, variance / square if square > 0 else math.nan))
     return points
 
 
