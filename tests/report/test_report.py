@@ -107,7 +107,7 @@ def test_real_runs_give_the_numbers_that_were_written_down_by_hand(tmp_path: Pat
 
 
 def test_the_noise_scale_is_that_of_three_epochs_over_all_runs(tmp_path: Path) -> None:
-    """A quotient of means, since that of one epoch may be far off; where there is no sign there is a gap."""
+    """A quotient of means, as that of one epoch may be far off; without a sign there is a gap."""
     measured = {
         0: [(1.0, 30.0), (3.0, 30.0), (-1.0, 30.0), (2.0, 60.0)],
         1: [(3.0, 50.0), (None, None), (-3.5, 30.0), (-6.0, 60.0)],
