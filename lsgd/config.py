@@ -348,7 +348,11 @@ def to_yaml(recipe: Recipe) -> str:
     derived = (
         f"# batch_size: {recipe.batch_size}\n"
         f"# steps_per_epoch: {recipe.steps_per_epoch}\n"
-        f"# lr: {recipe.lr(0):g} at step 0\n"
+        + "".join(
+            f"# from epoch {stage.epoch}: batch_size {stage.batch_size}, {stage.steps} steps\n"
+            for stage in recipe.stages[1:]
+        )
+        + f"# lr: {recipe.lr(0):g} at step 0\n"
         f"# fingerprint: {recipe.fingerprint}\n"
     )
     values: Any = OmegaConf.to_container(OmegaConf.structured(recipe))

@@ -110,7 +110,7 @@ class Learner:
         """
         self.strategy.settle()
         step = self.next_step
-        epoch = step // self.recipe.steps_per_epoch
+        epoch, _ = self.recipe.place(step)
         parts = {part.name: part.state(partial(sum_, self.comm)) for part in self.strategy.parts}
         saved = Checkpoint(
             recipe=asdict(self.recipe),

@@ -100,6 +100,21 @@ class Row:
 
 
 @dataclass(frozen=True)
+class GrowingRow(Row):
+    """The same lr by epoch; some epochs begin with a minibatch ten times as large."""
+
+    growth: tuple[int, ...] = ()
+
+    def lrs(self) -> list[float]:
+        alike = super().lrs()
+        return [
+            alike[epoch * self.steps]
+            for epoch in range(self.edges[-1])
+            for _ in range(self.steps // 10 ** sum(epoch >= edge for edge in self.growth))
+        ]
+
+
+@dataclass(frozen=True)
 class PolynomialRow(Row):
     """The lr of LARS: from 0 in a straight line, then down by a polynomial of power 2."""
 
@@ -214,6 +229,10 @@ def rows() -> dict[str, Row]:
     found["fashion_bs2k_long"] = fashion(
         2048, reference=(64, Fraction(1, 10)), warmup_epochs=6, edges=(15, 21, 24, 27)
     )
+    for name, edges, growth in (("", (8, 9), (5, 7)), ("_once", (7, 8, 9), (5,))):
+        found[f"fashion_growth{name}"] = GrowingRow(
+            64, examples=60_000, reference=(64, Fraction(1, 10)), edges=edges, growth=growth
+        )
     found["fashion_resnet20"] = fashion(
         128, reference=(128, Fraction(1, 10)), edges=(15, 22, 27, 30)
     )
@@ -397,14 +416,16 @@ def test_steps_per_epoch() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rehearsal(name: str) -> None:
-    """Six steps of the same run, each at its lr, with the drop and the end of warmup in view."""
+    """Six steps of the same run, each at its lr, with the drop and the end of warmup in view, and
+    two more for each growth of the minibatch."""
     recipe = shipped(name)
     small = rehearsal(replace(recipe, rehearse=True))
     check(small)
     steps = [step for _, each in small.epochs_from(0) for step in each]
     # No warmup of 5 epochs ends within a run of 3.
     unseen = recipe.epochs <= recipe.schedule.warmup_epochs
-    assert len(steps) == (6 if recipe.schedule.milestones else 5) - unseen
+    grown = 2 * len(recipe.batch_growth.milestones)
+    assert len(steps) == (6 if recipe.schedule.milestones else 5) - unseen + grown
     assert [small.lr(step) for step in steps] == [recipe.lr(step) for step in steps]
     assert (small.workers, small.worker_batch) == (recipe.workers, 2)
 

@@ -165,14 +165,15 @@ def plan_batches(recipe: Recipe, rounds: int, batches: int) -> list[list[Pass]]:
 
 def passes_of_step(recipe: Recipe, step: int) -> list[Pass]:
     """The passes that a single process makes in a step of the run."""
-    epoch, step_of_epoch = divmod(step, recipe.steps_per_epoch)
+    epoch, step_of_epoch = recipe.place(step)
+    workers = recipe.stage(epoch).workers
     return sampler.step_passes(
         _order(recipe.data.train_examples, recipe.seed, epoch),
         epoch=epoch,
         step=step_of_epoch,
-        workers=recipe.workers,
+        workers=workers,
         worker_batch=recipe.worker_batch,
-        hosted=range(recipe.workers),
+        hosted=range(workers),
         workers_per_pass=recipe.pass_workers,
     )
 

@@ -70,8 +70,7 @@ class LoadedEpochs:
         """Load all images of an epoch; returns the bytes that are in RAM afterwards."""
         recipe, device = self.recipe, self.device
         evaluation = open_workload(recipe, device).evaluation("val", rank=0, world_size=1)
-        steps = recipe.steps_per_epoch
-        of_epoch = range(epoch * steps, (epoch + 1) * steps)
+        of_epoch = range(recipe.first_step(epoch), recipe.first_step(epoch + 1))
         passes = (each for step in of_epoch for each in passes_of_step(recipe, step))
         consume(self.inputs.train(passes), device)
         consume(self.inputs.evaluation(evaluation), device)

@@ -51,7 +51,7 @@ def measure_training(
         [
             task
             for step in range(number * steps, (number + 1) * steps)
-            for task in learner.strategy.tasks(step // recipe.steps_per_epoch, [step])
+            for task in learner.strategy.tasks(recipe.place(step)[0], [step])
         ]
         for number in range(rounds + 1)
     ]

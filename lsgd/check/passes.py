@@ -38,6 +38,7 @@ def facts(learner: Learner) -> list[Fact]:
         _evaluation(recipe),
         _evaluation_epochs(recipe),
         _averaging(recipe),
+        _growth(recipe),
         _metric(recipe),
     ]
 
@@ -172,6 +173,12 @@ def _averaging(recipe: Recipe) -> Fact:
     name = recipe.averaging.name
     run = "none" if name == "none" else f"averaging={name}: evaluations are of averages"
     return Fact("averaging", run, name)
+
+
+def _growth(recipe: Recipe) -> Fact:
+    sizes = [stage.batch_size for stage in recipe.stages]
+    grown = [f", {stage.batch_size} from epoch {stage.epoch}" for stage in recipe.stages[1:]]
+    return Fact("batch_growth", f"{sizes[0]} images in a step" + "".join(grown), sizes)
 
 
 def _metric(recipe: Recipe) -> Fact:

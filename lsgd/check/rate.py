@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lsgd.check.finding import Fact
 from lsgd.learner import Learner
-from lsgd.recipe import Recipe
+from lsgd.recipe import BatchGrowth, Recipe
+from lsgd.recipe.stages import Stage
 
 Curve = NDArray[np.float64]
 """The lr of every step of a run."""
@@ -122,19 +123,20 @@ def _warmup_in_words(curve: Curve, steps: int) -> str:
 
 
 def _drops(recipe: Recipe, curve: Curve) -> Fact:
-    steps, arrival = recipe.steps_per_epoch, int(np.argmax(curve))
+    arrival = int(np.argmax(curve))
     changes = np.flatnonzero(np.diff(curve[arrival:])) + arrival + 1
     with np.errstate(divide="ignore"):  # a smooth decay may end at 0
         ratios = curve[changes - 1] / curve[changes]
     by_ten = np.allclose(ratios, 10, rtol=1e-9, atol=0)
     factor = "10" if by_ten else ", ".join(f"{ratio:.3g}" for ratio in ratios[:3])
-    where = ", ".join(f"{step / steps:.4g}" for step in changes[:5]) + ", …" * (len(changes) > 5)
+    epochs = [recipe.epoch(step) for step in changes.tolist()]
+    where = ", ".join(f"{epoch:.4g}" for epoch in epochs[:5]) + ", …" * (len(epochs) > 5)
     run = f"lr divided by {factor} at epochs {where}" if len(changes) else "none"
     if recipe.total_steps > MANY:
         run += f"; between these, asked of {SAMPLE} steps per epoch"
     if recipe.schedule.decay != "steps":
         run = f"{recipe.schedule.decay} from lr {curve[arrival]:.5g} to {curve[-1]:.3g}, no drops"
-    return Fact("drops", run, ([step / steps for step in changes.tolist()], by_ten))
+    return Fact("drops", run, (epochs, by_ten))
 
 
 def _peak(curve: Curve) -> Fact:
@@ -195,8 +197,15 @@ class Epochs:
 def _curve(recipe: Recipe) -> Curve:
     if recipe.total_steps <= MANY:
         return _lrs(recipe, np.arange(recipe.total_steps))
-    steps = np.arange(recipe.total_steps).reshape(recipe.epochs, -1)
-    sample = np.linspace(0, recipe.steps_per_epoch - 1, SAMPLE).astype(int)
+    ends = [stage.epoch for stage in recipe.stages[1:]]
+    stages = zip(recipe.stages, [*ends, recipe.epochs], strict=True)
+    return np.concatenate([_stage_curve(recipe, stage, end) for stage, end in stages])
+
+
+def _stage_curve(recipe: Recipe, stage: Stage, end: int) -> Curve:
+    """The lr of every step of the epochs of a stage, which ends before this epoch."""
+    steps = np.arange(stage.steps_before, recipe.first_step(end)).reshape(-1, stage.steps)
+    sample = np.linspace(0, stage.steps - 1, SAMPLE).astype(int)
     curve = _lrs(recipe, steps[:, sample])
     # Epochs of one lr, like their neighbours, are filled in; all others are computed step by step.
     jumps = curve[1:, 0] != curve[:-1, -1]
@@ -204,7 +213,7 @@ def _curve(recipe: Recipe) -> Curve:
     whole[1:] |= jumps
     whole[:-1] |= jumps
     whole[:WARMUP] = whole[-1] = True
-    curve = np.repeat(curve[:, :1], recipe.steps_per_epoch, axis=1)
+    curve = np.repeat(curve[:, :1], stage.steps, axis=1)
     curve[whole] = _lrs(recipe, steps[whole])
     return curve.ravel()
 
@@ -217,7 +226,7 @@ def _lrs(recipe: Recipe, steps: NDArray[np.int64]) -> Curve:
 def _like(recipe: Recipe, batch: int) -> Recipe:
     """The same schedule for another minibatch, in a dataset that has twenty of them."""
     data = replace(recipe.data, train_examples=20 * batch)
-    return replace(recipe, workers=1, worker_batch=batch, data=data)
+    return replace(recipe, workers=1, worker_batch=batch, data=data, batch_growth=BatchGrowth())
 
 
 def _full(recipe: Recipe, batch: int) -> float:

@@ -19,7 +19,7 @@ from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
-from lsgd.recipe import Averaging, Recipe
+from lsgd.recipe import Averaging, BatchGrowth, Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
 from lsgd.rules.sampler import Pass
@@ -70,6 +70,7 @@ def miniature(recipe: Recipe) -> Learner:
         model=replace(recipe.model, name="small_resnet"),
         optim=optimizer,
         averaging=Averaging(),
+        batch_growth=BatchGrowth(),
         workers=WORKERS,
         worker_batch=IMAGES,
         workers_per_pass=2,
@@ -291,7 +292,7 @@ def _lr_of_a_step(recipe: Recipe) -> Fact:
     lrs = [small.lr(step) for step in range(small.total_steps)]
     drop = next((step for step, lr in enumerate(lrs) if lr < lrs[0]), 1)
     for step in (drop - 1, drop):
-        [task] = learner.strategy.tasks(step // small.steps_per_epoch, [step])
+        [task] = learner.strategy.tasks(small.place(step)[0], [step])
         train_step(learner, task, _made_up(task.passes))
     groups = len(used) // 2
     same = used == [lrs[drop - 1]] * groups + [lrs[drop]] * groups

@@ -22,7 +22,7 @@ from lsgd.plan.strategy import plan_strategy
 from lsgd.plan.table import counts, one_worker_each, report, row
 from lsgd.plan.target import arrival_report, find_arrivals, find_points
 from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_known, check_world_size
+from lsgd.recipe.checks import check_known, check_one_batch, check_world_size
 from lsgd.recipe.points import PublishedPoints
 
 ABOUT = """\
@@ -74,6 +74,7 @@ def plan(argv: Sequence[str]) -> None:
     recipe, options = _command_line().read(words)
     remedy = "a short run of it with profile=true shows where its time goes"
     check_known(recipe, "lsgd.plan", remedy, workloads=("images",), strategies=("allreduce",))
+    check_one_batch(recipe, "lsgd.plan")
     gpus = _gpus(sizes, recipe)
     points = _points(recipe, options)
     if points is None:

@@ -13,7 +13,7 @@ from lsgd.plan.gradients import parameter_sizes
 from lsgd.plan.kept import keep, plotter
 from lsgd.plan.pace import STEPS, Pace, pace
 from lsgd.recipe import Recipe, StrategySettings
-from lsgd.recipe.checks import check_known
+from lsgd.recipe.checks import check_known, check_one_batch
 from lsgd.strategy.placement import PLACEMENTS, elements, place
 from lsgd.tables import markdown
 
@@ -53,6 +53,7 @@ def plan_strategy(argv: Sequence[str]) -> None:
     remedy = "a short run of it with profile=true shows where its time goes"
     known = ("allreduce", "sync", "backup", "bounded", "async")
     check_known(recipe, "lsgd.plan strategy", remedy, workloads=("images",), strategies=known)
+    check_one_batch(recipe, "lsgd.plan strategy")
     if recipe.rehearse:
         raise Refused("rehearse=true is a run of six steps; leave it out to plan the real one")
     draw = plotter("draw_paces") if options.out else None

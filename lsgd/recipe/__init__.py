@@ -9,7 +9,7 @@ refused by lsgd.recipe.checks.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from lsgd.recipe.fields import (
     one_of,
     trajectory,
 )
+from lsgd.recipe.stages import Stage
 from lsgd.recipe.strategies import Cluster as Cluster
 from lsgd.recipe.strategies import StrategySettings as StrategySettings
 from lsgd.rules import sampler, schedule
@@ -263,6 +264,20 @@ class Averaging:
 
 
 @dataclass(frozen=True)
+class BatchGrowth:
+    """Epochs from which a run has more workers, each with its n images; the lr stays that of the
+    first minibatch, as the schedule has it (Smith et al. 2017)."""
+
+    milestones: list[int] = field(default_factory=list, metadata=IMAGES | later([]))
+    """Whole epochs at which the number of workers is multiplied by the factor."""
+    factor: int = field(default=2, metadata=IMAGES | later(2) | at_least(2))
+
+    def factor_in(self, epoch: int) -> int:
+        """How many times the workers of epoch 0 this epoch has."""
+        return int(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
+
+
+@dataclass(frozen=True)
 class Goal:
     """What the number of a run is: its rate at the end, or how long it takes to a rate."""
 
@@ -273,13 +288,11 @@ class Goal:
     stop: bool = field(default=False, metadata=later(False))
     """Whether the run ends with the evaluation that has the target."""
 
-    def of(self, rate: Metric, steps_per_epoch: int) -> Metric:
+    def of(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
         """The metric of the run's number, which is of this rate where no other is named."""
         for counted, targets in (("epochs", self.epochs_to), ("steps", self.steps_to)):
             for name, target in targets.items():
-                return Until.of(
-                    METRICS[name], target, counted=counted, steps_per_epoch=steps_per_epoch
-                )
+                return Until.of(METRICS[name], target, counted=counted, first_step=first_step)
         return rate
 
 
@@ -411,6 +424,7 @@ class Recipe:
     metric: Goal = field(default_factory=Goal, metadata=later({}))
     bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=later({}))
     averaging: Averaging = field(default_factory=Averaging, metadata=later({}))
+    batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
     """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
     training starts. Where each worker pushes a gradient of its own, it is always one."""
@@ -547,23 +561,60 @@ class Recipe:
             self.train_examples, self.batch_size, keeps_tail=self.keeps_tail
         )
 
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stretches of epochs with one batch size: one, unless the batch grows."""
+        stages: list[Stage] = []
+        for epoch in (0, *self.batch_growth.milestones):
+            factor = self.batch_growth.factor_in(epoch)
+            size, examples = self.batch_size * factor, self.train_examples
+            steps = sampler.steps_per_epoch(examples, size, keeps_tail=self.keeps_tail)
+            stages.append(
+                Stage(
+                    epoch,
+                    self.workers * factor,
+                    size,
+                    steps,
+                    examples if self.keeps_tail else steps * size,
+                    steps_before=int(stages[-1].steps_until(epoch)) if stages else 0,
+                    examples_before=stages[-1].examples_until(epoch) if stages else 0,
+                )
+            )
+        return tuple(stages)
+
+    def stage(self, epoch: float) -> Stage:
+        """The stage that a (fractional) epoch is of; the last one has what comes after the run."""
+        return [stage for stage in self.stages if stage.epoch <= epoch][-1]
+
+    def first_step(self, epoch: int) -> int:
+        """The number of steps before an epoch, counted from 0."""
+        return int(self.stage(epoch).steps_until(epoch))
+
+    def place(self, step: int) -> tuple[int, int]:
+        """The epoch of a step of the run, and the number of the step in this epoch."""
+        [*_, stage] = (stage for stage in self.stages if stage.steps_before <= step)
+        epochs, of_epoch = divmod(step - stage.steps_before, stage.steps)
+        return stage.epoch + epochs, of_epoch
+
     @property
     def total_steps(self) -> int:
         """The number of steps of the whole run."""
-        return self.epochs * self.steps_per_epoch
+        return self.first_step(self.epochs)
 
     def examples(self, steps: int) -> int:
         """The number of training examples that the first `steps` steps of the run see."""
-        epochs, rest = divmod(steps, self.steps_per_epoch)
-        whole = self.steps_per_epoch * self.batch_size
-        per_epoch = self.train_examples if self.keeps_tail else whole
-        return epochs * per_epoch + rest * self.batch_size
+        epoch, rest = self.place(steps)
+        stage = self.stage(epoch)
+        return stage.examples_until(epoch) + rest * stage.batch_size
 
     def epoch(self, step: float) -> float:
         """The (fractional) epoch at the start of a step of the run, or within it: e + t/S."""
-        steps = self.steps_per_epoch
-        whole, part = divmod(step, steps)
-        return whole + part / steps
+        stage = self.stages[0]
+        for later_stage in self.stages[1:]:
+            if later_stage.steps_before <= step:
+                stage = later_stage
+        whole, part = divmod(step - stage.steps_before, stage.steps)
+        return stage.epoch + whole + part / stage.steps
 
     def lr(self, step: float) -> float:
         """The learning rate of a step of the run, or of a local step within it."""
@@ -589,7 +640,8 @@ class Recipe:
 
     @cached_property
     def _warmup_steps(self) -> float:
-        return self.schedule.warmup_epochs * self.steps_per_epoch if self.warms_up else 0.0
+        epochs = self.schedule.warmup_epochs if self.warms_up else 0.0
+        return self.stage(epochs).steps_until(epochs)
 
     def _decay_left(self, step: float) -> float:
         end = self.schedule.decay_steps or self.total_steps
@@ -598,20 +650,22 @@ class Recipe:
     def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
         """The epochs still to train when `step` is the next one, each with its steps of the run.
 
-        A rehearsal makes six steps of the whole run: the first two, one in the middle of the
-        warmup, the one at its end, and one on each side of the first drop.
+        A rehearsal makes a few steps of the whole run: the first two, one in the middle of the
+        warmup, the one at its end, and one on each side of the first drop and of each growth.
         """
-        per_epoch, run = self.steps_per_epoch, range(step, self.total_steps)
+        run = range(step, self.total_steps)
         if self.rehearse:
             warmup = self.schedule.warmup_epochs
-            drop = self._first_step((self.schedule.milestones or [self.epochs])[0])
-            at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), drop - 1, drop}
+            changes = [(self.schedule.milestones or [self.epochs])[0]]
+            changes += self.batch_growth.milestones
+            sides = [self._first_step(epoch) - back for epoch in changes for back in (1, 0)]
+            at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), *sides}
             steps = sorted(s for s in at if s in run)
-            for epoch in sorted({s // per_epoch for s in steps}):
-                yield epoch, [s for s in steps if s // per_epoch == epoch]
+            for epoch in sorted({self.place(s)[0] for s in steps}):
+                yield epoch, [s for s in steps if self.place(s)[0] == epoch]
             return
-        for epoch in range(step // per_epoch, self.epochs):
-            yield epoch, list(range(max(step, epoch * per_epoch), (epoch + 1) * per_epoch))
+        for epoch in range(self.place(step)[0], self.epochs):
+            yield epoch, list(range(max(step, self.first_step(epoch)), self.first_step(epoch + 1)))
 
     def evaluates_after(self, epoch: int) -> bool:
         """Whether the run is evaluated at the end of this epoch, counted from 0."""
@@ -620,7 +674,7 @@ class Recipe:
 
     def number_metric(self, rate: Metric) -> Metric:
         """The metric of the run's number, for a workload with this rate."""
-        return self.metric.of(rate, self.steps_per_epoch)
+        return self.metric.of(rate, self.first_step)
 
     def is_over(self, rates: Mapping[int, Mapping[str, Any]]) -> bool:
         """Whether a run stops with these rates of its epochs, as they have the target."""
@@ -633,7 +687,7 @@ class Recipe:
     def _first_step(self, epoch: float) -> int:
         """The first step of the run that is at this (fractional) epoch or after it."""
         # Rounded, since the product may miss a whole number in its last bit, or lie between two.
-        near = round(epoch * self.steps_per_epoch)
+        near = round(self.stage(epoch).steps_until(epoch))
         return near if self.epoch(near) >= epoch else near + 1
 
     def trajectory(self) -> dict[str, Any]:
@@ -676,11 +730,16 @@ class Recipe:
         local_steps = self.strategy.push_steps
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
-            f"{self.steps_per_epoch} steps, seed {self.seed}",
+            f"{', then '.join(str(stage.steps) for stage in self.stages)} steps, seed {self.seed}",
             f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} "
             f"{EXAMPLES[self.data.workload]}"
             + f" x {local_steps} local steps" * (local_steps > 1)
             + f", {ramp}",
+            *(
+                f"batch_size {stage.batch_size} = {stage.workers} workers from epoch "
+                f"{stage.epoch} on"
+                for stage in self.stages[1:]
+            ),
             *([NO_REPLAY] if self.strategy.name == "hogwild" else []),
             *([f"images left out (data.skip): {skipped}"] if skipped else []),
             *self.replaced,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
-from lsgd.recipe import MODELS, Averaging, Model, Optim, Recipe, Schedule
+from lsgd.recipe import MODELS, Averaging, BatchGrowth, Model, Optim, Recipe, Schedule
 from lsgd.recipe.fields import AUTO, concerns, default, limits, one_of
 from lsgd.recipe.strategies import StrategySettings
 from lsgd.rules import schedule
@@ -377,6 +377,42 @@ def _check_decay(rule: Schedule) -> None:
             )
 
 
+def _check_growth(recipe: Recipe) -> None:
+    growth, epochs, strategy = recipe.batch_growth, recipe.epochs, recipe.strategy.name
+    milestones = growth.milestones
+    if not milestones:
+        if growth.factor != BatchGrowth.factor:
+            raise Refused(
+                f"batch_growth.factor={growth.factor} says nothing without batch_growth.milestones;"
+                " write the epochs at which the batch grows, such as batch_growth.milestones=[30]"
+            )
+        return
+    for milestone in milestones:
+        if not 0 < milestone < epochs:
+            raise Refused(
+                f"batch_growth.milestones={_numbers(milestones)} has {milestone}, which is outside "
+                f"a run of {epochs} epochs; write whole numbers between 0 and {epochs}"
+            )
+    if sorted(set(milestones)) != milestones:
+        raise Refused(
+            f"batch_growth.milestones={_numbers(milestones)} does not rise; write each once, in "
+            "order"
+        )
+    if strategy != "allreduce":
+        raise Refused(
+            f"batch_growth.milestones={_numbers(milestones)} gives a run more workers, and those "
+            f"of strategy={strategy} stay the same; write strategy=allreduce, or leave it out"
+        )
+    largest = recipe.workers * growth.factor_in(epochs) * recipe.worker_batch
+    if largest > recipe.train_examples:
+        raise Refused(
+            f"batch_growth grows to a batch_size of {largest} ({recipe.workers} workers x "
+            f"worker_batch={recipe.worker_batch} x {growth.factor}^{len(milestones)}), which is "
+            f"more than the {recipe.train_examples} training examples; write fewer milestones or a "
+            "smaller factor"
+        )
+
+
 def _check_tail(recipe: Recipe) -> None:
     examples, batch_size = recipe.train_examples, recipe.batch_size
     if examples < batch_size:
@@ -398,6 +434,7 @@ def _check_tail(recipe: Recipe) -> None:
             f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "
             "two; write tail=drop or another worker_batch"
         )
+    _check_growth(recipe)
 
 
 def _check_strategy(recipe: Recipe) -> None:
@@ -598,5 +635,16 @@ def check_known(
             )
 
 
-def _numbers(values: list[float]) -> str:
+def check_one_batch(recipe: Recipe, command: str) -> None:
+    """Raise Refused for a batch that grows, for a command that plans steps of one size."""
+    if recipe.batch_growth.milestones:
+        raise Refused(
+            f"{command} knows steps of one size, and batch_growth.milestones="
+            f"{_numbers(recipe.batch_growth.milestones)} makes others; write "
+            f"batch_growth.milestones=[] workers={recipe.workers}, and for what follows "
+            f"workers={recipe.stages[-1].workers}"
+        )
+
+
+def _numbers(values: Sequence[float]) -> str:
     return "[" + ",".join(f"{v:g}" for v in values) + "]"

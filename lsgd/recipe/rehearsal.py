@@ -28,7 +28,6 @@ def rehearsal(recipe: Recipe) -> Recipe:
         recipe,
         worker_batch=N,
         data=data,
-        tail="drop",
         model=model,
         schedule=replace(recipe.schedule, reference_batch=reference_batch),
         inputs=replace(recipe.inputs, loader="synthetic"),
@@ -46,10 +45,10 @@ def rehearsal(recipe: Recipe) -> Recipe:
             f"  model {recipe.model.name} -> {network}",
             f"  data {recipe.data.name} -> synthetic {made_up}, "
             f"{data.train_examples} to train and {data.val_examples} to validate"
-            + f"; augmentation {recipe.data.augmentation} -> none" * images
-            + f", tail {recipe.tail} -> drop",
+            + f"; augmentation {recipe.data.augmentation} -> none"
+            * images,
             f"  {recipe.total_steps} steps -> the first two, mid-warmup, warmup's end, both sides "
-            "of the first drop",
+            "of the first drop" + " and of each growth" * bool(recipe.batch_growth.milestones),
         ],
     )
 

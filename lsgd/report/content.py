@@ -189,7 +189,9 @@ def _numbers(findings: Findings) -> list[Block]:
         ]
         row += [_against(group, base)] if base else []
         row += _paper(group, base, verdict) if published else []
-        row += [str(recipe.batch_size), f"{group.lr:g}", str(recipe.steps_per_epoch)]
+        sizes = " → ".join(str(stage.batch_size) for stage in recipe.stages)
+        steps = " → ".join(str(stage.steps) for stage in recipe.stages)
+        row += [sizes, f"{group.lr:g}", steps]
         rows.append(row)
     head += ["kn", "lr", "steps per epoch"]
     return [Table(head, rows), *_notes(findings)] if rows else []

@@ -236,7 +236,7 @@ def _lr_points(group: Group) -> tuple[list[float], list[float]]:
     recipe, total = group.recipe, group.recipe.total_steps
     steps = {int(step) for step in np.linspace(0, total - 1, 200)}
     for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
-        jump = round(epoch * recipe.steps_per_epoch)
+        jump = round(recipe.stage(epoch).steps_until(epoch))
         steps |= {step for step in (jump - 1, jump, jump + 1) if 0 <= step < total}
     order = sorted(steps)
     return [recipe.epoch(step) for step in order], [recipe.lr(step) for step in order]

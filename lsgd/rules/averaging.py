@@ -83,22 +83,25 @@ class MovingAverage(AveragedWeights):
 
 class LastEpochs(AveragedWeights):
     """The mean of the weights at the ends of the last `epochs` epochs, or of those there are;
-    before the end of the first the weights themselves."""
+    before the end of the first the weights themselves. `place` has the epoch of a step of the run,
+    and its number in this epoch."""
 
-    def __init__(self, model: nn.Module, epochs: int, steps_per_epoch: int) -> None:
+    def __init__(
+        self, model: nn.Module, epochs: int, place: Callable[[int], tuple[int, int]]
+    ) -> None:
         super().__init__(model)
-        self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
+        self.epochs, self.place = epochs, place
         self.kept = [weight.new_zeros(epochs, *weight.shape) for weight in self.weights]
 
     def means(self) -> list[Tensor]:
         """The means over the epochs that are kept."""
-        ended = min(self.updates // self.steps_per_epoch, self.epochs)
+        ended = min(self.place(self.updates)[0], self.epochs)
         return [kept[:ended].mean(0) for kept in self.kept] if ended else self.weights
 
     def end_step(self, active_workers: int) -> None:
         """At the end of an epoch keep the weights in place of those of the oldest."""
         super().end_step(active_workers)
-        ended, rest = divmod(self.updates, self.steps_per_epoch)
+        ended, rest = self.place(self.updates)
         if not rest:
             for kept, weight in zip(self.kept, self.weights, strict=True):
                 kept[(ended - 1) % self.epochs].copy_(weight)

@@ -154,21 +154,16 @@ class Until(Metric):
     guess: Callable[[int], float] = field(default=_never, compare=False)
     counted: str = "epochs"
     target: float = 0.0
-    steps_per_epoch: int = field(default=1, compare=False)
-    """Runs of two batches have the same metric."""
+    first_step: Callable[[int], int] = field(default=int, compare=False)
+    """The steps before an epoch; runs of two batches have the same metric."""
 
     @classmethod
-    def of(cls, rate: Metric, target: float, *, counted: str, steps_per_epoch: int = 1) -> Self:
+    def of(
+        cls, rate: Metric, target: float, *, counted: str, first_step: Callable[[int], int] = int
+    ) -> Self:
         """The count until this rate is at most the target."""
         words = f"{counted} to {rate.named(target)}"
-        return cls(
-            rate.name,
-            words,
-            counted,
-            counted=counted,
-            target=target,
-            steps_per_epoch=steps_per_epoch,
-        )
+        return cls(rate.name, words, counted, counted=counted, target=target, first_step=first_step)
 
     @property
     def rate(self) -> Metric:
@@ -231,13 +226,13 @@ class Until(Metric):
         >>> rate = METRICS["top1_error"]
         >>> Until.of(rate, 24.1, counted="epochs").number(rates)
         4.0
-        >>> Until.of(rate, 24.1, counted="steps", steps_per_epoch=39).number(rates)
+        >>> Until.of(rate, 24.1, counted="steps", first_step=lambda epoch: 39 * epoch).number(rates)
         156.0
         """
         key = f"{evaluation_set}_{self.name}"
         for epoch in sorted(rates):
             if rates[epoch].get(key, math.inf) <= self.target:
-                return float(epoch * (self.steps_per_epoch if self.counted == "steps" else 1))
+                return float(self.first_step(epoch) if self.counted == "steps" else epoch)
         return math.inf
 
 

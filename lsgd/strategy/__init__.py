@@ -42,7 +42,8 @@ class Strategy(Protocol):
     """
 
     hosted: range
-    """The workers of this process. Process 0 hosts one at least; a process of servers may not."""
+    """The workers of this process, and of a batch that grows the first ones. Process 0 hosts one at
+    least; a process of servers may not."""
     parts: "tuple[Part, ...]"
     """What these workers carry along."""
     next_step: int

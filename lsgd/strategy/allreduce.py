@@ -55,8 +55,9 @@ class AllReduce:
         return reducer, optim.make_optimizer(model, norm=lambda: reducer.gradient_norm, **settings)
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """The hosted workers' part of each step."""
-        return synchronous_tasks(self.recipe, self.workload, self.hosted, epoch, steps)
+        """The part of each step that is of the workers which this process has in this epoch."""
+        hosted = hosted_workers(self.recipe, self.comm.world_size, self.comm.rank, epoch)
+        return synchronous_tasks(self.recipe, self.workload, hosted, epoch, steps)
 
     def read(self, task: Task, *, leave: bool) -> None:
         """Clear the gradients; this process's copy of the model is up to date."""

@@ -11,10 +11,10 @@ from lsgd.strategy import Task
 from lsgd.workloads import Workload
 
 
-def hosted_workers(recipe: Recipe, world_size: int, rank: int) -> range:
-    """The workers of a process; the last processes may have servers only."""
-    processes = recipe.strategy.worker_processes(world_size)
-    return sampler.share(recipe.workers, processes, rank) if rank < processes else range(0)
+def hosted_workers(recipe: Recipe, world_size: int, rank: int, epoch: int = 0) -> range:
+    """The workers of a process in an epoch; the last processes may have servers only."""
+    processes, workers = recipe.strategy.worker_processes(world_size), recipe.stage(epoch).workers
+    return sampler.share(workers, processes, rank) if rank < processes else range(0)
 
 
 def ticket_examples(
@@ -46,11 +46,11 @@ def synchronous_tasks(
     """The part of a process with these workers in each step of the epoch; a step takes the next kn
     examples of its order. A process whose workers have none has tasks without passes.
     """
-    order = workload.order(epoch)
+    order, stage, first = workload.order(epoch), recipe.stage(epoch), recipe.first_step(epoch)
     for step in steps:
-        of_epoch = step % recipe.steps_per_epoch
-        begin = of_epoch * recipe.batch_size
-        examples = order[begin : begin + recipe.batch_size]
+        of_epoch = step - first
+        begin = of_epoch * stage.batch_size
+        examples = order[begin : begin + stage.batch_size]
         yield Task(
             step,
             divisor=weight(workload, examples),
@@ -60,7 +60,7 @@ def synchronous_tasks(
                 order,
                 epoch=epoch,
                 step=of_epoch,
-                workers=recipe.workers,
+                workers=stage.workers,
                 worker_batch=recipe.worker_batch,
                 hosted=hosted,
                 workers_per_pass=recipe.pass_workers,

@@ -64,7 +64,7 @@ class Images:
             case "ema":
                 return MovingAverage(model, settings.half_life)
             case "last":
-                return LastEpochs(model, settings.epochs, self.recipe.steps_per_epoch)
+                return LastEpochs(model, settings.epochs, self.recipe.place)
         return None
 
     def inputs(self) -> Inputs:

@@ -21,7 +21,7 @@ from lsgd.recipe import Recipe
 NETWORK = ("model", "data", "seed")
 KIND = (
     *NETWORK, "optim", "label_smoothing", "metric", "precision", "gradient_compression", "tail",
-    "val_batch",
+    "val_batch", "batch_growth",
 )  # fmt: skip
 """Recipes that have these in common differ in minibatch and schedule alone."""
 

@@ -54,10 +54,12 @@ def together(folder: Path, alone: dict):
 
 
 def distance(one: dict, other: dict) -> float:
-    """The largest difference of any parameter, BN statistic or momentum."""
-    keys = [key for key in one if key.split()[0] in ("model", "momentum")]
+    """The largest difference of any parameter, BN statistic or momentum, in training and in what is
+    evaluated."""
+    kinds = ("model", "momentum", "evaluated")
+    keys = [key for key in one if key.split()[0] in kinds]
     assert keys
-    assert set(keys) == {key for key in other if key.split()[0] in ("model", "momentum")}
+    assert set(keys) == {key for key in other if key.split()[0] in kinds}
     return max((one[key].double() - other[key].double()).abs().max().item() for key in keys)
 
 
@@ -95,16 +97,20 @@ class TestTogether:
         assert distance(alone["float64 8"], result) < 1e-10
         assert same_counts(alone["float64 8"], result)
 
-    def test_lars(self, alone, together, folder, library, processes) -> None:
-        """With a polynomial decay and smoothed labels: any passes, any restart."""
+    @pytest.mark.parametrize("variant", program.VARIANTS)
+    def test_variants(self, alone, together, folder, library, processes, variant) -> None:
+        """LARS with a polynomial decay and smoothed labels, and a batch that grows and is evaluated
+        by averages and precise BN statistics: any passes, any restart."""
         results = together(library, processes)
-        found = [name for name in results if name.startswith("lars ")]
-        assert {"lars 1", "lars resumed", "lars taken over"} <= {*found}
-        stop = folder / f"{library}-{processes}" / "lars" / f"stop{program.STOPS[1]}"
-        taken_back = program.resumed(SingleComm(), stop, *program.LARS)
-        for result in (*(results[name] for name in found), taken_back):
-            assert distance(alone["lars 8"], result) < 1e-10
-            assert same_counts(alone["lars 8"], result)
+        words, at = program.VARIANTS[variant]
+        found = [name for name in results if name.startswith(f"{variant} ")]
+        restarts = {f"{variant} {how} {step}" for how in ("resumed", "taken over") for step in at}
+        assert {f"{variant} 1", *restarts} <= {*found}
+        stops = [folder / f"{library}-{processes}" / variant / f"stop{step}" for step in at]
+        taken_back = [program.resumed(SingleComm(), stop, *words) for stop in stops]
+        for result in (*(results[name] for name in found), *taken_back):
+            assert distance(alone[f"{variant} 8"], result) < 1e-10
+            assert same_counts(alone[f"{variant} 8"], result)
 
     def test_examples(self, alone, together, library, processes) -> None:
         """The processes go through the same examples between them, each once."""

@@ -46,6 +46,14 @@ LARS = [
     "schedule.decay=polynomial", "schedule.end_lr=1e-4", "schedule.decay_steps=40",
 ]  # fmt: skip
 """The same by LARS, from lr 0 and down by a polynomial, with smoothed labels."""
+GROWTH = [
+    "batch_growth.milestones=[1]", "batch_growth.factor=4", "averaging=ema",
+    "averaging.half_life=5", "bn_statistics.examples=200",
+]  # fmt: skip
+"""32 workers from step 23 on, whose epochs are of 6 steps; averages are evaluated, with precise BN
+statistics."""
+VARIANTS = {"lars": (LARS, STOPS[1:2]), "growth": (GROWTH, (22, 25))}
+"""The words, and where such a run is stopped."""
 
 
 def stops(processes: int) -> tuple[int, ...]:
@@ -73,10 +81,14 @@ def run_steps(learner: Learner, first: int, last: int) -> list[int]:
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
-    """Parameters, combined BN statistics and momentum, and the counts, as tensors of their own."""
+    """Parameters, combined BN statistics and momentum, what an evaluation has for a model, and the
+    counts, as tensors of their own."""
     saved = learner.checkpoint()
     momentum = saved.optimizer["state"]
     tensors = {f"model {k}": v.clone() for k, v in saved.model.items()}
+    inputs = open_inputs(learner.recipe, CPU)
+    with torch.inference_mode(), learner.workload.evaluated(learner.model, inputs):
+        tensors |= {f"evaluated {k}": v.clone() for k, v in learner.model.state_dict().items()}
     tensors |= {f"momentum {k}": next(iter(v.values())).clone() for k, v in momentum.items()}
     return tensors | {f"tally {k}": v.clone() for k, v in saved.tally.items()} | {"lr": saved.lr}
 
@@ -173,12 +185,16 @@ def cases(comm: Comm, out: Path) -> dict[str, Any]:
         results[f"resumed {step}"] = resumed(comm, out / f"stop{step}", "workers_per_pass=2")
         if (alone := out.parent / "alone" / f"stop{step}").exists():
             results[f"taken over {step}"] = resumed(comm, alone)
-    for w in {*carried.values()}:
-        results[f"lars {w}"] = trained(comm, FIRST, LAST, *LARS, f"workers_per_pass={w}")
-    stopped(comm, out / "lars", STOPS[1:2], *LARS)
-    for name, folder in (("resumed", out), ("taken over", out.parent / "alone")):
-        stop = folder / "lars" / f"stop{STOPS[1]}"
-        results[f"lars {name}"] = resumed(comm, stop, *LARS, "workers_per_pass=2")
+    for variant, (words, at) in VARIANTS.items():
+        for w in {*carried.values()}:
+            state = trained(comm, FIRST, LAST, *words, f"workers_per_pass={w}")
+            results[f"{variant} {w}"] = state
+        stopped(comm, out / variant, at, *words)
+        for name, folder in (("resumed", out), ("taken over", out.parent / "alone")):
+            for step in at:
+                stop = folder / variant / f"stop{step}"
+                state = resumed(comm, stop, *words, "workers_per_pass=2")
+                results[f"{variant} {name} {step}"] = state
     results["evaluated"] = evaluated(comm)
     results["compressed"] = {value: compressed(comm, value) for value in (40000.0, 1.0, 5e-9)}
     results["diverged"] = comm.gather_objects(diverged(comm))

@@ -83,7 +83,6 @@ def test_rehearsal_prints_every_replacement() -> None:
         "data.train_examples": "80384 to train",
         "data.val_examples": "64 to validate",
         "data.augmentation": "augmentation crop_flip -> none",
-        "tail": "tail keep -> drop",
     }
     described = {"replaced", "target", "log_steps"}
     assert {key for key in before if before[key] != after[key]} == {*said, *described}

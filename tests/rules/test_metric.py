@@ -76,8 +76,8 @@ def test_a_rate_has_one_name_everywhere(metric: Metric) -> None:
 
 def test_counts_to_a_rate_are_one_metric_for_runs_of_any_batch() -> None:
     """And another one for another target, rate or count; its words tell them apart."""
-    small = Until.of(TOP1, 24.1, counted="epochs", steps_per_epoch=5004)
-    assert small == Until.of(TOP1, 24.1, counted="epochs", steps_per_epoch=39)
+    small = Until.of(TOP1, 24.1, counted="epochs", first_step=lambda epoch: 5004 * epoch)
+    assert small == Until.of(TOP1, 24.1, counted="epochs", first_step=lambda epoch: 39 * epoch)
     others = [
         Until.of(TOP1, 24.2, counted="epochs"),
         Until.of(METRICS["loss"], 24.1, counted="epochs"),
@@ -101,5 +101,5 @@ def test_a_count_is_of_the_first_evaluation_that_has_the_target_and_no_other() -
     loss = METRICS["loss"]
     for target, epochs in ((2.0, 2), (1.99, 4), (0.5, 6), (0.4, math.inf)):
         assert Until.of(loss, target, counted="epochs").number(rates) == epochs
-        steps = Until.of(loss, target, counted="steps", steps_per_epoch=7)
+        steps = Until.of(loss, target, counted="steps", first_step=lambda epoch: 7 * epoch)
         assert steps.number(rates) == 7 * epochs

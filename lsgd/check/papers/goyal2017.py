@@ -18,6 +18,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
         absent.add("label_smoothing")
     if recipe.averaging.name == "none":
         absent.add("averaging")
+    if not recipe.batch_growth.milestones:
+        absent.add("batch_growth")
     return {name: rule for name, rule in RULES.items() if name not in absent}
 
 
@@ -121,6 +123,7 @@ RULES = {
     "seed": Rule("5.1", "5 independent runs", bool),
     "evaluation": Rule("5.1", "top-1 error over all validation images", bool),
     "averaging": Rule("5.1", "none: the weights of the last step", lambda name: name == "none"),
+    "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
     "metric": Rule(
         "5.1",
         "median top-1 error of the last 5 epochs",

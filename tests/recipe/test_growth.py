@@ -1,0 +1,164 @@
+"""A batch that grows: its stages, what is counted over them, the lr, and what is refused."""
+
+import math
+
+import pytest
+from helpers.base_recipe import BASE, changed
+from helpers.composed import composed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsgd.errors import Refused
+from lsgd.plan.__main__ import main as plan
+from lsgd.recipe import Recipe
+from lsgd.recipe.checks import check, check_world_size
+from lsgd.recipe.rehearsal import rehearsal
+from lsgd.rules import schedule
+from lsgd.rules.metric import METRICS
+
+SMITH = ("+recipe=fashion_bs64", "batch_growth.milestones=[5,7]", "batch_growth.factor=10")
+
+
+@st.composite
+def growing(draw: st.DrawFn) -> Recipe:
+    """A run of 12 epochs whose batch grows at some of them, or never."""
+    milestones = sorted(draw(st.sets(st.integers(1, 11), max_size=3)))
+    return changed(
+        BASE,
+        epochs=12,
+        workers=draw(st.integers(1, 5)),
+        worker_batch=draw(st.integers(2, 9)),
+        tail=draw(st.sampled_from(["keep", "drop"])),
+        data__train_examples=draw(st.integers(1300, 3000)),
+        schedule__milestones=[5.0, 8.0],
+        schedule__warmup_epochs=2.0,
+        schedule__reference_batch=8.0,
+        batch_growth__milestones=milestones,
+        batch_growth__factor=draw(st.integers(2, 3)),
+    )
+
+
+def test_by_value() -> None:
+    """64 images in a step, then 640, then 6400, of 60,000."""
+    recipe = composed(*SMITH)
+    rows = [(s.epoch, s.workers, s.batch_size, s.steps, s.steps_before) for s in recipe.stages]
+    assert rows == [(0, 2, 64, 937, 0), (5, 20, 640, 93, 4685), (7, 200, 6400, 9, 4871)]
+    assert recipe.total_steps == 5 * 937 + 2 * 93 + 2 * 9
+    assert [recipe.place(step) for step in (0, 4684, 4685, 4870, 4871, 4889)] == [
+        (0, 0), (4, 936), (5, 0), (6, 92), (7, 0), (9, 0),
+    ]  # fmt: skip
+    assert recipe.epoch(4685 + 93 / 2) == 5.5
+    assert recipe.examples(4685) == 5 * 937 * 64
+    assert recipe.examples(4871 + 3) == 5 * 937 * 64 + 2 * 93 * 640 + 3 * 6400
+
+
+@given(growing())
+def test_steps_make_up_the_epochs(recipe: Recipe) -> None:
+    """Each step has its place, in order, and the examples are those that the steps have."""
+    epochs = list(recipe.epochs_from(0))
+    assert [epoch for epoch, _ in epochs] == list(range(12))
+    assert [s for _, steps in epochs for s in steps] == list(range(recipe.total_steps))
+    examples = 0
+    for epoch, steps in epochs:
+        stage, left = recipe.stage(epoch), recipe.train_examples
+        assert recipe.first_step(epoch) == steps[0]
+        for number, step in enumerate(steps):
+            assert recipe.place(step) == (epoch, number)
+            assert recipe.epoch(step) == pytest.approx(epoch + number / len(steps), abs=1e-12)
+            assert recipe.examples(step) == examples
+            examples += min(stage.batch_size, left)
+            left -= stage.batch_size
+        # The tail is a step, or there are fewer examples left than one has.
+        assert left <= 0 if recipe.keeps_tail else 0 <= left < stage.batch_size
+    assert recipe.examples(recipe.total_steps) == examples
+
+
+@given(growing())
+def test_the_lr_is_that_of_the_first_batch(recipe: Recipe) -> None:
+    rule = recipe.schedule
+    for step in range(0, recipe.total_steps, 7):
+        assert recipe.lr(step) == schedule.learning_rate(
+            recipe.epoch(step),
+            batch_size=recipe.workers * recipe.worker_batch,
+            reference_lr=rule.reference_lr,
+            reference_batch=rule.reference_batch,
+            warmup_epochs=rule.warmup_epochs,
+            milestones=rule.milestones,
+        )
+
+
+def test_a_smooth_decay_goes_by_the_steps_that_are_made() -> None:
+    words = ("schedule.decay=polynomial", "schedule.milestones=[]", "schedule.power=1")
+    recipe = composed(*SMITH, *words)
+    assert recipe.total_steps == 4889
+    assert recipe.lr(4889 // 2) == pytest.approx(recipe.lr(0) / 2, rel=1e-3)
+    assert recipe.lr(4888) == pytest.approx(recipe.lr(0) / 4889, rel=1e-9)
+
+
+@given(growing())
+def test_a_rehearsal_has_its_steps_and_is_on_each_side(recipe: Recipe) -> None:
+    small = rehearsal(recipe)
+    assert [stage.steps for stage in small.stages] == [stage.steps for stage in recipe.stages]
+    assert [stage.workers for stage in small.stages] == [s.workers for s in recipe.stages]
+    made = {s for _, steps in changed(small, rehearse=True).epochs_from(0) for s in steps}
+    for stage in recipe.stages[1:]:
+        assert {stage.steps_before - 1, stage.steps_before} <= made
+    for step in made:
+        assert math.isclose(small.lr(step), recipe.lr(step), rel_tol=1e-12)
+
+
+def test_steps_to_a_target_are_those_made() -> None:
+    recipe = composed(*SMITH, "metric.steps_to={top1_error: 9}")
+    rates = {epoch: {"val_top1_error": 15.0 - epoch} for epoch in range(1, 10)}
+    assert recipe.number_metric(METRICS["top1_error"]).number(rates) == 5 * 937 + 93
+
+
+def test_the_first_workers_bound_the_processes() -> None:
+    check_world_size(composed(*SMITH), 2)
+    with pytest.raises(Refused, match=r"3 processes cannot share workers=2"):
+        check_world_size(composed(*SMITH), 3)
+
+
+def test_a_growing_batch_is_another_run() -> None:
+    recipe = composed("+recipe=fashion_bs64")
+    prints = [composed(*SMITH[:count]).fingerprint for count in (1, 2, 3)]
+    assert len({*prints}) == 3
+    assert prints[0] == recipe.fingerprint
+    assert "batch_growth" not in recipe.trajectory()
+
+
+def test_the_summary_says_what_it_grows_to() -> None:
+    text = composed(*SMITH).summary()
+    assert "9 epochs of 937, then 93, then 9 steps" in text
+    assert "batch_size 640 = 20 workers from epoch 5 on" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("batch_growth.factor=3",), "factor=3 says nothing without batch_growth.milestones"),
+        (("batch_growth.milestones=[9]",), r"milestones=\[9\] has 9, which is outside a run of 9"),
+        (("batch_growth.milestones=[0]",), r"milestones=\[0\] has 0, which is outside"),
+        (("batch_growth.milestones=[7,5]",), r"milestones=\[7,5\] does not rise"),
+        (("batch_growth.milestones=[5]", "batch_growth.factor=1"), "factor=1 is not possible"),
+        (("batch_growth.milestones=[5]", "strategy=sync"), "those of strategy=sync stay the same"),
+        (
+            ("batch_growth.milestones=[3,5,7]", "batch_growth.factor=10"),
+            r"grows to a batch_size of 64000 \(2 workers x worker_batch=32 x 10\^3\), which",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        check(composed("+recipe=fashion_bs64", *words))
+
+
+def test_only_images_grow() -> None:
+    with pytest.raises(Refused, match=r"says nothing with data\.workload=language"):
+        check(composed("+recipe=ptb_small", "batch_growth.milestones=[5]"))
+
+
+def test_a_plan_of_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["+recipe=bs8k", "batch_growth.milestones=[30]", "nodes=1", "gpus=8"]
+    assert plan(words) == 2
+    assert "write batch_growth.milestones=[] workers=256, and for what" in capsys.readouterr().err
