@@ -64,6 +64,7 @@ def draw(arms: list[dict[str, object]]) -> None:
                 ha="center",
                 fontsize=8,
             )
+    axes.margins(y=0.12)  # or a point would lie on a name
     axes.set_xscale("log")
     axes.set_xlabel("MB that a worker gives in the run")
     axes.set_ylabel("test error, %")
