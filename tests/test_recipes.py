@@ -101,17 +101,20 @@ class Row:
 
 @dataclass(frozen=True)
 class GrowingRow(Row):
-    """The same lr by epoch; some epochs begin with a minibatch ten times as large."""
+    """The same lr by epoch; some epochs begin with a minibatch that is larger by a factor."""
 
     growth: tuple[int, ...] = ()
+    factor: int = 10
+    held: int = 1
+    """By what the lr is larger from the first growth on."""
 
     def lrs(self) -> list[float]:
-        alike = super().lrs()
-        return [
-            alike[epoch * self.steps]
-            for epoch in range(self.edges[-1])
-            for _ in range(self.steps // 10 ** sum(epoch >= edge for edge in self.growth))
-        ]
+        alike, found = super().lrs(), []
+        for epoch in range(self.edges[-1]):
+            size = self.batch * self.factor ** sum(epoch >= edge for edge in self.growth)
+            begin, held = epoch * self.steps, self.held if size > self.batch else 1
+            found += [held * lr for lr in alike[begin : begin + self.examples // size]]
+        return found
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,7 @@ def rows() -> dict[str, Row]:
         found[f"fashion_growth{name}"] = GrowingRow(
             64, examples=60_000, reference=(64, Fraction(1, 10)), edges=edges, growth=growth
         )
+    found["smith_bs8k"] = GrowingRow(8192, growth=(30,), factor=2, held=2)
     found["fashion_resnet20"] = fashion(
         128, reference=(128, Fraction(1, 10)), edges=(15, 22, 27, 30)
     )
@@ -424,8 +428,9 @@ def test_rehearsal(name: str) -> None:
     steps = [step for _, each in small.epochs_from(0) for step in each]
     # No warmup of 5 epochs ends within a run of 3.
     unseen = recipe.epochs <= recipe.schedule.warmup_epochs
-    grown = 2 * len(recipe.batch_growth.milestones)
-    assert len(steps) == (6 if recipe.schedule.milestones else 5) - unseen + grown
+    drops = recipe.schedule.milestones[:1]
+    sides = 2 * len({*drops, *recipe.batch_growth.milestones})
+    assert len(steps) == (4 if drops else 5) + sides - unseen
     assert [small.lr(step) for step in steps] == [recipe.lr(step) for step in steps]
     assert (small.workers, small.worker_batch) == (recipe.workers, 2)
 
@@ -450,7 +455,8 @@ def golden(recipe: Recipe) -> dict[str, object]:
 @pytest.mark.parametrize(
     "ladder",
     [
-        "bs", "cifar10", "conll", "digits", "fashion", "lars", "mlperf", "nado", "nus", "ptb", "sst"
+        "bs", "cifar10", "conll", "digits", "fashion", "lars", "mlperf", "nado", "nus", "ptb",
+        "smith", "sst",
     ],
 )  # fmt: skip
 def test_published_recipes_are_frozen(ladder: str) -> None:
