@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
 from pathlib import Path
@@ -169,10 +169,7 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
         _refuse_key(str(error.full_key))
     except ValidationError as error:
         if not error.full_key:
-            raise Refused(
-                f"one of {' '.join(words)} gives a value to a whole group; write GROUP.KEY=VALUE "
-                "for each key"
-            ) from None
+            _refuse_type(*next(_values_of_groups(given)))
         _refuse_type(str(error.full_key), error.value)
     except OmegaConfBaseException as error:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
@@ -183,7 +180,7 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
     assert isinstance(recipe, Recipe)
     for key, entry in all_fields(Recipe):
         # OmegaConf looks at the elements of a list, but not at lists in it.
-        if entry.type in (list[float], list[str]):
+        if entry.type in (list[int], list[float], list[str]):
             elements = OmegaConf.select(merged, key)
             if not all(isinstance(element, get_args(entry.type)) for element in elements):
                 _refuse_type(key, elements)
@@ -528,12 +525,22 @@ _KINDS: dict[Any, tuple[str, str]] = {
     int | str: ("a whole number or auto", "=8"),
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
+    list[int]: ("a list of whole numbers", "=[1,2,3]"),
     list[float]: ("a list of numbers", "=[1,2,3]"),
     list[str]: ("a list of texts", "=[a,b]"),
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
     dict[str, float]: ("a rate and its target", "={top1_error:24.1}"),
 }
 """The kind of value of a field, in words, and an example of how to write one."""
+
+
+def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]]:
+    """The groups of a recipe that these give one value, and that value."""
+    groups = [entry.name for entry in fields(Recipe) if group_of(entry.type)]
+    for source in sources:
+        for name in groups:
+            if not isinstance(value := source.get(name), DictConfig | None):
+                yield name, value
 
 
 def _refuse_type(key: str, value: Any) -> NoReturn:

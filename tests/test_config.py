@@ -311,7 +311,7 @@ def test_a_published_number_goes_with_the_run_that_was_published_alone() -> None
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("schedule=goyal", "gives a value to a whole group; write GROUP.KEY=VALUE"),
+        ("schedule=goyal", "is not a group of keys; write for example schedule.reference_lr=VALUE"),
         ("a={", "cannot be read; close its brackets"),
         ("=5", "there is no key ''; see --help"),
     ],
