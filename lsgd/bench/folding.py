@@ -76,9 +76,6 @@ TorchFold is fetched once, into the user's cache; without a network it is left o
 """
 REAL_BATCHES = (25, 64)
 """The trees of a recipe's batch: those of Tai et al. 2015, and more."""
-HELD = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-"""The environment in which glibc keeps what is freed. Getting memory anew takes as long as the
-products of a large batch, and would be counted to whoever has its turn after smaller ones."""
 MODES = {False: "inference", True: "training"}
 OF = {"size": "size", "": "training", "trees": "batch"}
 """The columns that say what a measurement is of, by its keys."""
@@ -181,7 +178,7 @@ def bench(
 
     def opened() -> AbstractContextManager[Job]:
         module = "lsgd.bench.folded_steps"
-        return open_job(module, "single", 1, options.words, limit=options.limit, environment=HELD)
+        return open_job(module, "single", 1, options.words, limit=options.limit)
 
     def measured(job: Job, batch: int, **given: Any) -> Measurement:
         print(" ".join(f"{key}={value}" for key, value in given.items()), batch, flush=True)

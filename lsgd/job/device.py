@@ -10,6 +10,7 @@ from torch import get_num_threads
 
 from lsgd.errors import Refused
 from lsgd.job.launcher import cores, detect
+from lsgd.job.memory import keep_freed
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """The file that is there where NVIDIA's driver is loaded."""
@@ -18,7 +19,8 @@ DEVICES = Path("/dev")
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU.
+    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU,
+    whose freed memory the process keeps from then on.
 
     Raises Refused rather than train on the CPU of a machine whose GPUs torch cannot use.
     """
@@ -31,6 +33,7 @@ def pick_device(name: str) -> torch.device:
                 "device=cpu if the CPU is meant",
                 here_only=True,
             )
+        keep_freed()
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise Refused(

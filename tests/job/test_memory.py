@@ -1,0 +1,70 @@
+"""Freed memory is kept from step to step, counted in page faults of processes of their own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+STEPS = """
+import resource, sys
+import torch
+from lsgd import config
+from lsgd.comm.single import SingleComm
+from lsgd.job.device import pick_device
+from lsgd.learner import Learner
+from lsgd.step import train_step
+
+torch.set_num_threads(1)
+device = pick_device("cpu") if sys.argv[1] == "picked" else torch.device("cpu")
+recipe = config.load_recipe(
+    ["+recipe=fashion_resnet20", "workers=1", "worker_batch=32", "inputs=synthetic", "device=cpu"]
+)
+learner = Learner(recipe, SingleComm(), device)
+tasks = list(learner.strategy.tasks(0, list(range(12))))
+batches = learner.workload.inputs().train(each for task in tasks for each in task.passes)
+for number, task in enumerate(tasks):
+    if number == 6:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    train_step(learner, task, batches)
+of_steps = resource.getrusage(resource.RUSAGE_SELF)
+print(of_steps.ru_minflt - before, of_steps.ru_maxrss)
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults_and_peak(how: str, environment: dict[str, str]) -> tuple[int, int, int]:
+    """The page faults of six steps, after as many, and the peak in KiB, of a process of its own; and
+    the page faults of a block of 64 MiB, larger than glibc keeps unless told to."""
+    words = [sys.executable, "-c", STEPS, how]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    of_steps, peak, of_block = map(int, done.stdout.split())
+    return of_steps, peak, of_block
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """The environment, but for what would decide for itself."""
+    own = ("MALLOC_", "GLIBC_TUNABLES")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+
+
+@pytest.mark.slow
+def test_a_step_gets_its_memory_from_the_step_before(environment: dict[str, str]) -> None:
+    """A tenth of the faults at most, and no more memory."""
+    left, left_peak, left_block = faults_and_peak("left", environment)
+    kept, kept_peak, kept_block = faults_and_peak("picked", environment)
+    assert left > 1000
+    assert kept < left / 10
+    assert kept_peak < 1.05 * left_peak
+    assert kept_block < left_block / 10
+
+
+@pytest.mark.slow
+def test_the_environment_goes_first(environment: dict[str, str]) -> None:
+    said = environment | {"MALLOC_TRIM_THRESHOLD_": "131072"}
+    assert faults_and_peak("picked", said)[0] > 6000
