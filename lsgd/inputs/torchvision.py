@@ -60,6 +60,8 @@ class FolderInputs:
         if decoders:
             # A launcher may signal every process there is; these end with the one they work for.
             resource_tracker.ensure_running()  # it would unblock signals
+            # Imported once, while the trainer makes its model, and not anew by each decoder.
+            forkserver.set_forkserver_preload([__name__])
             with preemption.unheard():
                 forkserver.ensure_running()
         self.loader: DataLoader[_Decoded | InputFailed] = DataLoader(

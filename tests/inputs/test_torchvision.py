@@ -173,6 +173,27 @@ def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
         end(tag, 0)
 
 
+@pytest.mark.slow
+def test_decoders_do_not_import_torch_anew(root: Path, tmp_path: Path) -> None:
+    """The trainer does, and once the fork server: seconds of a core for each decoder otherwise."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPROFILEIMPORTTIME": "1",
+    }
+    command = [sys.executable, "-c", TRAINER, str(root)]
+    with (
+        (tmp_path / "imports").open("w") as imports,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=imports
+        ) as trainer,
+    ):
+        assert trainer.stdout
+        trainer.stdout.readline()
+        trainer.kill()
+    lines = (tmp_path / "imports").read_text().splitlines()
+    assert sum(line.split("|")[-1].strip() == "torch" for line in lines) == 2
+
+
 def test_a_pass_needs_few_open_files(root: Path) -> None:
     """One may carry thousands of images, and 1024 files is what a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
