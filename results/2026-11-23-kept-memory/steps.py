@@ -8,8 +8,8 @@ import subprocess
 import sys
 from statistics import median
 
-BATCH, ROUNDS = 32, 4
-STEPS = {64: 24, 224: 6}
+ROUNDS = 3
+STEPS = {64: 12, 224: 6}
 """The steps that are made of images of this size; the second half is counted."""
 
 
