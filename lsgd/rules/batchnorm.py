@@ -5,7 +5,7 @@ kept while k grows; statistics are never shared between workers (Goyal et al. 20
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -59,19 +59,20 @@ def normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
 def by_call(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalise with PyTorch's own function, for which each worker has channels of its own."""
+    """Normalise with PyTorch's own function, for which each worker has channels of its own; that of
+    a single worker is the call of plain BN."""
     count, channels, *size = images.shape
     # A moving average of momentum 1 that starts at 0 is just the statistics.
     mean, var = seen = weight.new_zeros(2, workers * channels)
-    output = F.batch_norm(
+    call = partial(F.batch_norm, training=True, momentum=1.0, eps=eps)
+    if workers == 1:
+        return call(images, mean, var, weight, bias), seen
+    output = call(
         images.reshape(count // workers, workers * channels, *size),
         mean,
         var,
         weight.expand(workers, -1).flatten(),
         bias.expand(workers, -1).flatten(),
-        training=True,
-        momentum=1.0,
-        eps=eps,
     )
     # No view: autograd copies what is behind a view that is changed in place, as ReLU does.
     output = torch.ops.aten._unsafe_view(output, images.shape)
