@@ -237,6 +237,7 @@ def rows() -> dict[str, Row]:
             64, examples=60_000, reference=(64, Fraction(1, 10)), edges=edges, growth=growth
         )
     found["smith_bs8k"] = GrowingRow(8192, growth=(30,), factor=2, held=2)
+    found["fashion_bs8k_precise"] = found["fashion_bs8k_ema"] = found["fashion_bs8k"]
     found["fashion_resnet20"] = fashion(
         128, reference=(128, Fraction(1, 10)), edges=(15, 22, 27, 30)
     )

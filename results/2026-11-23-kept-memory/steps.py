@@ -1,6 +1,6 @@
 """Steps of ResNet-50 with freed memory kept, and as glibc has it: page faults, peak, CPU time.
 
-    python steps.py            both, in turns, each in fresh processes; prints a table
+python steps.py            both, in turns, each in fresh processes; prints a table
 """
 
 import resource
