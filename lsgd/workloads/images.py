@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -33,7 +33,11 @@ class Images:
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.dtype, self.layout = DTYPES[recipe.precision], layout(recipe)
-        self._order: tuple[int, NDArray[np.int64]] | None = None
+        # Kept, since every checkpoint asks for it and ImageNet's takes a fifth of a second; of two
+        # epochs, as precise statistics ask for that of the first one in between.
+        self._order = lru_cache(maxsize=2)(
+            partial(sampler.epoch_order, recipe.train_examples, seed=recipe.seed)
+        )
         self.average: AveragedWeights | None = None
 
     def network(self) -> nn.Module:
@@ -73,11 +77,7 @@ class Images:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The permutation of all training images that the epoch goes through."""
-        # Kept, since every checkpoint asks for it and ImageNet's takes a fifth of a second.
-        if self._order is None or self._order[0] != epoch:
-            count, seed = self.recipe.train_examples, self.recipe.seed
-            self._order = epoch, sampler.epoch_order(count, seed=seed, epoch=epoch)
-        return self._order[1]
+        return self._order(epoch=epoch)
 
     def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
         """A contiguous share of the validation images, in passes of `val_batch`; none is padded."""

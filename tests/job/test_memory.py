@@ -37,8 +37,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults_and_peak(how: str, environment: dict[str, str]) -> tuple[int, int, int]:
-    """The page faults of six steps, after as many, and the peak in KiB, of a process of its own; and
-    the page faults of a block of 64 MiB, larger than glibc keeps unless told to."""
+    """The page faults of six steps, after as many, and the peak in KiB, of a process of its own;
+    and the page faults of a block of 64 MiB, larger than glibc keeps unless told to."""
     words = [sys.executable, "-c", STEPS, how]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from helpers.saved import CPU, WORDS, after, make_steps
 from helpers.threaded import ThreadComm, on_processes
 from helpers.undisturbed import assert_equal
 from helpers.undisturbed import saved as newest
+from numpy.typing import NDArray
 from torch import nn
 
 from lsgd.comm.single import SingleComm
@@ -22,6 +23,7 @@ from lsgd.evaluation import evaluate
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check
+from lsgd.rules import sampler
 from lsgd.rules.batchnorm import worker_norms
 from lsgd.rules.sampler import Pass
 from lsgd.train import train
@@ -184,3 +186,19 @@ def test_they_are_another_run_and_moving_is_the_one_there_was() -> None:
     prints = {recipe(f"bn_statistics={name}").fingerprint for name in ("moving", "precise", "last")}
     assert len(prints) == 3
     assert base.fingerprint in prints
+
+
+def test_an_epoch_is_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each evaluation asks for the first one's order in between: for ImageNet, 0.2 s."""
+    asked: list[int] = []
+    order = sampler.epoch_order
+
+    def counted(*args: int, **words: int) -> NDArray[np.int64]:
+        asked.append(words["epoch"])
+        return order(*args, **words)
+
+    monkeypatch.setattr(sampler, "epoch_order", counted)
+    learner = Learner(recipe("bn_statistics=precise", "inputs=synthetic"), SingleComm(), CPU)
+    for epoch in (1, 0, 1, 0, 1):
+        learner.workload.order(epoch)
+    assert asked == [1, 0]
