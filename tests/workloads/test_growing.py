@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from helpers.composed import composed
 from helpers.halted import train_until
@@ -85,6 +86,7 @@ def test_the_ends_of_grown_epochs_are_averaged() -> None:
         torch.testing.assert_close(list(map(torch.clone, learner.model.parameters())), expected)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_either_side_of_a_growth(tmp_path: Path) -> None:
     straight = recipe(*GROWS, "checkpoint_steps=1", f"run_dir={tmp_path / 'a'}")
     train(straight)
