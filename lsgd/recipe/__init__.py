@@ -566,18 +566,18 @@ class Recipe:
         """The stretches of epochs with one batch size: one, unless the batch grows."""
         stages: list[Stage] = []
         for epoch in (0, *self.batch_growth.milestones):
-            factor = self.batch_growth.factor_in(epoch)
+            factor, before = self.batch_growth.factor_in(epoch), stages[-1:]
             size, examples = self.batch_size * factor, self.train_examples
             steps = sampler.steps_per_epoch(examples, size, keeps_tail=self.keeps_tail)
             stages.append(
                 Stage(
-                    epoch,
-                    self.workers * factor,
-                    size,
-                    steps,
-                    examples if self.keeps_tail else steps * size,
-                    steps_before=int(stages[-1].steps_until(epoch)) if stages else 0,
-                    examples_before=stages[-1].examples_until(epoch) if stages else 0,
+                    epoch=epoch,
+                    workers=self.workers * factor,
+                    batch_size=size,
+                    steps=steps,
+                    examples=examples if self.keeps_tail else steps * size,
+                    steps_before=sum(int(stage.steps_until(epoch)) for stage in before),
+                    examples_before=sum(stage.examples_until(epoch) for stage in before),
                 )
             )
         return tuple(stages)
