@@ -1,6 +1,6 @@
 """The noise scale of runs at 64 images, by epoch, beside the error of larger minibatches.
 
-    python figure.py           draws noise.png beside this file and prints the table
+python figure.py           draws noise.png beside this file and prints the table
 """
 
 import json
