@@ -8,8 +8,8 @@ import subprocess
 import sys
 from statistics import median
 
-ROUNDS = 3
-STEPS = {64: 12, 224: 6}
+ROUNDS = 2
+STEPS = {64: 12, 224: 4}
 """The steps that are made of images of this size; the second half is counted."""
 
 
