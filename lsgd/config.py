@@ -516,6 +516,11 @@ def _refuse_key(key: str) -> NoReturn:
         ) from None
     if key in known or key.startswith("deviations."):
         raise Refused(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
+    if key in _groups():
+        raise Refused(
+            f"what '{key}' is given is neither one of its choices nor keys that it has; write "
+            f"{key}=NAME for one of `--help`, or {key}.KEY=VALUE"
+        ) from None
     hint = did_you_mean(key, [*known, *_groups(), "+recipe"])
     raise Refused(f"there is no key '{key}'; {hint}") from None
 

@@ -251,6 +251,7 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
         ("+recipe=bs8k model=resnet18", "model=resnet18", "resnet50"),
         ("+recipe=bs8k optim=adamw", "optim=adamw", "did you mean adam"),
+        ("+recipe=bs8k optim={a:1}", "optim", "write optim=NAME for one of `--help`, or optim.KEY"),
         ("+recipe=bs8k schedule=5", "schedule=5", "goyal"),
         ("+recipe=bs8k model=[resnet50,resnet20]", "model=[resnet50,resnet20]", "resnet50"),
         ("+recipe=bs8k comm=", "'comm='", "comm=NAME"),
