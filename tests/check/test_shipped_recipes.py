@@ -21,7 +21,7 @@ from lsgd.recipe import Recipe
 NETWORK = ("model", "data", "seed")
 KIND = (
     *NETWORK, "optim", "label_smoothing", "metric", "precision", "gradient_compression", "tail",
-    "val_batch", "batch_growth",
+    "val_batch", "batch_growth", "bn_statistics", "averaging",
 )  # fmt: skip
 """Recipes that have these in common differ in minibatch and schedule alone."""
 
@@ -67,7 +67,8 @@ def findings(recipe: Recipe) -> list[Finding]:
     strategy, workload = copy.copy(learner.strategy), copy.copy(learner.workload)
     learner.recipe = strategy.recipe = recipe
     strategy.hosted, strategy.workload = range(recipe.workers), workload
-    workload._order = 0, np.arange(recipe.data.train_examples)  # n is the same in any order
+    ids = np.arange(recipe.data.train_examples)
+    workload.order = lambda epoch: ids  # n is the same in any order
     own = {
         fact.rule: fact
         for fact in (
