@@ -28,6 +28,7 @@ def test_every_row_has_its_folder_and_every_folder_of_runs_its_row() -> None:
             assert (folder / "README.md").exists()
 
 
+@pytest.mark.slow
 def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
     trials = tmp_path / "trials"
     finished(trials, "fashion_bs64", 0, 8.0)
