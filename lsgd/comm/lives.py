@@ -117,16 +117,21 @@ class LivingComm(TorchComm):
 
     def open_pair(self, name: str, side: int) -> Pair:
         """The connection of this name, at the job's store."""
-        store = PrefixStore(f"pairs/{name}", self.store.clone())
+        store = PrefixStore(f"pairs/{name}", self._own_store())
         return Pair(store, side, timeout=self.timeout, join_timeout=self.join_timeout)
 
     def wait_for_life(self, process: int, after: int) -> int:
         """Wait until a process is back in a later life than this one; returns which. Raises
         RuntimeError at the end of the job."""
-        store = self.store.clone()
+        store = self._own_store()
         while (life := int(self._find(store, f"life/{process}") or 0)) <= after:
             time.sleep(LOOK)
         return life
+
+    def _own_store(self) -> Any:
+        """A connection to the store for one thread."""
+        with self._before_the_end():
+            return self.store.clone()
 
     def _find(self, store: Any, key: str) -> bytes | None:
         """What the store has of this name, None as long as it has nothing."""

@@ -156,7 +156,7 @@ def _gpus(sizes: Sizes, recipe: Recipe) -> int:
             "example nodes=32 gpus=8"
         )
     if recipe.rehearse:
-        raise Refused("rehearse=true is a run of six steps; leave it out to plan the real one")
+        raise Refused("rehearse=true is a run of a few steps; leave it out to plan the real one")
     return sizes["nodes"] * sizes["gpus"]
 
 

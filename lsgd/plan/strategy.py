@@ -55,7 +55,7 @@ def plan_strategy(argv: Sequence[str]) -> None:
     check_known(recipe, "lsgd.plan strategy", remedy, workloads=("images",), strategies=known)
     check_one_batch(recipe, "lsgd.plan strategy")
     if recipe.rehearse:
-        raise Refused("rehearse=true is a run of six steps; leave it out to plan the real one")
+        raise Refused("rehearse=true is a run of a few steps; leave it out to plan the real one")
     draw = plotter("draw_paces") if options.out else None
     step, source = options.step, "--step"
     if options.run:

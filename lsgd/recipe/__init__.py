@@ -556,10 +556,9 @@ class Recipe:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """S, the number of steps that are really made in one epoch."""
-        return sampler.steps_per_epoch(
-            self.train_examples, self.batch_size, keeps_tail=self.keeps_tail
-        )
+        """S, the number of steps that are really made in one epoch; of a batch that grows, in the
+        first."""
+        return self.stages[0].steps
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -609,7 +608,7 @@ class Recipe:
 
     def epoch(self, step: float) -> float:
         """The (fractional) epoch at the start of a step of the run, or within it: e + t/S."""
-        stage = self.stages[0]
+        stage = self.stages[0]  # found by a loop and no call, since every step asks
         for later_stage in self.stages[1:]:
             if later_stage.steps_before <= step:
                 stage = later_stage

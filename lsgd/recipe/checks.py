@@ -69,6 +69,7 @@ def check(recipe: Recipe) -> None:
     _check_schedule(recipe)
     _check_strategy(recipe)
     _check_tail(recipe)
+    _check_growth(recipe)
     if recipe.workers_per_pass == AUTO and recipe.compile:
         raise Refused(
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
@@ -434,7 +435,6 @@ def _check_tail(recipe: Recipe) -> None:
             f"{examples // batch_size} x {batch_size} + {examples % batch_size}), and BN needs "
             "two; write tail=drop or another worker_batch"
         )
-    _check_growth(recipe)
 
 
 def _check_strategy(recipe: Recipe) -> None:

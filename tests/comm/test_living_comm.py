@@ -3,8 +3,10 @@
 import subprocess
 import sys
 
-# Who looks for a process that is back does so without a pause, and so at any moment of the end.
+# Some look for a process that is back, and some find one, without a pause: so at any moment of the
+# end one of them uses the store, and one connects to it.
 PROGRAM = """
+from contextlib import suppress
 from threading import Thread
 from types import SimpleNamespace
 
@@ -18,7 +20,16 @@ lives.time = SimpleNamespace(sleep=lambda seconds: None)
 launch = Launch("torchrun", master_addr="127.0.0.1", master_port=free_port(), life=0)
 comm = lives.LivingComm(launch, device=torch.device("cpu"), timeout=30, join_timeout=30)
 comm.welcome(lambda: None)
+comm.store.set("life/2", "1")
+
+def find_again_and_again():
+    while True:
+        with suppress(RuntimeError):
+            comm.wait_for_life(2, 0)
+
 Thread(target=comm.wait_for_life, args=(1, 0), daemon=True).start()
+for _ in range(4):
+    Thread(target=find_again_and_again, daemon=True).start()
 comm.close()
 """
 
