@@ -408,7 +408,7 @@ def _compose(words: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            composed: DictConfig = compose("config", overrides=[*map(_with_key, words)])
+            composed: DictConfig = compose("config", overrides=_in_order(words))
             if isinstance(composed.deviations, DictConfig):
                 # With null a recipe takes back what the one in its `defaults` declares.
                 declared = composed.deviations.items()
@@ -428,6 +428,13 @@ def _split(word: str) -> tuple[str, str]:
     """Key and value of an override, without the plus sign that adds or the tilde that removes."""
     key, _, value = word.lstrip("+~").partition("=")
     return key, value
+
+
+def _in_order(words: Sequence[str]) -> list[str]:
+    """The overrides of these words. What the hardware is comes last: its words go before those of a
+    recipe, which says what was fast where it was tried, and behind what is given word by word."""
+    hardware = [f"+{word}" for word in words if _split(word)[0] == "hardware"]
+    return [*(_with_key(word) for word in words if f"+{word}" not in hardware), *hardware]
 
 
 def _with_key(word: str) -> str:

@@ -15,7 +15,7 @@ from lsgd.comm import agree, joined
 from lsgd.errors import Refused
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.job.command import Parser, run_command
-from lsgd.job.device import pick_device
+from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.rules import sampler
@@ -80,6 +80,7 @@ def _evaluate(
     recipe: Recipe, name: str, weights: dict[str, Tensor], parts: dict[str, dict[str, Tensor]]
 ) -> dict[str, Scores]:
     device = pick_device(recipe.device)
+    choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
         workload = open_workload(recipe, device)
         model = workload.network().to(device)

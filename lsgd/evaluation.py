@@ -53,8 +53,8 @@ def evaluate(
 
     Each example is in one pass of one process, nothing is padded, and integer counts are summed, so
     the rates do not depend on the number of processes or on the passes. The forward pass is without
-    autocast, also where training is in bfloat16. Raises Preempted, on all processes, at the end of
-    a pass.
+    autocast, also where training is in bfloat16, unless the recipe has evaluation.bfloat16. Raises
+    Preempted, on all processes, at the end of a pass.
     """
     workload, model = learner.workload, learner.model
     if not (splits := workload.sets if sets is None else sets):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lsgd.comm import Comm, sum_
 from lsgd.errors import Diverged, Refused
 from lsgd.job import preemption
+from lsgd.job.device import choose_kernels
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import Metric
 from lsgd.run.checkpoint import Checkpoint, order_hash
@@ -29,11 +30,7 @@ class Learner:
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
         self.recipe, self.comm, self.device = recipe, comm, device
-        # float32 means float32 on every GPU, not products rounded to 10 bits: precision=bfloat16 is
-        # for speed. And the same run twice is bit by bit the same, as is promised, which cuDNN's
-        # atomic sums would break.
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic = True
+        choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
         preemption.compile_unheard()
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)

@@ -46,7 +46,7 @@ def train(recipe: Recipe) -> float:
     loss or gradient is not finite, and Preempted once a signal to any process has made all of them
     save and leave.
     """
-    device = pick_device(recipe.device)
+    device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
         inputs = agree(comm, lambda: open_workload(recipe, device).inputs())

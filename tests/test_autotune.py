@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from helpers.folders import DATA, make_folder, opened
 from helpers.saved import open_once
 from helpers.threaded import on_processes
 
@@ -16,6 +18,7 @@ from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
+from lsgd.rules.sampler import Pass
 from lsgd.run.metrics import read_rows
 from lsgd.step import train_step
 from lsgd.strategy import Task
@@ -55,6 +58,21 @@ def test_auto_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "thousand examples/s, of 1 … " in rest
     written = torch.load(tmp_path / "auto" / "checkpoint.pt", weights_only=True)["recipe"]
     assert name == f"workers_per_pass={written['workers_per_pass']}"
+
+
+@pytest.mark.dali
+def test_a_loader_that_is_there_before_the_timing_takes_any_pass(tmp_path: Path) -> None:
+    """DALI's pipeline is built for a largest batch, and which that is has not been found yet."""
+    folder = make_folder(tmp_path)
+    made = [
+        opened(folder, "dali", DATA, "workers=6", "worker_batch=2", "val_batch=2", word)
+        for word in ("workers_per_pass=auto", "workers_per_pass=6")
+    ]
+    ((images, labels),), ((others, names),) = (
+        list(inputs.train([Pass(0, np.arange(12), range(6))])) for inputs in made
+    )
+    assert torch.equal(images, others)
+    assert torch.equal(labels, names)
 
 
 def untimed(*_: object) -> dict[int, float]:

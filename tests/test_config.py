@@ -68,7 +68,8 @@ def test_a_default_stands_beside_its_field_only() -> None:
     """And conf/ says the rest: which options there are, and the values that have no default."""
     conf = yaml.safe_load((paths.conf_dir() / "config.yaml").read_text())
     groups = {name for each in conf.pop("defaults") if isinstance(each, dict) for name in each}
-    assert groups == set(GROUPS) == {path.name for path in paths.conf_dir().glob("*/")}
+    files = {path.name for path in paths.conf_dir().glob("*/")}
+    assert groups == set(GROUPS) == files - {"hardware"}
     required = {each.name for each in fields(Recipe) if each.default is each.default_factory}
     # A group that came later has a default, for recipes from before it, and not all have files.
     later = {each.name for each in fields(Recipe) if "as_before" in each.metadata}
@@ -80,6 +81,31 @@ def test_a_default_stands_beside_its_field_only() -> None:
         defaults = {each.name: each.default for each in fields(GROUPS[group])}
         repeated = {name for name, value in shown.items() if defaults[name] == value}
         assert repeated <= {NAMED_BY.get(group)}, f"{group}={option}"
+
+
+PRESETS = [path.stem for path in (paths.conf_dir() / "hardware").glob("*.yaml")]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_chooses_speed_alone(name: str) -> None:
+    """It moves no trajectory, says all that any of them says, so that a run can change over, and
+    goes before what a recipe has found fast elsewhere, behind what is given word by word."""
+    plain = config.load_recipe(["+recipe=fashion_bs64"])
+    chosen = config.load_recipe([f"hardware={name}", "+recipe=fashion_bs64", "inputs=memory"])
+    assert chosen.fingerprint == plain.fingerprint
+    assert chosen.inputs.loader == "memory"
+    file = yaml.safe_load((paths.conf_dir() / "hardware" / f"{name}.yaml").read_text())
+    top = {"channels_last", "compile", "workers_per_pass", "deterministic", "numa"}
+    assert set(file) - {"inputs"} == top
+    assert {key: getattr(chosen, key) for key in top} == {key: file[key] for key in top}
+    assert chosen.workers_per_pass != plain.workers_per_pass == 4
+    own = config.load_recipe(["workers_per_pass=2", f"hardware={name}", "+recipe=fashion_bs64"])
+    assert own.workers_per_pass == 2
+
+
+def test_a_preset_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refused, match="hardware=h100 does not exist; did you mean v100 or h200"):
+        config.load_recipe(["+recipe=digits", "hardware=h100"])
 
 
 def test_the_defaults_are_those_of_the_paper() -> None:

@@ -11,6 +11,7 @@ from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.inputs import Batch
+from lsgd.recipe import Evaluation
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.sampler import Pass
 from lsgd.tally import Scores
@@ -104,6 +105,19 @@ def test_more_processes_than_images() -> None:
     errors = {scores.rates["top1_error"] for scores, _ in found}
     assert errors == {expected().rates["top1_error"]}
     assert found[-1][1] == []
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_an_evaluation_is_in_bfloat16_where_the_recipe_says_so(lower: bool) -> None:
+    """Its products alone, and no other: training has its own words for that."""
+    seen = []
+    model = Model().float()
+    model.fc.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    recipe = replace(DIGITS, precision="float32", evaluation=Evaluation(bfloat16=lower))
+    recipe = replace(recipe, data=replace(DIGITS.data, val_examples=EXAMPLES))
+    evaluate(TrainedModel(open_workload(recipe, CPU), model, SingleComm(), CPU), Images())
+    assert set(seen) == {torch.bfloat16 if lower else torch.float32}
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_the_model_evaluates_in_evaluation_mode_and_goes_on_training() -> None:

@@ -274,21 +274,20 @@ def test_on_a_gpu_the_trajectory_is_that_of_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("loader", ["synthetic", "memory"])
 @pytest.mark.parametrize("words", [[], ["precision=bfloat16", "channels_last=true"]])
-def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, words: list[str]) -> None:
-    """Nothing in it asks the device for a value; the guard looks at the step before by an event."""
-    made = recipe(tmp_path, "device=cuda", "inputs=synthetic", "workers_per_pass=4", *words)
+def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, words: list[str], loader: str) -> None:
+    """Nothing in it asks the device for a value, its loader included; the guard looks at the step
+    before by an event."""
+    made = recipe(tmp_path, "device=cuda", f"inputs={loader}", "workers_per_pass=4", *words)
     device = torch.device("cuda")
     learner = Learner(made, SingleComm(), device)
     inputs = open_inputs(made, device)
     for task in learner.strategy.tasks(0, [0, 1, 2, 3]):
-        batches = [
-            (images.to(device), labels.to(device)) for images, labels in inputs.train(task.passes)
-        ]
         # The first steps compile, choose algorithms and make the momentum.
         torch.cuda.set_sync_debug_mode("error" if task.step > 1 else "default")
         try:
-            train_step(learner, task, iter(batches))
+            train_step(learner, task, inputs.train(task.passes))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     learner.strategy.guard.check()

@@ -10,6 +10,7 @@ from lsgd.errors import Refused
 from lsgd.inputs.index import open_indexes
 from lsgd.job.launcher import cores, detect
 from lsgd.recipe import Data, InputsSettings, Recipe
+from lsgd.recipe.fields import AUTO
 from lsgd.rules.sampler import Pass
 
 if TYPE_CHECKING:
@@ -97,10 +98,18 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
                 seed=recipe.seed,
                 device=device,
                 decoders=decoders,
-                largest_batch=max(recipe.pass_workers * recipe.worker_batch, recipe.val_batch),
+                largest_batch=max(_most_workers(recipe) * recipe.worker_batch, recipe.val_batch),
                 channels_last=recipe.channels_last,
             )
     raise ValueError(loader)
+
+
+def _most_workers(recipe: Recipe) -> int:
+    """The most workers whose images a pass can carry; with workers_per_pass=auto, which is found
+    once the loader is there, all of them: DALI takes its memory by what passes really have."""
+    if recipe.workers_per_pass == AUTO:
+        return max(stage.workers for stage in recipe.stages)
+    return recipe.pass_workers
 
 
 def _has_dali() -> bool:

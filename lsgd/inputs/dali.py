@@ -25,6 +25,7 @@ from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.decoding import load_image, moment, needed, unshared
 from lsgd.inputs.index import Index
+from lsgd.inputs.sending import sent
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
@@ -125,7 +126,7 @@ class DaliInputs:
         index, ids = self._index_of(each), each.examples
         self._check_lengths(np.array(lengths.as_tensor())[:, 0], each)
         tensor = from_dlpack(images.as_tensor())
-        labels = torch.from_numpy(index.labels(ids))
+        labels = sent(index.labels(ids), self.device)
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
 
     def _index_of(self, each: Pass) -> Index:

@@ -13,6 +13,7 @@ from lsgd.errors import Refused
 from lsgd.inputs import Batch
 from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.normalise import Normalise
+from lsgd.inputs.sending import sent
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
@@ -43,7 +44,7 @@ class MemoryInputs:
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The images of each pass, shifted and flipped where the recipe says so."""
         for each in passes:
-            ids = torch.from_numpy(each.examples).to(self.train_labels.device)
+            ids = sent(each.examples, self.train_labels.device)
             images = self.train_images[ids]
             if self.shifts and each.epoch is not None:
                 images = self._shift_flip(images, each.examples, each.epoch)
@@ -52,16 +53,16 @@ class MemoryInputs:
     def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The images of each pass, as they are."""
         for each in passes:
-            ids = torch.from_numpy(each.examples).to(self.val_labels.device)
+            ids = sent(each.examples, self.val_labels.device)
             yield self.normalise(self.val_images[ids]), self.val_labels[ids]
 
     def _shift_flip(self, images: Tensor, examples: NDArray[np.int64], epoch: int) -> Tensor:
         device, side = images.device, images.shape[-1]
         corners = augmentation.shifts(examples, PADDING, seed=self.seed, epoch=epoch)
         flips = augmentation.flips(examples, seed=self.seed, epoch=epoch)
-        rows = torch.from_numpy(corners[:, :1] + np.arange(side)).to(device)
+        rows = sent(corners[:, :1] + np.arange(side), device)
         read = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
-        columns = torch.from_numpy(corners[:, 1:] + read).to(device)
+        columns = sent(corners[:, 1:] + read, device)
         padded = F.pad(images, (PADDING,) * 4)
         each_image = torch.arange(len(images), device=device)[:, None, None]
         # Indexing around the channels puts them last.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from lsgd.inputs import Batch
+from lsgd.inputs.sending import sent
 from lsgd.recipe import Data
 from lsgd.rules.sampler import Pass
 
@@ -26,7 +27,7 @@ class SyntheticInputs:
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The made-up images of each pass; nothing is drawn anew."""
         for each in passes:
-            ids = torch.from_numpy(each.examples).to(self.images.device)
+            ids = sent(each.examples, self.images.device)
             yield self.images[ids % BANK], ids % self.classes
 
     def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:

@@ -11,6 +11,7 @@ from torch import get_num_threads
 from lsgd.errors import Refused
 from lsgd.job.launcher import cores, detect
 from lsgd.job.memory import keep_freed
+from lsgd.job.numa import bind, pci_address
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """The file that is there where NVIDIA's driver is loaded."""
@@ -18,10 +19,15 @@ DRIVER = Path("/proc/driver/nvidia/version")
 DEVICES = Path("/dev")
 
 
-def pick_device(name: str) -> torch.device:
+TF32 = (8, 0)
+"""The compute capability of the first GPUs that have it, A100 among them."""
+
+
+def pick_device(name: str, *, numa: bool = False) -> torch.device:
     """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU,
     whose freed memory the process keeps from then on.
 
+    With `numa` it is bound to the cores next to its GPU.
     Raises Refused rather than train on the CPU of a machine whose GPUs torch cannot use.
     """
     launch = detect()
@@ -51,7 +57,41 @@ def pick_device(name: str) -> torch.device:
         )
     device = torch.device("cuda", 0 if own else launch.local_rank)
     torch.cuda.set_device(device)
+    if numa:
+        bind(pci_address(torch.cuda.get_device_properties(device)))
     return device
+
+
+PRESETS = {(9, 0): "h200", (8, 0): "a100", (7, 0): "v100"}
+"""The file in conf/hardware of GPUs by their compute capability; of others, of the next below."""
+
+
+def preset(device: torch.device) -> str:
+    """The choice of `hardware` for this device."""
+    if device.type == "cpu":
+        return "cpu"
+    here = torch.cuda.get_device_capability(device)
+    return PRESETS[max((known for known in PRESETS if known <= here), default=min(PRESETS))]
+
+
+def choose_kernels(device: torch.device, *, tf32: bool, repeats: bool) -> None:
+    """Let this process compute in float32 as the recipe means it, and with kernels that repeat.
+
+    float32 means float32 on every GPU, unless `tf32` is asked for: products whose factors are
+    rounded to 10 bits. With `repeats` the same run twice is the same to the bit, which cuDNN's
+    atomic sums would break; without, cuDNN times its algorithms for each shape.
+    Raises Refused if `tf32` is asked of hardware that has none.
+    """
+    if tf32 and (device.type == "cpu" or torch.cuda.get_device_capability(device) < TF32):
+        raise Refused(
+            f"precision=tf32 is a number format of GPUs from A100 on, and this run is on "
+            f"{device_name(device)}; write precision=float32",
+            here_only=True,
+        )
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.deterministic = repeats
+    torch.backends.cudnn.benchmark = not repeats
 
 
 def _shown() -> bool:

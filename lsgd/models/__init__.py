@@ -8,8 +8,13 @@ from torch import Tensor, nn
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
-"""The type of parameters and gradients; bfloat16 is for the forward pass alone, by autocast."""
+DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.float32,
+    "float64": torch.float64,
+}
+"""The type of parameters and gradients; tf32 and bfloat16 are for products alone."""
 
 
 def make_network(recipe: Recipe) -> nn.Module:

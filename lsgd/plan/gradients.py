@@ -44,7 +44,7 @@ def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
     for bucket in reducer.buckets:
         width = 2 if reducer.compresses else bucket.flat.element_size()
         # A bucket can be summed once the last of its gradients is computed.
-        last = [next(ready) for _ in range(bucket.count)][-1]
+        last = [next(ready) for _ in range(len(bucket.views))][-1]
         sums.append(Piece(bucket.flat.numel() * width, last))
     return sums
 

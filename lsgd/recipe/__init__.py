@@ -232,6 +232,9 @@ class Evaluation:
     """The epochs from one evaluation to the next."""
     offset: int = field(default=0, metadata=later(0) | at_least(0))
     """The first evaluation is after so many epochs, of `every`; 0 for as many as `every`."""
+    bfloat16: bool = field(default=False, metadata=IMAGES | later(False))
+    """Whether its forward passes are in bfloat16, by autocast, as training with
+    precision=bfloat16 has them; else they are in the precision of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -405,8 +408,11 @@ class Recipe:
     as torch and MLPerf count it; train_loss is then that of smoothed labels, and val_loss not."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
     """The use of the last N mod kn examples of an epoch: none, or with keep a smaller step."""
-    precision: str = field(default="float32", metadata=one_of("float32", "bfloat16", "float64"))
-    """The number format of forward and backward passes; bfloat16 is by autocast."""
+    precision: str = field(
+        default="float32", metadata=one_of("float32", "tf32", "bfloat16", "float64")
+    )
+    """The number format of forward and backward passes; bfloat16 is by autocast, and tf32 is
+    float32 whose products a GPU rounds to 10 bits."""
     gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
     """The number format of the sums over processes; fp16 loses what is below 6e-8."""
     rehearse: bool = False
@@ -445,6 +451,11 @@ class Recipe:
     channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
+    deterministic: bool = field(default=True, metadata=EXECUTION)
+    """Whether a GPU takes the same algorithms in each run, and only those that repeat to the bit;
+    without, cuDNN times them and takes the fastest, and two runs differ in their last bits."""
+    numa: bool = field(default=False, metadata=EXECUTION)
+    """Whether a process keeps to the cores that are next to its GPU."""
     device: str = field(default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda"))
     run_dir: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the run; by default runs/<name>/<time>-seed<seed>."""

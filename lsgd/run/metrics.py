@@ -19,7 +19,7 @@ import lsgd
 from lsgd.comm import Comm, describe
 from lsgd.errors import Diverged
 from lsgd.files import Appended, whole
-from lsgd.job.device import device_name
+from lsgd.job.device import device_name, preset
 from lsgd.recipe import Recipe
 from lsgd.rules import noise
 from lsgd.rules.metric import Metric
@@ -135,6 +135,7 @@ class RunLog(Log):
         versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
+        lines += _of_speed(run.recipe, run.device)
         if self.first_step == self.console.total_steps or run.recipe.is_over(run.rates):
             lines.append("it is complete: nothing is left to train")
         elif self.first_step:
@@ -264,3 +265,17 @@ def _now() -> str:
 
 def _writable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _of_speed(recipe: Recipe, device: torch.device) -> list[str]:
+    """What would be faster on this device by a word, and what speed has been paid for with."""
+    if device.type == "cpu":
+        return []
+    if not recipe.deterministic:
+        return ["deterministic=false: the same run again differs in its last bits"]
+    if recipe.channels_last or recipe.compile:
+        return []
+    return [
+        f"faster on this GPU: hardware={preset(device)}, or channels_last=true, compile=true and "
+        "larger passes one by one; and precision=tf32 or bfloat16, which makes another run"
+    ]

@@ -49,7 +49,8 @@ class AllReduce:
             model.parameters(),
             self.comm,
             bucket_mb=self.recipe.comm.bucket_mb,
-            compression=self.recipe.gradient_compression,
+            compression=(compression := self.recipe.gradient_compression),
+            hands_over=self.comm.world_size == 1 and compression == "none",
         )
         settings = asdict(self.recipe.optim)
         return reducer, optim.make_optimizer(model, norm=lambda: reducer.gradient_norm, **settings)

@@ -89,11 +89,13 @@ class Images:
     @contextmanager
     def evaluated(self, model: nn.Module, inputs: Inputs) -> Iterator[None]:
         """Meanwhile the model has the averaged weights, if the recipe averages them, and precise
-        statistics of BN, if it asks for these."""
+        statistics of BN, if it asks for these; and bfloat16, if an evaluation is to be in it."""
         with self.average.in_model() if self.average else nullcontext():
             if self.recipe.measures_bn and worker_norms(model):
                 self._measure(model, inputs)
-            yield
+            lower = self.recipe.evaluation.bfloat16
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=lower):
+                yield
 
     def _measure(self, model: nn.Module, inputs: Inputs) -> None:
         """Let BN have the mean statistics over the workers of some steps, always those of the first
@@ -125,8 +127,9 @@ class Images:
         right at the first guess, and within five guesses."""
         images, labels = batch
         trains = each.split == "train"
-        # The recipe's layout is for training; an evaluation takes the images as they come.
-        layout = self.layout if trains else torch.preserve_format
+        # The recipe's layout is for training; an evaluation in float32 takes the images as they
+        # come, since such kernels are poor in channels_last.
+        layout = self.layout if trains or self.recipe.evaluation.bfloat16 else torch.preserve_format
         images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         logits = model(images)

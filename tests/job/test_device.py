@@ -1,6 +1,65 @@
+from collections.abc import Iterator
+
+import pytest
 import torch
 
-from lsgd.job.device import cpu, device_name
+from lsgd.errors import Refused
+from lsgd.job.device import choose_kernels, cpu, device_name, preset
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def flags() -> Iterator[None]:
+    """Put back afterwards what kernels this process takes."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul.allow_tf32
+    before = cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    yield
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+    torch.backends.cuda.matmul.allow_tf32 = products
+
+
+def kernels() -> tuple[bool, bool, bool, bool]:
+    """Whether convolutions and products round, whether they repeat and whether they are timed."""
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul.allow_tf32
+    return cudnn.allow_tf32, products, cudnn.deterministic, cudnn.benchmark
+
+
+def of_capability(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "the GPU")
+
+
+@pytest.mark.usefixtures("flags")
+def test_float32_is_float32_and_a_run_repeats_unless_words_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose_kernels(CPU, tf32=False, repeats=True)
+    assert kernels() == (False, False, True, False)
+    of_capability(monkeypatch, 8, 0)
+    choose_kernels(GPU, tf32=True, repeats=False)
+    assert kernels() == (True, True, False, True)
+
+
+@pytest.mark.usefixtures("flags")
+def test_hardware_without_tf32_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match=r"GPUs from A100 on, and this run is on .* cores"):
+        choose_kernels(CPU, tf32=True, repeats=True)
+    of_capability(monkeypatch, 7, 5)
+    with pytest.raises(Refused, match="on the GPU; write precision=float32"):
+        choose_kernels(GPU, tf32=True, repeats=True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((6, 1), "v100"), ((7, 5), "v100"), ((8, 0), "a100"), ((8, 9), "a100"), ((10, 0), "h200")],
+)
+def test_a_gpu_has_the_preset_of_the_one_before_it(
+    capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_capability(monkeypatch, *capability)
+    assert preset(GPU) == name
+    assert preset(CPU) == "cpu"
 
 
 def test_a_cpu_is_told_by_its_model_and_cores() -> None:

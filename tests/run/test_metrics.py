@@ -257,6 +257,25 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["faster on this GPU: hardware=a100, or channels_last=true, compile=true and larger "
+              "passes one by one; and precision=tf32 or bfloat16, which makes another run"]),
+        (["hardware=a100"], ["deterministic=false: the same run again differs in its last bits"]),
+        (["hardware=a100", "deterministic=true"], []),
+        (["compile=true"], []),
+    ],
+)  # fmt: skip
+def test_a_run_on_a_gpu_says_what_would_be_faster_or_what_speed_costs(
+    words: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    recipe = load_recipe(["+recipe=digits", *words])
+    assert metrics._of_speed(recipe, torch.device("cuda", 0)) == said
+    assert metrics._of_speed(recipe, torch.device("cpu")) == []
+
+
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     """Steps before the checkpoint are not made again, so what is lost then is lost for good."""
     (tmp_path / "config.yaml").touch()

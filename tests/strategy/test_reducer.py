@@ -33,6 +33,12 @@ class Backwards(nn.Module):
         return x
 
 
+@pytest.fixture
+def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small gradients be handed over too."""
+    monkeypatch.setattr("lsgd.strategy.reducer.LARGE", 0)
+
+
 def network(dtype: torch.dtype = torch.float64) -> nn.Module:
     model = Backwards()
     generator = seeded(0)
@@ -58,12 +64,16 @@ def step(model: nn.Module, reducer: Reducer, passes: list[Tensor], examples: int
     reducer.finish()
 
 
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=4).filter(any))
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=4).filter(any),
+    st.booleans(),
+)
 def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
-    layout: list[list[int]],
+    layout: list[list[int]], large: bool
 ) -> None:
-    """`layout` has the pass sizes of each process; one may have no examples at all."""
+    """`layout` has the pass sizes of each process; one may have no examples at all. `large` ones
+    of a single pass are handed over."""
     examples = sum(map(sum, layout))
     images = torch.randn(2, examples, 6, generator=seeded(1), dtype=torch.float64)
     sizes = [size for process in layout for size in process]
@@ -71,6 +81,8 @@ def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
     def process(comm: ThreadComm) -> list[Tensor]:
         model = network()
         reducer = reducer_of(model, comm)
+        for bucket in reducer.buckets:
+            bucket.is_of_large_tensors = large
         first = sum(map(len, layout[: comm.rank]))
         mine = slice(first, first + len(layout[comm.rank]))
         # Twice, since the second step must not remember the first.
@@ -88,29 +100,58 @@ def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
         assert found_inf == 0
 
 
+@pytest.mark.usefixtures("all_large")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_gradients_stay_views_of_the_buckets(layout: torch.memory_format) -> None:
-    """Strided like their parameters; start, backward and the optimizer leave them in place."""
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_gradients_are_views_of_the_buckets_or_as_autograd_made_them(
+    layout: torch.memory_format, hands_over: bool
+) -> None:
+    """Strided like their parameters, which the fused optimizer takes for granted. Those of a single
+    pass that are handed over are in no bucket; whatever the step before was, the numbers are the
+    same to the bit."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(5, 2))
     model = model.to(memory_format=layout)
-    reducer = reducer_of(model, SingleComm(), bucket_mb=0.5 * KB)
+    made = {"bucket_mb": 0.5 * KB, "compression": "none", "hands_over": hands_over}
+    reducer = Reducer(model.parameters(), SingleComm(), **made)
     assert len(reducer.buckets) > 1
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     places = [p.grad.data_ptr() for p in model.parameters()]
     flats = [b.flat.untyped_storage().data_ptr() for b in reducer.buckets]
-    for _ in range(2):
-        step(model, reducer, [torch.randn(2, 3, 5, 5).to(memory_format=layout)], examples=2)
-        for parameter, place in zip(model.parameters(), places, strict=True):
-            assert parameter.grad.any()
-            assert parameter.grad.data_ptr() == place
-            assert parameter.grad.untyped_storage().data_ptr() in flats
+    images = torch.randn(4, 3, 5, 5).to(memory_format=layout)
+    for count in (1, 2, 1, 1, 0, 2):
+        passes = [*images.split(1)][:count]
+        step(model, reducer, passes, examples=2)
+        handed = hands_over and count == 1
+        expected = torch.autograd.grad(
+            sum(
+                (model(image).pow(2).sum() / 2 for image in passes),
+                torch.zeros((), requires_grad=True),
+            ),
+            list(model.parameters()),
+            allow_unused=True,
+        )
+        for parameter, place, gradient in zip(model.parameters(), places, expected, strict=True):
+            assert (parameter.grad.data_ptr() == place) is not handed
+            assert (parameter.grad.untyped_storage().data_ptr() in flats) is not handed
             assert parameter.grad.stride() == parameter.stride()
-        optimizer.step()
-    # Nor does a step without a pass, which has no gradient.
-    reducer.start(divisor=2, passes=0)
-    reducer.finish()
-    assert not any(p.grad.any() for p in model.parameters())
-    assert [p.grad.data_ptr() for p in model.parameters()] == places
+            torch.testing.assert_close(
+                parameter.grad, torch.zeros_like(parameter) if gradient is None else gradient
+            )
+        total = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(reducer.gradient_norm, torch.linalg.vector_norm(total))
+
+
+@pytest.mark.usefixtures("all_large")
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_a_parameter_that_no_pass_comes_to_has_a_gradient_of_0(hands_over: bool) -> None:
+    """Not none, nor that of the step before: it decays, and its momentum goes on."""
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    made = {"bucket_mb": 1.0, "compression": "none", "hands_over": hands_over}
+    reducer = Reducer([used, unused], SingleComm(), **made)
+    for parameters in ((used, unused), (used,)):
+        reducer.start(1, passes=1)
+        reducer.backward(sum(parameter.sum() for parameter in parameters))
+        reducer.finish()
+    assert (used.grad.tolist(), unused.grad.tolist()) == ([1, 1, 1], [0, 0])
 
 
 def test_a_gradient_that_someone_else_has_set_is_not_lost_silently() -> None:
@@ -119,7 +160,7 @@ def test_a_gradient_that_someone_else_has_set_is_not_lost_silently() -> None:
     reducer = reducer_of(model, SingleComm())
     torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
     with pytest.raises(AssertionError, match="someone else has set the gradient"):
-        step(model, reducer, [torch.randn(4, 6, dtype=torch.float64)], examples=4)
+        step(model, reducer, 2 * [torch.randn(4, 6, dtype=torch.float64)], examples=4)
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 200))

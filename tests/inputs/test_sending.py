@@ -1,0 +1,39 @@
+"""Arrays on their way to the device."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lsgd.inputs.sending import sent
+
+
+class Seen:
+    """A tensor that writes down how it is sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def pin_memory(self) -> "Seen":
+        self.calls.append(("pin_memory",))
+        return self
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "Seen":
+        self.calls.append((device, non_blocking))
+        return self
+
+
+def test_the_host_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From pageable memory, or without non_blocking, it would."""
+    seen, gpu = Seen(), torch.device("cuda", 0)
+    monkeypatch.setattr(torch, "from_numpy", lambda values: seen)
+    assert sent(np.arange(3), gpu) is seen
+    assert seen.calls == [("pin_memory",), (gpu, True)]
+
+
+def test_on_a_cpu_the_array_is_the_tensor() -> None:
+    values = np.arange(3)
+    tensor = sent(values, torch.device("cpu"))
+    values[1] = 7
+    assert tensor.tolist() == [0, 7, 2]
