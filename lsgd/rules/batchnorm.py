@@ -4,8 +4,10 @@ With BN the loss is defined over subsets of size n, so n is part of the problem 
 kept while k grows; statistics are never shared between workers (Goyal et al. 2017, section 2.3).
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,12 +50,34 @@ def normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     """What normalises so many workers fastest where and as these images are.
 
     One call of the library costs what plain BN does where the workers lie side by side. In
-    channels_last they do not: a GPU runs one compiled expression per layer, and a CPU, which might
+    channels_last they do not: a GPU runs kernels that are compiled for them, and a CPU, which might
     have no compiler, copies the images.
     """
-    if workers > 1 and images.is_cuda and not images.is_contiguous():
+    if workers == 1 or not images.is_cuda or images.is_contiguous():
+        return by_call
+    # A model that is compiled as a whole has a compiler.
+    if torch.compiler.is_compiling() or not no_compiler(images.device):
         return by_expression
     return by_call
+
+
+@cache
+def no_compiler(device: torch.device) -> str:
+    """Why torch.compile makes no kernel for this device here, in a line; empty if it does.
+
+    It needs Triton, and Triton a C compiler and Python's headers. Warns once if one is missing.
+    """
+    try:
+        torch.compile(torch.neg)(torch.ones(1, device=device))
+    except Exception as error:
+        why = str(error).strip().splitlines()[0]
+        warnings.warn(
+            f"torch.compile makes no kernels for {device.type} here ({why}), and BN of several "
+            "workers copies their images instead; install gcc, python3-dev and triton",
+            stacklevel=2,
+        )
+        return why
+    return ""
 
 
 def by_call(
@@ -82,30 +106,86 @@ def by_call(
 def by_expression(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalise with arithmetic that a compiler makes one kernel of."""
-    # Within a model that is compiled as a whole it is compiled already.
-    expression = _expression if torch.compiler.is_compiling() else _compiled()
-    scale, shift = weight.view(-1, 1, 1), bias.view(-1, 1, 1)
-    return expression(images, workers, scale, shift, eps)
+    """Normalise with arithmetic that a compiler makes kernels of."""
+    output, seen = _Expression.apply(images, weight, bias, workers, eps)  # type: ignore[no-untyped-call]
+    return output, seen
 
 
-def _expression(
-    images: Tensor, workers: int, scale: Tensor, shift: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+class _Expression(torch.autograd.Function):
+    """BN of each worker, and its gradient in closed form (Ioffe and Szegedy 2015, section 3).
+
+    Autograd's own gradient would go over images and their gradients once for gamma and beta, and
+    again for every worker's sums, of which those are the sum.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Output, in the images' type, and what was seen."""
+        output, seen, mean, inverse_std = _kernel(_forward)(images, weight, bias, workers, eps)
+        ctx.save_for_backward(images, weight, mean, inverse_std)
+        ctx.mark_non_differentiable(seen)
+        return output, seen
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of images, gamma and beta."""
+        return *_kernel(_backward)(upstream[0], *ctx.saved_tensors), None, None
+
+
+def _forward(
+    images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # In the precision of the parameters, which is higher than that of bfloat16 images.
-    x = images.unflatten(0, (-1, workers)).to(scale.dtype)
-    var, mean = torch.var_mean(x, dim=(0, 3, 4), correction=0, keepdim=True)
-    output = (x - mean) * torch.rsqrt(var + eps) * scale + shift
-    count = x.shape[0] * x.shape[3] * x.shape[4]
-    seen = torch.stack([mean.sum((0, 1, 3, 4)), var.sum((0, 1, 3, 4)) * (count / (count - 1))])
-    return output.flatten(0, 1).to(images.dtype), seen.detach()
+    x = _pixels(images, workers).to(weight.dtype)
+    var, mean = torch.var_mean(x, dim=(0, 2), correction=0, keepdim=True)
+    inverse_std = torch.rsqrt(var + eps)
+    output = (x - mean) * (inverse_std * weight) + bias
+    count = x.shape[0] * x.shape[2]
+    seen = torch.stack([mean.sum((0, 1, 2)), var.sum((0, 1, 2)) * (count / (count - 1))])
+    # No view, which a ReLU in place would not be allowed to change; a compiler makes no copy of it.
+    return _images(output.to(images.dtype), images).clone(), seen, mean, inverse_std
+
+
+def _backward(
+    upstream: Tensor, images: Tensor, weight: Tensor, mean: Tensor, inverse_std: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    workers = mean.shape[1]
+    dy = _pixels(upstream, workers).to(weight.dtype)
+    x_hat = (_pixels(images, workers).to(weight.dtype) - mean) * inverse_std
+    # Of each worker; the statistics are of its images, so what moves them moves all of them.
+    dbeta = dy.sum((0, 2), keepdim=True)
+    dgamma = (dy * x_hat).sum((0, 2), keepdim=True)
+    count = dy.shape[0] * dy.shape[2]
+    dx = (inverse_std * weight) * (dy - (dbeta + x_hat * dgamma) / count)
+    return _images(dx.to(images.dtype), images), dgamma.sum((0, 1, 2)), dbeta.sum((0, 1, 2))
+
+
+def _pixels(images: Tensor, workers: int) -> Tensor:
+    """The images (n, workers, pixels, channels), which are that in memory in channels_last."""
+    rows = images.permute(0, 2, 3, 1)
+    return rows.reshape(-1, workers, rows.shape[1] * rows.shape[2], rows.shape[3])
+
+
+def _images(pixels: Tensor, like: Tensor) -> Tensor:
+    """The pixels (n, workers, pixels, channels) as images again."""
+    count, channels, *size = like.shape
+    return pixels.reshape(count, *size, channels).permute(0, 3, 1, 2)
 
 
 @cache
-def _compiled() -> Callable[[Tensor, int, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
-    # For any sizes, since a compilation takes seconds and torch gives up after 8 of one function:
-    # ResNet-50 has 12 shapes, which so take one, and a pass of fewer workers another.
-    return torch.compile(_expression, dynamic=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # For each shape anew: kernels for any shape split all layers as the first, and write sums of
+    # parts that are four times the size of a small layer. ResNet-50 has 12 shapes, and a step up to
+    # 4 kinds of passes; torch gives a function up after 8 compilations.
+    torch.compiler.config.recompile_limit = 64
+    return torch.compile(function, dynamic=False)
+
+
+def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Within a model that is compiled as a whole it is compiled already.
+    return function if torch.compiler.is_compiling() else _compiled(function)
 
 
 def worker_norms(model: nn.Module) -> list[WorkerBatchNorm2d]:

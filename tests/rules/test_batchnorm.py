@@ -1,7 +1,8 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partialmethod
+from functools import partial, partialmethod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,9 +20,12 @@ from lsgd.rules.batchnorm import (
     NormaliseWorkers,
     RunningStatistics,
     WorkerBatchNorm2d,
-    _expression,
+    _backward,
+    _compiled,
+    _forward,
     by_call,
     by_expression,
+    no_compiler,
     normalisation,
 )
 
@@ -34,7 +38,7 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The expression as it reads; compiling takes seconds, and test_train.py compiles models."""
-    monkeypatch.setattr("lsgd.rules.batchnorm._compiled", lambda: _expression)
+    monkeypatch.setattr("lsgd.rules.batchnorm._compiled", lambda function: function)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -81,7 +85,7 @@ def test_a_pass_of_several_workers_normalises_each_by_itself(
     torch.testing.assert_close(output, expected, **CLOSE)
     copied = normalise is by_call and workers > 1
     assert copied or output.is_contiguous(memory_format=layout)
-    # What is behind a view is copied by a ReLU in place; the compiled expression returns none.
+    # What is behind a view is copied by a ReLU in place; compiled kernels return none.
     assert normalise is by_expression or not output._is_view()
     torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
     torch.testing.assert_close(ours.weight.grad, plain.weight.grad, **CLOSE)
@@ -104,6 +108,22 @@ def test_bfloat16_images_keep_float32_statistics(normalise: NormaliseWorkers) ->
     assert (output.dtype, seen.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(seen.double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(output.double(), exact, rtol=2**-8, atol=1e-3)
+
+
+def test_without_a_compiler_the_library_normalises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once says why, and what to install."""
+    no_compiler.cache_clear()
+    images = SimpleNamespace(is_cuda=True, device=torch.device("cpu"), is_contiguous=lambda: False)
+    monkeypatch.setattr(torch, "compile", lambda function: lambda tensor: 1 / 0)
+    with pytest.warns(UserWarning, match=r"no kernels for cpu here \(division.*install gcc"):
+        assert normalisation(images, 4) is by_call
+    assert normalisation(images, 4) is by_call
+    assert no_compiler(images.device) == "division by zero"
+    no_compiler.cache_clear()
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    assert normalisation(images, 4) is by_expression
+    assert normalisation(images, 1) is by_call
+    no_compiler.cache_clear()
 
 
 @pytest.mark.gpu
@@ -146,22 +166,33 @@ def resnet50_shapes() -> set[tuple[int, ...]]:
     return shapes
 
 
-def test_the_expression_is_compiled_for_all_shapes_of_resnet50() -> None:
-    """torch gives a function up after 8 compilations, and goes on without."""
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.slow
+def test_the_expression_is_compiled_for_each_shape_of_resnet50(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a full, a short and a ragged pass, forward and backward: torch gives a function up after
+    8 compilations unless it is told otherwise, and goes on without."""
     torch._dynamo.reset()
-    compiler = CompileCounter()
-    compiled = torch.compile(_expression, dynamic=True, backend=compiler)
     shapes = resnet50_shapes()
     assert len(shapes) == 12
-    for workers, size in ((8, 32), (7, 32), (2, 32)):  # the last pass, and a kept tail
-        for channels, *sides in shapes:
-            images = torch.empty(workers * size, channels, *sides, device="meta")
-            images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
-            scale = torch.ones(channels, 1, 1, device="meta", requires_grad=True)
-            compiled(images, workers, scale, scale, 1e-5)
-    assert 1 <= compiler.frame_count <= 4
+    compiler = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
+    with torch.compiler.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        forward, backward = (_compiled.__wrapped__(each) for each in (_forward, _backward))
+        for workers, size in ((8, 32), (7, 32), (8, 31)):
+            for channels, *sides in shapes:
+                images = torch.empty(workers * size, channels, *sides, device="meta")
+                images = images.contiguous(memory_format=torch.channels_last)
+                weight = torch.ones(channels, device="meta")
+                output, _, *statistics = forward(images, weight, weight, workers, 1e-5)
+                assert output.is_contiguous(memory_format=torch.channels_last)
+                dx, *_ = backward(output, images, weight, *statistics)
+                assert dx.is_contiguous(memory_format=torch.channels_last)
+    assert compiler.frame_count == 2 * 3 * 12
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.slow
 def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks share their code, and compile it anew for each kind of block and of pass."""
@@ -177,6 +208,30 @@ def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.Mo
             running.start_pass(carrying(workers))
             model(torch.randn(workers * size, 1, 8, 8)).sum().backward()
     assert compiler.frame_count > 8
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled_kernels_are_the_call(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's expression, compiled by itself and within a model, on a CPU: it returns no view,
+    which the ReLU in place would not be allowed to change, and gives the same gradients."""
+    torch._dynamo.reset()
+    found = []
+    for normalise in (by_call, by_expression):
+        monkeypatch.setattr("lsgd.rules.batchnorm.normalisation", lambda *_, which=normalise: which)
+        model = make_model("small_resnet", classes=10, channels=1, last_gamma=1.0, seed=0)
+        model = model.to(memory_format=torch.channels_last)
+        running = RunningStatistics(model, hosted=4, workers=4, rank=0, world_size=1)
+        if whole and normalise is by_expression:
+            compile_parts(model)
+        running.start_pass(carrying(4))
+        images = torch.randn(16, 1, 8, 8, generator=seeded(2))
+        loss = model(images.contiguous(memory_format=torch.channels_last)).square().sum()
+        loss.backward()
+        found.append([loss.detach(), running.seen, *(p.grad for p in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
