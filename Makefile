@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test test-all compat faults soak results check format lint types layers wheel clean
+.PHONY: help setup train demo test test-all compat faults gpu soak results check format lint types layers wheel clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ compat: .venv/.run .venv/.dev ## the short tests on the oldest and the newest to
 
 faults: .venv/.run .venv/.dev ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)
+
+# Whose kill costs a slice of minutes, and no more: the same words go on.
+gpu: .venv/.run .venv/.dev ## what to run once on a new GPU (hours), recorded in results/; ARGS='step-8' for some, --tiny on a CPU
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 soak: .venv/.run .venv/.dev ## the long series of kills (10 minutes), recorded in results/
 	LSGD_SEED=$(SEED) LSGD_SOAK=results/$(shell date +%F)-soak/README.md $(BIN)/python -m pytest -m soak $(ARGS)
