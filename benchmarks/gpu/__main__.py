@@ -101,7 +101,7 @@ class Work:
                 self._train(each, until)
             elif not self.signals:
                 self._attempt(each, self.limit)
-        if until is not None:
+        if until is not None and not self.signals:
             self._report_ladder()
 
     def _train(self, each: Slice, until: float) -> None:

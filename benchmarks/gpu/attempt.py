@@ -75,8 +75,8 @@ def _run(
     """The exit code of the child, and whether it had to be asked to end because of the limit."""
     tag = str(folder.resolve())
     helper = subprocess.Popen(
-        # It ends the slice as soon as this process, and with it the end of the pipe, is gone. Python
-        # would warn that the package has imported the module already.
+        # It ends the slice as soon as this process, and with it the end of the pipe, is gone.
+        # Python would warn that the package has imported the module already.
         [sys.executable, "-W", "ignore", "-m", "lsgd.job.ending", TAG, tag, str(GRACE)],
         stdin=subprocess.PIPE,
         pass_fds=[held],

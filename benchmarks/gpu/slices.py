@@ -15,6 +15,8 @@ ROOT = Path(os.path.relpath(Path(benchmarks.__file__).parent.parent))
 """The checkout, seen from the current folder."""
 TEST_DATA = "LSGD_TEST_DATA"
 """The environment variable that names the folder with the data of the tests."""
+CIFAR10 = ("train.npz", "cifar-10-batches-py", "data_batch_1")
+"""The files of CIFAR-10, one of which is there in each form of it."""
 KEPT = "{report}"
 """The word, or the part of one, that stands for the folder in which a command keeps its result."""
 
@@ -184,7 +186,7 @@ def _inputs(sizes: Sizes) -> Slice:
     test_data = os.environ.get(TEST_DATA)
     words = (*sizes.inputs, *_fast(sizes, compiled=True), "--out", KEPT)
     lacks = _unless_installed("nvidia.dali", extra="dali")
-    if sizes is FULL and root.is_dir():
+    if sizes is FULL and _has(root, "train*"):
         words = ("-m", "lsgd.bench", "inputs", *words)
     elif test_data:
         words = ("-m", "benchmarks.gpu.sample", test_data, *words)
@@ -200,7 +202,8 @@ def _inputs(sizes: Sizes) -> Slice:
 def _ladder(sizes: Sizes, seed: int) -> Slice:
     words = ("-m", "lsgd.study", f"+study={sizes.study}", f"seeds=[{seed}]", *trial_words(sizes))
     lacks = _report_lacks()
-    if sizes is FULL and not _cifar10(sizes) and not (root := paths.data_root("cifar10")).is_dir():
+    root = paths.data_root("cifar10")
+    if sizes is FULL and not _has(root, *CIFAR10) and not _cifar10(sizes):
         lacks = lacks or f"no CIFAR-10 at {root}; python -m lsgd.prepare cifar10 fetches it"
     return Slice(f"ladder-seed{seed}", (*words, "--np", "1"), lacks=lacks, trains=True)
 
@@ -208,10 +211,15 @@ def _ladder(sizes: Sizes, seed: int) -> Slice:
 def _cifar10(sizes: Sizes) -> Path | None:
     """Where the tests have CIFAR-10, if it is not where lsgd looks for it by itself."""
     test_data = os.environ.get(TEST_DATA)
-    if sizes is not FULL or not test_data or paths.data_root("cifar10").is_dir():
+    if sizes is not FULL or not test_data or _has(paths.data_root("cifar10"), *CIFAR10):
         return None
     root = Path(test_data) / "cifar10-jpeg"
     return root if root.is_dir() else None
+
+
+def _has(root: Path, *patterns: str) -> bool:
+    """Whether a dataset is there: a checkout has a folder for each, with how to prepare it."""
+    return any(next(root.glob(pattern), None) for pattern in patterns)
 
 
 def _report_lacks() -> str:

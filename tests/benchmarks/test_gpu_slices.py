@@ -1,0 +1,469 @@
+"""`benchmarks.gpu`: slices that may be killed, end in time, and say what is missing.
+
+No GPU is needed: small_slices.py stands for what would be measured, and one test makes the commands
+run in small.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.composed import composed
+from helpers.refusals import refusal
+from PIL import Image
+
+import benchmarks.gpu.__main__ as gpu
+from benchmarks.gpu import attempt, figures, machine, sample, slices, whole_run
+from benchmarks.gpu.outcome import DONE, FAILED, Outcome, is_done, starts, write_outcome
+from benchmarks.gpu.report import compose
+from benchmarks.gpu.slices import FULL, TINY, Slice, all_slices
+from lsgd import config
+from lsgd.errors import Refused
+from lsgd.job.ending import tagged
+from lsgd.study.trials import trials
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ROOT / "tests/helpers/small_slices.py"
+NAMES = [each.name for each in all_slices(TINY)]
+FACTS = {"device": "cpu", "gpu": None, "torch": "2", "lines": ["a machine"]}
+
+
+class Calls:
+    """Calls of the command in small, all with one folder, of which nothing is left running."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self.begun: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, patience: float = 30, **plan: str) -> "subprocess.Popen[str]":
+        """Start a call, in a process group of its own; the plan has `_` for the `-` of a name."""
+        planned = {name.replace("_", "-"): what for name, what in plan.items()}
+        self.begun.append(
+            subprocess.Popen(
+                [sys.executable, SMALL, "--tiny", "--out", self.out, *words],
+                cwd=self.folder,
+                env=os.environ
+                | {"PYTHONPATH": str(ROOT), "SMALL_SLICES": json.dumps(planned)}
+                | {"SMALL_PATIENCE": str(patience)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return self.begun[-1]
+
+    def run(self, *words: str, **plan: str) -> tuple[int, str]:
+        """Make a call to its end: its exit code and what it said."""
+        call = self.start(*words, **plan)
+        said, _ = call.communicate(timeout=100)
+        return call.returncode, said
+
+    def starts(self) -> dict[str, int]:
+        return {name: starts(self.out / name) for name in NAMES if (self.out / name).exists()}
+
+    def is_in(self, name: str) -> bool:
+        """Whether the newest start of the slice is in the midst of its work."""
+        log = self.out / name / "log.txt"
+        return log.exists() and log.read_text().endswith(f"begun {name}\n")
+
+    def running(self) -> set[int]:
+        """The processes of any slice."""
+        tags = [(attempt.TAG, str(self.out.resolve() / name)) for name in NAMES]
+        return set().union(*map(tagged, tags))
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Iterator[Calls]:
+    calls = Calls(tmp_path)
+    yield calls
+    for call in calls.begun:
+        call.kill()
+        call.communicate()
+    for pid in calls.running():
+        os.kill(pid, signal.SIGKILL)
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.distributed
+def test_a_kill_in_any_slice_costs_that_slice_alone(calls: Calls) -> None:
+    """The whole process group, or the command alone: what it has started ends, and the same
+    command goes on. What was done is not done again."""
+    for number, name in enumerate(NAMES):
+        call = calls.start(**{name.replace("-", "_"): "waits"})
+        until(lambda name=name: calls.is_in(name))
+        if number % 2:
+            os.kill(call.pid, signal.SIGKILL)
+        else:
+            os.killpg(call.pid, signal.SIGKILL)
+        call.wait()
+        if number < 2:
+            until(lambda: not calls.running())
+    code, said = calls.run()
+    assert code == 0, said
+    assert calls.starts() == dict.fromkeys(NAMES, 2)
+    assert all(is_done(calls.out / name) for name in NAMES)
+    assert [(calls.out / name / "report/result").read_text() for name in NAMES] == NAMES
+    assert calls.run()[0] == 0
+    assert calls.starts() == dict.fromkeys(NAMES, 2)
+
+
+@pytest.mark.distributed
+def test_what_fails_or_is_late_is_named_and_tried_again(calls: Calls) -> None:
+    plan = {"tests": "fails", "step_2": "waits", "inputs": "crashes"}
+    code, said = calls.run("--limit", "0.02", **plan)
+    assert code == 1
+    last = {line.partition(": ")[2].partition(":")[0]: line for line in said.splitlines()[-4:-1]}
+    assert last["tests"].startswith("failed: tests: exit code 3; ")
+    assert last["tests"].endswith("tests/log.txt ends: out of luck")
+    assert last["step-2"].startswith("out of time: step-2: it did not end in 0.02 min; ")
+    assert last["inputs"].startswith("failed: inputs: SIGSEGV; ")
+    assert not calls.running()
+    readme = (calls.out / "README.md").read_text()
+    for line in last.values():
+        outcome, name, why = line.split(": ", 2)
+        assert f"- {name}: {outcome}: {why}" in readme
+    others = set(NAMES) - set(last)
+    assert all(is_done(calls.out / name) for name in others)
+    code, said = calls.run()
+    assert (code, calls.starts()) == (0, {name: 1 + (name in last) for name in NAMES})
+    assert "## Not measured" not in (calls.out / "README.md").read_text()
+
+
+@pytest.mark.distributed
+def test_training_saves_at_its_limit_and_goes_on(calls: Calls) -> None:
+    """Slice after slice while its minutes last, then with the next call."""
+    code, said = calls.run("--limit", "0.02", "--minutes", "0.03", ladder_seed0="saves")
+    assert code == 75
+    assert f"not through: ladder-seed0; the same command goes on, with --out {calls.out}" in said
+    assert calls.starts()["ladder-seed0"] == 2
+    assert "| ladder-seed0 " in (readme := (calls.out / "README.md").read_text())
+    assert "- ladder-seed0: goes on" in readme
+    code, said = calls.run("ladder-seed0")
+    assert (code, calls.starts()["ladder-seed0"]) == (0, 3), said
+
+
+@pytest.mark.distributed
+def test_it_ends_when_it_is_told_to(calls: Calls) -> None:
+    """The slice under way with it, and no other begins."""
+    call = calls.start(tests="waits")
+    until(lambda: calls.is_in("tests"))
+    call.terminate()
+    said, _ = call.communicate(timeout=60)
+    assert call.returncode == 75, said
+    assert f"not through: {', '.join(NAMES)};" in said
+    assert calls.starts() == {"tests": 1}
+    assert not calls.running()
+
+
+@pytest.mark.distributed
+def test_a_second_call_in_the_folder_is_refused(calls: Calls) -> None:
+    call = calls.start(tests="waits")
+    until(lambda: calls.is_in("tests"))
+    code, said = calls.run("tests", patience=0)
+    assert (code, calls.starts()) == (2, {"tests": 1})
+    assert said == f"lsgd: --out {calls.out} has another call at work; wait for it, or end it\n"
+    call.terminate()
+
+
+# --- What the slices are ----------------------------------------------------------------------
+
+
+def recipe_words(each: Slice) -> list[str]:
+    return [word for word in each.words if "=" in word and not word.startswith("-")]
+
+
+@pytest.mark.parametrize("sizes", [FULL, TINY], ids=["full", "tiny"])
+def test_the_words_of_every_slice_make_sense(
+    sizes: slices.Sizes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On their device; with a pass of one worker, of eight and of a whole step, compiled or not."""
+    monkeypatch.setenv(slices.TEST_DATA, str(tmp_path))
+    made = {each.name: each for each in all_slices(sizes)}
+    recipes = {
+        name: composed(*recipe_words(each))
+        for name, each in made.items()
+        if name.startswith(("step", "batchnorm", "inputs", "profile"))
+    }
+    fast = {(r.precision, r.channels_last, r.device) for r in recipes.values()}
+    assert fast == {("bfloat16", True, sizes.device)}
+    steps = {n: (r.pass_workers, r.compile) for n, r in recipes.items() if n.startswith("step")}
+    assert set(steps.values()) == {(n, c) for n in sizes.passes for c in (False, True)}
+    for name, (workers, compiled) in steps.items():
+        assert name == f"step-{workers}{'-compiled' * compiled}"
+        other = recipes.get(name.replace("step", "batchnorm"))
+        assert other is None or (other.pass_workers, other.compile) == (workers, compiled)
+        assert (other is None) == (workers == 1)
+    study = config.load_study(sizes.study)
+    ladder = [each for name, each in made.items() if name.startswith("ladder")]
+    assert list(made)[-len(ladder) :] == [f"ladder-seed{s}" for s in sizes.seeds]
+    assert all(each.trains for each in ladder)
+    assert {*sizes.seeds} <= {*study.seeds}
+
+
+def test_the_ladder_trains_what_is_published(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All of its seeds, wherever the images are."""
+    (tmp_path / "cifar10-jpeg").mkdir()
+    monkeypatch.setenv(slices.TEST_DATA, str(tmp_path))
+    monkeypatch.delenv("LSGD_DATA", raising=False)
+    study, words = config.load_study(FULL.study), slices.trial_words(FULL)
+    assert study.seeds == [*FULL.seeds]
+    assert words == ("device=cuda", "workers_per_pass=auto", f"data.root={tmp_path}/cifar10-jpeg")
+    assert [*words] in [recipe_words(each)[2:] for each in all_slices(FULL) if each.trains]
+    published = json.loads((ROOT / "tests/golden/cifar10.json").read_text())
+    recipes = {trial.recipe.name: replace(trial.recipe, seed=0) for trial in trials(study, words)}
+    assert len(recipes) == 7
+    for name, recipe in recipes.items():
+        assert recipe.fingerprint == published[name]["fingerprint"]
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LSGD_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.delenv(slices.TEST_DATA, raising=False)
+    lacks = {each.name: each.lacks for each in all_slices(FULL)}
+    images = f"no images: neither ImageNet at {tmp_path}/nowhere/imagenet, which LSGD_DATA names"
+    cifar10 = f"no CIFAR-10 at {tmp_path}/nowhere/cifar10; python -m lsgd.prepare cifar10"
+    assert cifar10 in lacks["ladder-seed0"]
+    assert not lacks["step-8"]
+    monkeypatch.setattr(slices, "_is_installed", lambda name: True)
+    assert images in {each.name: each.lacks for each in all_slices(FULL)}["inputs"]
+    gone = {"nvidia.dali", "matplotlib", "pytest"}
+    monkeypatch.setattr(slices, "_is_installed", lambda name: name not in gone)
+    everything = all_slices(FULL)
+    lacks = {each.name: each.lacks for each in everything}
+    assert lacks["inputs"] == "not installed: nvidia.dali; pip install 'lsgd[dali]'"
+    assert lacks["imagenet"] == "not installed: matplotlib; pip install 'lsgd[report]'"
+    assert lacks["tests"] == "not installed: pytest; pip install 'lsgd[dev]'"
+
+    machine.keep_machine(tmp_path, FACTS | {"gpu": "H200"})
+    (tmp_path / "step-8/report").mkdir(parents=True)
+    (tmp_path / "step-8/report/README.md").write_text(
+        "- lsgd's step, at most 1.02: yes\n- timm's training step is not measured: no timm\n"
+    )
+    write_outcome(tmp_path / "step-8", Outcome(DONE, "", "python", 1.0, "lsgd 0"))
+    text = compose(tmp_path, everything)
+    assert text.startswith("# What lsgd does on one H200\n")
+    assert "- [step-8](step-8/report/README.md): lsgd's step, at most 1.02: yes\n" in text
+    *_, missing = text.partition("## Not measured")
+    assert "- step-8: timm's training step is not measured: no timm\n" in missing
+    assert f"- inputs: skipped: {lacks['inputs']}\n" in missing
+    assert "- step-1: not run\n" in missing
+
+
+def test_a_skipped_slice_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slices, "_is_installed", lambda name: False)
+    monkeypatch.setattr(gpu, "find_machine", lambda device: FACTS)
+    monkeypatch.setattr(gpu, "catch_stop_signals", list)
+    assert gpu.main(["--tiny", "inputs", "--out", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "skipped: inputs: not installed: nvidia.dali; pip install 'lsgd[dali]'\n" in said
+    assert not (tmp_path / "out/inputs").exists()
+    assert gpu.main(["--tiny", "inputs", "--out", "out", "--print"]) == 0
+    assert capsys.readouterr().out.startswith("# inputs: skipped: not installed: nvidia.dali;")
+
+
+def test_a_machine_without_a_gpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = json.dumps(FACTS | {"device": "cuda"})
+    monkeypatch.setattr(machine, "finished", lambda command, limit: (0, f"a warning\n{answer}\n"))
+    said = refusal(gpu.main, capsys)
+    assert said.startswith("lsgd: torch 2 finds no GPU here, and this measures one; ")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(machine, "finished", lambda command, limit: (1, "ImportError: no torch"))
+    assert "torch cannot be asked for the machine: ImportError: no torch" in refusal(
+        gpu.main, capsys
+    )
+
+
+def test_a_folder_has_the_figures_of_one_machine(tmp_path: Path) -> None:
+    machine.keep_machine(tmp_path, FACTS)
+    machine.keep_machine(tmp_path, FACTS | {"lines": ["another load"]})
+    assert machine.read_machine(tmp_path) == FACTS
+    for other, says in (
+        ({"device": "cuda", "gpu": "H200"}, "device cpu, and here it is cuda"),
+        ({"gpu": "H200"}, "gpu None, and here it is H200"),
+        ({"torch": "3"}, "torch 2, and here it is 3"),
+    ):
+        with pytest.raises(Refused, match=f"has figures of {says}; write another folder"):
+            machine.keep_machine(tmp_path, FACTS | other)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["step-9"], "there is no slice 'step-9'; did you mean step-"),
+        (["--limit", "-1"], "-1 is not a number of minutes, 0 or more"),
+        (["--minutes", "nan"], "nan is not a number of minutes, 0 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refusal(gpu.main, capsys, *words)
+
+
+def test_a_command_is_shown_without_the_place_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(slices.TEST_DATA, "/somewhere/data")
+    each = Slice("x", ("-m", "y", f"data.root=/somewhere/data/a b={slices.KEPT}"))
+    assert each.command(Path("o"))[-1] == "data.root=/somewhere/data/a b=o/report"
+    shown = each.shown(Path("o"))
+    assert (shown.startswith("python -m y "), "/somewhere" in shown) == (True, False)
+    assert "$LSGD_TEST_DATA/a b" in shown
+
+
+# --- What is found ----------------------------------------------------------------------------
+
+
+def step_at(folder: Path, speed: float, outcome: str = DONE) -> None:
+    (folder / "report").mkdir(parents=True)
+    speeds = {"lsgd's step": [speed] * 6, "a bare loop": [9000.0] * 6}
+    (folder / "report/step.json").write_text(json.dumps({"images_per_second": speeds}))
+    write_outcome(folder, Outcome(outcome, "", "python", 1.0, "lsgd 0"))
+
+
+def test_a_whole_run_is_planned_from_the_fastest_step(tmp_path: Path) -> None:
+    """Of those that are done, once all have been tried."""
+    names = ["step-1", "step-8", "step-32"]
+    step_at(tmp_path / "step-1", 2000)
+    step_at(tmp_path / "step-8", 3000)
+    with pytest.raises(Refused, match="step-32 might have the fastest step and has not been run"):
+        whole_run.fastest(tmp_path, names)
+    step_at(tmp_path / "step-32", 4000, FAILED)
+    assert whole_run.fastest(tmp_path, names) == ("step-8", 3000)
+    with pytest.raises(Refused, match="no step is measured: none of step-32 is done"):
+        whole_run.fastest(tmp_path, ["step-32"])
+
+
+def test_tests_are_counted(tmp_path: Path) -> None:
+    assert figures.tests(tmp_path) == ""
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/junit.xml").write_text(
+        '<testsuites><testsuite tests="9" failures="1" errors="2" skipped="3"/></testsuites>'
+    )
+    assert figures.tests(tmp_path) == "3 passed, 3 failed, 3 skipped"
+
+
+def test_photographs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder of them, else packed; the words say what there is of them."""
+    photo = tmp_path / "data/imagenet-sample"
+    asked: list[list[str]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sample.inputs, "main", asked.append)
+    with pytest.raises(Refused, match="has neither imagenet-sample/ nor tiny-imagenet-20/"):
+        sample.measure([str(tmp_path / "data")])
+    file = tmp_path / "one.JPEG"
+    Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(file)
+    content, packed = file.read_bytes(), tmp_path / "data/tiny-imagenet-20"
+    packed.mkdir(parents=True)
+    for split, images in (("train", 3), ("val", 2)):
+        np.savez(
+            packed / f"{split}.npz",
+            data=np.frombuffer(content * images, np.uint8),
+            offsets=np.arange(images + 1) * len(content),
+            labels=np.arange(images) % 2,
+            classes=np.array(["n00", "n01"]),
+        )
+    sample.measure([str(tmp_path / "data"), "--rounds", "6"])
+    for name in ("n00", "n01"):
+        (photo / name).mkdir(parents=True)
+        shutil.copy(file, photo / name / "one.JPEG")
+    sample.measure([str(tmp_path / "data"), "--rounds", "6"])
+    assert asked == [
+        ["--rounds", "6", "data=tiny_imagenet", "data.train_examples=3", "data.val_examples=2",
+         "data.classes=2", "data.root=runs/sample"],
+        ["--rounds", "6", "data.train_examples=2", "data.val_examples=2", "data.classes=2",
+         "data.root=runs/sample"],
+    ]  # fmt: skip
+    assert (tmp_path / "runs/sample/val/n01/one.JPEG").read_bytes() == content
+
+
+# --- From end to end --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, str]:
+    """An environment with one of the digits' trials alone, and made-up photographs."""
+    copy = tmp_path / "copy"
+    for name in ("lsgd", "conf", "recipes", "data/digits"):
+        shutil.copytree(ROOT / name, copy / name)
+    (copy / "recipes/study/digits.yaml").write_text(
+        "# Hardware: any.\ntitle: small\nquestion: Does it work?\nsource: tests\n"
+        "baseline: digits\nseeds: [0]\nentries:\n  - {recipe: digits, label: digits}\n"
+    )
+    for number in range(2):
+        folder = tmp_path / f"data/imagenet-sample/n{number:02}"
+        folder.mkdir(parents=True)
+        for image in range(8):
+            pixels = np.full((40, 60, 3), 20 * image + number, np.uint8)
+            Image.fromarray(pixels).save(folder / f"{image}.JPEG")
+    return {
+        "PYTHONPATH": f"{copy}:{ROOT}",
+        "LSGD_TEST_DATA": str(tmp_path / "data"),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+
+
+CHOSEN = ["tests", "step-2-compiled", "inputs", "profile", "ladder-seed0"]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.dali
+def test_in_small_from_end_to_end(place: dict[str, str], tmp_path: Path) -> None:
+    """The commands themselves, on a CPU; of those that differ in a word, one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--tiny", *CHOSEN],
+        cwd=tmp_path,
+        env=os.environ | place,
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    out = tmp_path / "runs/gpu-tiny"
+    logs = "".join(log.read_text()[-2000:] for log in out.glob("*/log.txt"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert done.stderr == ""
+    text = (out / "README.md").read_text()
+    assert text.startswith("**Nothing in this folder was measured on a GPU**")
+    assert [starts(out / name) for name in CHOSEN] == [1] * len(CHOSEN)
+    for said in (
+        "0 passed, 0 failed, ",
+        "| step-2-compiled | timm's training step",
+        "| inputs          | training, together",
+        "\n- [inputs](inputs/report/README.md): ours, DALI, at least 0.97 times DALI's reader: ",
+        "| data wait     |",
+        "[small](ladder/README.md), 1 of 1 runs:",
+        "- batchnorm-2: not run\n",
+    ):
+        assert said in text
+    kept = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {"profile/report/config.yaml", "profile/report/metrics.jsonl"} <= kept
+    assert {"ladder/README.md", "ladder/summary.json", "tests/report/junit.xml"} <= kept
+    assert not [name for name in kept if name.endswith((".pt", ".part", ".gz"))]
+    # What a plan starts from is there, and the plan is the command's own.
+    plan = ["step-2-compiled", "+recipe=digits", "precision=bfloat16"]
+    whole_run.whole_run([*plan, "--out", str(out / "imagenet/report")])
+    (out / "imagenet/log.txt").write_text("from the step of step-2-compiled, 9 images/s\n")
+    assert "**" in "".join(figures.whole_run(out / "imagenet"))
