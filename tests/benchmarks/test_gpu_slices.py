@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.composed import composed
 from helpers.refusals import refusal
 from PIL import Image
@@ -295,6 +296,14 @@ def test_a_machine_without_a_gpu_is_refused(
     assert "torch cannot be asked for the machine: ImportError: no torch" in refusal(
         gpu.main, capsys
     )
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_named_with_its_driver() -> None:
+    found = machine.find_machine("cuda")
+    assert found["gpu"] == torch.cuda.get_device_name(0)
+    assert found["lines"][0].startswith(f"{found['gpu']}; ")
+    assert found["lines"][-1].startswith("driver ")
 
 
 def test_a_folder_has_the_figures_of_one_machine(tmp_path: Path) -> None:
