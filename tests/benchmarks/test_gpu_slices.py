@@ -114,7 +114,7 @@ def test_a_kill_in_any_slice_costs_that_slice_alone(calls: Calls) -> None:
             os.killpg(call.pid, signal.SIGKILL)
         call.wait()
         if number < 2:
-            until(lambda: not calls.running())
+            until(lambda: not calls.running(), 20)  # less than they would take by themselves
     code, said = calls.run()
     assert code == 0, said
     assert calls.starts() == dict.fromkeys(NAMES, 2)
