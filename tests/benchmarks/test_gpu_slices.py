@@ -287,6 +287,7 @@ def test_a_machine_without_a_gpu_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "keep_machine", None)  # which is not called any more
     answer = json.dumps(FACTS | {"device": "cuda"})
     monkeypatch.setattr(machine, "finished", lambda command, limit: (0, f"a warning\n{answer}\n"))
     said = refusal(gpu.main, capsys)
