@@ -22,7 +22,7 @@ def from_run(folder: Path, recipe: Recipe) -> Measured:
     """The step of a run that one process has made, or has begun to.
 
     Raises Refused if the run is too short, is of several processes, or differs from the recipe in
-    model, image size, channels or precision.
+    model, image size, channels, precision, layout, or in whether it was compiled.
     """
     try:
         run = read_run(folder)
@@ -33,11 +33,13 @@ def from_run(folder: Path, recipe: Recipe) -> Measured:
         ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
         ("data.channels", run.recipe.data.channels, recipe.data.channels),
         ("precision", run.recipe.precision, recipe.precision),
+        ("channels_last", _word(run.recipe.channels_last), _word(recipe.channels_last)),
+        ("compile", _word(run.recipe.compile), _word(recipe.compile)),
     ):
         if theirs != ours:
             raise Refused(
                 f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, whose step it "
-                f"says nothing about; give a run with {key}={ours}"
+                f"says nothing about; give a run with {key}={ours}, or plan with {key}={theirs}"
             )
     machine = str(run.start.get("machine", "an unknown number of processes"))
     processes = run.start.get("processes")
@@ -59,7 +61,23 @@ def from_run(folder: Path, recipe: Recipe) -> Measured:
         statistics.median(float(row[key]) for row in rows)
         for key in ("images_per_second", "data_wait")
     )
-    return _on_one(speed, recipe, data_wait, f"{folder}: median of {len(rows)} rows; {machine}")
+    source = f"{folder}: median of {len(rows)} rows; {machine}"
+    if recipe.workers > 1:
+        # That an image takes as long in any pass is a rule of the plan, which small ones break.
+        source += f"; in passes of {_pass(run.recipe, machine)} workers, and a GPU that hosts fewer"
+        source += " is slower"
+    return _on_one(speed, recipe, data_wait, source)
+
+
+def _word(value: bool) -> str:
+    return str(value).lower()
+
+
+def _pass(recipe: Recipe, machine: str) -> int:
+    """The workers of a pass of a run, as its words or its log have them."""
+    found = re.search(r"workers_per_pass=(\d+)", machine)
+    wanted = int(found[1]) if found else recipe.pass_workers
+    return min(wanted, recipe.workers)
 
 
 def _on_one(speed: float, recipe: Recipe, data_wait: float, source: str) -> Measured:

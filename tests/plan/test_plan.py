@@ -10,7 +10,7 @@ import pytest
 from lsgd.plan.__main__ import main, take_sizes
 
 PLAN = ["+recipe=bs8k", "nodes=32", "gpus=8"]
-RUN = ["+recipe=fashion_bs1k", "nodes=2", "gpus=4", "--preset", "h200", "--run"]
+RUN = ["+recipe=fashion_bs1k", "nodes=2", "gpus=4", "--preset", "h200", "channels_last=true", "--run"]
 RUNS = Path(__file__).resolve().parents[2] / "results/2026-11-20-fashion-bs1k"
 
 
@@ -130,6 +130,14 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         ([*PLAN, "--run", str(RUNS / "float64-one")], "has model=small_resnet and bs8k has"),
         ([*RUN, str(RUNS / "float64-two"), "precision=float64"], "was made by 2 processes"),
         ([*RUN, str(RUNS / "float64-one")], "has precision=float64"),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "channels_last=false"],
+            "a run with channels_last=false, or plan with channels_last=true",
+        ),
+        (
+            [*RUN, str(RUNS / "float64-one"), "precision=float64", "compile=true"],
+            "has compile=false and fashion_bs1k has true",
+        ),
     ],
 )
 def test_refusals(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
