@@ -1,10 +1,10 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
 A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `spark`, `java`,
-`tensorflow`, `torchfold`, `gpu` or `data` is skipped where that is missing, unless the environment
-variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and what can be
-fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a small disk, and
-`calls`, the versions for which the calls of a step are known.
+`tensorflow`, `torchfold`, `apex`, `gpu` or `data` is skipped where that is missing, unless the
+environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and
+what can be fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a
+small disk, and `calls`, the versions for which the calls of a step are known.
 """
 
 import os
@@ -77,6 +77,8 @@ MISSING = {
         not torchfold.place().is_file() and "torchfold" not in REQUIRED,
         "TorchFold is not in the user's cache: LSGD_REQUIRE=torchfold fetches it",
     ),
+    # PyPI's apex, another package, has no amp_C.
+    "apex": (find_spec("amp_C") is None, "NVIDIA's apex is not installed: setup/apex.sh"),
     "data": (not TEST_DATA.is_dir(), f"no test data at {TEST_DATA}: set LSGD_TEST_DATA"),
 }
 

@@ -275,7 +275,14 @@ def test_on_a_gpu_the_trajectory_is_that_of_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("loader", ["synthetic", "memory"])
-@pytest.mark.parametrize("words", [[], ["precision=bfloat16", "channels_last=true"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["precision=bfloat16", "channels_last=true"],
+        pytest.param(["optim.fused=apex"], marks=pytest.mark.apex),
+    ],
+)
 def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, words: list[str], loader: str) -> None:
     """Nothing in it asks the device for a value, its loader included; the guard looks at the step
     before by an event."""

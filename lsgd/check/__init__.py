@@ -6,6 +6,8 @@ torchvision's loader, with which DALI's agrees; for datasets held in memory the 
 are taken.
 """
 
+from dataclasses import replace
+
 import torch
 
 from lsgd.check import images, network, passes, rate, step
@@ -19,7 +21,8 @@ __all__ = ["Fact", "Finding", "ask", "build", "facts", "findings"]
 
 
 def build(recipe: Recipe) -> Learner:
-    """The learner of the run, as a single process on the CPU has it."""
+    """The learner of the run, as a single process on the CPU has it, where apex has no updates."""
+    recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
     return Learner(recipe, SingleComm(), torch.device("cpu"))
 
 

@@ -191,6 +191,10 @@ class Optim:
     all. The others have plain momentum SGD."""
     decay_bias: bool = field(default=True, metadata=later(True))
     """Whether biases decay as weights do; gamma and beta of BN never decay."""
+    fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
+    """Whose kernels make the updates of sgd and lars by equation 9: torch's own, or those of
+    NVIDIA's apex, which has to be installed. They agree but for the last bits, and a run may go on
+    with the others."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def check(recipe: Recipe) -> None:
     _check_goal(recipe)
     _check_bn_statistics(recipe)
     _check_optim(recipe.optim)
+    _check_fused(recipe)
     _check_workload(recipe)
     _check_schedule(recipe)
     _check_strategy(recipe)
@@ -150,6 +151,31 @@ def _check_optim(optim: Optim) -> None:
         raise Refused(
             f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
             "with the paper's updates; write optim.equation=9, or leave optim.clip_norm out"
+        )
+
+
+def _check_fused(recipe: Recipe) -> None:
+    """Refuse what apex's FusedSGD does not compute, or where it would do nothing."""
+    optim = recipe.optim
+    if optim.fused == "torch":
+        return
+    for key, value, possible in (
+        ("optim.name", optim.name, ("sgd", "lars")),
+        ("optim.equation", optim.equation, (9,)),
+        ("precision", recipe.precision, ("float32", "bfloat16")),
+        ("device", recipe.device, ("auto", "cuda")),
+        ("strategy.name", recipe.strategy.name, ("allreduce", "local")),
+    ):
+        if value not in possible:
+            raise Refused(
+                "optim.fused=apex updates whole models in float32 on a GPU, by equation 9, and is "
+                f"not for {key}={value}; write {key}={' or '.join(map(str, possible))}, or "
+                "optim.fused=torch"
+            )
+    if not optim.momentum:
+        raise Refused(
+            "optim.fused=apex keeps a momentum though optim.momentum=0 leaves none, and a "
+            "checkpoint would have it; write optim.fused=torch"
         )
 
 

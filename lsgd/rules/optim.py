@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lsgd.errors import Refused
+from lsgd.rules.apex import apex_sgd
 
 STEP = "step"
 """The state of Adam and Adagrad that is no tensor of the parameter's shape: a number, of the
@@ -89,18 +90,22 @@ def over_groups(
     eps: float,
     clip_norm: float | None,
     trust: float,
+    fused: str,
     norm: Callable[[], Tensor] = _no_norm,
 ) -> torch.optim.Optimizer:
     """The optimizer of a recipe over any tensors, in groups as parameter_groups makes them.
 
     One that clips asks `norm` at every step for the norm of the whole gradient, a tensor on the
-    device, of which it may have a part. Raises Refused where torch has no fused Adagrad.
+    device, of which it may have a part. Raises Refused where torch has no fused Adagrad, or apex no
+    SGD.
     """
     match name:
         case "sgd" | "lars" if equation == 10:
             made: torch.optim.Optimizer = VelocitySGD(
                 groups, momentum=momentum, nesterov=nesterov, corrected=momentum_correction
             )
+        case "sgd" | "lars" if fused == "apex":
+            made = apex_sgd(groups, momentum=momentum, nesterov=nesterov)
         case "sgd" | "lars":
             made = torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, fused=True)
         case "adam":
@@ -180,10 +185,10 @@ def first_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
     match optimizer:
         case VelocitySGD() if optimizer.defaults["momentum"]:
             names = ["velocity"]
-        case torch.optim.SGD() if optimizer.defaults["momentum"]:
-            names = ["momentum_buffer"]
         case torch.optim.Adam():
             names = [STEP, "exp_avg", "exp_avg_sq"]
+        case _ if optimizer.defaults.get("momentum"):  # SGD, torch's or apex's
+            names = ["momentum_buffer"]
         case _:
             names = []
     zero = torch.zeros((), dtype=torch.float32, device=parameter.device)

@@ -20,6 +20,7 @@ ADAM = {"optim__name": "adam", "optim__nesterov": False}
 LOCAL = {"strategy__name": "local"}
 HOGWILD = {"strategy__name": "hogwild", "optim__momentum": 0.0, "optim__nesterov": False}
 LARS = {"optim__name": "lars"}
+APEX = {"optim__fused": "apex"}
 SMOOTH = {"schedule__decay": "linear", "schedule__milestones": [], "schedule__end_lr": 0.1}
 ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum": 0.0}
 
@@ -68,6 +69,22 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
         ({"optim__trust": 0.02}, "optim.trust=0.02 .* optim.name=sgd; write optim.trust=0.001"),
         ({"optim__adapts": "all"}, "adapts=all .* optim.name=sgd; write optim.adapts=weights"),
         (ADAM | {"optim__eps": 0.0}, "optim.eps=0 may divide by 0 with optim.name=adam"),
+        ({"optim__fused": "cuda"}, "optim.fused=cuda is unknown; write one of torch, apex"),
+        (
+            ADAM | APEX,
+            "^optim.fused=apex .*name=adam; write optim.name=sgd or lars, or optim.fused=t",
+        ),
+        (APEX | {"optim__equation": 10}, "apex .*equation=10; write optim.equation=9, or .*=torch"),
+        (APEX | {"precision": "float64"}, "apex .*; write precision=float32 or bfloat16, or optim"),
+        (APEX | {"device": "cpu"}, "apex .* GPU.* device=cpu; write device=auto or cuda, or optim"),
+        (
+            APEX | {"strategy__name": "sync"},
+            "apex .* whole models .*name=allreduce or local, or opt",
+        ),
+        (
+            APEX | {"optim__momentum": 0.0, "optim__nesterov": False},
+            "optim.fused=apex .*optim.momentum=0 leaves none, .* write optim.fused=torch",
+        ),
         ({"label_smoothing": 1.0}, "label_smoothing=1 leaves nothing of the label"),
         ({"label_smoothing": -0.1}, "label_smoothing=-0.1 is not possible; write 0 or more"),
         (SMOOTH | {"schedule__decay": "steps"}, "schedule.end_lr=0.1 .*=steps; .*=polynomial or l"),
@@ -310,6 +327,8 @@ def test_rows_travel_where_one_without_gradient_stands_still(values, key) -> Non
         LOCAL | {"strategy__local_steps": 10**6, "workers": 2**16, "worker_batch": 2},
         LOCAL | {"strategy__outer": "elastic", "strategy__moving_rate": 1 / 256},
         HOGWILD | {"optim__clip_norm": 1.0, "workers": 2**15},
+        LARS | APEX | {"precision": "bfloat16", "device": "cuda"},
+        LOCAL | APEX | {"optim__clip_norm": 1.0},
     ],
 )
 def test_accepted_up_to_the_edge(values: dict[str, Any]) -> None:
