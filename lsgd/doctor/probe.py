@@ -99,6 +99,21 @@ def horovod() -> Iterator[Facts]:
     yield {"version": version("horovod"), "built": built()}
 
 
+def apex() -> Iterator[Facts]:
+    """The version of NVIDIA's apex, once it has made an update where a run would make it."""
+    if find_spec("apex") is None:
+        yield {"version": None}
+        return
+    import torch
+
+    from lsgd.job.device import pick_device
+    from lsgd.rules.apex import apex_sgd
+
+    group = {"params": [torch.ones(2, device=pick_device("auto"))], "weight_decay": 0.0}
+    apex_sgd([group], momentum=0.9, nesterov=True)
+    yield {"version": version("apex")}
+
+
 def dali(device: str) -> Iterator[Facts]:
     """Whether DALI decodes a JPEG, as PIL does, on the CPU or on the first GPU."""
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
@@ -225,6 +240,7 @@ PROBES: dict[str, Callable[..., Iterator[Facts]]] = {
     "tensorboard": tensorboard,
     "setuptools": setuptools,
     "horovod": horovod,
+    "apex": apex,
     "dali": dali,
     "recipes": recipes,
     "data": data,

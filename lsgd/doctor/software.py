@@ -133,6 +133,20 @@ def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
     return Item("Slurm", PASS, text.strip())
 
 
+def apex(answer: Answer) -> Item:
+    """Whether optim.fused=apex makes updates on this machine's GPU; torch's own are the default."""
+    if answer.why:
+        fix = "setup/apex.sh builds NVIDIA's for this torch; optim.fused=torch does without"
+        return Item("apex", FAIL, answer.why.removeprefix("Refused: "), fix)
+    if answer.facts["version"] is None:
+        fix = (
+            "setup/apex.sh builds NVIDIA's, and PyPI's apex is another package; optim.fused=torch "
+            "does without"
+        )
+        return Item("apex", ABSENT, "not installed", fix)
+    return Item("apex", PASS, f"{answer.facts['version']}, NVIDIA's, makes an update")
+
+
 def dali(answer: Answer, *, where: str) -> Item:
     """Whether DALI decodes an image; without DALI torchvision does."""
     instead = "inputs=torchvision does without"

@@ -2,6 +2,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from helpers.broken_machine import broken
 
 from lsgd.doctor import software
 from lsgd.doctor.child import Answer, ask
@@ -82,6 +83,23 @@ def test_a_dali_that_decodes_wrongly_fails() -> None:
     assert (item.name, item.status, item.required) == ("DALI, GPU", FAIL, False)
     assert item.fix.endswith("inputs=torchvision does without")
     assert software.dali(NONE, where="CPU").status == ABSENT
+
+
+def test_an_apex_that_makes_no_update_fails_and_a_missing_one_is_not_needed() -> None:
+    item = software.apex(Answer({}, "Refused: optim.fused=apex needs NVIDIA's apex, and …"))
+    assert (item.status, item.required) == (FAIL, False)
+    assert item.found.startswith("optim.fused=apex needs")
+    item = software.apex(NONE)
+    assert (item.status, item.found) == (ABSENT, "not installed")
+    assert item.fix.startswith("setup/apex.sh builds NVIDIA's, and PyPI's apex is another package")
+    assert software.apex(Answer({"version": "0.1"})).found == "0.1, NVIDIA's, makes an update"
+
+
+@pytest.mark.slow
+def test_pypis_apex_is_no_apex_of_nvidia(tmp_path: Path) -> None:
+    """Not even imported, which it would not survive."""
+    found = ask("apex", limit=100, environment=broken(tmp_path, apex="import pyramid_mailer"))
+    assert "is another package, as PyPI's of that name is" in software.apex(found).found
 
 
 @pytest.mark.data

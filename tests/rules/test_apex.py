@@ -114,7 +114,7 @@ def test_found_inf_leaves_everything_as_it_is(device: torch.device, settings: Op
 
 
 def test_a_momentum_is_there_before_the_first_update(device: torch.device) -> None:
-    """With which workers of local steps begin, each with its own; a first step with it is torch's."""
+    """With which the workers of local steps begin; the first update with it is that of torch."""
     models = [small_net(device) for _ in range(2)]
     for model, fused in zip(models, ("torch", "apex"), strict=True):
         optimizer = make(model, replace(APEX, fused=fused))
