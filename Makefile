@@ -10,7 +10,7 @@ SHORT := $(SIDE_BY_SIDE) -m 'not distributed and not slow'
 # Bytecode is kept, also where the environment says otherwise: every process of a test would compile
 # lsgd anew, which takes a quarter of its start.
 export PYTHONDONTWRITEBYTECODE :=
-SCRIPTS := setup/horovod.sh setup/cxx $(wildcard launch/*.sh) .ci/run
+SCRIPTS := setup/cxx $(wildcard setup/*.sh) $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train demo test test-all compat faults gpu soak results check format lint types layers wheel clean
@@ -82,7 +82,7 @@ clean: ## remove what was built; .venv and runs/ stay
 	$(PYTHON) -m venv .venv
 	@touch $@
 
-.venv/.run: .venv/.python pyproject.toml constraints.txt setup/horovod.sh
+.venv/.run: .venv/.python pyproject.toml constraints.txt setup/horovod.sh setup/cuda.sh
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[horovod]'
 	setup/horovod.sh $(BIN)/python
 	@touch $@

@@ -10,6 +10,7 @@ set -euo pipefail
 
 version=0.28.1
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/cuda.sh"
 
 say() { echo "horovod: $*"; }
 
@@ -38,7 +39,7 @@ python=$(command -v "$asked") || {
     read -r standard
     read -r tag
     read -r devices
-    read -r torch_nccl
+    read -r beside
     read -r python_header
     read -r installed
 } < <("$python" - "$version" <<'PY'
@@ -74,7 +75,7 @@ print(torch.version.cuda or "none")
 print(wanted[1] if wanted else 17)
 print(f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}")
 print(",".join(sorted(devices)) or "all")
-print(root.parent / "nvidia/nccl")
+print(root.parent)
 print(Path(sysconfig.get_path("include")) / "Python.h")
 print(installed)
 PY
@@ -95,12 +96,9 @@ nccl=none
 nccl_home=
 cuda_home=
 if [[ $cuda != none ]]; then
-    for cuda_home in "${CUDA_HOME:-}" "$(readlink -f "$(command -v nvcc)" | sed 's|/bin/nvcc$||')" \
-        /usr/local/cuda ''; do
-        if [[ -x $cuda_home/bin/nvcc && -f $cuda_home/include/cuda_runtime.h ]]; then break; fi
-    done
+    find_cuda "$beside" "$cuda"
     # torch's own NCCL first: it is the one in the process at run time.
-    for nccl_home in "${HOROVOD_NCCL_HOME:-}" "$torch_nccl" /usr/local /usr ''; do
+    for nccl_home in "${HOROVOD_NCCL_HOME:-}" "$beside/nvidia/nccl" /usr/local /usr ''; do
         if [[ -n $nccl_home && -f $nccl_home/include/nccl.h ]]; then break; fi
     done
     if [[ -n $cuda_home && -n $nccl_home ]]; then
@@ -163,10 +161,16 @@ build() {
         library=$(find "$nccl_home"/lib* -name 'libnccl.so*' 2>/dev/null | sort | head -n 1 || true)
         [[ -n $library ]] || go_on_without "$nccl_home has nccl.h, but no libnccl.so in its lib folder"
         ln -s "$library" "$work/nccl/lib/libnccl.so"
+        complete_cuda "$work/cuda"
         options+=(HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED "HOROVOD_NCCL_HOME=$work/nccl"
             "CUDA_HOME=$cuda_home" "HOROVOD_CUDA_HOME=$cuda_home")
-        # Without a GPU in sight: Horovod's default, every architecture that nvcc knows.
-        [[ $devices == all ]] || options+=("HOROVOD_BUILD_CUDA_CC_LIST=${HOROVOD_BUILD_CUDA_CC_LIST:-$devices}")
+        if [[ -n ${HOROVOD_BUILD_CUDA_CC_LIST:-} || $devices != all ]]; then
+            options+=("HOROVOD_BUILD_CUDA_CC_LIST=${HOROVOD_BUILD_CUDA_CC_LIST:-$devices}")
+        else
+            say "no GPU is in sight, so it is for every architecture that nvcc knows;" \
+                "HOROVOD_BUILD_CUDA_CC_LIST=90 compiles for an H100 or H200 alone, which such a node" \
+                "then takes from the cache."
+        fi
     fi
 
     say "building $version for torch $torch with C++$standard ($contents), once, 2 to 11 minutes$mpi_hint; log: $log"
