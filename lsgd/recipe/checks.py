@@ -162,7 +162,7 @@ def _check_fused(recipe: Recipe) -> None:
     for key, value, possible in (
         ("optim.name", optim.name, ("sgd", "lars")),
         ("optim.equation", optim.equation, (9,)),
-        ("precision", recipe.precision, ("float32", "bfloat16")),
+        ("precision", recipe.precision, ("float32", "tf32", "bfloat16")),
         ("device", recipe.device, ("auto", "cuda")),
         ("strategy.name", recipe.strategy.name, ("allreduce", "local")),
     ):
