@@ -83,6 +83,7 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     yield software.dali(jpeg.result(), where="CPU")
     if torch.facts.get("gpus") and "problem" not in torch.facts:
         yield software.dali(later("dali", "cuda").result(), where="GPU")
+        yield software.compiler(later("compiler").result())
         yield software.apex(later("apex").result())
     yield from datasets.datasets(answers["data"].result())
     yield from sums.all_reduces(torch, horovod, mpi, network, limit=limit)

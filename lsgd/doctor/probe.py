@@ -114,6 +114,14 @@ def apex() -> Iterator[Facts]:
     yield {"version": version("apex")}
 
 
+def compiler() -> Iterator[Facts]:
+    """Why torch.compile makes no kernels for the GPU, or nothing."""
+    from lsgd.job.device import pick_device
+    from lsgd.rules.batchnorm import no_compiler
+
+    yield {"why": no_compiler(pick_device("auto"))}
+
+
 def dali(device: str) -> Iterator[Facts]:
     """Whether DALI decodes a JPEG, as PIL does, on the CPU or on the first GPU."""
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
@@ -241,6 +249,7 @@ PROBES: dict[str, Callable[..., Iterator[Facts]]] = {
     "setuptools": setuptools,
     "horovod": horovod,
     "apex": apex,
+    "compiler": compiler,
     "dali": dali,
     "recipes": recipes,
     "data": data,

@@ -133,6 +133,15 @@ def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
     return Item("Slurm", PASS, text.strip())
 
 
+def compiler(answer: Answer) -> Item:
+    """Whether torch.compile makes kernels for this machine's GPU, which compile=true and BN of
+    several workers in channels_last take."""
+    if why := answer.why or answer.facts["why"]:
+        fix = "install gcc, python3-dev and triton; compile=false does without, more slowly"
+        return Item("compiler", FAIL, f"torch.compile makes no kernels: {why}", fix)
+    return Item("compiler", PASS, "torch.compile makes kernels for the GPU")
+
+
 def apex(answer: Answer) -> Item:
     """Whether optim.fused=apex makes updates on this machine's GPU; torch's own are the default."""
     if answer.why:

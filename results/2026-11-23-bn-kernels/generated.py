@@ -1,7 +1,7 @@
 """The kernels that torch.compile makes of per-worker BN for an H200, and what they read and write.
 
-    python results/2026-11-23-bn-kernels/generated.py              # all layers of ResNet-50
-    python results/2026-11-23-bn-kernels/generated.py --of FILE    # of another lsgd/rules/batchnorm.py
+    python results/2026-11-23-bn-kernels/generated.py            # all layers of ResNet-50
+    python results/2026-11-23-bn-kernels/generated.py --of FILE  # of another rules/batchnorm.py
 
 No GPU is needed, and none is used: torch for CUDA and triton are, whose answers about a device are
 replaced. A kernel is counted with each tensor that it is given, once; `passes` are those as large
@@ -139,18 +139,19 @@ def code_of(kind, module, inputs):
             on_gpu.append(FakeTensor(mode, meta, torch.device("cuda", 0)))
         else:
             on_gpu.append(value)
-    with pretended_gpu(), mock.patch.object(GraphLowering, "compile_to_module", stop):
-        with torch.no_grad(), V.set_fake_mode(mode):
-            FakeTensorProp(module, mode).propagate_dont_convert_inputs(*on_gpu)
-            try:
-                compile_fx_inner(module, on_gpu, is_backward=kind == "backward", graph_id=0)
-            except Exception:
-                if not written:
-                    raise
+    stopped = mock.patch.object(GraphLowering, "compile_to_module", stop)
+    with pretended_gpu(), stopped, torch.no_grad(), V.set_fake_mode(mode):
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*on_gpu)
+        try:
+            compile_fx_inner(module, on_gpu, is_backward=kind == "backward", graph_id=0)
+        except Exception:
+            if not written:
+                raise
     return written[0]
 
 
 def numel(shape):
+    """The numbers in a tensor of this shape, as the code has it."""
     return math.prod(int(side) for side in shape.split(",") if side.strip())
 
 
@@ -164,9 +165,9 @@ def kernels(code, whole):
             sizes[found[1]] = count, 2 if count == whole else 4
         if found := re.search(r"(\w+) = empty_strided_cuda\(\((.*?)\), .*torch\.(\w+)\)", line):
             sizes[found[1]] = numel(found[2]), {"bfloat16": 2, "float32": 4}[found[3]]
-        if found := re.search(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*(?:reuse|del)", line):
-            if found[2] in sizes:
-                sizes[found[1]] = sizes[found[2]]
+        renamed = re.search(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*(?:reuse|del)", line)
+        if renamed and renamed[2] in sizes:
+            sizes[renamed[1]] = sizes[renamed[2]]
         if found := re.search(r"(triton_\w+)\.run\((.*?), stream", line):
             given = [sizes[name.strip()] for name in found[2].split(",") if name.strip() in sizes]
             called.append((found[1], [(count * width, count == whole) for count, width in given]))
@@ -203,6 +204,7 @@ def layer(rules, channels, side):
 
 
 def main():
+    """The table of all layers, or with --layer the numbers of one."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(__file__).resolve().parents[2] / "lsgd/rules/batchnorm.py"
     parser.add_argument("--of", type=Path, default=default)
@@ -233,7 +235,8 @@ def main():
             row.update(way)
         total.update({key: count * value for key, value in row.items()})
         megabytes = row["bytes_per_image"] / 1e6
-        print(f"| {channels}, {side} | {count} | {row['kernels']} | {row['passes']} | {megabytes:.2f} |")
+        counts = f"{count} | {row['kernels']} | {row['passes']}"
+        print(f"| {channels}, {side} | {counts} | {megabytes:.2f} |")
     kernels_, megabytes = total["kernels"], total["bytes_per_image"] / 1e6
     print(f"| all | {sum(LAYERS.values())} | {kernels_} | | {megabytes:.1f} |")
 

@@ -85,6 +85,15 @@ def test_a_dali_that_decodes_wrongly_fails() -> None:
     assert software.dali(NONE, where="CPU").status == ABSENT
 
 
+@pytest.mark.parametrize("answer", [Answer({"why": "no gcc"}), Answer({}, "no gcc")])
+def test_a_gpu_without_a_compiler_is_told_what_to_install(answer: Answer) -> None:
+    item = software.compiler(answer)
+    assert (item.status, item.required) == (FAIL, False)
+    assert item.found == "torch.compile makes no kernels: no gcc"
+    assert item.fix.startswith("install gcc")
+    assert software.compiler(Answer({"why": ""})).status == PASS
+
+
 def test_an_apex_that_makes_no_update_fails_and_a_missing_one_is_not_needed() -> None:
     item = software.apex(Answer({}, "Refused: optim.fused=apex needs NVIDIA's apex, and …"))
     assert (item.status, item.required) == (FAIL, False)

@@ -10,7 +10,15 @@ import pytest
 from lsgd.plan.__main__ import main, take_sizes
 
 PLAN = ["+recipe=bs8k", "nodes=32", "gpus=8"]
-RUN = ["+recipe=fashion_bs1k", "nodes=2", "gpus=4", "--preset", "h200", "channels_last=true", "--run"]
+RUN = [
+    "+recipe=fashion_bs1k",
+    "nodes=2",
+    "gpus=4",
+    "--preset",
+    "h200",
+    "channels_last=true",
+    "--run",
+]
 RUNS = Path(__file__).resolve().parents[2] / "results/2026-11-20-fashion-bs1k"
 
 

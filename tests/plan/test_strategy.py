@@ -79,7 +79,13 @@ def test_fewer_workers_have_the_speeds_of_the_first_and_no_more_servers_beside_t
 
 
 def test_a_run_says_how_long_a_step_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ["strategy", "+recipe=fashion_bs1k", "workers=2", "precision=float64", "channels_last=true"]
+    run = [
+        "strategy",
+        "+recipe=fashion_bs1k",
+        "workers=2",
+        "precision=float64",
+        "channels_last=true",
+    ]
     text = printed([*run, "--run", str(RUNS / "float64-one")], capsys)
     assert "worked out from " in text
     assert str(RUNS / "float64-one") in text
