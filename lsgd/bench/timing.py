@@ -59,7 +59,7 @@ def measure(candidates: Mapping[str, TimedWork], rounds: int, *, what: str) -> S
     total = (rounds + 1) * len(names)
     with tqdm(total=total, desc=what, unit="", disable=None, leave=False) as bar:
         for number in range(rounds + 1):
-            for name in _order(names, number):
+            for name in order(names, number):
                 bar.set_postfix_str(name)
                 begin = time.perf_counter()
                 done = candidates[name](number)
@@ -95,7 +95,7 @@ def cost(speeds: Samples, name: str, baseline: str) -> Estimate:
     return ratio(speeds, baseline, name)
 
 
-def _order(names: Sequence[str], number: int) -> list[str]:
+def order(names: Sequence[str], number: int) -> list[str]:
     """The order of a round: each candidate is first in turn, and every second cycle is reversed."""
     start = number % len(names)
     turned = [*names[start:], *names[:start]]

@@ -4,7 +4,6 @@ What a bench job measures is driven from here; this is for programs that nobody 
 run, and the processes of another library's cluster. They write rows of a metrics.jsonl.
 """
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from lsgd.bench.job import refuse
+from lsgd.bench.usage import usage
 from lsgd.errors import Refused
 from lsgd.job.children import OURS, Child, started
 from lsgd.job.ending import tagged
@@ -137,10 +137,8 @@ def _training(rows: Sequence[Row]) -> list[Row]:
 
 def _cpu_seconds() -> float:
     """What the living processes that were started here have used of the CPU."""
-    ticks = 0
+    seconds = 0.0
     for pid in tagged(OURS):
         with suppress(OSError):  # it has ended meanwhile
-            # The name of the program, in parentheses, may have blanks.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            seconds += usage(pid).cpu_seconds
+    return seconds

@@ -10,17 +10,22 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """The commit of the checkout that lsgd runs from, with `-dirty` if it was changed.
+    """The commit of the checkout that lsgd runs from, as commit_of says it."""
+    return commit_of(_PACKAGE.parent)
 
-    None if lsgd does not run from a checkout, or git cannot tell.
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of the checkout that this folder is, with `-dirty` if it was changed.
+
+    None if it is none, or git cannot tell.
     """
     # An installed package may lie within somebody else's checkout.
-    if not (_PACKAGE.parent / ".git").exists():
+    if not (folder / ".git").exists():
         return None
     try:
         description = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
-            cwd=_PACKAGE,
+            cwd=folder,
             env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True,
             encoding="utf-8",
