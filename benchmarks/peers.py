@@ -148,7 +148,8 @@ def check_steps(steps: int, recipe: Recipe) -> None:
     if steps > most:
         raise Refused(
             f"--steps {steps} and the {SETTLED} before them are more than an epoch of "
-            f"{recipe.data.root} has; " + (f"write at most {most}" if most > 0 else "give more")
+            f"{recipe.data.root} has; "
+            + (f"write at most {most}" if most > 0 else "give a folder of more images")
         )
 
 

@@ -1,0 +1,121 @@
+"""What benchmarks.outside sees of a process, and that none of it stays."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import outside
+from benchmarks.outside import SETTLED, Training, watch
+from lsgd.bench.usage import Usage, parsed, usage
+from lsgd.errors import Refused
+from lsgd.job.children import OURS
+from lsgd.job.ending import tagged
+
+FIRST, LATER, STEPS = 4000, 300, 4
+"""Pages that a step touches before those that count and then, and the steps that count."""
+TRAINS = f"""
+import mmap, subprocess, sys, time
+
+def touch(pages):
+    memory = mmap.mmap(-1, pages * mmap.PAGESIZE)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for page in range(pages):
+        memory[page * mmap.PAGESIZE] = 1
+    memory.close()
+
+def looked():
+    while len(open(sys.argv[1]).read()) == 0:
+        time.sleep(0.01)
+
+burns = "import sys, time; sys.stdin.read(1)\\nwhile time.process_time() < 0.5: pass\\n"
+burns += "print(flush=True); sys.stdin.read()"
+pipe = subprocess.PIPE
+loader = subprocess.Popen([sys.executable, "-c", burns], stdin=pipe, stdout=pipe)
+print("Loading 1 of 2 done", flush=True)
+for step in range({SETTLED + STEPS}):
+    touch({FIRST} if step < {SETTLED} else {LATER})
+    if step == {SETTLED}:
+        loader.stdin.write(b"x")
+        loader.stdin.flush()
+        loader.stdout.read(1)
+    print("step", step, "done", file=sys.stderr, flush=True)
+    if step == {SETTLED - 1}:
+        looked()
+time.sleep(600)
+"""
+
+
+def python(program: str, *words: str) -> Training:
+    return Training([sys.executable, "-c", program, *words], r"step \d+ done")
+
+
+def test_what_is_between_two_lines_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process goes on when its first steps were looked at, and after the last it waits."""
+    (seen := tmp_path / "seen").touch()
+    lines = 0
+
+    def look(pid: int) -> Usage:
+        used = usage(pid)
+        if lines == SETTLED:
+            seen.write_text("x")
+        return used
+
+    def counted(*args: object) -> object:
+        nonlocal lines
+        for line in step_lines(*args):  # type: ignore[arg-type]
+            lines += 1
+            yield line
+
+    step_lines = outside._step_lines
+    monkeypatch.setattr(outside, "_step_lines", counted)
+    monkeypatch.setattr(outside, "usage", look)
+    found = watch(python(TRAINS, str(seen)), STEPS, limit=60)
+    assert lines == SETTLED + STEPS
+    assert LATER <= found["page_faults_per_step"] < 2 * LATER
+    # The pages of the first steps were there at once, though none of them is there any more.
+    assert FIRST * 4096 < found["peak_bytes"] < found["bytes_with_loaders"]
+    # The loader took its half second, less what its start took, while the process slept.
+    assert 0.2 < STEPS * found["cpu_seconds_with_loaders"] < 0.8
+    assert found["cpu_seconds_per_step"] < 0.5 * found["cpu_seconds_with_loaders"]
+    assert found["system_seconds_per_step"] <= found["cpu_seconds_per_step"]
+    assert found["first_step_seconds"] > 0
+    assert found["seconds_per_step"] > 0
+    assert not tagged(OURS)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import a_module_that_is_not", "after 0 steps: .*No module named 'a_module_that_is_not'"),
+        ("print('step 1 done'); print(); raise SystemExit('lost')", "after 1 steps: lost"),
+        ("print('step 1 done', end='')", "after 1 steps: step 1 done"),
+        ("import os, signal; os.kill(os.getpid(), 11)", "after 0 steps: it crashed with SIGSEGV"),
+        ("raise SystemExit(7)", "after 0 steps: it ended with exit code 7 and said nothing"),
+        (
+            "print('step 1 done\\nwaits for'); import time; time.sleep(600)",
+            "longer than 1.5 s for step 2, and said last: waits for",
+        ),
+    ],
+)
+def test_what_fails_is_named_by_its_last_line(program: str, why: str) -> None:
+    limit = 1.5 if "sleep" in program else 60
+    with pytest.raises(Refused, match=why):
+        watch(python(program), 1, limit=limit)
+    assert not tagged(OURS)
+
+
+def test_the_environment_goes_along() -> None:
+    """That of the training, and no output that waits in a buffer."""
+    says = "import os, time; print(os.environ['A_VARIABLE'], 'done'); time.sleep(600)"
+    training = Training([sys.executable, "-c", says], "x done", {"A_VARIABLE": "x"})
+    with pytest.raises(Refused, match=r"for step 2, and said last: x done"):
+        watch(training, 1, limit=1.5)
+
+
+def test_the_name_of_a_program_may_look_like_numbers() -> None:
+    stat = "12 (a) 1 (2 3) R " + " ".join(map(str, range(4, 53)))
+    ticks = 1 / 100
+    assert parsed(stat).page_faults == 10
+    assert parsed(stat).cpu_seconds == pytest.approx((14 + 15) * ticks)
+    assert parsed(stat).system_seconds == pytest.approx(15 * ticks)
