@@ -12,7 +12,7 @@ from lsgd.errors import Refused
 from lsgd.job.children import OURS
 from lsgd.job.ending import tagged
 
-FIRST, LATER, STEPS = 4000, 300, 4
+FIRST, LATER, STEPS = 8000, 300, 4
 """Pages that a step touches before those that count and then, and the steps that count."""
 TRAINS = f"""
 import mmap, subprocess, sys, time
@@ -105,8 +105,9 @@ def test_what_fails_is_named_by_its_last_line(program: str, why: str) -> None:
     assert not tagged(OURS)
 
 
-def test_the_environment_goes_along() -> None:
-    """That of the training, and no output that waits in a buffer."""
+def test_the_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the training, and no output waits in a buffer."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     says = "import os, time; print(os.environ['A_VARIABLE'], 'done'); time.sleep(600)"
     training = Training([sys.executable, "-c", says], "x done", {"A_VARIABLE": "x"})
     with pytest.raises(Refused, match=r"for step 2, and said last: x done"):
