@@ -136,7 +136,8 @@ def recipe_words(images: Path, index: Path, image_size: int, loaders: int) -> li
     return [
         *("+recipe=bs256", "workers=1", f"worker_batch={BATCH}", "device=cpu", "log_steps=1"),
         *("inputs=torchvision", f"inputs.decoders={loaders}"),
-        *(f"data.root={root}", f"data.index={index}", f"data.classes={len(classes['train'])}"),
+        *(f'data.root="{root}"', f'data.index="{index}"'),  # which may have blanks or commas
+        f"data.classes={len(classes['train'])}",
         *(f"data.train_examples={count['train']}", f"data.val_examples={count['val']}"),
         *(f"data.image_size={image_size}", "checkpoint_minutes=0"),  # others save after epochs
     ]

@@ -44,7 +44,7 @@ OTHERS = [
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 images, and an index of lsgd that the benchmark does not use."""
-    return make_folder(tmp_path_factory.mktemp("images"))
+    return make_folder(tmp_path_factory.mktemp("images") / "of mine, (all)")
 
 
 @pytest.fixture
