@@ -67,7 +67,11 @@ def test_a_line_of_each_step_is_known_and_no_other(capsys: pytest.CaptureFixture
             assert bool(re.match(step, line)) == (line in lines)
 
 
-def test_the_images_are_indexed_elsewhere_and_counted(few: Recipe, images: Path) -> None:
+def test_the_images_are_indexed_elsewhere_and_counted(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "BATCH", 2)
+    few = load_recipe(peers.recipe_words(images, tmp_path / "index", 40, 3))
     train, val = open_indexes(few.data, images)
     assert (len(train), len(val), len(train.classes())) == (12, 6, 3)
     assert train.file.parent != images
