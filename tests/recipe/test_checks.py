@@ -75,7 +75,7 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
             "^optim.fused=apex .*name=adam; write optim.name=sgd or lars, or optim.fused=t",
         ),
         (APEX | {"optim__equation": 10}, "apex .*equation=10; write optim.equation=9, or .*=torch"),
-        (APEX | {"precision": "float64"}, "apex .*; write precision=float32 or bfloat16, or optim"),
+        (APEX | {"precision": "float64"}, "apex .*; write precision=float32 or tf32 or bfloat16, "),
         (APEX | {"device": "cpu"}, "apex .* GPU.* device=cpu; write device=auto or cuda, or optim"),
         (
             APEX | {"strategy__name": "sync"},
