@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -183,7 +184,10 @@ def bench(
                 if name in result["missing"]:
                     continue
                 with noted(result, name), TemporaryDirectory(prefix="lsgd-peers-") as folder:
+                    # Python's processes make folders there, which an end by a signal leaves.
+                    own = {"TMPDIR": folder}
                     training = starts[name](Path(folder))
+                    training = replace(training, environment={**training.environment, **own})
                     measured = watch(training, result["steps"] if number else 1, limit=limit)
                     for what, value in measured.items() if number else ():
                         samples.setdefault(what, {}).setdefault(name, []).append(value)

@@ -212,6 +212,25 @@ def test_what_fails_later_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert json.loads(kept[1])["samples"]["seconds"].keys() == {"a", "b"}
 
 
+def test_nothing_of_a_process_stays_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its run nor what it makes where temporary files go; its own variables stay."""
+    folders: list[Path] = []
+
+    def watch(training: Training, steps: int, *, limit: float) -> dict[str, float]:
+        folder = Path(training.environment["TMPDIR"])
+        assert folder == Path(training.command[0])
+        assert training.environment["A_VARIABLE"] == "x"
+        (folder / "left").write_text("")
+        folders.append(folder)
+        return {"seconds": 1.0}
+
+    monkeypatch.setattr(peers, "watch", watch)
+    starts = {"a": lambda folder: Training([str(folder)], "", {"A_VARIABLE": "x"})}
+    peers.bench(starts, {"rounds": 6, "steps": 9}, limit=1, keep=lambda result: None)
+    assert len({*folders}) == 7
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_where_all_fail_there_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     def watch(training: Training, steps: int, *, limit: float) -> dict[str, float]:
         raise Refused("gone")
