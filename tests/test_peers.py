@@ -104,6 +104,8 @@ def test_a_step_without_gradient_decays_by_lr_times_1e_4(nesterov: bool) -> None
     made = replace(recipe(), optim=replace(recipe().optim, nesterov=nesterov))
     learner = Learner(made, SingleComm(), CPU)
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    learner.strategy.reducer.start(divisor=1, passes=0)
+    learner.strategy.reducer.finish()
     optim.set_lr(learner.strategy.optimizer, 0.5)
     learner.strategy.optimizer.step()
     # Nesterov's first step goes 1 + m times as far.

@@ -88,6 +88,9 @@ def choose_kernels(device: torch.device, *, tf32: bool, repeats: bool) -> None:
             f"{device_name(device)}; write precision=float32",
             here_only=True,
         )
+    if device.type == "cuda":
+        # Each process of a machine compiles on its own cores; torch would take 32 for each.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cores(detect())))
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = repeats

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 
 from lsgd.errors import Refused
 from lsgd.job.device import choose_kernels, cpu, device_name, preset
+from lsgd.job.launcher import cores, detect
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -37,8 +39,11 @@ def test_float32_is_float32_and_a_run_repeats_unless_words_say_otherwise(
     choose_kernels(CPU, tf32=False, repeats=True)
     assert kernels() == (False, False, True, False)
     of_capability(monkeypatch, 8, 0)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")  # put back afterwards
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
     choose_kernels(GPU, tf32=True, repeats=False)
     assert kernels() == (True, True, False, True)
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == str(cores(detect()))
 
 
 @pytest.mark.usefixtures("flags")
