@@ -17,7 +17,8 @@ def bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[int]:
     cores = {2, 3, 4, 5}
 
     def bind(process: int, wanted: set[int]) -> None:
-        cores.intersection_update(wanted)
+        cores.clear()
+        cores.update(wanted)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(cores))
     monkeypatch.setattr(os, "sched_setaffinity", bind)

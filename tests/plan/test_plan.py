@@ -139,10 +139,6 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         ([*RUN, str(RUNS / "float64-two"), "precision=float64"], "was made by 2 processes"),
         ([*RUN, str(RUNS / "float64-one")], "has precision=float64"),
         (
-            [*RUN, str(RUNS / "float64-one"), "precision=float64", "channels_last=false"],
-            "a run with channels_last=false, or plan with channels_last=true",
-        ),
-        (
             [*RUN, str(RUNS / "float64-one"), "precision=float64", "compile=true"],
             "has compile=false and fashion_bs1k has true",
         ),
@@ -156,6 +152,13 @@ def test_refusals(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
     assert captured.err.startswith("lsgd: ")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_run_in_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*RUN, str(RUNS / "float64-one"), "precision=float64", "channels_last=false"]
+    assert main(words) == 2
+    says = "a run with channels_last=false, or plan with channels_last=true"
+    assert says in capsys.readouterr().err
 
 
 def test_sizes_are_no_words_of_the_recipe() -> None:

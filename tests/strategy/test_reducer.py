@@ -147,6 +147,7 @@ def test_a_parameter_that_no_pass_comes_to_has_a_gradient_of_0(hands_over: bool)
     used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     made = {"bucket_mb": 1.0, "compression": "none", "hands_over": hands_over}
     reducer = Reducer([used, unused], SingleComm(), **made)
+    reducer.buckets[0].flat.fill_(7)  # as of steps before
     for parameters in ((used, unused), (used,)):
         reducer.start(1, passes=1)
         reducer.backward(sum(parameter.sum() for parameter in parameters))
