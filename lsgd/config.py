@@ -25,9 +25,9 @@ from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.job.command import Parser
 from lsgd.nearest import did_you_mean
-from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
+from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
-from lsgd.recipe.fields import all_fields, concerns, group_of, values_before
+from lsgd.recipe.fields import all_fields, concerns, group_of, is_within, values_before
 from lsgd.recipe.points import PublishedPoints, check_points
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
@@ -434,13 +434,18 @@ def _in_order(words: Sequence[str]) -> list[str]:
     """The overrides of these words. What the hardware is comes last: its words go before those of a
     recipe, which says what was fast where it was tried, and behind what is given word by word."""
     hardware = [f"+{word}" for word in words if _split(word)[0] == "hardware"]
-    return [*(_with_key(word) for word in words if f"+{word}" not in hardware), *hardware]
+    rest = [word for word in words if f"+{word}" not in hardware]
+    return [*(part for word in rest for part in _as_hydra_has_it(word)), *hardware]
 
 
-def _with_key(word: str) -> str:
-    """The word, with plus signs where it adds the first rate to an empty `metric`."""
-    opens = word.startswith(("metric.epochs_to", "metric.steps_to"))
-    return f"++{word}" if opens else word
+def _as_hydra_has_it(word: str) -> list[str]:
+    """The word, with plus signs where it adds the first key to an empty group; a library's network
+    is a file of conf/model/ and its name."""
+    key, value = _split(word)
+    if key == "model" and is_within(value, LIBRARIES):
+        return ["model=library", f"model.name={value}"]
+    opens = word.startswith(("metric.epochs_to", "metric.steps_to", "model.options."))
+    return [f"++{word}" if opens else word]
 
 
 def _by_its_field(word: str) -> str:
@@ -471,7 +476,8 @@ def _check_words(words: Sequence[str]) -> None:
         if key in _groups() and word == f"~{key}":
             raise Refused(_missing([key]))
         if key in _groups() and "=" in word:
-            _check_choice(word, value, _options(key))
+            if key != "model" or not is_within(value, LIBRARIES):
+                _check_choice(word, value, _options(key))
             if word.startswith("+"):
                 raise Refused(f"'{word}' has a plus sign too many; write {key}={value}")
         if re.match(r"hydra\b", key):
@@ -542,6 +548,7 @@ _KINDS: dict[Any, tuple[str, str]] = {
     list[str]: ("a list of texts", "=[a,b]"),
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
     dict[str, float]: ("a rate and its target", "={top1_error:24.1}"),
+    dict[str, Any]: ("a group of keys", ".KEY=VALUE"),
 }
 """The kind of value of a field, in words, and an example of how to write one."""
 
@@ -614,7 +621,11 @@ def _groups() -> list[str]:
 
 
 def _options(group: str) -> list[str]:
-    return sorted(path.stem for path in (paths.conf_dir() / group).glob("*.yaml"))
+    found = sorted(path.stem for path in (paths.conf_dir() / group).glob("*.yaml"))
+    if group == "model":
+        found.remove("library")
+        found += [f"{library}/NAME" for library in LIBRARIES]
+    return found
 
 
 def _group_list() -> str:

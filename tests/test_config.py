@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from lsgd import config, paths
 from lsgd.errors import Refused
@@ -45,7 +46,10 @@ TEXTS = {
 POINTS = {"diloco": "local"}
 """The options that are another one with other numbers."""
 OPTIONS = [
-    (group, path.stem) for group in GROUPS for path in (paths.conf_dir() / group).glob("*.yaml")
+    (group, path.stem)
+    for group in GROUPS
+    for path in (paths.conf_dir() / group).glob("*.yaml")
+    if path.stem != "library"  # which is chosen by the name of a network in one
 ]
 
 
@@ -146,6 +150,38 @@ def test_every_option_composes(group: str, option: str) -> None:
     if field := NAMED_BY.get(group):
         named = option.replace("_", "-") if group == "data" else POINTS.get(option, option)
         assert getattr(chosen, field) == named
+
+
+def test_a_network_of_a_library() -> None:
+    """By its name there, with words for its maker, in any order; a run's own file has them."""
+    words = ["+recipe=bs8k", "model.options.drop_path_rate=0.1", "model=timm/convnext_atto"]
+    for order in (words, words[::-1]):
+        recipe = config.load_recipe(order)
+        assert recipe.model.name == "timm/convnext_atto"
+        assert recipe.model.options == {"drop_path_rate": 0.1}
+        assert config.from_saved(OmegaConf.create(config.to_yaml(recipe))) == recipe
+    others = [config.load_recipe(words[:1]), config.load_recipe([words[0], words[2]])]
+    assert len({each.fingerprint for each in (recipe, *others)}) == 3
+    rehearsed = config.load_recipe([*words, "rehearse=true"])
+    assert rehearsed.model == recipe.model
+    assert rehearsed.data.image_size == recipe.data.image_size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=timm"], "model=timm does not exist; did you mean timm/NAME"),
+        (["model=keras/resnet"], "model=keras/resnet does not exist"),
+        (["model.name=keras/resnet"], "model.name=keras/resnet is unknown; .* torchvision/NAME"),
+        (["model=library"], "model=library does not exist"),
+        (["model.options.width=2"], "and this is model=resnet50; leave it out"),
+        (["model=timm/x", "model.options.width=[1]"], "neither a number nor a text"),
+        (["model=timm/x", "data=ptb"], "model=timm/x learns images"),
+    ],
+)
+def test_words_of_a_library_that_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        config.load_recipe(["+recipe=bs8k", *words])
 
 
 @pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "data"])

@@ -90,6 +90,11 @@ def check(recipe: Recipe) -> None:
     print(f"asked by the rules of {PAPERS[recipe.paper].TITLE}", end="\n\n", flush=True)
     results = findings(build(recipe))
     print(table(recipe, results), end="\n\n", flush=True)
+    if unasked := PAPERS[recipe.paper].rules(recipe).keys() - {each.rule for each in results}:
+        text = (
+            f"rules for which this run has nothing that could follow them: {_and(sorted(unasked))}"
+        )
+        print(textwrap.fill(text, 100), end="\n\n", flush=True)
     print(textwrap.fill(verdict(recipe, results), 100))
 
 

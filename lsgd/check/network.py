@@ -21,7 +21,7 @@ def facts(learner: Learner) -> list[Fact]:
         _model(learner),
         *([_stride(model)] if _blocks(model) else []),
         _conv_init(model),
-        _fc_init(model),
+        *([_fc_init(model)] if _linear(model) else []),
         *([*_gammas(model), _batchnorm_eps(model)] if _norms(model.modules()) else []),
     ]
 
@@ -81,7 +81,7 @@ def _conv_init(model: nn.Module) -> Fact:
 
 def _fc_init(model: nn.Module) -> Fact:
     head = _linear(model)[-1]
-    weights, biased = head.weight, bool(head.bias.any())
+    weights, biased = head.weight, head.bias is not None and bool(head.bias.any())
     bias = "and a bias that is not 0" if biased else "and bias 0"
     return Fact(
         "fc_init",
@@ -94,12 +94,13 @@ def _gammas(model: nn.Module) -> list[Fact]:
     last = [_norms(block.children())[-1] for block in _blocks(model)]
     norms = _norms(model.modules())
     others = [m for m in norms if all(m is not each for each in last)]
+    of_last = Fact(
+        "last_gamma",
+        f"{_values([m.weight for m in last])} in the last BN of {len(last)} blocks",
+        {float(gamma) for m in last for gamma in m.weight.detach().unique()},
+    )
     return [
-        Fact(
-            "last_gamma",
-            f"{_values([m.weight for m in last])} in the last BN of {len(last)} blocks",
-            {float(gamma) for m in last for gamma in m.weight.detach().unique()},
-        ),
+        *([of_last] if last else []),
         Fact(
             "other_gammas",
             f"{_values([m.weight for m in others])} in {len(others)} other BNs, and beta "
@@ -115,7 +116,9 @@ def _batchnorm_eps(model: nn.Module) -> Fact:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    return [m for m in model.modules() if isinstance(m, BLOCKS)]
+    # Those of timm are known by what they can do.
+    known = [m for m in model.modules() if isinstance(m, BLOCKS) or hasattr(m, "zero_init_last")]
+    return [block for block in known if _norms(block.children())]
 
 
 def _norms(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -141,5 +144,7 @@ def _is_normal(weight: Tensor, std: float) -> bool:
 
 
 def _values(tensors: list[Tensor]) -> str:
+    if not tensors:
+        return "nothing"
     low, high = (float(bound) for bound in torch.cat(tensors).detach().aminmax())
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"

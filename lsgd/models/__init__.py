@@ -22,14 +22,20 @@ def make_network(recipe: Recipe) -> nn.Module:
 
     It is in the recipe's precision and memory layout, on the CPU.
     """
-    model = make_model(
-        recipe.model.name,
-        classes=recipe.data.classes,
-        channels=recipe.data.channels,
-        last_gamma=recipe.model.last_gamma,
-        hidden=recipe.model.hidden,
-        seed=recipe.seed,
-    )
+    if recipe.model.of_library:
+        # Imported here, as torchvision below.
+        from lsgd.models.library import make_library_network
+
+        model = make_library_network(recipe)
+    else:
+        model = make_model(
+            recipe.model.name,
+            classes=recipe.data.classes,
+            channels=recipe.data.channels,
+            last_gamma=recipe.model.last_gamma,
+            hidden=recipe.model.hidden,
+            seed=recipe.seed,
+        )
     return model.to(DTYPES[recipe.precision], memory_format=layout(recipe))  # type: ignore[call-overload,no-any-return]
 
 

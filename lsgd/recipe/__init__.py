@@ -24,6 +24,7 @@ from lsgd.recipe.fields import (
     at_most,
     below,
     finite,
+    is_within,
     later,
     of,
     one_of,
@@ -42,6 +43,8 @@ MODELS = {
     "trees": ("treelstm", "childsum"),
 }
 """The workloads, and the networks that learn each."""
+LIBRARIES = ("torchvision", "timm")
+"""Whose networks learn images too, by a name such as timm/convnext_atto."""
 EXAMPLES = {
     "images": "images",
     "language": "streams",
@@ -131,12 +134,16 @@ class Data:
 class Model:
     """The network, and what there is to choose about it."""
 
-    name: str = field(metadata=one_of(*(name for names in MODELS.values() for name in names)))
+    name: str = field(
+        metadata=one_of(*(name for names in MODELS.values() for name in names), within=LIBRARIES)
+    )
     last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
     """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""
     hidden: int = field(default=120, metadata=IMAGES | later(120) | at_least(1))
     """The units of LeNet-5's first fully connected layer."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | later({}))
+    """What else the maker of a library's network is given, such as {drop_path_rate: 0.1}."""
     embedding: int = field(default=0, metadata=TEXT | at_least(1))
     """The numbers by which a word is represented."""
     width: int = field(default=0, metadata=TEXT | at_least(1))
@@ -148,6 +155,11 @@ class Model:
     )
     """The share of the numbers of a sentence's words, and of what the LSTMs say of them, that
     training sets to 0: for all words of a sentence the same ones (Gal and Ghahramani 2016)."""
+
+    @property
+    def of_library(self) -> bool:
+        """Whether it is one of torchvision's or timm's."""
+        return is_within(self.name, LIBRARIES)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,22 @@ def _check_model(recipe: Recipe) -> None:
                 f"model={model} does not learn data.workload={workload}; write "
                 f"model={' or '.join(MODELS[workload])}"
             )
+    if recipe.model.of_library and workload != "images":
+        raise Refused(
+            f"model={model} learns images, and data.workload={workload}; write "
+            f"model={' or '.join(MODELS[workload])}"
+        )
+    if workload == "images" and recipe.model.options and not recipe.model.of_library:
+        raise Refused(
+            f"model.options={dict(recipe.model.options)} is for the maker of a library's network, "
+            f"and this is model={model}; leave it out, or write model=torchvision/NAME"
+        )
+    for key, option in recipe.model.options.items():
+        if not isinstance(option, bool | int | float | str):
+            raise Refused(
+                f"model.options.{key}={option} is neither a number nor a text, which is all that "
+                "a configuration keeps; write one, or leave it out"
+            )
     if workload == "images" and model != "lenet5" and recipe.model.hidden != Model.hidden:
         raise Refused(
             f"model.hidden={recipe.model.hidden} is of model=lenet5, and this is model={model}; "

@@ -47,14 +47,22 @@ def of(*workloads: str) -> Words:
     return {"workloads": workloads}
 
 
-def one_of(*choices: Any) -> Words:
-    """Metadata of a field that names one of these choices."""
+def one_of(*choices: Any, within: tuple[str, ...] = ()) -> Words:
+    """Metadata of a field that names one of these choices, or something `within` one of others,
+    such as timm/NAME."""
+    known = [*map(str, choices), *(f"{library}/NAME" for library in within)]
 
     def limit(key: str, value: Any) -> None:
-        if value not in choices:
-            raise Refused(f"{key}={value} is unknown; write one of {', '.join(map(str, choices))}")
+        if value not in choices and not is_within(value, within):
+            raise Refused(f"{key}={value} is unknown; write one of {', '.join(known)}")
 
     return {"one_of": limit}
+
+
+def is_within(value: str, libraries: tuple[str, ...]) -> bool:
+    """Whether a value is the name of something in one of these, such as timm/resnet18."""
+    library, _, name = str(value).partition("/")
+    return library in libraries and bool(name)
 
 
 def at_least(least: int, most: float = MOST) -> Words:

@@ -23,7 +23,9 @@ def rehearsal(recipe: Recipe) -> Recipe:
     # Multiplied before it is divided: a batch equal to the reference stays equal, to the last bit.
     reference_batch = recipe.schedule.reference_batch * N / recipe.worker_batch
     images = data.workload == "images"
-    made_up = f"images of {SIZE} x {SIZE}" if images else THINGS[data.workload]
+    made_up = (
+        f"images of {data.image_size} x {data.image_size}" if images else THINGS[data.workload]
+    )
     return replace(
         recipe,
         worker_batch=N,
@@ -65,11 +67,14 @@ def _data(recipe: Recipe) -> Data:
     small = replace(data, train_examples=examples, val_examples=VALIDATED)
     if data.workload in ("tagging", "trees"):
         return replace(small, test_examples=0, words=WORDS)
-    return replace(small, image_size=SIZE, augmentation="none")
+    side = data.image_size if recipe.model.of_library else SIZE
+    return replace(small, image_size=side, augmentation="none")
 
 
 def _model(recipe: Recipe) -> tuple[Model, str]:
-    """A small network, and what it is called."""
+    """A small network, and what it is called; one that was asked of a library stays."""
+    if recipe.model.of_library:
+        return recipe.model, "the same"
     if recipe.data.workload == "images":
         return replace(recipe.model, name="small_resnet"), "small_resnet"
     small = replace(recipe.model, embedding=WIDTH, width=WIDTH)

@@ -24,26 +24,34 @@ and their unbiased variances.
 """
 
 
-class WorkerBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` whose training statistics are over the images of one worker at a time.
+class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BN whose training statistics are over the images of one worker at a time.
 
-    The parameters, buffers and evaluation are those of `nn.BatchNorm2d`, so that state dicts are
-    interchangeable. The images of a pass fall to its `workers` in turns; the statistics are added
-    up in `seen`, shape (2, channels), means and variances, and reach the running ones once per
-    step, through RunningStatistics.
+    The parameters, buffers and evaluation are those of `nn.BatchNorm1d` and `nn.BatchNorm2d`, so
+    that state dicts are interchangeable. The images of a pass fall to its `workers` in turns; the
+    statistics are added up in `seen`, shape (2, channels), means and variances, and reach the
+    running ones once per step, through RunningStatistics.
     """
 
     workers: int = 1
     seen: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (images, channels, height, width); in training, workers divides images."""
+        """Normalise (images, channels, …); in training, workers divides images."""
         if not self.training:
             return super().forward(input)
         normalise = normalisation(input, self.workers)
         output, seen = normalise(input, self.weight, self.bias, self.workers, self.eps)
         self.seen += seen
         return output
+
+
+class WorkerBatchNorm1d(WorkerBatchNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d`, worker by worker: of (images, channels) or (images, channels, length)."""
+
+
+class WorkerBatchNorm2d(WorkerBatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d`, worker by worker: of (images, channels, height, width)."""
 
 
 def normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
@@ -53,7 +61,7 @@ def normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
     channels_last they do not: a GPU runs kernels that are compiled for them, and a CPU, which might
     have no compiler, copies the images.
     """
-    if workers == 1 or not images.is_cuda or images.is_contiguous():
+    if workers == 1 or not images.is_cuda or images.is_contiguous() or images.dim() < 4:
         return by_call
     # A model that is compiled as a whole has a compiler.
     if torch.compiler.is_compiling() or not no_compiler(images.device):
@@ -188,9 +196,9 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 
-def worker_norms(model: nn.Module) -> list[WorkerBatchNorm2d]:
+def worker_norms(model: nn.Module) -> list[WorkerBatchNorm]:
     """The layers of a model that normalise worker by worker; there may be none."""
-    return [module for module in model.modules() if isinstance(module, WorkerBatchNorm2d)]
+    return [module for module in model.modules() if isinstance(module, WorkerBatchNorm)]
 
 
 class RunningStatistics:
@@ -286,7 +294,7 @@ class RunningStatistics:
                 buffer.copy_(next(parts))
 
 
-def _running(layer: WorkerBatchNorm2d) -> tuple[Tensor, Tensor]:
+def _running(layer: WorkerBatchNorm) -> tuple[Tensor, Tensor]:
     assert layer.running_mean is not None
     assert layer.running_var is not None
     return layer.running_mean, layer.running_var

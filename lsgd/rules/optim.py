@@ -26,6 +26,8 @@ STEP = "step"
 updates that the parameter has had."""
 
 
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""The layers whose gamma and beta never decay."""
 GROUPING = ("weight_decay", "decay_bias", "adapts")
 """The settings of an optimizer that say which group a parameter is in, and over_groups lacks."""
 LARS_DECAY = "lars_decay"
@@ -35,7 +37,7 @@ LARS_DECAY = "lars_decay"
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay_bias: bool = True, adapts: str | None = None
 ) -> list[dict[str, Any]]:
-    """All parameters in groups: decayed, and not, as gamma and beta of BN (section 5.1).
+    """All parameters in groups: decayed, and not, as gamma and beta of a norm (section 5.1).
 
     Told apart by the type of their module, since the names of shortcut BNs do not contain "bn".
     With `adapts` two such groups stand in front, of those that LARS scales.
@@ -43,7 +45,7 @@ def parameter_groups(
     kinds = itertools.product((True, False) if adapts else (False,), (True, False))
     members: dict[tuple[bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
     for module in model.modules():
-        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        norm = isinstance(module, NORMS)
         for name, parameter in module.named_parameters(recurse=False):
             weight = not norm and "bias" not in name
             scaled = adapts == "all" or (adapts == "weights" and weight)

@@ -17,6 +17,7 @@ from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.averaging import AveragedWeights, LastEpochs, MovingAverage
 from lsgd.rules.batchnorm import RunningStatistics, worker_norms
+from lsgd.rules.drawn import Draws, drawn_layers
 from lsgd.rules.metric import TOP1
 from lsgd.rules.sampler import Pass
 from lsgd.workloads import Part
@@ -39,18 +40,21 @@ class Images:
             partial(sampler.epoch_order, recipe.train_examples, seed=recipe.seed)
         )
         self.average: AveragedWeights | None = None
+        self.draws: Draws | None = None
 
     def network(self) -> nn.Module:
         """The recipe's network, in its precision and memory layout."""
         return make_network(self.recipe)
 
     def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
-        """BN's running statistics, if the network has BN, and what averages its weights."""
+        """BN's running statistics, if the network has BN, what averages its weights, and what tells
+        its layers that draw whose numbers they draw."""
         self.hosted, self.comm = hosted, comm
         self.average = self._average(model)
-        average = (self.average,) if self.average else ()
+        self.draws = Draws(layers, self.device) if (layers := drawn_layers(model)) else None
+        others = tuple(part for part in (self.average, self.draws) if part)
         if not worker_norms(model):
-            return average
+            return others
         last = self.recipe.bn_statistics.name == "last"
         self.statistics = RunningStatistics(
             model,
@@ -60,7 +64,7 @@ class Images:
             world_size=comm.world_size,
             momentum=1.0 if last else 0.1,
         )
-        return (self.statistics, *average)
+        return (self.statistics, *others)
 
     def _average(self, model: nn.Module) -> AveragedWeights | None:
         settings = self.recipe.averaging
@@ -72,7 +76,12 @@ class Images:
         return None
 
     def inputs(self) -> Inputs:
-        """The loader that the recipe asks for, its dataset checked against the recipe's numbers."""
+        """The loader that the recipe asks for, its dataset checked against the recipe's numbers; a
+        library's network is tried first. Raises Refused."""
+        if self.recipe.model.of_library:
+            from lsgd.models.library import check_library_network
+
+            check_library_network(self.recipe)
         return open_inputs(self.recipe, self.device)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
@@ -117,6 +126,8 @@ class Images:
         model.train()
         for each, (images, _) in zip(passes, inputs.train(passes), strict=True):
             self.statistics.start_pass(each)
+            if self.draws:
+                self.draws.start_pass(each)
             model(images.to(self.device, self.dtype, memory_format=self.layout))
         examples = min(len(steps) * recipe.batch_size, recipe.train_examples)
         active = -(-examples // recipe.worker_batch)

@@ -113,7 +113,8 @@ def test_bfloat16_images_keep_float32_statistics(normalise: NormaliseWorkers) ->
 def test_without_a_compiler_the_library_normalises(monkeypatch: pytest.MonkeyPatch) -> None:
     """And once says why, and what to install."""
     no_compiler.cache_clear()
-    images = SimpleNamespace(is_cuda=True, device=torch.device("cpu"), is_contiguous=lambda: False)
+    words = {"is_cuda": True, "is_contiguous": lambda: False, "dim": lambda: 4}
+    images = SimpleNamespace(device=torch.device("cpu"), **words)
     monkeypatch.setattr(torch, "compile", lambda function: lambda tensor: 1 / 0)
     with pytest.warns(UserWarning, match=r"no kernels for cpu here \(division.*install gcc"):
         assert normalisation(images, 4) is by_call

@@ -1,0 +1,190 @@
+"""Any network of torchvision or timm keeps the rules of a worker, or is refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.composed import composed
+from torch import nn
+
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
+from lsgd.models import make_network
+from lsgd.models.library import check_library_network
+from lsgd.recipe import Recipe
+from lsgd.rules.batchnorm import WorkerBatchNorm, worker_norms
+from lsgd.rules.drawn import drawn_layers
+from lsgd.rules.optim import parameter_groups
+from lsgd.rules.sampler import Pass
+from lsgd.vision import models
+from lsgd.workloads.images import Images
+
+# Behind lsgd.vision, which lets torchvision be imported beside a CPU build of torch.
+timm = pytest.importorskip("timm")
+CPU = torch.device("cpu")
+SMALL = ["+recipe=bs256", "data=tiny_imagenet", "data.image_size=32", "data.classes=7"]
+
+
+def of(network: str, *words: str) -> Recipe:
+    return composed(*SMALL, f"model={network}", *words)
+
+
+def trained(made: Recipe, images: torch.Tensor, ids: list[int], workers: range) -> Any:
+    """The network after a pass in training, its logits, and what its norms have seen."""
+    workload = Images(made, CPU)
+    network = workload.network().train()
+    parts = workload.parts(network, range(made.workers), SingleComm())
+    examples = np.array(ids, dtype=np.int64)
+    for part in parts:
+        part.start_pass(Pass(0, examples, workers, 0, "train"))
+    return network, network(images), parts
+
+
+def test_without_what_ours_are_it_is_the_library_s() -> None:
+    """Names, weights by its own start, and the logits of an evaluation."""
+    torch.manual_seed(3)
+    theirs = models.resnet18(num_classes=7).double()
+    ours = make_network(of("torchvision/resnet18", "seed=3", "model.last_gamma=1.0",
+                           "precision=float64"))  # fmt: skip
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[key], tensor), key
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    assert torch.equal(ours.eval()(images), theirs.eval()(images))
+
+
+def test_the_seed_alone_starts_it_and_torch_s_generator_stays() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one, same, other = (
+        make_network(of("timm/resnet10t", f"seed={seed}")).state_dict() for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+@pytest.mark.parametrize("network", ["torchvision/resnet18", "timm/resnet10t", "timm/regnety_002"])
+def test_last_gammas(network: str) -> None:
+    """As many as there are blocks, and no other."""
+    counts = []
+    for gamma in (0.0, 0.25):
+        made = make_network(of(network, f"model.last_gamma={gamma}"))
+        gammas = [norm.weight[0].item() for norm in worker_norms(made)]
+        counts.append(sum(each == gamma for each in gammas))
+        assert set(gammas) == {gamma, 1.0}
+    assert counts[0] == counts[1] > 0
+
+
+def test_every_norm_is_a_worker_s_also_with_an_activation_and_of_one_dimension() -> None:
+    made = make_network(of("timm/efficientnet_b0"))
+    norms = [m for m in made.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert norms
+    assert all(isinstance(norm, WorkerBatchNorm) for norm in norms)
+    theirs = timm.create_model("efficientnet_b0", num_classes=7)
+    assert made.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(made.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(made.eval()(images), theirs.eval()(images))
+    flat = make_network(of("timm/levit_128s", "data.image_size=224"))
+    assert {m.weight.dim() for m in worker_norms(flat)} == {1}
+    assert any(isinstance(m, nn.BatchNorm1d) for m in worker_norms(flat))
+
+
+def test_two_workers_in_a_pass_are_those_of_two_passes() -> None:
+    """BN, dropout and skipped blocks: the logits of each image, in float64."""
+    made = of("timm/efficientnet_b0", "precision=float64", "worker_batch=4", "workers=2",
+              "model.options.drop_path_rate=0.3")  # fmt: skip
+    assert drawn_layers(make_network(made))
+    images = torch.randn(8, 3, 32, 32, dtype=torch.float64)
+    ids = list(range(40, 48))
+    _, together, _ = trained(made, images, ids, range(2))
+    for worker in range(2):
+        _, apart, _ = trained(made, images[worker::2], ids[worker::2], range(worker, worker + 1))
+        torch.testing.assert_close(together[worker::2], apart, rtol=1e-10, atol=1e-10)
+
+
+def test_norms_of_any_type_do_not_decay() -> None:
+    made = make_network(of("timm/convnext_atto"))
+    kept = {id(p) for group in parameter_groups(made, 1e-4) if not group["weight_decay"]
+            for p in group["params"]}  # fmt: skip
+    norms = [m for m in made.modules() if isinstance(m, nn.LayerNorm)]
+    assert norms
+    assert {id(p) for m in norms for p in m.parameters()} <= kept
+    linear = [m.weight for m in made.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    assert not kept & {id(weight) for weight in linear}
+
+
+@pytest.mark.parametrize(
+    "network",
+    ["torchvision/resnet18", "torchvision/swin_t", "torchvision/vit_b_16", "timm/convnext_atto",
+     "timm/vit_tiny_patch16_224", "torchvision/squeezenet1_1"],
+)  # fmt: skip
+def test_taken(network: str) -> None:
+    check_library_network(of(network))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["torchvision/resnet81"], "does not exist; did you mean resnet18"),
+        (["torchvision/alexnet"], r"does not take images of 3 x 32 x 32 \("),
+        (["torchvision/resnet18", "model.options.width=2"], "cannot be built with .*'width'"),
+        (["timm/convnext_atto", "model.last_gamma=1.0"], "last_gamma=1 is of residual blocks"),
+        (
+            ["timm/vit_tiny_patch16_224", "model.options.attn_drop_rate=0.1"],
+            r"draws numbers by itself in blocks\.0\.attn",
+        ),
+        (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws numbers by itself"),
+    ],
+)
+def test_refused(words: list[str], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        check_library_network(of(*words))
+
+
+class Odd(nn.Module):
+    """A network of our own that stands for one of a library."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 7)
+        self.norm = nn.BatchNorm3d(4) if kind == "volume" else nn.Identity()
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x).mean((2, 3))
+        if self.kind == "buffer":
+            self.count += 1
+        x = self.drop(x.t()).t() if self.kind == "turned" else self.drop(x)
+        return (self.fc(x), x) if self.kind == "several" else self.fc(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("plain", None),
+        ("buffer", "changes count in every pass"),
+        ("turned", "drops in drop what has no row for each image"),
+        ("several", "gives tuple for 5 images of 7 classes"),
+        ("volume", "normalises by BatchNorm3d in norm"),
+    ],
+)
+def test_what_meets_other_images_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: str, message: str | None
+) -> None:
+    monkeypatch.setattr("lsgd.models.library._build", lambda recipe: Odd(kind))
+    made = of("torchvision/resnet18")
+
+    def both() -> None:
+        check_library_network(made)
+        make_network(made)
+
+    if message is None:
+        both()
+        return
+    with pytest.raises(Refused, match=message):
+        both()
