@@ -188,6 +188,10 @@ def polynomial_rows() -> dict[str, Row]:
         found[f"fashion_{name}_bs2k"] = PolynomialRow(
             2048, 60_000, scaled=Fraction(tenths, 10), warmup_epochs=2, epochs=9, end=END_LR
         )
+    for name, hundredths in (("poly", 2), ("lars", 100)):
+        found[f"fashion_lenet5_{name}"] = PolynomialRow(
+            64, 60_000, scaled=Fraction(hundredths, 100), warmup_epochs=2, epochs=10, end=END_LR
+        )
     return found
 
 
