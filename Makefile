@@ -58,9 +58,10 @@ check: format lint types layers ## what needs no run: the four below
 format: .venv/.dev ## formatting
 	$(BIN)/ruff format --check
 
-lint: .venv/.dev ## likely mistakes, in Python and in shell
+lint: .venv/.dev ## likely mistakes, in Python, shell and Dockerfiles
 	$(BIN)/ruff check
 	$(BIN)/shellcheck -x -P SCRIPTDIR $(SCRIPTS)
+	$(BIN)/hadolint $(wildcard setup/containers/*.Dockerfile)
 
 types: .venv/.dev ## types
 	$(BIN)/mypy

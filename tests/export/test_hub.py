@@ -66,15 +66,16 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
     assert all(f"- {rule}: {reason}" in text for rule, reason in recipe.deviations.items())
 
 
-@pytest.mark.parametrize("step", [1, None])
-def test_no_number_is_claimed_of_another_step(step: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [1, 0])
+def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None:
     """Within an epoch, or before the evaluation of the one that has just ended."""
     trained("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
-    ended = exported.recipe.first_step(2)
-    rates = {1: {"val_top1_error": 4.0}, 2: {"train_loss": 1.0}}
-    exported = replace(exported, saved=replace(exported.saved, step=ended + (step or 0)))
-    exported = replace(exported, saved=replace(exported.saved, rates=rates))
+    rates: dict[int, dict[str, float]] = {1: {"val_top1_error": 4.0}, 2: {"train_loss": 1.0}}
+    if step:
+        rates[2]["val_top1_error"] = 3.0
+    saved = replace(exported.saved, step=exported.recipe.first_step(2) + step, rates=rates)
+    exported = replace(exported, saved=saved)
     assert evaluated(exported) == {}
     text = card(exported)
     assert "The run was not evaluated after this very step." in text
