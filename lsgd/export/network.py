@@ -66,12 +66,13 @@ class Exported:
 
     @property
     def maker(self) -> str:
-        """The Python expression that makes a network for these tensors; torchvision has no other
-        than its own."""
+        """The Python expression that makes a network for these tensors: torchvision's where it has
+        one, and else lsgd's, from the run folder."""
         if self.is_torchvisions:
             name = self.recipe.model.name.rpartition("/")[2]
             return f"torchvision.models.{name}(num_classes={self.recipe.data.classes})"
-        return "lsgd.models.make_network(recipe)"
+        recipe = 'lsgd.config.read_recipe(RUN / "config.yaml")'
+        return f'lsgd.workloads.open_workload({recipe}, torch.device("cpu")).network()'
 
 
 class _WhenAsked:

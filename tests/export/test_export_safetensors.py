@@ -6,6 +6,7 @@ from helpers.exported import read, trained
 from helpers.row_runs import PLAIN, RUNS
 from helpers.saved import after
 
+import lsgd.workloads
 from lsgd import config
 from lsgd.export.__main__ import write
 from lsgd.run import checkpoint
@@ -35,8 +36,13 @@ def test_tensors_are_equal_and_say_what_they_are_of(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("workload", ["language", "tagging", "trees"])
 def test_texts_give_their_tensors_too(workload: str, tmp_path: Path) -> None:
+    """And the expression that is said to make their network makes it."""
     learner = after(config.load_recipe([*RUNS[workload], *PLAIN]), 0, 1)
     checkpoint.write(learner.checkpoint(), tmp_path)
-    write(read(tmp_path, "safetensors"), "safetensors", tmp_path / "a.safetensors")
+    how = write(read(tmp_path, "safetensors"), "safetensors", tmp_path / "a.safetensors")
     tensors, _ = loaded(tmp_path / "a.safetensors")
     torch.testing.assert_close(tensors, dict(learner.model.state_dict()), rtol=0, atol=0)
+    (tmp_path / "config.yaml").write_text(config.to_yaml(learner.recipe))
+    maker = how.removeprefix("load it: ").partition(".load_state_dict")[0]
+    network = eval(maker, {"lsgd": lsgd, "torch": torch, "RUN": tmp_path})
+    network.load_state_dict(tensors)

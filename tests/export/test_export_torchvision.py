@@ -27,7 +27,7 @@ def test_a_network_of_our_own_says_so(name: str, tmp_path: Path) -> None:
     learner = trained(name, tmp_path / "run", "averaging=ema", "averaging.half_life=1")
     exported = read(tmp_path / "run", "torchvision")
     how = write(exported, "torchvision", tmp_path / "a.pth")
-    assert how.startswith(f"torchvision has no {name}; load it: lsgd.models.make_network(recipe).")
+    assert how.startswith(f"torchvision has no {name}; load it: lsgd.workloads.open_workload(")
     ours = make_network(exported.recipe).eval()
     ours.load_state_dict(torch.load(tmp_path / "a.pth"), strict=True)
     batch = images(exported.recipe, 3)
