@@ -58,9 +58,10 @@ check: format lint types layers ## what needs no run: the four below
 format: .venv/.dev ## formatting
 	$(BIN)/ruff format --check
 
-lint: .venv/.dev ## likely mistakes, in Python and in shell
+lint: .venv/.dev ## likely mistakes, in Python, shell and Dockerfiles
 	$(BIN)/ruff check
 	$(BIN)/shellcheck -x -P SCRIPTDIR $(SCRIPTS)
+	$(BIN)/hadolint $(wildcard setup/containers/*.Dockerfile)
 
 types: .venv/.dev ## types
 	$(BIN)/mypy
@@ -89,5 +90,5 @@ clean: ## remove what was built; .venv and runs/ stay
 
 # After .run where both are wanted, since two pips in one environment get in each other's way.
 .venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,horovod,imagenet,ray,report,search,spark,timm]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,export,horovod,imagenet,ray,report,search,spark,timm]'
 	@touch $@

@@ -22,6 +22,7 @@ COMMANDS = {
         "launch": "start a training on many processes or machines, or print how",
         "supervise": "start a job again from its checkpoint when a process dies",
         "evaluate": "the validation error of a checkpoint or of plain weights",
+        "export": "a trained network for torchvision, ONNX or the Hugging Face Hub",
     },
     "Before a run": {
         "check": "compare a recipe with the paper, rule by rule",

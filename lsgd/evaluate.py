@@ -5,7 +5,6 @@ The error of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +reci
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from torch import Tensor
@@ -13,44 +12,29 @@ from torch import Tensor
 from lsgd import config
 from lsgd.comm import agree, joined
 from lsgd.errors import Refused
-from lsgd.evaluation import TrainedModel, evaluate
+from lsgd.evaluation import evaluate
 from lsgd.job.command import Parser, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect
-from lsgd.recipe import CommSettings, InputsSettings, Recipe
-from lsgd.rules import sampler
+from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.tally import Scores
-from lsgd.workloads import open_workload
+from lsgd.trained import make_trained, read_trained
 
 
 def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scores]:
-    """The scores of a checkpoint over each whole evaluation set of its recipe.
+    """The scores of a checkpoint, or of the newest in a run folder, over each whole evaluation set
+    of its recipe.
 
     `words` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
     Refused if the checkpoint is damaged, the data is not there, or a word changes the trajectory.
     """
-    content = checkpoint.read(path)
-    try:
-        saved = checkpoint.load(content, str(path))
-    except checkpoint.Damaged as error:
-        raise Refused(
-            f"{str(error).partition(';')[0]}; give another, or, if it is a file of plain weights, "
-            "add a recipe that says on which data and in which model, such as +recipe=bs256"
-        ) from None
-    # Where it was trained says nothing about this machine.
-    this_machine = {"device": "auto", "comm": asdict(CommSettings())}
-    inputs = saved.recipe.get("inputs")
-    if not (isinstance(inputs, dict) and inputs.get("loader") == "synthetic"):
-        this_machine["inputs"] = asdict(InputsSettings())
-    recipe = config.from_saved(saved.recipe | this_machine, *words)
-    if recipe.fingerprint != saved.fingerprint:
-        raise Refused(
-            f"{' '.join(words)} would make another run of {path}; a checkpoint is evaluated as it "
-            "was trained, and only where and how fast may differ: data.root, device, val_batch, "
-            "comm.library"
-        )
+    remedy = (
+        "give another, or, if it is a file of plain weights, add a recipe that says on which data "
+        "and in which model, such as +recipe=bs256"
+    )
+    recipe, saved = read_trained(path, words, remedy=remedy)
     return _evaluate(recipe, str(path), saved.model, saved.parts)
 
 
@@ -82,24 +66,8 @@ def _evaluate(
     device = pick_device(recipe.device)
     choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
-        workload = open_workload(recipe, device)
-        model = workload.network().to(device)
-        try:
-            model.load_state_dict(weights)
-        except (RuntimeError, TypeError) as error:
-            lines = [line.strip() for line in str(error).splitlines()]
-            raise Refused(
-                f"{name} has not the weights of {recipe.model.name} for {recipe.data.classes} "
-                f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
-                "have them"
-            ) from None
-        # An evaluation may be made with them, as with an average of weights.
-        hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
-        for part in workload.parts(model, hosted, comm):
-            if part.name in parts:
-                part.restore(parts[part.name])
-        inputs = agree(comm, workload.inputs)
-        return evaluate(TrainedModel(workload, model, comm, device), inputs)
+        trained = make_trained(recipe, name, weights, parts, comm, device)
+        return evaluate(trained, agree(comm, trained.workload.inputs))
 
 
 def _in_words(split: str, scores: Scores) -> str:
@@ -120,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "checkpoint",
         type=Path,
-        help="the checkpoint.pt of a run folder; or, with +recipe=NAME, plain weights such as "
+        help="a run folder, or its checkpoint.pt; or, with +recipe=NAME, plain weights such as "
         "torchvision's resnet50-0676ba61.pth",
     )
     parser.add_argument(

@@ -1,9 +1,9 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
-A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `spark`, `java`,
-`tensorflow`, `torchfold`, `apex`, `gpu` or `data` is skipped where that is missing, unless the
-environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping, and
-what can be fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a
+A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `onnx`, `ray`, `spark`,
+`java`, `tensorflow`, `torchfold`, `apex`, `gpu` or `data` is skipped where that is missing, unless
+the environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping,
+and what can be fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a
 small disk, and `calls`, the versions for which the calls of a step are known.
 """
 
@@ -61,6 +61,10 @@ MISSING = {
     "kubeflow": (
         find_spec("kubeflow") is None,
         "the models of Kubeflow's jobs are not installed: pip install kubeflow-training",
+    ),
+    "onnx": (
+        not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))),
+        "ONNX is not installed: pip install 'lsgd[export]' onnxruntime",
     ),
     "ray": (find_spec("ray") is None, "Ray is not installed: pip install 'lsgd[ray]'"),
     "spark": (find_spec("pyspark") is None, "Spark is not installed: pip install 'lsgd[spark]'"),

@@ -40,8 +40,11 @@ def main() -> None:
     table = []
     for number, rows in enumerate(zip(*runs, strict=True)):
         each = [row["train_noise_scale"] for row in rows]
-        left.plot([number + 1] * len(each), each, "o", color=BLUE, ms=4, mfc="none")
-        cells = [str(number + 1), f"{lrs[number]:g}", ", ".join(f"{x:,.0f}" for x in each)]
+        # None where the estimate of the squared gradient, which is unbiased, is not above 0.
+        known = [x for x in each if x is not None]
+        left.plot([number + 1] * len(known), known, "o", color=BLUE, ms=4, mfc="none")
+        seeds = ["–" if x is None else f"{x:,.0f}" for x in each]
+        cells = [str(number + 1), f"{lrs[number]:g}", ", ".join(seeds)]
         table.append([*cells, f"{scale(list(rows)):,.0f}"])
     means = [scale(list(rows)) for rows in zip(*runs, strict=True)]
     left.plot(range(1, len(means) + 1), means, color=BLUE, lw=1)

@@ -1,0 +1,43 @@
+"""Graphs of ONNX, computed by ONNX Runtime."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.exported import images, logits, read, trained
+
+from lsgd.export.__main__ import write
+from lsgd.export.onnx import OPSET
+
+pytestmark = [pytest.mark.onnx, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("small_resnet", ("averaging=ema", "averaging.half_life=1")),
+        ("small_resnet", ("precision=float64",)),
+        ("lenet5", ("channels_last=true",)),
+        ("resnet50", ()),
+    ],
+)
+def test_it_says_what_the_run_says_of_any_number_of_images(
+    name: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    import onnxruntime
+
+    learner = trained(name, tmp_path / "run", *words)
+    exported = read(tmp_path / "run", "onnx")
+    data, file = exported.recipe.data, tmp_path / "a.onnx"
+    how = write(exported, "onnx", file)
+    assert how.startswith(f"opset {OPSET}, images (n, {data.channels}, {data.image_size}, ")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    for count in (1, 7):
+        batch = images(exported.recipe, count)
+        [said] = session.run(["logits"], {"images": batch.numpy()})
+        assert said.shape == (count, data.classes)
+        kind = next(learner.model.parameters()).dtype
+        expected = logits(learner, batch.to(kind)).float()
+        torch.testing.assert_close(torch.from_numpy(said), expected, rtol=0, atol=1e-5)
+    facts = session.get_modelmeta().custom_metadata_map
+    assert facts["fingerprint"] == learner.recipe.fingerprint

@@ -1,0 +1,108 @@
+"""What is exported is the network that the run was evaluated as."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.composed import composed
+from helpers.exported import images, logits, read, trained
+from helpers.saved import CPU, tiny
+from torch.nn import functional as F
+
+from lsgd.comm.single import SingleComm
+from lsgd.errors import Refused
+from lsgd.evaluate import evaluate_checkpoint
+from lsgd.learner import Learner
+from lsgd.models import make_network
+from lsgd.run import checkpoint
+
+EMA = ("averaging=ema", "averaging.half_life=1", "bn_statistics.examples=40")
+EVALUATED = [
+    (),
+    EMA,
+    ("averaging=last", "averaging.epochs=2", "bn_statistics.examples=40"),
+    ("bn_statistics=precise", "bn_statistics.examples=40"),
+    ("bn_statistics=last",),
+    ("channels_last=true",),
+]
+
+
+@pytest.mark.parametrize("words", EVALUATED, ids=lambda words: words[0] if words else "plain")
+def test_its_loss_is_that_of_the_evaluation(words: tuple[str, ...], tmp_path: Path) -> None:
+    """On every validation image, and by a plain loop; as lsgd.evaluate finds it."""
+    learner = trained("small_resnet", tmp_path, *words)
+    exported = read(tmp_path, "onnx")
+    inputs, passes = learner.workload.inputs(), learner.workload.evaluation("val", 0, 1)
+    total = 0.0
+    with torch.no_grad():
+        for batch, labels in inputs.evaluation(passes):
+            total += F.cross_entropy(exported.network(batch), labels, reduction="sum").item()
+    found = evaluate_checkpoint(tmp_path)["val"]
+    assert total / found.counts["images"] == pytest.approx(found.rates["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("words", EVALUATED, ids=lambda words: words[0] if words else "plain")
+def test_its_logits_are_those_of_the_run(words: tuple[str, ...], tmp_path: Path) -> None:
+    learner = trained("small_resnet", tmp_path, *words)
+    exported = read(tmp_path, "onnx")
+    batch = images(exported.recipe, 5)
+    with torch.no_grad():
+        said = exported.network(batch)
+    torch.testing.assert_close(said, logits(learner, batch), rtol=0, atol=1e-6)
+    assert all(tensor.is_contiguous() for tensor in exported.network.state_dict().values())
+
+
+def test_an_average_is_not_the_weights(tmp_path: Path) -> None:
+    trained("small_resnet", tmp_path, *EMA)
+    exported = read(tmp_path, "onnx")
+    batch = images(exported.recipe, 5)
+    plain = make_network(exported.recipe).eval()
+    plain.load_state_dict(exported.saved.model)
+    with torch.no_grad():
+        assert not torch.allclose(exported.network(batch), plain(batch), atol=1e-3)
+    words = "an exponential moving average of the weights after step 2, BN statistics measured"
+    assert exported.evaluated_as == f"{words} with them"
+
+
+def test_data_is_needed_only_where_statistics_are_measured(tmp_path: Path) -> None:
+    """LeNet-5 has none, so that its averages need no images either."""
+    runs = {
+        "average": ("+recipe=fashion_lenet5", *EMA),
+        "moving": ("+recipe=cifar10_bs128",),
+        "precise": ("+recipe=cifar10_bs128", *EMA),
+    }
+    for name, words in runs.items():
+        made = composed(*words, f"data.root={tmp_path / 'away'}")
+        (tmp_path / name).mkdir()
+        checkpoint.write(Learner(made, SingleComm(), CPU).checkpoint(), tmp_path / name)
+    read(tmp_path / "average", "onnx")
+    read(tmp_path / "moving", "onnx")
+    with pytest.raises(Refused, match="away"):
+        read(tmp_path / "precise", "onnx")
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    made = composed("+recipe=ptb_small", "inputs=synthetic")
+    saved = replace(tiny(), recipe=asdict(made), fingerprint=made.fingerprint)
+    checkpoint.write(saved, tmp_path)
+    for form in ("torchvision", "onnx", "hub"):
+        sentence = (
+            rf"^--to {form} knows only data.workload=images, and ptb_small has "
+            "data.workload=language; write --to safetensors, which takes"
+        )
+        with pytest.raises(Refused, match=sentence):
+            read(tmp_path, form)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refused, match="empty has no checkpoint; give a run folder that has one"):
+        read(tmp_path / "empty", "onnx")
+    (tmp_path / "page.pt").write_bytes(b"<html>")
+    with pytest.raises(Refused, match=r"page\.pt is damaged or no .*; give another checkpoint"):
+        read(tmp_path / "page.pt", "onnx")
+
+
+def test_words_make_no_other_network(tmp_path: Path) -> None:
+    trained("small_resnet", tmp_path)
+    with pytest.raises(Refused, match=r"seed=7 would make another run of .*checkpoint-2"):
+        read(tmp_path, "onnx", "seed=7")
+    assert read(tmp_path, "onnx", "val_batch=7").recipe.val_batch == 7

@@ -1,0 +1,106 @@
+"""The folder for the Hub: what it says is read by the Hub's own library, and its code is run."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.exported import images, logits, read, trained
+
+from lsgd.config import from_saved
+from lsgd.export.__main__ import write
+from lsgd.export.card import card, evaluated
+from lsgd.export.hub import TENSORS
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("small_resnet", ("averaging=ema", "averaging.half_life=1")),
+        ("lenet5", ()),
+        pytest.param("resnet50", (), marks=pytest.mark.slow),
+    ],
+)
+def test_the_code_of_the_card_loads_the_network(
+    name: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = trained(name, tmp_path / "run", *words)
+    exported = read(tmp_path / "run", "hub")
+    write(exported, "hub", tmp_path / "hub")
+    names = {file.name for file in (tmp_path / "hub").iterdir()}
+    assert names == {"README.md", "config.json", TENSORS}
+    text = (tmp_path / "hub/README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert ("lsgd" in code) == (name != "resnet50")
+    monkeypatch.chdir(tmp_path / "hub")
+    found: dict = {}
+    exec(code, found)
+    batch = images(exported.recipe, 3)
+    with torch.no_grad():
+        said = found["network"](batch)
+    torch.testing.assert_close(said, logits(learner, batch), rtol=0, atol=1e-5)
+
+
+def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
+    """Of a run that was evaluated after the step of this checkpoint, on real images."""
+    trained("small_resnet", tmp_path / "run")
+    exported = read(tmp_path / "run", "hub")
+    recipe = exported.recipe
+    ended = recipe.first_step(3)
+    rates = {epoch: {"train_loss": 1.0, "val_top1_error": 3.0 + epoch} for epoch in (1, 2, 3)}
+    saved = replace(exported.saved, step=ended, rates=rates)
+    data = huggingface_hub.ModelCard(text := card(replace(exported, saved=saved))).data
+    assert (data.license, data.pipeline_tag) == ("unknown", "image-classification")
+    [result] = data.eval_results
+    assert (result.dataset_name, result.metric_type, result.metric_value) == (
+        "digits", "accuracy", 0.94,
+    )  # fmt: skip
+    assert "6.00 %" in text
+    assert "top-1 error 5.00 % (median of the last 5 epochs)" in text
+    assert recipe.fingerprint in text
+    assert "Pixels in [0, 1] are normalised by mean [0.3051]" in text
+    assert all(f"- {rule}: {reason}" in text for rule, reason in recipe.deviations.items())
+
+
+@pytest.mark.parametrize("step", [1, 0])
+def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None:
+    """Within an epoch, or before the evaluation of the one that has just ended."""
+    trained("small_resnet", tmp_path / "run")
+    exported = read(tmp_path / "run", "hub")
+    rates: dict[int, dict[str, float]] = {1: {"val_top1_error": 4.0}, 2: {"train_loss": 1.0}}
+    if step:
+        rates[2]["val_top1_error"] = 3.0
+    saved = replace(exported.saved, step=exported.recipe.first_step(2) + step, rates=rates)
+    exported = replace(exported, saved=saved)
+    assert evaluated(exported) == {}
+    text = card(exported)
+    assert "The run was not evaluated after this very step." in text
+    assert huggingface_hub.ModelCard(text).data.eval_results is None
+
+
+def test_made_up_images_are_no_dataset(tmp_path: Path) -> None:
+    trained("small_resnet", tmp_path / "run")
+    exported = read(tmp_path / "run", "hub")
+    made = exported.recipe
+    data = replace(made.data, name="cifar10", augmentation="crop_flip", image_size=32)
+    made = replace(made, data=data, inputs=replace(made.inputs, loader="synthetic"))
+    text = card(replace(exported, recipe=made))
+    assert "made-up images in place of cifar10" in text
+    assert "The centre crop of 32 x 32 after the short side was resized to 37 (bilinear" in text
+    assert huggingface_hub.ModelCard(text).data.datasets is None
+
+
+def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
+    learner = trained(
+        "small_resnet", tmp_path / "run", f"data.root={tmp_path}/d", f"run_dir={tmp_path}/r"
+    )
+    write(read(tmp_path / "run", "hub"), "hub", tmp_path / "hub")
+    for name in ("README.md", "config.json"):
+        assert str(tmp_path) not in (tmp_path / "hub" / name).read_text()
+    config = json.loads((tmp_path / "hub/config.json").read_text())
+    assert config["num_classes"] == 10
+    assert from_saved(config["lsgd_recipe"]).fingerprint == learner.recipe.fingerprint
