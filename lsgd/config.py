@@ -47,6 +47,7 @@ any field of the recipe is a word of its own:
                                         where and how fast; the trajectory stays the same
   data.root=/data/imagenet              where the images are; lsgd.prepare makes them ready
   inputs=synthetic                      made-up images, for a machine without data
+  model=timm/resnet18                   any network of torchvision or timm for images
   rehearse=true                         the same run in miniature, in seconds
   --cfg                                 print the run's configuration and train nothing
 """
