@@ -44,7 +44,7 @@ def rehearsal(recipe: Recipe) -> Recipe:
             f"  worker_batch {recipe.worker_batch} -> {N}; schedule.reference_batch "
             f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
             "each step as it is",
-            f"  model {recipe.model.name} -> {network}",
+            f"  model {recipe.model.name} {network}",
             f"  data {recipe.data.name} -> synthetic {made_up}, "
             f"{data.train_examples} to train and {data.val_examples} to validate"
             + f"; augmentation {recipe.data.augmentation} -> none"
@@ -72,10 +72,10 @@ def _data(recipe: Recipe) -> Data:
 
 
 def _model(recipe: Recipe) -> tuple[Model, str]:
-    """A small network, and what it is called; one that was asked of a library stays."""
+    """A small network, and what becomes of the recipe's; one that was asked of a library stays."""
     if recipe.model.of_library:
-        return recipe.model, "the same"
+        return recipe.model, "stays"
     if recipe.data.workload == "images":
-        return replace(recipe.model, name="small_resnet"), "small_resnet"
+        return replace(recipe.model, name="small_resnet"), "-> small_resnet"
     small = replace(recipe.model, embedding=WIDTH, width=WIDTH)
-    return small, f"the same of {WIDTH} units"
+    return small, f"-> the same of {WIDTH} units"
