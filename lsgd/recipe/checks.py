@@ -637,8 +637,7 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
         servers = recipe.strategy.server_processes
         shared = f"workers={recipe.workers}" + (f" and strategy.servers={servers}" * (servers > 0))
         raise Refused(
-            f"{world_size} processes cannot share {shared}; start at most "
-            f"{recipe.most_processes} processes"
+            f"{world_size} processes cannot share {shared}; start {recipe.most_processes} or fewer"
         )
     if recipe.strategy.name == "hogwild" and world_size < recipe.workers:
         raise Refused(

@@ -45,11 +45,12 @@ class AllReduce:
 
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
         """What has the gradients of the model, and what has its momentum."""
+        compression = self.recipe.gradient_compression
         reducer = Reducer(
             model.parameters(),
             self.comm,
             bucket_mb=self.recipe.comm.bucket_mb,
-            compression=(compression := self.recipe.gradient_compression),
+            compression=compression,
             hands_over=self.comm.world_size == 1 and compression == "none",
         )
         settings = asdict(self.recipe.optim)

@@ -39,7 +39,7 @@ def test_more_processes_than_workers(tmp_path: Path) -> None:
     words = ["+recipe=digits", "workers=2", f"run_dir={tmp_path / 'run'}"]
     done = launch("torch", 3, "-m", "lsgd.train", *words)
     assert done.returncode != 0
-    assert "3 processes cannot share workers=2; start at most 2 processes" in done.stderr
+    assert "3 processes cannot share workers=2; start 2 or fewer" in done.stderr
     # torchrun adds a traceback of its own, lsgd does not.
     assert "lsgd/train.py" not in done.stderr
     assert not (tmp_path / "run").exists()

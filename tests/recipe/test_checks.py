@@ -360,14 +360,14 @@ def test_kept_tail_never_leaves_a_worker_one_image(workers: int, n: int, example
 
 def test_more_processes_than_workers() -> None:
     check_world_size(BASE, 256)
-    with pytest.raises(Refused, match=r"257 processes .* workers=256; start at most 256"):
+    with pytest.raises(Refused, match=r"257 processes .* workers=256; start 256 or fewer"):
         check_world_size(BASE, 257)
 
 
 def test_workers_that_share_memory_have_a_process_each() -> None:
     recipe = changed(BASE, workers=4, **HOGWILD)
     check_world_size(recipe, 4)
-    with pytest.raises(Refused, match=r"^5 processes cannot share workers=4; start at most 4"):
+    with pytest.raises(Refused, match=r"^5 processes cannot share workers=4; start 4 or fewer"):
         check_world_size(recipe, 5)
     with pytest.raises(Refused, match=r"^workers=4 on 3 .* start 4 processes .* write workers=3$"):
         check_world_size(recipe, 3)
@@ -394,7 +394,7 @@ def test_processes_of_servers_are_not_counted_among_the_workers(topology: str) -
         assert sorted(shares, reverse=True) == shares
         assert shares.count(0) == (min(3, processes - 1) if topology == "central" else 0)
     shared = "workers=4 and strategy.servers=3" if topology == "central" else "workers=4"
-    refusal = f"^{most + 1} processes cannot share {shared}; start at most {most} processes$"
+    refusal = f"^{most + 1} processes cannot share {shared}; start {most} or fewer$"
     with pytest.raises(Refused, match=refusal):
         check_world_size(recipe, most + 1)
 
