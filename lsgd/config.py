@@ -28,6 +28,7 @@ from lsgd.nearest import did_you_mean
 from lsgd.recipe import CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.fields import all_fields, concerns, group_of, values_before
+from lsgd.recipe.folder import COUNTED, counts
 from lsgd.recipe.points import PublishedPoints, check_points
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
@@ -413,6 +414,7 @@ def _compose(words: Sequence[str]) -> DictConfig:
                 # With null a recipe takes back what the one in its `defaults` declares.
                 declared = composed.deviations.items()
                 composed.deviations = {rule: why for rule, why in declared if why is not None}
+            _count_folder(composed.data)
             return composed
     except OverrideParseException as error:
         _refuse_word(str(error.override))
@@ -422,6 +424,25 @@ def _compose(words: Sequence[str]) -> DictConfig:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
+
+
+def _count_folder(data: Any) -> None:
+    """Give data=folder the numbers that its words do not give, from the index of the folder.
+
+    What is composed has them from here on, and so has the config.yaml of a run: a run that goes on
+    or is evaluated keeps its own.
+    """
+    if not isinstance(data, DictConfig) or OmegaConf.select(data, "name") != "folder":
+        return
+    missing = [key for key in COUNTED if OmegaConf.is_missing(data, key)]
+    if missing and data.root is None:
+        raise Refused(
+            "data=folder does not say which folder of images; write data.root=FOLDER, once `python "
+            "-m lsgd.prepare folder FOLDER` has indexed it"
+        )
+    if missing and isinstance(data.root, str) and isinstance(data.index, str | None):
+        counted = counts(Path(data.root), Path(data.index) if data.index else None)
+        data.update({key: counted[key] for key in missing})
 
 
 def _split(word: str) -> tuple[str, str]:
