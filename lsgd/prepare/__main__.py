@@ -5,7 +5,16 @@ from collections.abc import Sequence
 
 from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
-from lsgd.prepare import cifar10, conll2003, fashion_mnist, folder, imagenet, ptb, sst, tiny_imagenet
+from lsgd.prepare import (
+    cifar10,
+    conll2003,
+    fashion_mnist,
+    folder,
+    imagenet,
+    ptb,
+    sst,
+    tiny_imagenet,
+)
 
 
 def main(argv: Sequence[str]) -> int:

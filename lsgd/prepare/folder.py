@@ -128,8 +128,8 @@ def _check_place(root: Path, index: Path) -> None:
         folder = root / split
         if not folder.is_dir() or not any(entry.is_dir() for entry in os.scandir(folder)):
             raise Refused(
-                f"there is no {folder}/CLASS; give the folder that has train/CLASS/ to train on and "
-                "val/CLASS/ to evaluate on, each with the images of a class"
+                f"there is no {folder}/CLASS; give the folder that has train/CLASS/ to train on "
+                "and val/CLASS/ to evaluate on, each with the images of a class"
             )
     if index.exists() and not (index.is_dir() and os.access(index, os.W_OK)):
         raise Refused(f"{index} cannot be written; give --index FOLDER for the indexes")
