@@ -114,9 +114,8 @@ def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
 def load_recipe(words: Sequence[str]) -> Recipe:
     """The checked recipe that these words compose, such as ["+recipe=bs8k", "workers=128"].
 
-    This is where a Python program gets a recipe. Its fields are those of the dataclass; `name`,
-    `fingerprint`, `steps_per_epoch`, `total_steps` and `lr(step)` of it stay from version to
-    version. `target` is left out where words make another run than the one that was published,
+    Its fields are those of the dataclass; `name`, `fingerprint`, `steps_per_epoch`, `total_steps`
+    and `lr(step)` of it stay from version to version. `target` is left out where words make another run than the one that was published,
     whatever its seed. Raises Refused, with one sentence that says what to write instead.
     """
     try:

@@ -126,7 +126,7 @@ def look_through(root: Path) -> Found:
 def _check_place(root: Path, index: Path) -> None:
     for split in ("train", "val"):
         folder = root / split
-        if not folder.is_dir() or not any(entry.is_dir() for entry in os.scandir(folder)):
+        if not folder.is_dir() or not any(path.is_dir() for path in folder.iterdir()):
             raise Refused(
                 f"there is no {folder}/CLASS; give the folder that has train/CLASS/ to train on "
                 "and val/CLASS/ to evaluate on, each with the images of a class"
