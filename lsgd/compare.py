@@ -21,7 +21,7 @@ from typing import Any
 
 from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
-from lsgd.recipe.differing import DifferingField, differing_fields
+from lsgd.recipe.differing import differing_fields
 from lsgd.run.read import NotARun, Run, read_run
 from lsgd.run.rows import PER_SECOND, Row
 from lsgd.tables import markdown

@@ -115,8 +115,9 @@ def load_recipe(words: Sequence[str]) -> Recipe:
     """The checked recipe that these words compose, such as ["+recipe=bs8k", "workers=128"].
 
     Its fields are those of the dataclass; `name`, `fingerprint`, `steps_per_epoch`, `total_steps`
-    and `lr(step)` of it stay from version to version. `target` is left out where words make another run than the one that was published,
-    whatever its seed. Raises Refused, with one sentence that says what to write instead.
+    and `lr(step)` of it stay from version to version. `target` is left out where words make another
+    run than the one that was published, whatever its seed. Raises Refused, with one sentence that
+    says what to write instead.
     """
     try:
         recipe = from_mapping(_compose(words))

@@ -21,9 +21,9 @@ val has, one without an image, a file that is cut short or no image whatever its
 a warning does not: files and folders that are left out, classes with a single image to train on
 
 examples:
-  python -m lsgd.prepare folder ~/flowers
-  python -m lsgd.prepare folder /shared/flowers --index ~/flowers-index      (read-only)
-  python -m lsgd.train +recipe=bs256 data=folder data.root=~/flowers data.image_size=64
+  python -m lsgd.prepare folder /data/flowers
+  python -m lsgd.prepare folder /shared/flowers --index ~/flowers-index    (read-only)
+  python -m lsgd.train +recipe=bs256 data=folder data.root=/data/flowers data.image_size=64
 """
 
 N, K = 32, 8

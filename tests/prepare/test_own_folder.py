@@ -1,4 +1,4 @@
-"""Any folder of images: looked through, indexed, trained on by the numbers of its index, resumed."""
+"""Any folder of images: looked through, indexed, trained on by its index's numbers, resumed."""
 
 import os
 import shutil
