@@ -14,14 +14,14 @@ import json
 import math
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
-from lsgd.recipe import Recipe
+from lsgd.recipe.differing import differing_fields
 from lsgd.run.read import NotARun, Run, read_run
 from lsgd.run.rows import PER_SECOND, Row
 from lsgd.tables import markdown
@@ -30,16 +30,6 @@ OF_THE_STEP = {"epoch", "lr", "gradient_norm"}
 """Values of a train row that are of its last step alone; others are means over its steps."""
 NOISE = {"gradient_square", "gradient_variance", "noise_scale"}
 """Estimates from the gradients of single passes, so other ones with other passes."""
-
-
-@dataclass(frozen=True)
-class DifferingField:
-    """A field in which two recipes differ, by its dotted key; None where one lacks it."""
-
-    key: str
-    values: tuple[Any, Any]
-    trajectory: bool
-    """Whether it decides what is computed."""
 
 
 @dataclass(frozen=True)
@@ -64,34 +54,6 @@ class Comparison:
     """The largest relative difference in them."""
     parting: Parting | None
     """What stands in the row behind them, unless all are equal."""
-
-
-def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
-    """The fields in which two recipes differ, those of the trajectory first, in the recipe's order.
-
-    The run folder is left out, as any two runs have two.
-    """
-    trajectories = [dict(_flat(recipe.trajectory())) for recipe in recipes]
-    # A trajectory may say more than the fields: that images are synthetic.
-    first, second = (
-        dict(_flat(asdict(recipe))) | trajectory
-        for recipe, trajectory in zip(recipes, trajectories, strict=True)
-    )
-    decisive = trajectories[0].keys() | trajectories[1].keys()
-    fields = [
-        DifferingField(key, (first.get(key), second.get(key)), key in decisive)
-        for key in first | second
-        if key != "run_dir" and first.get(key) != second.get(key)
-    ]
-    return sorted(fields, key=lambda field: not field.trajectory)
-
-
-def _flat(fields: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{group}{key}.")
-        else:
-            yield group + key, value
 
 
 def relative_difference(first: Any, second: Any) -> float:

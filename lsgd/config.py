@@ -28,7 +28,9 @@ from lsgd.nearest import did_you_mean
 from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.fields import all_fields, concerns, group_of, is_within, values_before
+from lsgd.recipe.folder import COUNTED, counts
 from lsgd.recipe.points import PublishedPoints, check_points
+from lsgd.recipe.proportion import in_proportion
 from lsgd.recipe.rehearsal import rehearsal
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
@@ -113,15 +115,41 @@ def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
 def load_recipe(words: Sequence[str]) -> Recipe:
     """The checked recipe that these words compose, such as ["+recipe=bs8k", "workers=128"].
 
-    This is where a Python program gets a recipe. Its fields are those of the dataclass; `name`,
-    `fingerprint`, `steps_per_epoch`, `total_steps` and `lr(step)` of it stay from version to
-    version. `target` is left out where words make another run than the one that was published,
-    whatever its seed. Raises Refused, with one sentence that says what to write instead.
+    Its fields are those of the dataclass; `name`, `fingerprint`, `steps_per_epoch`, `total_steps`
+    and `lr(step)` of it stay from version to version. `target` is left out where words make another
+    run than the one that was published, whatever its seed. Raises Refused, with one sentence that
+    says what to write instead.
     """
-    recipe = from_mapping(_compose(words))
+    try:
+        recipe = from_mapping(_compose(words))
+    except Refused as refusal:
+        _refuse_epochs(refusal, words)
+        raise
     if recipe.target and not _is_as_published(recipe, words):
         recipe = replace(recipe, target=None)
     return rehearsal(recipe) if recipe.rehearse else recipe
+
+
+def _refuse_epochs(refusal: Refused, words: Sequence[str]) -> None:
+    """Refuse with the words that would do, if a number of epochs is refused for want of others."""
+    numbers = [value for key, value in map(_split, words) if key == "epochs"]
+    rest = [word for word in words if _split(word)[0] != "epochs"]
+    recipe = _accepted(rest) if numbers and numbers[-1].isdecimal() else None
+    if recipe is None:
+        return
+    others = in_proportion(recipe, int(numbers[-1]))
+    keys = {_split(word)[0] for word in others}
+    if _accepted([*(word for word in rest if _split(word)[0] not in keys), *others]):
+        why, _, _ = str(refusal).partition("; ")
+        raise Refused(f"{why}; in proportion write {' '.join(others)}") from None
+
+
+def _accepted(words: Sequence[str]) -> Recipe | None:
+    """The recipe of these words, or None if they are refused."""
+    try:
+        return from_mapping(_compose(words))
+    except Refused:
+        return None
 
 
 def _is_as_published(recipe: Recipe, words: Sequence[str]) -> bool:
@@ -414,6 +442,7 @@ def _compose(words: Sequence[str]) -> DictConfig:
                 # With null a recipe takes back what the one in its `defaults` declares.
                 declared = composed.deviations.items()
                 composed.deviations = {rule: why for rule, why in declared if why is not None}
+            _count_folder(composed.data)
             return composed
     except OverrideParseException as error:
         _refuse_word(str(error.override))
@@ -423,6 +452,25 @@ def _compose(words: Sequence[str]) -> DictConfig:
         raise Refused(f"{_first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
+
+
+def _count_folder(data: Any) -> None:
+    """Give data=folder the numbers that its words do not give, from the index of the folder.
+
+    What is composed has them from here on, and so has the config.yaml of a run: a run that goes on
+    or is evaluated keeps its own.
+    """
+    if not isinstance(data, DictConfig) or OmegaConf.select(data, "name") != "folder":
+        return
+    missing = [key for key in COUNTED if OmegaConf.is_missing(data, key)]
+    if missing and data.root is None:
+        raise Refused(
+            "data=folder does not say which folder of images; write data.root=FOLDER, once `python "
+            "-m lsgd.prepare folder FOLDER` has indexed it"
+        )
+    if missing and isinstance(data.root, str) and isinstance(data.index, str | None):
+        counted = counts(Path(data.root), Path(data.index) if data.index else None)
+        data.update({key: counted[key] for key in missing})
 
 
 def _split(word: str) -> tuple[str, str]:
@@ -592,6 +640,7 @@ def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
         raise Refused(
             f"batch_size is workers x worker_batch, and {wanted} is not a multiple of "
             f"worker_batch={n}; write workers={max(1, round(wanted / n))}"
+            + _exactly(wanted, n, rest)
         )
     if recipe.strategy.asynchronous:
         batches = recipe.batch_size // n
@@ -603,6 +652,17 @@ def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
         f"batch_size is workers x worker_batch = {recipe.workers} x {n}; "
         f"write workers={wanted // n}"
     )
+
+
+def _exactly(batch_size: int, n: int, rest: Sequence[str]) -> str:
+    """The words that make this batch with other, but not far other, workers; none if none do."""
+    divisors = [d for d in range(max(2, n // 2), 2 * n + 1) if batch_size % d == 0]
+    if divisors:
+        other = min(divisors, key=lambda d: abs(d - n))
+        words = [f"workers={batch_size // other}", f"worker_batch={other}"]
+        if _accepted([*rest, *words]):
+            return f", or for {batch_size} {' '.join(words)}"
+    return ""
 
 
 def _missing(keys: Sequence[str]) -> str:

@@ -23,6 +23,12 @@ from lsgd.tally import Scores
 from lsgd.trained import make_trained, read_trained
 
 
+def scores(path: Path, words: Sequence[str] = ()) -> dict[str, Scores]:
+    """The scores of a checkpoint, or with `+recipe=NAME` among the words of plain weights."""
+    plain = any(word.startswith("+recipe=") for word in words)
+    return (evaluate_weights if plain else evaluate_checkpoint)(path, words)
+
+
 def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scores]:
     """The scores of a checkpoint, or of the newest in a run folder, over each whole evaluation set
     of its recipe.
@@ -97,11 +103,9 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         arguments = parser.parse_args(argv)
-        plain = any(word.startswith("+recipe=") for word in arguments.words)
-        evaluation = evaluate_weights if plain else evaluate_checkpoint
-        scores = evaluation(arguments.checkpoint, arguments.words)
+        by_set = scores(arguments.checkpoint, arguments.words)
         if detect().rank == 0:
-            print("\n".join(_in_words(split, of_set) for split, of_set in scores.items()))
+            print("\n".join(_in_words(split, of_set) for split, of_set in by_set.items()))
 
     return run_command(command)
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.run_folders import write_run
 
 from lsgd import config
-from lsgd.compare import DifferingField, Parting, compare_metrics, differing_fields, main
+from lsgd.compare import Parting, compare_metrics, main
 from lsgd.errors import Refused
 from lsgd.run.read import Run, read_run
 from lsgd.train import train as train_run
@@ -154,24 +154,6 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
 def test_without_a_common_row_nothing_is_claimed(first: Run, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="have no row of the same kind and step"):
         compare_metrics((first, run(tmp_path / "second", start(0), train(7))), 0.0)
-
-
-def test_fields_that_decide_what_is_computed_come_first() -> None:
-    words = ["+recipe=digits", "run_dir=a"]
-    one = config.load_recipe(words)
-    other = config.load_recipe(
-        [*words[:1], "run_dir=b", "log_steps=7", "seed=3", "optim.momentum=0.8", "comm.timeout=9"]
-    )
-    assert differing_fields((one, other)) == [
-        DifferingField("optim.momentum", (0.9, 0.8), True),
-        DifferingField("seed", (0, 3), True),
-        DifferingField("comm.timeout", (one.comm.timeout, 9.0), False),
-        DifferingField("log_steps", (one.log_steps, 7), False),
-    ]
-    synthetic = config.load_recipe([*words, "inputs=synthetic"])
-    fields = differing_fields((one, synthetic))
-    assert fields[0] == DifferingField("data.synthetic", (False, True), True)
-    assert DifferingField("inputs.loader", (one.inputs.loader, "synthetic"), False) in fields
 
 
 def test_exit_codes_and_sentences(

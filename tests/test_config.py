@@ -43,6 +43,8 @@ TEXTS = {
     "childsum": "sst_treelstm",
 }  # fmt: skip
 """The options that are not of images, each with a recipe of its workload."""
+NUMBERS = ["data.classes=3", "data.train_examples=5000", "data.val_examples=9"]
+"""What data=folder has of the index of a folder, unless words say it."""
 POINTS = {"diloco": "local"}
 """The options that are another one with other numbers."""
 OPTIONS = [
@@ -140,6 +142,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         words = [f"+recipe={TEXTS[option]}", *words]
     elif group == "data":
         words += ["+recipe=bs8k", "model=small_resnet", "workers=4"]
+        words += NUMBERS if option == "folder" else []
     elif option == "lenet5":
         words += ["+recipe=bs8k", "data=fashion_mnist", "workers=4"]
     elif option == "hogwild":
@@ -184,7 +187,9 @@ def test_words_of_a_library_that_are_refused(words: list[str], message: str) -> 
         config.load_recipe(["+recipe=bs8k", *words])
 
 
-@pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "data"])
+@pytest.mark.parametrize(
+    "option", [option for group, option in OPTIONS if group == "data" and option != "folder"]
+)
 def test_a_dataset_is_what_its_file_says(option: str) -> None:
     data = config.load_data(option)
     assert data.name == option.replace("_", "-")
@@ -319,7 +324,11 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipe=bs8k comm=", "'comm='", "comm=NAME"),
         ("+recipe=bs8k +model=resnet50", "'+model=resnet50'", "write model=resnet50"),
         ("+recipe=bs8k batch_size=4096", "workers x worker_batch = 256 x 32", "workers=128"),
-        ("+recipe=bs8k batch_size=4100", "4100 is not a multiple of", "write workers=128"),
+        ("+recipe=bs8k batch_size=4100", "4100 is not a multiple of",
+         "write workers=128, or for 4100 workers=164 worker_batch=25"),
+        ("+recipe=bs8k batch_size=16", "16 is not a multiple of", "16 workers=1 worker_batch=16"),
+        ("+recipe=bs8k epochs=3", "has 30, which is outside a run of 3 epochs; in proportion write",
+         "epochs=3 schedule.milestones=[1,2] schedule.warmup_epochs=0.17"),
         ("+recipe=bs8k batch-size=64 rehearse=true", "256 x 32", "workers=2"),
         ("batch_size=4096", "batch_size is workers x worker_batch", "workers=…"),
         ("+recipe=bs8k epochs=three", "epochs=three is not a whole number", "epochs=30"),

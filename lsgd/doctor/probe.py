@@ -156,7 +156,8 @@ def data() -> Iterator[Facts]:
     from lsgd import config
 
     facts: Facts = {"datasets": []}
-    for option in sorted(path.stem for path in (paths.conf_dir() / "data").glob("*.yaml")):
+    options = {path.stem for path in (paths.conf_dir() / "data").glob("*.yaml")}
+    for option in sorted(options - {"folder"}):  # which lies where the words of a run say
         facts["datasets"].append(_dataset(config.load_data(option)))
         # Should a reader crash on the next one, this much is known.
         yield facts

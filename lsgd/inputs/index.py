@@ -18,8 +18,9 @@ from lsgd.errors import InputFailed, Refused
 from lsgd.files import whole
 from lsgd.job.launcher import detect
 from lsgd.recipe import Data
-
-SPLITS = ("train", "val")
+from lsgd.recipe.folder import SPLITS as SPLITS
+from lsgd.recipe.folder import index_file as index_file
+from lsgd.recipe.folder import prepare_command as prepare_command
 
 IndexRow = tuple[bytes, bytes, int, int, int, int, int]
 """A row: path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
@@ -43,11 +44,6 @@ def image_files(folder: Path) -> list[str]:
     """Names of the images in the folder of a class."""
     names = (entry.name for entry in os.scandir(folder) if not entry.is_dir())
     return sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES))
-
-
-def index_file(folder: Path, split: str) -> Path:
-    """The file of the index of a split."""
-    return folder / f"{split}.index.npy"
 
 
 def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
@@ -210,14 +206,6 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
                 + (" (a skip list is taken off by itself)" if data.skip else "")
             )
     return train, val
-
-
-def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
-    """The command that makes the index of a dataset, in `index` if not in the root."""
-    if any(root.glob("*.tar")) and not (root / "train").exists():
-        return f"python -m lsgd.prepare {dataset} FOLDER_OF_THE_IMAGES --shards {root}"
-    elsewhere = f" --index {index}" if index and index != root else ""
-    return f"python -m lsgd.prepare {dataset} {root}{elsewhere}"
 
 
 def _again(data: Data, root: Path) -> str:

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 
 from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
-from lsgd.prepare import cifar10, conll2003, fashion_mnist, imagenet, ptb, sst, tiny_imagenet
+from lsgd.prepare import (
+    cifar10,
+    conll2003,
+    fashion_mnist,
+    folder,
+    imagenet,
+    ptb,
+    sst,
+    tiny_imagenet,
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +29,7 @@ def prepare(argv: Sequence[str]) -> None:
     """
     parser = Parser("lsgd.prepare", __doc__)
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
-    for dataset in (imagenet, tiny_imagenet, cifar10):
+    for dataset in (folder, imagenet, tiny_imagenet, cifar10):
         dataset.add_parser(datasets)
     for published in (fashion_mnist, ptb, conll2003, sst):
         published.SET.add_parser(datasets)

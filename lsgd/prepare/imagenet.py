@@ -2,12 +2,11 @@
 
 import argparse
 import os
-import re
-import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
 from lsgd.errors import Refused
+from lsgd.prepare.words import word
 
 TRAIN, VAL, CLASSES = 1_281_167, 50_000, 1000
 
@@ -102,9 +101,9 @@ def _prepare(options: argparse.Namespace) -> None:
     index.mkdir(parents=True, exist_ok=True)
     unreadable = index_folder(root, index, processes=processes)
     print(f"index: {index}/train.index.npy and val.index.npy", flush=True)
-    words = [_word("data.root", root), *counted.words]
+    words = [word("data.root", root), *counted.words]
     if options.index:
-        words.insert(1, _word("data.index", index))
+        words.insert(1, word("data.index", index))
     if options.check:
         oddities = check_folder(root, index, processes=processes)
         print(f"{table(oddities)}\nall of them: {index}/check.tsv", flush=True)
@@ -112,7 +111,7 @@ def _prepare(options: argparse.Namespace) -> None:
         skipped, usable = write_skip_list(oddities, skip)
         if skipped:
             print(f"{skip} names {skipped} images to leave out")
-            words.append(_word("data.skip_list", skip))
+            words.append(word("data.skip_list", skip))
         if usable:
             print(
                 f"  {usable} of them were there before and are not unusable: a line can be removed"
@@ -128,15 +127,9 @@ def _prepare(options: argparse.Namespace) -> None:
             root, index, options.shards, megabytes=options.shard_mb, processes=processes
         )
         print(f"shards: {shards} in {options.shards}, with an index")
-        words = [word for word in words if "data.root=" not in word and "data.index=" not in word]
-        words.insert(0, _word("data.root", options.shards))
+        words = [each for each in words if "data.root=" not in each and "data.index=" not in each]
+        words.insert(0, word("data.root", options.shards))
     print(f"ready: python -m lsgd.train +recipe=bs256 {' '.join(words)}")
-
-
-def _word(key: str, path: Path) -> str:
-    """A word for a shell and for Hydra, which both have characters of their own."""
-    plain = re.fullmatch(r"[\w./~-]+", str(path))
-    return f"{key}={path}" if plain else shlex.quote(f"{key}='{path}'")
 
 
 def _check_options(options: argparse.Namespace) -> None:

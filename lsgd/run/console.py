@@ -1,8 +1,9 @@
-"""What a run shows while it trains: a progress bar on a terminal, plain lines elsewhere."""
+"""What a run shows while it trains: a progress bar on a terminal or in a notebook, else lines."""
 
 import math
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -11,7 +12,7 @@ from lsgd.run.rows import PER_SECOND, Row, things
 
 
 class Console:
-    """A progress bar with the time left on a terminal, plain lines elsewhere."""
+    """A progress bar with the time left on a terminal or in a notebook, plain lines elsewhere."""
 
     def __init__(self, first_step: int, total_steps: int, metric: Metric) -> None:
         self.bar = tqdm(
@@ -19,7 +20,7 @@ class Console:
             initial=first_step,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=not _can_redraw(sys.stderr),
         )
         self.total_steps = total_steps
         self.metric = metric
@@ -63,6 +64,11 @@ class Console:
     def close(self) -> None:
         """Close the bar, which stays on the terminal."""
         self.bar.close()
+
+
+def _can_redraw(stream: TextIO) -> bool:
+    """Whether a line can be drawn over itself: a notebook can, and says that it is no terminal."""
+    return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 
 def _speed(row: Row) -> str:

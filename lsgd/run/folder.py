@@ -11,10 +11,13 @@ from lsgd import config
 from lsgd.comm import Comm, Living, from_first
 from lsgd.errors import Refused
 from lsgd.recipe import Recipe
+from lsgd.recipe.differing import differing_fields
 from lsgd.run import lock
 from lsgd.run.checkpoint import FILE, Checkpoint, Damaged, files, load, point_to, read
 
 CONFIG_BESIDE = "config.yaml.tmp"
+MOST_NAMED = 3
+"""The fields that a refusal of another run names, of all in which it differs."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,28 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
             f"run_dir={folder} holds files of something else; write a new or empty folder"
         )
     if theirs != recipe.fingerprint:
+        old, new = _differing(recipe, folder)
         raise Refused(
-            f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}, this "
-            f"recipe has {recipe.fingerprint[:12]}); write another run_dir, or the words that this "
-            f"run was started with: they are in {folder / 'config.yaml'}"
+            f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
+            f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the words "
+            f"that this run was started with: they are in {folder / 'config.yaml'}"
         )
     return opened, damaged
+
+
+def _differing(recipe: Recipe, folder: Path) -> tuple[str, str]:
+    """The words in which the run of a folder and the recipe differ, if they can be told."""
+    try:
+        theirs = config.read_recipe(folder / "config.yaml")
+    except Refused:
+        return "", ""
+    fields = [field for field in differing_fields((theirs, recipe)) if field.trajectory]
+    more = " …" * (len(fields) > MOST_NAMED)
+    old, new = (
+        " ".join(f"{field.key}={field.values[side]}" for field in fields[:MOST_NAMED])
+        for side in (0, 1)
+    )
+    return (f" with {old}{more}", f" with {new}{more}") if fields else ("", "")
 
 
 def _newest_whole(folder: Path, paths: list[Path]) -> tuple[Opened, list[Path], Checkpoint]:

@@ -7,7 +7,9 @@ import json
 import math
 import platform
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -27,6 +29,20 @@ from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
 from lsgd.tally import Scores, State, difference
+
+_listener: ContextVar[Callable[[Row], object] | None] = ContextVar("_listener", default=None)
+
+
+@contextmanager
+def heard_by(listener: Callable[[Row], object] | None) -> Iterator[None]:
+    """Within this context whoever opens a log hands each row to the listener too, once it is
+    written; what the listener raises ends the run."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
 
 Reading = tuple[State, float, float]
 """Counts, the time in seconds, and the seconds waited for data until then."""
@@ -118,6 +134,7 @@ class RunLog(Log):
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, run.recipe.examples)
         self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
+        self.listener = _listener.get()
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
         """Write down recipe, machine, host, commit and versions, as a row and as lines."""
@@ -160,6 +177,8 @@ class RunLog(Log):
         self.rows.write(json.dumps(row).encode() + b"\n")
         self.console.show(kind, step, row)
         self.curves.draw(row)
+        if self.listener is not None:
+            self.listener(row)
 
     def warn(self, step: int, text: str) -> None:
         """Write the sentence as a row, and print it."""

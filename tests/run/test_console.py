@@ -1,5 +1,7 @@
 """What a run shows of its rows, word by word."""
 
+import io
+import sys
 from typing import Any
 
 import pytest
@@ -85,3 +87,24 @@ def test_a_step_in_a_line(
 ) -> None:
     Console(0, 20, TOP1).show("train", 10, {"kind": "train", "step": 10} | TRAIN | row)
     assert capsys.readouterr().out == f"step 10/20  epoch 0.50  {line}\n"
+
+
+def test_a_notebook_has_a_bar_though_it_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands for stderr there is of ipykernel; a file has lines, as before."""
+
+    class OutStream(io.StringIO):
+        pass
+
+    row = TRAIN | {"images_per_second": 10.0}
+    for module, drawn in (("ipykernel.iostream", True), ("_io", False)):
+        monkeypatch.setattr(OutStream, "__module__", module)
+        monkeypatch.setattr(sys, "stderr", stream := OutStream())
+        console = Console(0, 20, METRICS["top1_error"])
+        console.show("train", 10, row)
+        console.say("a line")
+        console.close()
+        assert ("| 10/20 [" in stream.getvalue()) is drawn
+        *steps, line = capsys.readouterr().out.splitlines()
+        assert (len(steps), line) == (0 if drawn else 1, "a line")

@@ -1,0 +1,242 @@
+"""Any folder of images: looked through, indexed, trained on by its index's numbers, resumed."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.folders import LOADERS
+from PIL import Image
+
+from lsgd import api, config, evaluate, train
+from lsgd.errors import Refused
+from lsgd.inputs.index import open_indexes
+from lsgd.prepare.__main__ import main as prepare
+from lsgd.run.read import read_run
+from lsgd.vision import datasets
+
+# In the order of ImageFolder, which is that of their characters.
+CLASSES = ["10", "9", "Zebra", "cat"]
+TRAIN, VAL = 6, 2
+TOO_FEW = "workers=1 worker_batch=24"
+
+
+def add_image(file: Path, seed: int = 0) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (30, 26, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """6 images of each class to train and 2 to evaluate, JPEGs and PNGs, not indexed."""
+    root = tmp_path / "own"
+    for split, each in (("train", TRAIN), ("val", VAL)):
+        for name in CLASSES:
+            (root / split / name).mkdir(parents=True)
+            for i in range(each):
+                add_image(root / split / name / f"{i}.{'png' if i % 2 else 'JPG'}", seed=i)
+    return root
+
+
+def words(root: Path, *more: str) -> list[str]:
+    """A run of 4 steps on images of 16 pixels."""
+    return [
+        "+recipe=bs256", "data=folder", f"data.root={root}", "data.image_size=16", "workers=2",
+        "worker_batch=6", "epochs=2", "schedule.milestones=[1]", "model=small_resnet",
+        "inputs=torchvision", "inputs.decoders=0", "device=cpu", "val_batch=8", "log_steps=1",
+        f"run_dir={root.parent / 'run'}", *more,
+    ]  # fmt: skip
+
+
+class Leave(Exception):
+    pass
+
+
+def leave_after_an_epoch(row: dict[str, Any]) -> None:
+    if row["kind"] == "train" and row["epoch"] > 1:
+        raise Leave
+
+
+def test_three_commands_from_a_folder_to_an_error(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(["folder", str(root)]) == 0
+    assert capsys.readouterr().out == (
+        "4 classes, 24 images in train and 8 in val, indexed\n"
+        f"ready: python -m lsgd.train +recipe=bs256 data=folder data.root={root} {TOO_FEW}\n"
+    )
+    assert train.main(words(root)) == 0
+    run = read_run(root.parent / "run")
+    assert (run.state, run.recipe.data.classes) == ("finished", 4)
+    capsys.readouterr()
+    command = [str(run.path / "checkpoint.pt"), "inputs=torchvision", "inputs.decoders=0"]
+    assert evaluate.main(command) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"8 images: top-1 error {run.epochs[2]['val_top1_error']:.2f} %")
+
+
+def test_what_is_printed_to_go_on_with_is_accepted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for images, shown in ((TRAIN, TOO_FEW), (12, "workers=1"), (64, "")):
+        for name in CLASSES:
+            for i in range(images):
+                file = root / "train" / name / f"{i}.png"
+                if not file.with_suffix(".JPG").exists():
+                    shutil.copy(root / "train/cat/1.png", file) if not file.exists() else None
+        assert prepare(["folder", str(root)]) == 0
+        *_, ready = capsys.readouterr().out.split("data=folder ")
+        assert ready == f"data.root={root}{' ' * bool(shown)}{shown}\n"
+        recipe = config.load_recipe(["+recipe=bs256", "data=folder", *ready.split()])
+        assert recipe.steps_per_epoch == 1 or not shown
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_classes_are_those_of_image_folder(root: Path, loader: str) -> None:
+    assert prepare(["folder", str(root)]) == 0
+    recipe = config.load_recipe([*words(root), f"inputs={loader}"])
+    theirs = datasets.ImageFolder(str(root / "train"))
+    ours, _ = open_indexes(recipe.data, root)
+    ids = np.arange(len(ours))
+    assert ours.classes() == theirs.classes == CLASSES
+    paths = [root / os.fsdecode(path) for path in ours.paths(ids)]
+    assert list(zip(map(str, paths), ours.labels(ids).tolist(), strict=True)) == theirs.samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_run_resumes_and_is_refused_once_the_folder_has_other_images(
+    root: Path, loader: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(["folder", str(root)]) == 0
+    given = words(root, f"inputs={loader}", "inputs.decoders=1")
+    before = config.load_recipe(given)
+    with pytest.raises(Leave):
+        api.train(before, on_row=leave_after_an_epoch)
+    assert train.main(given) == 0
+    assert "resumes after step " in capsys.readouterr().out
+
+    add_image(root / "train" / "cat" / "new.png", seed=9)
+    with pytest.raises(Refused, match=r"cat/new.png is new; run python -m lsgd.prepare folder"):
+        train.train(config.load_recipe(given))
+    assert prepare(["folder", str(root)]) == 0
+    recipe = config.load_recipe(given)
+    assert recipe.data.train_examples == before.data.train_examples + 1
+    assert recipe.fingerprint != before.fingerprint
+    with pytest.raises(Refused, match=r"another run .* with data.train_examples=24, this .*=25\)"):
+        train.train(recipe)
+
+
+def test_a_run_keeps_its_own_numbers(root: Path) -> None:
+    """What it was saved with is read without the folder, and numbers in words go before it."""
+    assert prepare(["folder", str(root)]) == 0
+    recipe = config.load_recipe(words(root))
+    (root.parent / "config.yaml").write_text(config.to_yaml(recipe))
+    shutil.rmtree(root)
+    assert config.read_recipe(root.parent / "config.yaml") == recipe
+    numbers = ["data.classes=4", "data.train_examples=24", "data.val_examples=8"]
+    assert config.load_recipe([*words(root), *numbers]) == recipe
+
+
+def test_images_left_out_are_taken_off(root: Path) -> None:
+    assert prepare(["folder", str(root)]) == 0
+    skip = root.parent / "skip.txt"
+    skip.write_text("train/cat/0.JPG\nval/9/1.png\n")
+    data = config.load_recipe([*words(root), f"data.skip_list={skip}"]).data
+    assert (data.train_examples, data.val_examples) == (23, 7)
+    train_index, val_index = open_indexes(data, root)
+    assert (len(train_index), len(val_index)) == (23, 7)
+
+
+def test_the_index_may_lie_elsewhere(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = root.parent / "an index"
+    assert prepare(["folder", str(root), "--index", str(elsewhere)]) == 0
+    assert "'data.index='" in capsys.readouterr().out
+    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
+    recipe = config.load_recipe([*words(root), f"data.index='{elsewhere}'"])
+    assert recipe.data.train_examples == 24
+    open_indexes(recipe.data, root)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([], "which folder of images; write data.root=FOLDER"),
+        (["data.root=nowhere"], "data.root=nowhere is no folder; .* lsgd.prepare folder nowhere"),
+        (["data.root=."], "train.index.npy, which is missing; run python -m lsgd.prepare folder ."),
+        (["data.root=.", "data.index=there"], "missing; run .* folder . --index there"),
+    ],
+)
+def test_a_folder_without_an_index_is_refused(
+    given: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refused, match=sentence):
+        config.load_recipe(["+recipe=bs256", "data=folder", *given])
+
+
+def test_a_damaged_index_is_refused(root: Path) -> None:
+    (root / "train.index.npy").write_bytes(b"no array")
+    with pytest.raises(Refused, match=r"train.index.npy is no index .*; run .* folder"):
+        config.load_recipe(words(root))
+
+
+def test_all_that_a_run_would_stumble_over_is_said_at_once(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "val" / "dog").mkdir()
+    add_image(root / "val" / "dog" / "1.jpg")
+    (root / "train" / "emu").mkdir()
+    (root / "train" / "emu" / "notes.txt").write_text("no image here")
+    assert prepare(["folder", str(root)]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("warning: 1 entry is left out, no image by the name or not in the")
+    assert told.out.endswith("(train/emu/notes.txt)\n")
+    for fault in (
+        f"1 class is only in {root / 'val'} (dog)", f"1 class is only in {root / 'train'} (emu)",
+        f"1 class has no image in {root / 'train'} (emu)",
+    ):  # fmt: skip
+        assert fault in told.err
+    assert told.err.count("\n") == 1
+    assert not (root / "train.index.npy").exists()
+
+
+def test_files_that_are_no_images_are_named_with_the_reason(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "train" / "cat" / "text.jpg").write_text("no image")
+    whole = (root / "train" / "cat" / "0.JPG").read_bytes()
+    (root / "val" / "cat" / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "val" / "9" / "empty.png").touch()
+    assert prepare(["folder", str(root)]) == 2
+    told = capsys.readouterr().err
+    assert "3 files are no image that can be used (train/cat/text.jpg, not an image" in told
+    assert "val/cat/half.jpg, truncated" in told
+    assert "val/9/empty.png, empty" in told
+    for name in ("train/cat/text.jpg", "val/cat/half.jpg", "val/9/empty.png"):
+        (root / name).unlink()
+    assert prepare(["folder", str(root)]) == 0
+
+
+def test_what_may_be_meant_is_a_warning(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_image(root / "train" / "loose.png")
+    (root / "train" / "cat" / "more").mkdir()
+    (root / "train" / "cat" / ".hidden").touch()
+    for file in sorted((root / "train" / "Zebra").iterdir())[1:]:
+        file.unlink()
+    assert prepare(["folder", str(root)]) == 0
+    left, single, *_ = capsys.readouterr().out.splitlines()
+    assert left.endswith("(train/cat/more, train/loose.png)")
+    assert single == "warning: 1 class has a single image to train on (Zebra)"
+
+
+@pytest.mark.parametrize("missing", ["train", "val"])
+def test_another_form_of_folder_is_refused(
+    root: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(root / missing)
+    assert prepare(["folder", str(root)]) == 2
+    assert f"there is no {root / missing}/CLASS; give the folder" in capsys.readouterr().err
+    assert not list(root.glob("*.npy"))
