@@ -462,13 +462,15 @@ def _check_tail(recipe: Recipe) -> None:
         fewer, local_steps = examples // recipe.worker_batch, recipe.strategy.push_steps
         key = "strategy.local_steps" if local_steps > 1 else "workers"
         if fewer:
-            fewer += recipe.strategy.backup
+            words = f"{key}={fewer + recipe.strategy.backup} or fewer"
+        else:  # not one worker has so many: all that multiplies a worker's examples has to go
+            words = f"workers={1 + recipe.strategy.backup} " * (recipe.update_workers > 1)
+            words += "strategy.local_steps=1 " * (local_steps > 1) + f"worker_batch={examples}"
         raise Refused(
             f"batch_size {batch_size} ({recipe.update_workers} workers x worker_batch="
             f"{recipe.worker_batch}"
             + f" x strategy.local_steps={local_steps}" * (local_steps > 1)
-            + f") is more than the {examples} training examples; write "
-            + (f"{key}={fewer} or fewer" if fewer else f"worker_batch={examples} or less")
+            + f") is more than the {examples} training examples; write {words}"
         )
     left = examples % batch_size % recipe.worker_batch
     if recipe.keeps_tail and left == 1 and recipe.data.workload == "images":

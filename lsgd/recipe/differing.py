@@ -1,10 +1,10 @@
 """The fields in which two recipes differ."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import flat
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
 
     The run folder is left out, as any two runs have two.
     """
-    trajectories = [dict(_flat(recipe.trajectory())) for recipe in recipes]
+    trajectories = [dict(flat(recipe.trajectory())) for recipe in recipes]
     # A trajectory may say more than the fields: that images are synthetic.
     first, second = (
-        dict(_flat(asdict(recipe))) | trajectory
+        dict(flat(asdict(recipe))) | trajectory
         for recipe, trajectory in zip(recipes, trajectories, strict=True)
     )
     decisive = trajectories[0].keys() | trajectories[1].keys()
@@ -35,11 +35,3 @@ def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
         if key != "run_dir" and first.get(key) != second.get(key)
     ]
     return sorted(fields, key=lambda field: not field.trajectory)
-
-
-def _flat(fields: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{group}{key}.")
-        else:
-            yield group + key, value

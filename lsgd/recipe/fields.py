@@ -155,6 +155,19 @@ def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield from all_fields(group, f"{key}.")
 
 
+def flat(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested ones with its dotted key.
+
+    >>> dict(flat({"seed": 0, "optim": {"momentum": 0.9}, "deviations": {}}))
+    {'seed': 0, 'optim.momentum': 0.9, 'deviations': {}}
+    """
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{group}{key}.")
+        else:
+            yield group + key, value
+
+
 def concerns(entry: Field[Any], workload: str) -> bool:
     """Whether a field says something to this workload."""
     return workload in entry.metadata.get("workloads", (workload,))

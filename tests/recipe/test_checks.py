@@ -126,7 +126,7 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
         ({"schedule__warmup_epochs": 31.0}, "=31 does not end by epoch 30.* up to 30, or .*=none"),
         ({"schedule__warmup_epochs": 0.0}, "=0 does not end .* schedule.warmup=none"),
         ({"workers": 40037}, "1281184 .*1281167 training examples; write workers=40036 or fewer"),
-        ({"worker_batch": 2000000}, "write worker_batch=1281167 or less"),
+        ({"worker_batch": 2000000}, "write workers=1 worker_batch=1281167"),
         (
             {
                 "strategy__name": "backup",
@@ -408,3 +408,22 @@ def test_a_command_takes_what_it_knows() -> None:
         check_known(other, "it", "…", workloads=("images", "trees"), strategies=("allreduce",))
     with pytest.raises(Refused, match=r"strategy\.name=allreduce, .* strategy\.name=sync; …$"):
         check_known(other, "it", "…", strategies=("allreduce",))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["strategy=backup", "strategy.backup=2"],
+        ["strategy=async", "optim.momentum=0", "optim.nesterov=false"],
+        ["strategy=async", "strategy.local_steps=3"],
+    ],
+)
+def test_the_words_for_few_examples_are_accepted(words: list[str]) -> None:
+    """Not one of the 8 workers has enough of them."""
+    few = ["data=folder", "data.classes=3", "data.train_examples=24", "data.val_examples=9"]
+    with pytest.raises(Refused, match="is more than the 24 training examples; write") as refused:
+        load_recipe(["+recipe=bs256", *few, *words])
+    _, _, shown = str(refused.value).partition("; write ")
+    recipe = load_recipe(["+recipe=bs256", *few, *words, *shown.split()])
+    assert recipe.batch_size == recipe.data.train_examples

@@ -67,7 +67,7 @@ def test_every_published_recipe_takes_the_words() -> None:
             check(changed(recipe, **values))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.sampled_from(recipes()), st.integers(1, 200))
 def test_what_is_printed_is_accepted(name: str, epochs: int) -> None:
     try:
