@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from lsgd.errors import Refused
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import flat
 from lsgd.run.read import NotARun, Run, read_run
 from lsgd.run.rows import PER_SECOND, Row
 from lsgd.tables import markdown
@@ -71,10 +72,10 @@ def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
 
     The run folder is left out, as any two runs have two.
     """
-    trajectories = [dict(_flat(recipe.trajectory())) for recipe in recipes]
+    trajectories = [dict(flat(recipe.trajectory())) for recipe in recipes]
     # A trajectory may say more than the fields: that images are synthetic.
     first, second = (
-        dict(_flat(asdict(recipe))) | trajectory
+        dict(flat(asdict(recipe))) | trajectory
         for recipe, trajectory in zip(recipes, trajectories, strict=True)
     )
     decisive = trajectories[0].keys() | trajectories[1].keys()
@@ -84,14 +85,6 @@ def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
         if key != "run_dir" and first.get(key) != second.get(key)
     ]
     return sorted(fields, key=lambda field: not field.trajectory)
-
-
-def _flat(fields: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{group}{key}.")
-        else:
-            yield group + key, value
 
 
 def relative_difference(first: Any, second: Any) -> float:

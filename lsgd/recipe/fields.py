@@ -57,6 +57,21 @@ def one_of(*choices: Any) -> Words:
     return {"one_of": limit}
 
 
+def some_of(*choices: str) -> Words:
+    """Metadata of a list that names some of these choices, each once."""
+
+    def limit(key: str, value: Any) -> None:
+        for name in value:
+            if name not in choices:
+                raise Refused(
+                    f"{key} has {name}, which is unknown; write some of {', '.join(choices)}"
+                )
+            if value.count(name) > 1:
+                raise Refused(f"{key} has {name} twice; write it once")
+
+    return {"some_of": limit}
+
+
 def at_least(least: int, most: float = MOST) -> Words:
     """Metadata of a number that is at least this and at most `most`, or None."""
 
@@ -145,6 +160,19 @@ def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
         yield key, entry
         if group := group_of(entry.type):
             yield from all_fields(group, f"{key}.")
+
+
+def flat(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested ones with its dotted key.
+
+    >>> dict(flat({"seed": 0, "optim": {"momentum": 0.9}, "deviations": {}}))
+    {'seed': 0, 'optim.momentum': 0.9, 'deviations': {}}
+    """
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{group}{key}.")
+        else:
+            yield group + key, value
 
 
 def concerns(entry: Field[Any], workload: str) -> bool:

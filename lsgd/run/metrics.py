@@ -26,6 +26,7 @@ from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
+from lsgd.run.trackers import WAIT, Followers
 from lsgd.tally import Scores, State, difference
 
 Reading = tuple[State, float, float]
@@ -118,6 +119,7 @@ class RunLog(Log):
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, run.recipe.examples)
         self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
+        self.followers = Followers(folder, self.say)
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
         """Write down recipe, machine, host, commit and versions, as a row and as lines."""
@@ -143,6 +145,8 @@ class RunLog(Log):
         self.console.say("\n".join(lines))
         if self.damage:
             self.warn(self.first_step, self.damage)
+        for tracker in run.recipe.trackers:
+            self.followers.start(tracker)
 
     def end(self, outcome: str) -> None:
         """Write the outcome into TensorBoard, and print it."""
@@ -181,6 +185,8 @@ class RunLog(Log):
             self.curves.say("outcome", str(error[1]))
         self.rows.close()
         self.curves.close()
+        # A run that is not through goes on later, and the rest is sent then.
+        self.followers.end(WAIT if error[0] in (None, Diverged) else 0)
         self.console.close()
 
 
