@@ -3,8 +3,8 @@
 A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `ray`, `spark`, `java`,
 `mlflow`, `wandb`, `tensorflow`, `torchfold`, `apex`, `gpu` or `data` is skipped where that is
 missing, unless the environment variable LSGD_REQUIRE names it: then it fails, so that nothing
-passes by skipping, and what can be fetched is: TensorFlow and TorchFold. It may also name `mount`, the
-right to mount a small disk, and `calls`, the versions for which the calls of a step are known.
+passes by skipping, and what can be fetched is: TensorFlow and TorchFold. It may also name `mount`,
+the right to mount a small disk, and `calls`, the versions for which the calls of a step are known.
 """
 
 import os

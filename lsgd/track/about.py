@@ -27,7 +27,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Conclusion:
     """How far a run had come when the last of it was sent."""
 
     finished: bool
@@ -60,12 +60,12 @@ def about(run: Run, tracker: str) -> About:
     )
 
 
-def outcome(run: Run) -> Outcome:
+def conclusion(run: Run) -> Conclusion:
     """What there is to say of the run as it is now."""
     text = run.diverged or run.state
     if run.finished:
         text = run.recipe.outcome(run.metric, run.number)
-    return Outcome(run.finished, run.diverged is not None, text)
+    return Conclusion(run.finished, run.diverged is not None, text)
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:

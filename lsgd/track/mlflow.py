@@ -7,8 +7,8 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus, RunTag
 
-from lsgd.track.about import About, Outcome
-from lsgd.track.samples import Sample
+from lsgd.track.about import About, Conclusion
+from lsgd.track.steps import TrackedStep
 
 EXPERIMENT = "lsgd"
 """The experiment, unless MLFLOW_EXPERIMENT_NAME says another."""
@@ -41,28 +41,28 @@ class MlflowRun:
         self._client.log_batch(self._id, tags=[RunTag(k, v) for k, v in about.tags.items()])
 
     def last_step(self) -> int:
-        """The last step whose `examples` it has, which every sample has."""
+        """The last step whose `examples` it has, which every step has."""
         history = self._client.get_metric_history(self._id, "examples")
         return max((metric.step for metric in history), default=0)
 
-    def send(self, samples: Sequence[Sample]) -> None:
+    def send(self, steps: Sequence[TrackedStep]) -> None:
         """Send them by as few requests as may be; MLflow takes each whole, or not at all."""
         request: list[Metric] = []
-        for sample in samples:
-            if len(request) + len(sample.values) > METRICS:
+        for step in steps:
+            if len(request) + len(step.values) > METRICS:
                 self._client.log_batch(self._id, request)
                 request = []
             # In milliseconds; MLflow takes a metric that it has, of the same time, only once.
-            time = round(1000 * sample.time)
-            request += [Metric(key, value, time, sample.step) for key, value in sample.values.items()]
+            time = round(1000 * step.time)
+            request += [Metric(key, value, time, step.number) for key, value in step.values.items()]
         self._client.log_batch(self._id, request)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, conclusion: Conclusion) -> None:
         """Note the outcome as a tag, and what became of the run."""
-        status = RunStatus.FAILED if outcome.diverged else RunStatus.KILLED
-        if outcome.finished:
+        status = RunStatus.FAILED if conclusion.diverged else RunStatus.KILLED
+        if conclusion.finished:
             status = RunStatus.FINISHED
-        self._client.set_tag(self._id, "outcome", outcome.text)
+        self._client.set_tag(self._id, "outcome", conclusion.text)
         # set_terminated would print lines of its own.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._client.set_terminated(self._id, RunStatus.to_string(status))

@@ -1,6 +1,7 @@
 """Sends a run: what its tracker does not have yet, once, or again and again while it is trained."""
 
 import fcntl
+import math
 import os
 import sys
 import time
@@ -15,13 +16,13 @@ from lsgd.errors import Refused
 from lsgd.run.read import NotARun, Run, read_run
 from lsgd.run.rows import read_rows
 from lsgd.run.trackers import log_of
-from lsgd.track.about import about, outcome
-from lsgd.track.samples import samples
+from lsgd.track.about import about, conclusion
+from lsgd.track.steps import tracked_steps
 from lsgd.track.tracker import Tracker, open_tracker
 
 POLL = 2.0
 """Seconds between two looks at the rows of a run that is trained."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between two tries to reach a tracker that is down; each pause is twice the one before."""
 PATIENCE = 300.0
 """Seconds after the end of a run in which its tracker may come back; then its process ends."""
@@ -45,7 +46,7 @@ def send(folder: Path, to: str) -> str:
                 f"{folder} could not be sent to {to} ({_why(error)}); once it can be reached, the "
                 "same words send what is missing"
             ) from None
-    return f"{folder}: {sent} samples sent, {tracker.where}"
+    return f"{folder}: {sent} steps sent, {tracker.where}"
 
 
 def follow(folder: Path, to: str) -> None:
@@ -54,29 +55,31 @@ def follow(folder: Path, to: str) -> None:
     While the tracker is down it is tried again and again; PATIENCE after the end of the input this
     process ends nevertheless, with exit code 1. What happens is printed, one line each.
     """
-    os.nice(10)  # the run comes first
+    run, down, pause, failed = _read(folder), False, FIRST_PAUSE, -math.inf
+    os.nice(10)  # training comes first
     over = _input_is_over(to)
-    run, pause, down = _read(folder), FIRST_PAUSE, False
     with _alone(folder, to, wait=True):
         while True:
             try:
                 tracker = open_tracker(to, about(run, to))
                 _say(f"{to} {'is back' if down else 'has the run'}: {tracker.where}")
-                pause, down = FIRST_PAUSE, False
+                down = False
                 _deliver(run, tracker, over)
             except Exception as error:  # of any type, since each library has its own
                 if not down:
                     _say(f"{to} cannot be reached and is tried again and again ({_why(error)})")
-                down = True
+                # One that can be reached and takes nothing is no reason to hurry either.
+                again = time.monotonic() - failed < 2 * LONGEST_PAUSE
+                pause = min(2 * pause, LONGEST_PAUSE) if again else FIRST_PAUSE
+                down, failed = True, time.monotonic()
                 time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 _say(f"{to} has everything")
                 return
 
 
 def _deliver(run: Run, tracker: Tracker, over: Event) -> int:
-    """Send what comes after the tracker's last step, until it is over; returns how many samples.
+    """Send what comes after the tracker's last step, until it is over; returns how many steps.
 
     A step that the tracker has is not sent again, even if a resumed run has made it again: the run
     is the same there, but for its speed.
@@ -85,12 +88,12 @@ def _deliver(run: Run, tracker: Tracker, over: Event) -> int:
     while True:
         nothing_comes = over.is_set()  # asked first, since rows are written until it is over
         run = replace(run, rows=read_rows(run.path / "metrics.jsonl"))
-        new = [sample for sample in samples(run) if sample.step > last]
+        new = [step for step in tracked_steps(run) if step.number > last]
         if new:
             tracker.send(new)
-            sent, last = sent + len(new), new[-1].step
+            sent, last = sent + len(new), new[-1].number
         if nothing_comes:
-            tracker.end(outcome(run))
+            tracker.end(conclusion(run))
             return sent
         over.wait(POLL)
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from lsgd.track.about import About, Outcome
-from lsgd.track.samples import Sample
+from lsgd.track.about import About, Conclusion
+from lsgd.track.steps import TrackedStep
 
 
 class Tracker(Protocol):
@@ -17,10 +17,10 @@ class Tracker(Protocol):
     def last_step(self) -> int:
         """The last step that the tracker has; 0 if none."""
 
-    def send(self, samples: Sequence[Sample]) -> None:
-        """Send some samples, which come after all that were sent; each arrives whole or not."""
+    def send(self, steps: Sequence[TrackedStep]) -> None:
+        """Send some steps, which come after all that were sent; each arrives whole or not."""
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, conclusion: Conclusion) -> None:
         """Say how far the run has come, and let everything arrive."""
 
 

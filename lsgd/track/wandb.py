@@ -6,8 +6,8 @@ from pathlib import Path
 
 import wandb
 
-from lsgd.track.about import About, Outcome
-from lsgd.track.samples import Sample
+from lsgd.track.about import About, Conclusion
+from lsgd.track.steps import TrackedStep
 
 PROJECT = "lsgd"
 """The project, unless WANDB_PROJECT says another."""
@@ -16,7 +16,7 @@ PROJECT = "lsgd"
 class WandbRun:
     """A run at Weights & Biases.
 
-    Offline (WANDB_MODE=offline) nothing can be asked: each time all samples are written anew, into
+    Offline (WANDB_MODE=offline) nothing can be asked: each time all steps are written anew, into
     another folder under the same id, of which `wandb sync` takes the newest for the run.
     """
 
@@ -38,12 +38,12 @@ class WandbRun:
         """The step before the first that it would take."""
         return int(max(0, self._run.starting_step - 1))
 
-    def send(self, samples: Sequence[Sample]) -> None:
+    def send(self, steps: Sequence[TrackedStep]) -> None:
         """Hand them over; what has a step that it has already is left out by wandb itself."""
-        for sample in samples:
-            self._run.log(sample.values, step=sample.step, commit=True)
+        for step in steps:
+            self._run.log(step.values, step=step.number, commit=True)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, conclusion: Conclusion) -> None:
         """Note the outcome, and wait until everything has arrived."""
-        self._run.summary["outcome_in_words"] = outcome.text
-        self._run.finish(exit_code=0 if outcome.finished else 1)
+        self._run.summary["outcome_in_words"] = conclusion.text
+        self._run.finish(exit_code=0 if conclusion.finished else 1)

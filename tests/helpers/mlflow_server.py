@@ -34,11 +34,13 @@ class Server:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         with (self.folder / "server.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-                + ["--port", str(self.port), "--workers", "1"]
-                + ["--backend-store-uri", f"sqlite:///{self.folder / 'runs.db'}"]
-                + ["--artifacts-destination", str(self.folder / "artifacts")],
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+                    *("--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--backend-store-uri", f"sqlite:///{self.folder / 'runs.db'}"),
+                    *("--artifacts-destination", str(self.folder / "artifacts")),
+                ],
                 env=os.environ | self.environment | dict([self.tag]),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -47,7 +49,7 @@ class Server:
                 start_new_session=True,
             )
         begin = time.monotonic()
-        while process.poll() is None and time.monotonic() - begin < LIMIT:
+        while self.process.poll() is None and time.monotonic() - begin < LIMIT:
             with suppress(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
                 return
@@ -57,30 +59,37 @@ class Server:
     def kill(self) -> None:
         """SIGKILL for all of its processes."""
         end(self.tag, 0)
+        self.process.wait()
 
     def metrics(self) -> list[tuple[str, int, float]]:
-        """Key, step and value of all that it has been sent, in the order of steps."""
-        return self._asked("select key, step, value from metrics order by step, key")
+        """Key, step and value of all that was sent, in the order of steps and keys."""
+        return self._asked("key, step, value", "metrics", "order by step, key")
 
     def runs(self) -> list[tuple[str, str]]:
         """Name and status of each run."""
-        return self._asked("select name, status from runs")
+        return self._asked("name, status", "experiment_runs")
 
     def tags(self) -> dict[str, str]:
-        """The tags of its only run."""
-        return dict(self._asked("select key, value from tags"))
+        """The tags of the run."""
+        return dict(self._asked("key, value", "tags"))
 
     def params(self) -> dict[str, str]:
-        """The configuration of its only run."""
-        return dict(self._asked("select key, value from params"))
+        """The configuration of the run."""
+        return dict(self._asked("key, value", "params"))
 
-    def _asked(self, query: str) -> list[tuple]:
-        """From the database itself: so the tests' own process imports nothing of MLflow either."""
-        database = self.folder / "runs.db"
-        if not database.exists():
-            return []
-        with closing(sqlite3.connect(database, timeout=30)) as connection:
-            return connection.execute(query).fetchall()
+    def _asked(self, what: str, table: str, order: str = "") -> list[tuple]:
+        """What the database has of the runs of the experiment: so the tests' own process imports
+        nothing of MLflow either."""
+        runs = (
+            "select runs.run_uuid, runs.name, runs.status from runs join experiments using "
+            "(experiment_id) where experiments.name = ?"
+        )
+        query = f"with experiment_runs as ({runs}) select {what} from {table}"
+        if table != "experiment_runs":
+            query += " where run_uuid in (select run_uuid from experiment_runs)"
+        with closing(sqlite3.connect(self.folder / "runs.db", timeout=30)) as connection:
+            name = self.environment["MLFLOW_EXPERIMENT_NAME"]
+            return connection.execute(f"{query} {order}", [name]).fetchall()
 
 
 @contextmanager

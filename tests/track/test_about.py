@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.run_folders import write_run
 
 from lsgd.run.read import read_run
-from lsgd.track.about import about, outcome
+from lsgd.track.about import about, conclusion
 
 WORDS = ("+recipe=digits", "epochs=2", "schedule.milestones=[]", "schedule.warmup=none")
 
@@ -36,10 +36,10 @@ def test_configuration_and_tags(tmp_path: Path) -> None:
 
 
 def test_what_became_of_a_run(tmp_path: Path) -> None:
-    over = outcome(read_run(write_run(tmp_path / "a", *WORDS, errors=[9.0, 8.0])))
+    over = conclusion(read_run(write_run(tmp_path / "a", *WORDS, errors=[9.0, 8.0])))
     assert (over.finished, over.diverged) == (True, False)
     assert over.text.startswith("top-1 error 8.50 %")
-    broken = outcome(read_run(write_run(tmp_path / "b", *WORDS, errors=[9.0], diverged=True)))
+    broken = conclusion(read_run(write_run(tmp_path / "b", *WORDS, errors=[9.0], diverged=True)))
     assert (broken.finished, broken.diverged, broken.text) == (False, True, "loss is nan")
-    left = outcome(read_run(write_run(tmp_path / "c", *WORDS, errors=[9.0])))
+    left = conclusion(read_run(write_run(tmp_path / "c", *WORDS, errors=[9.0])))
     assert (left.finished, left.diverged, left.text) == (False, False, "1 of 2 epochs done")

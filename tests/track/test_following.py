@@ -14,8 +14,8 @@ from helpers.run_folders import write_run
 from lsgd.run.trackers import log_of
 from lsgd.track import __main__ as command
 from lsgd.track import sending
-from lsgd.track.about import About, Outcome
-from lsgd.track.samples import Sample
+from lsgd.track.about import About, Conclusion
+from lsgd.track.steps import TrackedStep
 
 WORDS = ("+recipe=digits", "epochs=4", "schedule.milestones=[]", "schedule.warmup=none")
 STEPS = 5
@@ -27,10 +27,10 @@ class Memory:
     where = "in memory"
 
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
-        self.outcomes: list[Outcome] = []
+        self.has: list[TrackedStep] = []
+        self.conclusions: list[Conclusion] = []
         self.failures: list[str] = []
-        """Where it is to fail next: `open`, or `sent` once it has the first of some samples."""
+        """Where it is to fail next: `open`, or `sent` once it has the first of some steps."""
 
     def open(self, name: str, about: About) -> "Memory":
         assert (name, about.name) == ("mlflow", "digits-seed0")
@@ -39,20 +39,20 @@ class Memory:
         return self
 
     def last_step(self) -> int:
-        return max((sample.step for sample in self.samples), default=0)
+        return max((step.number for step in self.has), default=0)
 
-    def send(self, samples: Sequence[Sample]) -> None:
+    def send(self, steps: Sequence[TrackedStep]) -> None:
         if self.failures[:1] == ["sent"]:
-            self.samples.append(samples[0])
+            self.has.append(steps[0])
             raise TimeoutError(self.failures.pop(0))
-        self.samples += samples
+        self.has += steps
 
-    def end(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
+    def end(self, conclusion: Conclusion) -> None:
+        self.conclusions.append(conclusion)
 
     @property
-    def steps(self) -> list[int]:
-        return [sample.step for sample in self.samples]
+    def numbers(self) -> list[int]:
+        return [step.number for step in self.has]
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def add(folder: Path, *epochs: int) -> None:
 
 
 def test_the_same_words_send_what_is_missing(folder: Path, tracker: Memory) -> None:
-    assert sending.send(folder, "mlflow") == f"{folder}: 2 samples sent, in memory"
+    assert sending.send(folder, "mlflow") == f"{folder}: 2 steps sent, in memory"
     add(folder, 3)
-    assert "1 samples sent" in sending.send(folder, "mlflow")
-    assert "0 samples sent" in sending.send(folder, "mlflow")
-    assert tracker.steps == [5, 10, 15]
-    assert [outcome.text for outcome in tracker.outcomes] == [
+    assert "1 steps sent" in sending.send(folder, "mlflow")
+    assert "0 steps sent" in sending.send(folder, "mlflow")
+    assert tracker.numbers == [5, 10, 15]
+    assert [conclusion.text for conclusion in tracker.conclusions] == [
         "2 of 4 epochs done", "3 of 4 epochs done", "3 of 4 epochs done"
     ]  # fmt: skip
 
@@ -89,10 +89,10 @@ def test_what_a_resumed_run_makes_again_is_not_sent_again(folder: Path, tracker:
     sending.send(folder, "mlflow")
     path = folder / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    assert "0 samples sent" in sending.send(folder, "mlflow")
+    assert "0 steps sent" in sending.send(folder, "mlflow")
     add(folder, 2, 3)
     sending.send(folder, "mlflow")
-    assert tracker.steps == [5, 10, 15]
+    assert tracker.numbers == [5, 10, 15]
 
 
 def test_a_tracker_that_is_down_is_a_sentence(
@@ -102,7 +102,7 @@ def test_a_tracker_that_is_down_is_a_sentence(
     says = refusal(command.main, capsys, str(folder), "--to", "mlflow")
     assert "could not be sent to mlflow (open)" in says
     assert command.main([str(folder), "--to", "mlflow"]) == 0
-    assert tracker.steps == [5, 10]
+    assert tracker.numbers == [5, 10]
 
 
 def test_one_process_at_a_time_sends_a_run(
@@ -113,7 +113,7 @@ def test_one_process_at_a_time_sends_a_run(
         fcntl.flock(file, fcntl.LOCK_EX)
         says = refusal(command.main, capsys, str(folder), "--to", "mlflow")
     assert "another process sends" in says
-    assert not tracker.samples
+    assert not tracker.has
 
 
 def test_words_that_make_no_sense(
@@ -146,7 +146,7 @@ def test_a_run_is_followed_to_its_last_row(
     tracker.failures = ["open", "open", "sent", "open"]
     follower = Thread(target=sending.follow, args=(folder, "mlflow"))
     follower.start()
-    while tracker.steps != [5, 10]:
+    while tracker.numbers != [5, 10]:
         follower.join(0.01)
         assert follower.is_alive()
     tracker.failures = ["sent"]
@@ -154,9 +154,9 @@ def test_a_run_is_followed_to_its_last_row(
     over.set()
     follower.join(20)
     assert not follower.is_alive()
-    assert tracker.steps == [5, 10, 15, 20]
-    assert tracker.samples[-1].values["outcome"] == 7.5
-    assert [outcome.finished for outcome in tracker.outcomes] == [True]
+    assert tracker.numbers == [5, 10, 15, 20]
+    assert tracker.has[-1].values["outcome"] == 7.5
+    assert [conclusion.finished for conclusion in tracker.conclusions] == [True]
     lines = [re.sub(r"^\S+ \S+  ", "", line) for line in capsys.readouterr().out.splitlines()]
     down = "mlflow cannot be reached and is tried again and again"
     assert lines[:3] == [f"{down} (open)", "mlflow is back: in memory", f"{down} (sent)"]
@@ -167,4 +167,4 @@ def test_rows_written_before_the_end_are_sent(folder: Path, tracker: Memory, ove
     """Also those of the very last moment."""
     over.set()
     sending.follow(folder, "mlflow")
-    assert tracker.steps == [5, 10]
+    assert tracker.numbers == [5, 10]

@@ -13,16 +13,16 @@ GROUPS = {"train": "steps", "epoch": "epochs"}
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrackedStep:
     """All numbers of one step of the run, by their names there."""
 
-    step: int
+    number: int
     time: float
     """About when the step was made, in seconds since 1970: always the same for the same rows."""
     values: dict[str, float]
 
 
-def samples(run: Run) -> list[Sample]:
+def tracked_steps(run: Run) -> list[TrackedStep]:
     """The steps that have rows, each with `epoch` and `examples`, which are axes for the others.
 
     What is no finite number is left out. The number of a finished run is at its last step.
@@ -38,7 +38,7 @@ def samples(run: Run) -> list[Sample]:
         values[max(values)]["outcome"] = run.number
     elif values and _is_half_told(run):
         del values[max(values)]
-    return [Sample(step, times[step], values[step]) for step in sorted(values)]
+    return [TrackedStep(step, times[step], values[step]) for step in sorted(values)]
 
 
 def _numbers(row: Row) -> Iterator[tuple[str, float]]:
