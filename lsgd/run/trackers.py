@@ -44,7 +44,7 @@ class Followers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, tracker: str) -> None:
-        """Start the process for this tracker; that it cannot be is said, and does not end the run."""
+        """Start the process for this tracker; if it cannot be, that is said, and ends no run."""
         log = log_of(self.folder, tracker)
         command = [sys.executable, "-m", "lsgd.track", str(self.folder), "--to", tracker]
         try:
