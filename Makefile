@@ -90,5 +90,5 @@ clean: ## remove what was built; .venv and runs/ stay
 
 # After .run where both are wanted, since two pips in one environment get in each other's way.
 .venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,export,horovod,imagenet,ray,report,search,spark,timm]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,export,horovod,imagenet,mlflow,ray,report,search,spark,timm,wandb]'
 	@touch $@

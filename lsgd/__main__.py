@@ -34,6 +34,7 @@ COMMANDS = {
         "search": "find the best lr, width, … of a recipe, by trials",
         "report": "tables, figures and a page from run folders",
         "compare": "where two runs part: in their recipes and in their metrics",
+        "track": "send runs to MLflow or to Weights & Biases",
     },
 }
 """Each command of a group with what it is for. The words stand here and not in the commands, since

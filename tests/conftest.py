@@ -1,10 +1,10 @@
 """Capabilities that tests ask for by marker, and the real data they read.
 
 A test marked `dali`, `horovod`, `mpi`, `slurm`, `netns`, `kubeflow`, `onnx`, `ray`, `spark`,
-`java`, `tensorflow`, `torchfold`, `apex`, `gpu` or `data` is skipped where that is missing, unless
-the environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping,
-and what can be fetched is: TensorFlow and TorchFold. It may also name `mount`, the right to mount a
-small disk, and `calls`, the versions for which the calls of a step are known.
+`java`, `mlflow`, `wandb`, `tensorflow`, `torchfold`, `apex`, `gpu` or `data` is skipped where that
+is missing, unless the environment variable LSGD_REQUIRE names it: then it fails, so that nothing
+passes by skipping, and what can be fetched is: TensorFlow and TorchFold. It may also name `mount`,
+the right to mount a small disk, and `calls`, the versions for which the calls of a step are known.
 """
 
 import os
@@ -71,6 +71,14 @@ MISSING = {
     "java": (
         shutil.which("java") is None,
         "Java is not installed: apt install openjdk-17-jre-headless",
+    ),
+    "mlflow": (
+        find_spec("mlflow") is None,
+        "MLflow is not installed: pip install 'lsgd[mlflow]'",
+    ),
+    "wandb": (
+        find_spec("wandb") is None,
+        "Weights & Biases is not installed: pip install 'lsgd[wandb]'",
     ),
     # Of 1.6 GB: where it is required a test makes it, and fails if it cannot.
     "tensorflow": (

@@ -23,7 +23,7 @@ raise SystemExit(code)
 
 NEVER_UNASKED = {
     "horovod", "nvidia.dali", "matplotlib", "pandas", "tensorflow", "lsgd.comm.torch",
-    "lsgd.inputs.torchvision", "lsgd.bench",
+    "lsgd.inputs.torchvision", "lsgd.bench", "lsgd.track", "mlflow", "wandb",
 }  # fmt: skip
 """A run by one process in memory has no use for these."""
 A_RUN = {"torchvision", "tensorboard", "PIL", "torch._dynamo", "torch._inductor", "sympy"}

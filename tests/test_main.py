@@ -94,7 +94,7 @@ def test_a_command_runs_as_if_python_had_started_it(tmp_path: Path, start: list[
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("trian", "lsgd: there is no command 'trian'; write train\n"),
+        ("trian", "lsgd: there is no command 'trian'; write train or track\n"),
         ("compere", "lsgd: there is no command 'compere'; write compare\n"),
         ("xyzzy", "lsgd: there is no command 'xyzzy'; lsgd --help lists those there are\n"),
         ("runs", "lsgd: there is no command 'runs'; lsgd --help lists those there are\n"),

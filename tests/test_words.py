@@ -45,6 +45,7 @@ OWN = {
     "doctor": ["--limit", "--json"],
     "report": ["--study", "digits", "--out", "--table"],
     "compare": ["--tolerance"],
+    "track": ["--to", "mlflow", "wandb", "--follow"],
     "prepare": ["imagenet", "--check", "--index", "--shards", "--shard-mb"],
     "evaluate": ["--", "checkpoint.pt"],
 }

@@ -100,6 +100,12 @@ _OTHER_SIZES = (
     "HOROVOD_SIZE",
 )
 """Variables in which launchers that are not in the table, or say too little, count processes."""
+_FAMILIES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_",
+    "MASTER_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "MV2_", "SLURM_",
+    "FLUX_", "JSM_", LIFE,
+)  # fmt: skip
+"""How the names begin of the variables by which launchers number their processes."""
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
@@ -150,6 +156,11 @@ def environment_of(launch: Launch) -> dict[str, str]:
     if launch.life is not None:
         numbers[LIFE] = launch.life
     return {name: str(number) for name, number in numbers.items()}
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a process that is none of the job, which one of the job starts."""
+    return {key: value for key, value in environment.items() if not key.startswith(_FAMILIES)}
 
 
 def cores(launch: Launch, environment: Mapping[str, str] = os.environ) -> int:

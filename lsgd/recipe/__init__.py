@@ -28,6 +28,7 @@ from lsgd.recipe.fields import (
     later,
     of,
     one_of,
+    some_of,
     trajectory,
 )
 from lsgd.recipe.stages import Stage
@@ -65,6 +66,8 @@ NO_REPLAY = (
 )
 PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
 """Those whose rules lsgd.check knows, a file each in lsgd/check/papers."""
+TRACKERS = ("mlflow", "wandb")
+"""Those to which lsgd.track sends runs; each is the name of its package."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
 IMAGES, LANGUAGE, TAGGING, TREES = (of(workload) for workload in MODELS)
 TEXT, WORDS = of("language", "tagging", "trees"), of("tagging", "trees")
@@ -489,6 +492,8 @@ class Recipe:
     norm of each parameter's gradient in each pass more, and the same updates."""
     profile: bool = field(default=False, metadata=EXECUTION)
     """Whether lsgd.profile times the phases of some steps and traces a few."""
+    trackers: list[str] = field(default_factory=list, metadata=EXECUTION | some_of(*TRACKERS))
+    """Trackers that get the run while it goes on, each by a process of its own (lsgd.track)."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
     """The lines in which a rehearsal says what it has replaced."""
 

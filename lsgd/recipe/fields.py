@@ -65,6 +65,21 @@ def is_within(value: str, libraries: tuple[str, ...]) -> bool:
     return library in libraries and bool(name)
 
 
+def some_of(*choices: str) -> Words:
+    """Metadata of a list that names some of these choices, each once."""
+
+    def limit(key: str, value: Any) -> None:
+        for name in value:
+            if name not in choices:
+                raise Refused(
+                    f"{key} has {name}, which is unknown; write some of {', '.join(choices)}"
+                )
+            if value.count(name) > 1:
+                raise Refused(f"{key} has {name} twice; write it once")
+
+    return {"some_of": limit}
+
+
 def at_least(least: int, most: float = MOST) -> Words:
     """Metadata of a number that is at least this and at most `most`, or None."""
 

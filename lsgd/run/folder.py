@@ -14,6 +14,7 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.differing import differing_fields
 from lsgd.run import lock
 from lsgd.run.checkpoint import FILE, Checkpoint, Damaged, files, load, point_to, read
+from lsgd.run.trackers import check_installed
 
 CONFIG_BESIDE = "config.yaml.tmp"
 MOST_NAMED = 3
@@ -55,6 +56,7 @@ def open_run(recipe: Recipe, comm: Comm) -> Iterator[Opened]:
 
 def _open(recipe: Recipe, holding: ExitStack) -> Opened:
     """What open_run does on process 0, which holds the folder from here on."""
+    check_installed(recipe.trackers)
     if recipe.run_dir is None:
         return Opened(_new_folder(recipe, holding))
     folder = Path(recipe.run_dir)

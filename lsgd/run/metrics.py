@@ -28,6 +28,7 @@ from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
+from lsgd.run.trackers import WAIT, Followers
 from lsgd.tally import Scores, State, difference
 
 _listener: ContextVar[Callable[[Row], object] | None] = ContextVar("_listener", default=None)
@@ -135,6 +136,7 @@ class RunLog(Log):
         self.curves = Curves(folder, rows, run.recipe.examples)
         self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
         self.listener = _listener.get()
+        self.followers = Followers(folder, self.say)
 
     def start(self, run: Progress, loader: str, *choices: str) -> None:
         """Write down recipe, machine, host, commit and versions, as a row and as lines."""
@@ -160,6 +162,8 @@ class RunLog(Log):
         self.console.say("\n".join(lines))
         if self.damage:
             self.warn(self.first_step, self.damage)
+        for tracker in run.recipe.trackers:
+            self.followers.start(tracker)
 
     def end(self, outcome: str) -> None:
         """Write the outcome into TensorBoard, and print it."""
@@ -200,6 +204,8 @@ class RunLog(Log):
             self.curves.say("outcome", str(error[1]))
         self.rows.close()
         self.curves.close()
+        # A run that is not through goes on later, and the rest is sent then.
+        self.followers.end(WAIT if error[0] in (None, Diverged) else 0)
         self.console.close()
 
 

@@ -15,6 +15,7 @@ from lsgd.job.launcher import (
     detect,
     environment_of,
     hostnames,
+    without_launcher,
 )
 
 # Recorded: sbatch of 3 tasks on 2 nodes, Slurm 22.05; the batch script, then its third task.
@@ -138,6 +139,8 @@ MPIEXEC = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALN
 )
 def test_dialects(environment: dict[str, str], launch: Launch) -> None:
     assert detect(environment) == launch
+    # What such a process starts for itself is no process of the job.
+    assert detect(without_launcher(environment | {"PMIX_RANK": "1"})) == Launch("none")
 
 
 @pytest.mark.parametrize("life", [None, 0, 3])

@@ -24,7 +24,7 @@ EXECUTION = {
     "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
     "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile", "device",
     "run_dir", "checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "log_steps", "profile",
-    "noise_scale", "deterministic", "numa", "optim.fused",
+    "noise_scale", "deterministic", "numa", "optim.fused", "trackers",
 }  # fmt: skip
 """Every field that decides how fast and where; a wrong word beside a field shows here."""
 

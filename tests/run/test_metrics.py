@@ -35,6 +35,7 @@ IMAGES = Images(load_recipe(["+recipe=digits"]), torch.device("cpu"))
 def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleNamespace:
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
+        trackers=[],
         is_over=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,

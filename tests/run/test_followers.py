@@ -1,0 +1,95 @@
+"""The processes that a run starts for its trackers, and what becomes of them."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsgd.errors import Refused
+from lsgd.run import trackers
+from lsgd.run.trackers import Followers, check_installed, log_of
+
+FOLLOWER = """#!/bin/sh
+echo "$@"
+env
+ps -o sid= -p $$
+cat > /dev/null
+echo released
+exit {code}
+"""
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def followers(
+    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0
+) -> Followers:
+    """Those whose program only says how it was started, and ends with its input."""
+    program = folder / "python"
+    program.write_text(FOLLOWER.format(code=code))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return Followers(folder, said.append)
+
+
+def test_a_follower_is_no_process_of_the_job(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the variables of its launcher nor by its session; its words are in the folder."""
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker")
+    made = followers(tmp_path, said, monkeypatch)
+    made.start("mlflow")
+    assert made.processes["mlflow"].poll() is None
+    made.end(20)
+    lines = log_of(tmp_path, "mlflow").read_text().splitlines()
+    assert lines[0] == f"-m lsgd.track {tmp_path} --to mlflow --follow"
+    assert "MLFLOW_TRACKING_URI=http://tracker" in lines
+    assert not [line for line in lines if line.startswith(("RANK=", "WORLD", "OMPI", "SLURM"))]
+    assert str(os.getsid(0)) not in [line.strip() for line in lines]
+    assert lines[-1] == "released"
+    assert said == [f"sent to mlflow by a process of its own: {tmp_path}/tracker-mlflow.log"]
+
+
+def test_what_is_not_sent_at_the_end_is_said_once(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = followers(tmp_path, said, monkeypatch, code=1)
+    made.start("mlflow")
+    made.end(20)
+    assert "mlflow does not have everything yet" in said[-1]
+    assert f"lsgd track {tmp_path} --to mlflow sends the rest later" in said[-1]
+    assert len(said) == 2
+
+
+def test_a_run_that_leaves_does_not_wait(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = followers(tmp_path, said, monkeypatch, code=1)
+    made.start("mlflow")
+    made.end(0)
+    assert len(said) == 1
+    made.processes["mlflow"].wait(20)
+
+
+def test_a_process_that_cannot_be_started_ends_no_run(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    made = Followers(tmp_path, said.append)
+    made.start("wandb")
+    made.end(20)
+    assert len(said) == 1
+    assert said[0].startswith("not sent to wandb (No such file or directory); lsgd track ")
+
+
+def test_a_package_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installed([])
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"pip install 'lsgd\[wandb\]'"):
+        check_installed(["wandb"])

@@ -1,0 +1,91 @@
+"""What a tracker gets of the rows of a run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.composed import composed
+
+from lsgd.run.read import Run
+from lsgd.run.rows import Row
+from lsgd.track.steps import tracked_steps
+
+RECIPE = composed("+recipe=digits", "epochs=2", "schedule.milestones=[]", "schedule.warmup=none")
+STEPS = RECIPE.steps_per_epoch
+KN = RECIPE.batch_size
+START = {"kind": "start", "step": 0, "time": "2026-11-24T01:00:00+00:00"}
+BEGIN = 1795482000.0
+
+
+def train(step: int, **values: object) -> Row:
+    return {"kind": "train", "step": step, "epoch": 0.2, "loss": 1.0, **values}
+
+
+def epoch(number: int, **values: object) -> Row:
+    return {
+        "kind": "epoch",
+        "step": number * STEPS,
+        "epoch": number,
+        "val_top1_error": 9.0,
+        **values,
+    }
+
+
+def run(*rows: Row) -> Run:
+    return Run(Path("a"), RECIPE, [START, *rows])
+
+
+def test_each_step_has_its_numbers_and_the_axes() -> None:
+    rows = [
+        train(2, lr=0.1, gradient_norm=None, staleness=[3, 1], note="x", settled=True),
+        {"kind": "warning", "step": 2, "text": "a full disk"},
+        train(STEPS),
+        epoch(1),
+    ]
+    one, two = tracked_steps(run(*rows))
+    axes = {"epoch": 2 / STEPS, "examples": 2 * KN}
+    assert (one.number, one.values) == (2, axes | {"steps/loss": 1.0, "steps/lr": 0.1})
+    both = {"steps/loss": 1.0, "epochs/val_top1_error": 9.0}
+    assert (two.number, two.values) == (STEPS, {"epoch": 1.0, "examples": STEPS * KN} | both)
+
+
+def test_a_row_at_the_end_of_an_epoch_waits_for_that_of_the_epoch() -> None:
+    """A tracker that has the step would not take the second row."""
+    assert [step.number for step in tracked_steps(run(train(2), train(STEPS)))] == [2]
+    assert [step.number for step in tracked_steps(run(train(2), train(STEPS - 1)))] == [
+        2,
+        STEPS - 1,
+    ]
+    over = {"kind": "diverged", "step": STEPS, "text": "loss is nan"}
+    assert [step.number for step in tracked_steps(run(train(STEPS), over))] == [STEPS]
+
+
+def test_the_end_of_an_epoch_of_a_rehearsal_is_where_it_makes_one() -> None:
+    recipe = composed("+recipe=digits", "rehearse=true")
+    (_, steps), *_ = recipe.epochs_from(0)
+    rehearsed = replace(run(train(steps[-1] + 1)), recipe=recipe)
+    assert tracked_steps(rehearsed) == []
+    assert len(tracked_steps(replace(rehearsed, rows=[START, train(steps[0] + 1)]))) == 1
+
+
+def test_the_number_of_a_run_is_at_its_last_step() -> None:
+    rows = [train(1), epoch(1, val_top1_error=12.0)]
+    assert "outcome" not in tracked_steps(run(*rows))[-1].values
+    *_, last = tracked_steps(run(*rows, epoch(2, val_top1_error=8.0)))
+    assert last.values["outcome"] == 10.0  # the median
+
+
+def test_nothing_is_sent_of_a_run_without_rows() -> None:
+    assert tracked_steps(run()) == []
+
+
+def test_times_are_those_of_starts_and_speeds() -> None:
+    speed = {"images_per_second": KN / 2}
+    rows = [
+        train(2, **speed),
+        train(4, images_per_second=None),
+        START | {"step": 4, "time": "2026-11-24T02:00:00+00:00"},
+        train(6, **speed),
+    ]
+    times = [step.time for step in tracked_steps(run(*rows))]
+    assert times == pytest.approx([BEGIN + 4, BEGIN + 4, BEGIN + 3604], abs=1e-6)
