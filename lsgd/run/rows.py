@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def number(row: Row, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def moment(start: Row) -> float:
+    """When this row of a start was written, in seconds since 1970; 0 if it does not say.
+
+    >>> moment({"kind": "start", "step": 0, "time": "1970-01-01T02:00:07+02:00"})
+    7.0
+    """
+    return datetime.fromisoformat(start["time"]).timestamp() if "time" in start else 0.0
 
 
 def things(row: Row) -> str:

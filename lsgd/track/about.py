@@ -10,6 +10,7 @@ from lsgd.files import whole
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import all_fields, concerns, flat
 from lsgd.run.read import Run
+from lsgd.run.rows import moment
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class About:
     """Of this run folder and tracker alone; the folder keeps it."""
     name: str
     folder: Path
+    began: float
+    """When it was first started, in seconds since 1970."""
     config: dict[str, Any]
     """The recipe's fields by their dotted keys, without those of other workloads."""
     tags: dict[str, str]
@@ -32,6 +35,8 @@ class Conclusion:
 
     finished: bool
     diverged: bool
+    written: float
+    """When its last row was written, in seconds since 1970."""
     text: str
     """Its outcome in a sentence."""
 
@@ -55,6 +60,7 @@ def about(run: Run, tracker: str) -> About:
         _kept_id(folder / f"tracker-{tracker}.json"),
         f"{recipe.name}-seed{recipe.seed}",
         folder,
+        min(map(moment, run.of_kind("start")), default=0.0),
         _config(recipe),
         tags | started,
     )
@@ -65,7 +71,8 @@ def conclusion(run: Run) -> Conclusion:
     text = run.diverged or run.state
     if run.finished:
         text = run.recipe.outcome(run.metric, run.number)
-    return Conclusion(run.finished, run.diverged is not None, text)
+    written = (run.path / "metrics.jsonl").stat().st_mtime
+    return Conclusion(run.finished, run.diverged is not None, written, text)
 
 
 def _config(recipe: Recipe) -> dict[str, Any]:

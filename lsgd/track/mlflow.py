@@ -31,7 +31,8 @@ class MlflowRun:
         if found:
             run = found[0]
         else:
-            run = self._client.create_run(experiment, tags={ID: about.id}, run_name=about.name)
+            began = round(1000 * about.began)
+            run = self._client.create_run(experiment, began, {ID: about.id}, about.name)
         self._id = run.info.run_id
         self.where = f"{mlflow.get_tracking_uri()}/#/experiments/{experiment}/runs/{self._id}"
         self._client.update_run(self._id, RunStatus.to_string(RunStatus.RUNNING))
@@ -65,4 +66,5 @@ class MlflowRun:
         self._client.set_tag(self._id, "outcome", conclusion.text)
         # set_terminated would print lines of its own.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        self._client.set_terminated(self._id, RunStatus.to_string(status))
+        ended = round(1000 * conclusion.written)
+        self._client.set_terminated(self._id, RunStatus.to_string(status), ended)

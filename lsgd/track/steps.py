@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 
 from lsgd.recipe import Recipe
 from lsgd.run.read import Run
-from lsgd.run.rows import PER_SECOND, Row, number, things
+from lsgd.run.rows import PER_SECOND, Row, moment, number, things
 
 GROUPS = {"train": "steps", "epoch": "epochs"}
 """The kinds of rows that are sent: one is of the steps since the last row, one of an epoch."""
@@ -64,17 +63,13 @@ def _times(run: Run) -> Iterator[tuple[int, float]]:
     time, before = 0.0, 0
     for row in run.rows:
         if row["kind"] == "start":
-            time, before = max(time, _written(row)), row["step"]
+            time, before = max(time, moment(row)), row["step"]
         elif row["kind"] in GROUPS:
             speed = number(row, things(row) + PER_SECOND)
             if speed and row["step"] > before:
                 made = run.recipe.examples(row["step"]) - run.recipe.examples(before)
                 time, before = time + made * _things_in_one(run.recipe) / speed, row["step"]
             yield row["step"], time
-
-
-def _written(start: Row) -> float:
-    return datetime.fromisoformat(start["time"]).timestamp() if "time" in start else 0.0
 
 
 def _things_in_one(recipe: Recipe) -> int:
