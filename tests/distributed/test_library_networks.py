@@ -14,7 +14,7 @@ from lsgd.config import load_recipe
 from lsgd.prepare.scan import index_folder
 from lsgd.train import train
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.data]
+pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow, pytest.mark.data]
 
 NETWORKS = {
     "torchvision/resnet18": [],
