@@ -20,6 +20,7 @@ class About:
     id: str
     """Of this run folder and tracker alone; the folder keeps it."""
     name: str
+    """That of its folder, by which people know it."""
     folder: Path
     began: float
     """When it was first started, in seconds since 1970."""
@@ -58,7 +59,7 @@ def about(run: Run, tracker: str) -> About:
     }
     return About(
         _kept_id(folder / f"tracker-{tracker}.json"),
-        f"{recipe.name}-seed{recipe.seed}",
+        folder.name,
         folder,
         min(map(moment, run.of_kind("start")), default=0.0),
         _config(recipe),

@@ -13,6 +13,7 @@ from lsgd.track.steps import TrackedStep
 EXPERIMENT = "lsgd"
 """The experiment, unless MLFLOW_EXPERIMENT_NAME says another."""
 ID = "lsgd.id"
+KIND = "mlflow.experimentKind"
 METRICS, PARAMS = 1000, 100
 """How many a request of MLflow may have."""
 
@@ -26,6 +27,8 @@ class MlflowRun:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         experiment = mlflow.set_experiment(name).experiment_id
         self._client = MlflowClient()
+        # So its page opens the runs as those of a model that is trained.
+        self._client.set_experiment_tag(experiment, KIND, "custom_model_development")
         # Looked for even at the first time: the answer to what has made it may have been lost.
         found = self._client.search_runs([experiment], f"tags.`{ID}` = '{about.id}'")
         if found:

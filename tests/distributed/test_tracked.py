@@ -132,7 +132,7 @@ def test_a_server_that_is_killed_in_mid_run_misses_nothing(
     until(lambda: has_everything(folder, "mlflow"))
     until(lambda: not tagged(tag))
     assert mlflow.metrics() == numbers_of(folder)
-    assert mlflow.runs() == [("digits-seed0", "FINISHED")]
+    assert mlflow.runs() == [("run", "FINISHED")]
     assert mlflow.params()["optim.momentum"] == "0.9"
     assert mlflow.tags()["outcome"].startswith("top-1 error")
 
@@ -150,11 +150,11 @@ def test_a_run_that_is_killed_goes_on_in_its_tracker_run(
         training.kill()
     training.communicate()
     until(lambda: not tagged(tag))
-    assert mlflow.runs() == [("digits-seed0", "KILLED")]
+    assert mlflow.runs() == [("run", "KILLED")]
     training = started(tag, mlflow.environment, *words)
     training.communicate(timeout=PATIENCE)
     until(lambda: not tagged(tag))
-    assert mlflow.runs() == [("digits-seed0", "FINISHED")]
+    assert mlflow.runs() == [("run", "FINISHED")]
     assert_equal(folder, undisturbed, within=0)
     seen, wanted = mlflow.metrics(), numbers_of(folder)
     assert [(key, step) for key, step, _ in seen] == [(key, step) for key, step, _ in wanted]

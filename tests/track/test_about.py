@@ -25,7 +25,7 @@ def test_the_id_stays_with_the_folder(tmp_path: Path) -> None:
 def test_configuration_and_tags(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", *WORDS, seed=3))
     told = about(run, "mlflow")
-    assert told.name == "digits-seed3"
+    assert told.name == "a"
     assert told.config["optim.momentum"] == 0.9
     assert told.config["schedule.milestones"] == []
     assert "data.window" not in told.config  # which only texts have
