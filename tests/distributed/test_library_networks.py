@@ -5,13 +5,12 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.launching import command, launch
+from helpers.tiny_images import write_images
 from helpers.undisturbed import assert_equal, rows
 
 from lsgd.config import load_recipe
-from lsgd.prepare.scan import index_folder
 from lsgd.train import train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow, pytest.mark.data]
@@ -34,16 +33,7 @@ STEPS = 19
 def root(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Path:
     """The first images of the 20 classes of Tiny-ImageNet, as they are: of 64 x 64."""
     root = tmp_path_factory.mktemp("tiny")
-    for split, each in (("train", TRAIN // 20), ("val", VAL // 20)):
-        with np.load(test_data / "tiny-imagenet-20" / f"{split}.npz") as packed:
-            data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
-            classes = packed["classes"]
-        for label, name in enumerate(classes):
-            (root / split / name).mkdir(parents=True)
-            for i in np.flatnonzero(labels == label)[:each]:
-                file = root / split / name / f"{i}.JPEG"
-                file.write_bytes(data[offsets[i] : offsets[i + 1]])
-    index_folder(root)
+    write_images(root, test_data, train=TRAIN, val=VAL)
     return root
 
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from helpers.launching import AS_ROOT, command, launch
+from helpers.tiny_images import write_images
 
 from lsgd.inputs.index import Index, index_file
 from lsgd.prepare.scan import index_folder
@@ -38,16 +38,7 @@ BAND = 0.02
 def root(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Path:
     """64 images of each class to train and 10 to validate."""
     root = tmp_path_factory.mktemp("tiny")
-    for split, each in (("train", TRAIN // 20), ("val", VAL // 20)):
-        with np.load(test_data / "tiny-imagenet-20" / f"{split}.npz") as packed:
-            data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
-            classes = packed["classes"]
-        for label, name in enumerate(classes):
-            (root / split / name).mkdir(parents=True)
-            for i in np.flatnonzero(labels == label)[:each]:
-                file = root / split / name / f"{i}.JPEG"
-                file.write_bytes(data[offsets[i] : offsets[i + 1]])
-    index_folder(root)
+    write_images(root, test_data, train=TRAIN, val=VAL)
     return root
 
 
