@@ -24,9 +24,9 @@ NETWORKS = {
 }
 # BN over the 2 images of a worker amplifies the last bit: with smaller images or deeper networks a
 # run is chaos after 5 steps.
-K, N, TRAIN, VAL = 8, 2, 300, 40
-# 18 steps of 8 x 2, and the kept tail of 12: 6 workers have images in it.
-STEPS = 19
+K, N, TRAIN, VAL = 8, 2, 340, 40
+# 21 steps of 8 x 2, and the kept tail of 4: 2 workers have images in it.
+STEPS = 22
 
 
 @pytest.fixture(scope="module")
