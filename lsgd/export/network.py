@@ -12,6 +12,7 @@ import lsgd
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Inputs
 from lsgd.job.device import choose_kernels, pick_device
+from lsgd.models.library import own_words
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known
 from lsgd.rules.batchnorm import worker_norms
@@ -61,8 +62,9 @@ class Exported:
 
     @property
     def is_torchvisions(self) -> bool:
-        """Whether torchvision has this very network, and lsgd is not needed to make it."""
-        return type(self.network).__module__.startswith("torchvision.models.")
+        """Whether torchvision makes this very network by its name alone, without lsgd."""
+        words = own_words(self.recipe) if self.recipe.model.of_library else {}
+        return type(self.network).__module__.startswith("torchvision.models.") and not words
 
     @property
     def maker(self) -> str:

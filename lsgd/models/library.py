@@ -5,6 +5,7 @@ BN normalises worker by worker, and every layer that draws does so by example. W
 the images that meet in a forward pass, or on a generator, is found by looking on, and refused.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ def check_library_network(recipe: Recipe) -> None:
     """
     network = _build(recipe)
     _start_gammas(network, recipe)
+    # What has no rule is refused here, before a run has written anything.
+    _keep_rules(copy.deepcopy(network), recipe)
     data, name = recipe.data, recipe.model.name
     drawing = {m: path for path, m in network.named_modules() if _rate(m)}
     watched = _Watched(name, network, set(drawing))
@@ -122,9 +125,7 @@ def _build(recipe: Recipe) -> nn.Module:
         given = {"weights": None}
     if name not in known:
         raise Refused(f"model={recipe.model.name} does not exist; {did_you_mean(name, known)}")
-    given |= {"num_classes": recipe.data.classes} | _size(library, name, recipe.data.image_size)
-    # Copied, as timm takes words out of it.
-    given |= dict(recipe.model.options)
+    given |= {"num_classes": recipe.data.classes} | own_words(recipe)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         try:
@@ -137,14 +138,19 @@ def _build(recipe: Recipe) -> nn.Module:
     return network
 
 
-def _size(library: str, name: str, side: int) -> dict[str, int]:
-    """The word by which a network whose layers depend on the size of images is told it."""
-    if library == "torchvision":
-        return {"image_size": side} if name.startswith("vit_") else {}
-    import timm
+def own_words(recipe: Recipe) -> dict[str, Any]:
+    """What the maker of a library's network is given beside its classes: model.options, and the
+    size of images where layers depend on it."""
+    library, _, name = recipe.model.name.partition("/")
+    side, size = recipe.data.image_size, {}
+    if library == "torchvision" and name.startswith("vit_"):
+        size = {"image_size": side}
+    elif library == "timm":
+        import timm
 
-    config = timm.get_pretrained_cfg(name)
-    return {"img_size": side} if config is not None and config.fixed_input_size else {}
+        config = timm.get_pretrained_cfg(name)
+        size = {"img_size": side} if config is not None and config.fixed_input_size else {}
+    return size | recipe.model.options
 
 
 def _start_gammas(network: nn.Module, recipe: Recipe) -> None:
