@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -276,6 +277,8 @@ def _started(master: str | None, slots: int, log: Path) -> Iterator[Any]:
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
 
+    # What pyspark says of a young pandas is no word to a search, which makes no data frames.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_SUBMIT_OPTS", SMALL_JAVA)
     settings = SETTINGS | ({"spark.master": master} if master else {})
