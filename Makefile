@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SCRIPTS := setup/cxx $(wildcard setup/*.sh) $(wildcard launch/*.sh) .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test test-all compat faults gpu soak results check format lint types layers wheel clean
+.PHONY: help setup train demo test test-all compat faults gpu soak results docs check format lint types layers wheel clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,8 +50,12 @@ gpu: .venv/.run .venv/.dev ## what to run once on a new GPU (hours), recorded in
 soak: .venv/.run .venv/.dev ## the long series of kills (10 minutes), recorded in results/
 	LSGD_SEED=$(SEED) LSGD_SOAK=results/$(shell date +%F)-soak/README.md $(BIN)/python -m pytest -m soak $(ARGS)
 
-results: .venv/.run ## the table of results in the README, from results/
-	$(BIN)/python -m lsgd.report --table README.md
+results: .venv/.run ## the table of results/README.md, from the folders beside it
+	$(BIN)/python -m lsgd.report --table results/README.md
+
+# Not --quiet: then nothing counts the warnings, each of which has to fail.
+docs: .venv/.run .venv/.dev ## the site of the documentation, into site/ (index.html; its search needs python -m http.server -d site)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 check: format lint types layers ## what needs no run: the four below
 
@@ -90,5 +94,5 @@ clean: ## remove what was built; .venv and runs/ stay
 
 # After .run where both are wanted, since two pips in one environment get in each other's way.
 .venv/.dev: .venv/.python pyproject.toml constraints.txt | .venv/.run
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,export,horovod,imagenet,mlflow,ray,report,search,spark,timm,wandb]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dali,dev,docs,export,horovod,imagenet,mlflow,ray,report,search,spark,timm,wandb]'
 	@touch $@

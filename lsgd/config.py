@@ -261,7 +261,7 @@ def _check_choices(values: DictConfig) -> None:
         if value is None or "one_of" not in entry.metadata or not concerns(entry, workload):
             continue
         try:
-            entry.metadata["one_of"](key, value)
+            entry.metadata["one_of"].refuse(key, value)
         except Refused:
             raise Refused(
                 f"{key}={value} is unknown to this version of lsgd; go on with the version that "

@@ -94,7 +94,7 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
                 )
             continue
         for limit in limits(entry):
-            limit(key, value)
+            limit.refuse(key, value)
         if is_dataclass(value):
             _check_limits(value, workload, f"{key}.")
 
@@ -102,7 +102,7 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
 def _check_model(recipe: Recipe) -> None:
     """First of all, since every other message would be of a workload that was not meant."""
     workload, model = recipe.data.workload, recipe.model.name
-    one_of(*MODELS)["one_of"]("data.workload", workload)
+    one_of(*MODELS)["one_of"].refuse("data.workload", workload)
     for other, models in MODELS.items():
         if model in models and other != workload:
             raise Refused(

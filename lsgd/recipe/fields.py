@@ -7,7 +7,7 @@ A field without EXECUTION is a trajectory field: it is hashed into the fingerpri
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_args
 
 from lsgd.errors import Refused
@@ -20,8 +20,15 @@ ones overflow where they are used."""
 Words = dict[str, Any]
 """Metadata of a field; `|` joins several of them."""
 
-Limit = Callable[[str, Any], None]
-"""A function of a field's dotted key and value, which raises Refused if the value is outside."""
+
+@dataclass(frozen=True)
+class Limit:
+    """What a field may be: in a few words, and as a function of its dotted key and value, which
+    raises Refused if the value is outside."""
+
+    words: str
+    refuse: Callable[[str, Any], None]
+
 
 EXECUTION: Words = {"execution": True}
 """Metadata of a field or group that changes speed, place or description, and no result."""
@@ -56,7 +63,7 @@ def one_of(*choices: Any, within: tuple[str, ...] = ()) -> Words:
         if value not in choices and not is_within(value, within):
             raise Refused(f"{key}={value} is unknown; write one of {', '.join(known)}")
 
-    return {"one_of": limit}
+    return {"one_of": Limit(", ".join(known), limit)}
 
 
 def is_within(value: str, libraries: tuple[str, ...]) -> bool:
@@ -77,7 +84,7 @@ def some_of(*choices: str) -> Words:
             if value.count(name) > 1:
                 raise Refused(f"{key} has {name} twice; write it once")
 
-    return {"some_of": limit}
+    return {"some_of": Limit(f"some of {', '.join(choices)}", limit)}
 
 
 def at_least(least: int, most: float = MOST) -> Words:
@@ -89,7 +96,9 @@ def at_least(least: int, most: float = MOST) -> Words:
         if value is not None and value > most:
             raise Refused(f"{key}={_short(value)} is not possible; write {most} or less")
 
-    return {"at_least": limit}
+    return {
+        "at_least": Limit(f"{least} or more" if most >= MOST else f"{least} to {most:g}", limit)
+    }
 
 
 def at_least_or_auto(least: int) -> Words:
@@ -101,7 +110,7 @@ def at_least_or_auto(least: int) -> Words:
         if value != AUTO and value > MOST:
             raise Refused(f"{key}={value} is not possible; write {MOST} or less, or {AUTO}")
 
-    return {"at_least_or_auto": limit}
+    return {"at_least_or_auto": Limit(f"{least} or more, or {AUTO}", limit)}
 
 
 def above_0() -> Words:
@@ -115,7 +124,7 @@ def above_0() -> Words:
         if value > MOST:
             raise Refused(f"{key}={value:g} is not possible; write {MOST} or less")
 
-    return {"above_0": limit}
+    return {"above_0": Limit("above 0", limit)}
 
 
 def finite() -> Words:
@@ -129,7 +138,7 @@ def finite() -> Words:
                     f"to {MOST}"
                 )
 
-    return {"finite": limit}
+    return {"finite": Limit("finite", limit)}
 
 
 def below(bound: int, refusal: str) -> Words:
@@ -139,7 +148,7 @@ def below(bound: int, refusal: str) -> Words:
         if value >= bound:
             raise Refused(f"{key}={_short(value)} {refusal}")
 
-    return {"below": limit}
+    return {"below": Limit(f"below {bound}", limit)}
 
 
 def at_most(most: int, refusal: str) -> Words:
@@ -149,7 +158,7 @@ def at_most(most: int, refusal: str) -> Words:
         if value is not None and value > most:
             raise Refused(f"{key}={_short(value)} {refusal}")
 
-    return {"at_most": limit}
+    return {"at_most": Limit(f"at most {most}", limit)}
 
 
 def _short(value: float) -> str:
@@ -224,4 +233,4 @@ def values_before(kind: type) -> dict[str, Any]:
 
 def limits(entry: Field[Any]) -> list[Limit]:
     """The limits in the metadata of a field."""
-    return [word for word in entry.metadata.values() if callable(word)]
+    return [word for word in entry.metadata.values() if isinstance(word, Limit)]

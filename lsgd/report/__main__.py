@@ -2,7 +2,7 @@
 
     python -m lsgd.report runs/trials/fashion_bs64-seed*        # these runs
     python -m lsgd.report runs/trials --study fashion_figure1   # those of a study that are there
-    python -m lsgd.report --table README.md                     # its table, from results/
+    python -m lsgd.report --table results/README.md             # its table, made anew
 
 A RUN is a run folder, or a folder that has run folders somewhere in it. Of runs with the same
 recipe and seed the first one counts. What does not count is named in the report, with the reason.
@@ -52,7 +52,7 @@ def _parser() -> Parser:
         help="where it is written (default: runs/studies/NAME or runs/report)",
     )
     parser.add_argument(
-        "--table", type=Path, metavar="README", help="only bring the results table up to date"
+        "--table", type=Path, metavar="PAGE", help="only bring the results table up to date"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""The table of results in the README, made from the summary.json of every folder of results/."""
+"""The table of results/README.md, made from the summary.json of every folder beside it."""
 
 import json
 from pathlib import Path
@@ -32,22 +32,22 @@ def _table(metric: Metric, rows: list[list[str]]) -> str:
 
 
 def with_table(text: str, results: Path) -> str:
-    """The README's text with the table as it has to be; raises Refused if the markers are gone."""
+    """The page's text with the table as it has to be; raises Refused if the markers are gone."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise Refused(f"the README has no lines {BEGIN} and {END}; write them where the table goes")
+        raise Refused(f"the page has no lines {BEGIN} and {END}; write them where the table goes")
     return f"{head}{BEGIN}\n{results_table(results)}\n{END}{tail}"
 
 
-def write_table(readme: Path) -> None:
-    """Bring the table in this README up to date with the results/ beside it."""
+def write_table(page: Path) -> None:
+    """Bring the table in this page up to date with the folders of results beside it."""
     try:
-        text = readme.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
     except OSError as error:
-        raise Refused(f"--table {readme} cannot be read ({error.strerror})") from None
-    new = with_table(text, readme.parent / "results")
-    with files.whole(readme) as file:
+        raise Refused(f"--table {page} cannot be read ({error.strerror})") from None
+    new = with_table(text, page.parent)
+    with files.whole(page) as file:
         file.write(new.encode())
 
 
@@ -58,7 +58,7 @@ def _rows(folder: Path, summary: dict[str, Any], metric: Metric) -> list[list[st
         else ""
     )
     firsts = [
-        f"[{summary['title']}](results/{folder.name}/README.md){partial}",
+        f"[{summary['title']}]({folder.name}/README.md){partial}",
         _verdict(summary, metric),
     ]
     rows: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""The findings of a report for programs: summary.json, from which the README's table is made."""
+"""The findings of a report for programs: summary.json, from which the table of results is made."""
 
 import math
 from collections import Counter

@@ -39,7 +39,7 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
         ({"optim__momentum_correction": True}, "momentum_correction=true .* optim.equation=10"),
         ({"optim__momentum": 1.0}, "optim.momentum=1 .* below 1"),
         ({"optim__momentum": 0.0}, "optim.momentum=0 .* write optim.nesterov=false"),
-        ({"optim__name": "adamw"}, "optim.name=adamw is unknown; write one of sgd, lars, adam, "),
+        ({"optim__name": "rmsprop"}, "optim.name=rmsprop is unknown; write one of sgd, lars, "),
         ({"optim__name": "adam"}, "nesterov=true .* optim.name=adam; write optim.nesterov=false"),
         (ADAM | {"optim__equation": 10}, "equation=10 .*name=adam; write optim.equation=9"),
         (

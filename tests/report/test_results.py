@@ -1,4 +1,4 @@
-"""The table of results in the README is what results/ says."""
+"""The table of results/README.md is what the folders beside it say."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ from lsgd.report.results import BEGIN, END, results_table, with_table, write_tab
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_the_readme_is_current() -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def test_the_page_is_current() -> None:
+    text = (REPOSITORY / "results" / "README.md").read_text(encoding="utf-8")
     assert with_table(text, REPOSITORY / "results") == text, "run make results"
 
 
@@ -24,7 +24,7 @@ def test_every_row_has_its_folder_and_every_folder_of_runs_its_row() -> None:
     table = results_table(results)
     for folder in results.iterdir():
         if list(folder.glob("*/metrics.jsonl")):
-            assert f"results/{folder.name}/README.md" in table
+            assert f"({folder.name}/README.md)" in table
             assert (folder / "README.md").exists()
 
 
@@ -38,14 +38,14 @@ def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
     write_run(trials / "d", "+recipe=fashion_bs1k", errors=[90.0], diverged=True)
     study = config.load_study("fashion_table1_warmup")
     report([trials], study, tmp_path / "results" / "2026-11-20-a")
-    readme = tmp_path / "README.md"
+    readme = tmp_path / "results" / "README.md"
     readme.write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
     write_table(readme)
     text = readme.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "stale" not in text
-    assert "results/2026-11-20-a/README.md), partial: 4 of 18 runs" in text
+    assert "(2026-11-20-a/README.md), partial: 4 of 18 runs" in text
     assert "| baseline, kn = 64 | 8.10 ± 0.14 | 2 | 23.60 ± 0.12, not comparable |" in text
     assert "| kn = 2048, gradual warmup | 16.00 | 1; 1 repeat, 17.00 |" in text
     assert "| kn = 1024, gradual warmup | 1 of 1 diverged | 1 |" in text

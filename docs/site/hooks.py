@@ -1,0 +1,126 @@
+"""Which files of the repository are pages of the site, and what is made while it is built.
+
+A page keeps the path that it has in the repository, so that its links hold in both. A file of code
+to which a page links is a page too, and the tables and helps that stand for markers in a page, such
+as `<!-- fields -->`, are made here.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
+
+from docs.site import commands, fields
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**/*.md",
+    "benchmarks/README.md",
+    "data/README.md",
+    "data/*/README.md",
+    "launch/README.md",
+    "lsgd/fold/README.md",
+    "recipes/README.md",
+    "results/**/README.md",
+)
+STYLE = "docs/site/pages.css"
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+CODE = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
+"""The endings of files that are shown as pages, with their languages."""
+MADE: dict[str, Callable[[], str]] = {
+    "<!-- commands -->": commands.helps,
+    "<!-- fields -->": fields.tables,
+}
+"""What a page has in the place of each marker."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """All pages, what they show and the code to which they link."""
+    for file in list(files):
+        if file.src_dir == config.docs_dir:
+            files.remove(file)
+    pages = {path.relative_to(ROOT).as_posix() for each in PAGES for path in ROOT.glob(each)}
+    for uri in sorted(pages):
+        files.append(_file(uri, config))
+    for uri in sorted({target for page in pages for target in _targets(page)} - pages):
+        if PurePosixPath(uri).suffix in CODE:
+            files.append(File.generated(config, f"{uri}.md", content=_as_page(uri)))
+        elif PurePosixPath(uri).suffix != ".ipynb":
+            files.append(_file(uri, config))
+    files.append(_file(STYLE, config))
+    for notebook in sorted((ROOT / "docs").rglob("*.ipynb")):
+        for file in _notebook(notebook, config):
+            files.append(file)
+    _list_results(config)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with what is made for it, and links to the pages of code."""
+    for marker, make in MADE.items():
+        if marker in markdown:
+            markdown = markdown.replace(marker, make())
+    return LINK.sub(lambda link: _to_page(link, page.file.src_uri, files), markdown)
+
+
+def _file(uri: str, config: MkDocsConfig) -> File:
+    return File(uri, str(ROOT), config.site_dir, config.use_directory_urls)
+
+
+def _targets(page: str) -> Iterator[str]:
+    """The files of the repository to which a page links."""
+    for target, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        path = (ROOT / page).parent.joinpath(target).resolve()
+        if path.is_file() and path.is_relative_to(ROOT):
+            yield path.relative_to(ROOT).as_posix()
+
+
+def _to_page(link: re.Match[str], source: str, files: Files) -> str:
+    """A link, which leads to the page of a file of code, and to the README of a folder."""
+    target, anchor = link[1], link[2] or ""
+    path = (ROOT / source).parent.joinpath(target).resolve()
+    if path.is_dir() and (path / "README.md").exists():
+        return f"]({target.rstrip('/')}/README.md{anchor})"
+    if path.is_file() and path.suffix in CODE:
+        return f"]({target}.md{anchor})"
+    if path.suffix == ".ipynb":
+        return f"]({target.removesuffix('.ipynb')}.md{anchor})"
+    return link[0]
+
+
+def _as_page(uri: str) -> str:
+    text = (ROOT / uri).read_text(encoding="utf-8")
+    fence = "`" * 4
+    head = "---\nsearch:\n  exclude: true\n---\n"
+    return f"{head}# {uri}\n\n{fence}{CODE[PurePosixPath(uri).suffix]}\n{text}{fence}\n"
+
+
+def _notebook(path: Path, config: MkDocsConfig) -> Iterator[File]:
+    """A notebook as it was executed: a page, and the figures in it."""
+    uri = path.relative_to(ROOT).with_suffix("")
+    text, resources = MarkdownExporter().from_filename(str(path))  # type: ignore[no-untyped-call]
+    figures: dict[str, Any] = resources["outputs"]
+    for name, content in figures.items():
+        text = text.replace(f"({name})", f"({uri.name}-{name})")
+        yield File.generated(config, f"{uri.parent}/{uri.name}-{name}", content=content)
+    yield File.generated(config, f"{uri}.md", content=text)
+
+
+def _list_results(config: MkDocsConfig) -> None:
+    """Name each folder of results in the navigation, the newest first."""
+    assert config.nav is not None
+    (listed,) = (entry["Results"] for entry in config.nav if "Results" in entry)
+    for path in sorted((ROOT / "results").glob("*/README.md"), reverse=True):
+        uri = path.relative_to(ROOT).as_posix()
+        if uri not in [
+            value for entry in listed if isinstance(entry, dict) for value in entry.values()
+        ]:
+            listed.append({path.parent.name: uri})
