@@ -27,7 +27,7 @@ def _section(heading: str, kind: type, prefix: str) -> str:
         _row(entry, prefix, _meanings(kind)) for entry in fields(kind) if not group_of(entry.type)
     ]
     about = inspect.getdoc(kind) or ""
-    head = "| field | default | limits | of | |\n|---|---|---|---|---|"
+    head = "| field | meaning | default | limits | of |\n|---|---|---|---|---|"
     return "\n".join([f"## {heading}", "", about, "", head, *rows])
 
 
@@ -37,10 +37,10 @@ def _row(entry: Field[Any], prefix: str, meanings: dict[str, str]) -> str:
     workloads = ", ".join(entry.metadata.get("workloads", ()))
     cells = [
         f'<span id="{key}"></span>`{key}`',
+        meanings[entry.name],
         _default(entry),
         _limits(entry),
         f"{kind}; {workloads}" if workloads else kind,
-        meanings.get(entry.name, ""),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -79,13 +79,16 @@ class Data:
     """A dataset: what to expect of it, and how training examples are drawn from it."""
 
     name: str
+    """Which reader of lsgd its files have, and the folder below $LSGD_DATA in which they are."""
     train_examples: int = field(metadata=at_least(1))
     """The number of images, sentences or trees, or of tokens of a text, `<eos>` included."""
     val_examples: int = field(metadata=at_least(1))
+    """Those of the validation set, counted alike."""
     classes: int = field(metadata=at_least(1))
     """The number of classes of images or of the nodes of trees, of tags, or of different tokens of
     a text."""
     channels: int = field(default=0, metadata=IMAGES | at_least(1))
+    """3 of a colour image, 1 of a grey one."""
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
     """The side of an image, in pixels, as the model takes it."""
     mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
@@ -140,6 +143,7 @@ class Model:
     name: str = field(
         metadata=one_of(*(name for names in MODELS.values() for name in names), within=LIBRARIES)
     )
+    """A network of lsgd for this workload, or torchvision/NAME or timm/NAME."""
     last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
     """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
     section 5.1; 1 is the other row of table 2b."""
@@ -175,6 +179,7 @@ class Optim:
     )
     """The momentum of SGD, and of Adam its beta1."""
     nesterov: bool = True
+    """Whether the step looks ahead by the momentum (Nesterov), as PyTorch does it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
     """The decay of the weights of convolutions and of the weights and bias of fc; BN has none."""
     equation: int = field(default=9, metadata=one_of(9, 10))
@@ -220,15 +225,20 @@ class Schedule:
     """
 
     reference_lr: float = field(default=0.1, metadata=above_0())
+    """The lr of a minibatch of reference_batch images: eta in the paper, not that of the run."""
     reference_batch: float = field(default=256.0, metadata=above_0())
+    """The minibatch for which reference_lr was chosen."""
     scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
+    """How the lr grows with the minibatch: in proportion (linear), with its root (sqrt), or not."""
     warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
     """The shape of the warmup; only a batch above the reference has one, unless warmup_start says
     where it begins."""
     warmup_epochs: float = field(default=5.0, metadata=at_least(0))
+    """The epochs after which the lr has come to its full size."""
     milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
     """Epochs at which the lr is multiplied by gamma."""
     gamma: float = field(default=0.1, metadata=above_0())
+    """By what the lr is multiplied at each milestone."""
     warmup_start: float | None = field(default=None, metadata=later(None) | at_least(0))
     """The lr from which any batch warms up, such as 0; None for that of the reference."""
     factors: list[float] = field(default_factory=list, metadata=later([]) | finite())
@@ -293,6 +303,7 @@ class BatchGrowth:
     milestones: list[int] = field(default_factory=list, metadata=IMAGES | later([]))
     """Whole epochs at which the number of workers is multiplied by the factor."""
     factor: int = field(default=2, metadata=IMAGES | later(2) | at_least(2))
+    """How many times the workers, at each milestone."""
 
     def factor_in(self, epoch: int) -> int:
         """How many times the workers of epoch 0 this epoch has."""
@@ -325,6 +336,8 @@ class InputsSettings:
     loader: str = field(
         default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
     )
+    """auto is memory for small sets, and for image files DALI where it is installed, or else
+    torchvision; synthetic makes images up."""
     decoders: int | None = field(default=None, metadata=at_least(0))
     """Images that a training process decodes at once, in threads of DALI or processes of
     torchvision; by default one for each of its cores."""
@@ -346,6 +359,7 @@ class CommSettings:
     """The library by which the processes of a job communicate, and its settings."""
 
     library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
+    """auto is single without a launcher, and with one Horovod if it is built for it, else torch."""
     bucket_mb: float = field(default=25.0, metadata=above_0())
     """The size, in MiB, of the flat buckets in which gradients are reduced."""
     timeout: float = field(default=600.0, metadata=above_0())
@@ -369,7 +383,9 @@ class Target:
     )
     """The published error in percent; `std`, its standard deviation, is in percent too."""
     std: float | None = field(default=None, metadata=at_least(0))
+    """The published standard deviation over seeds."""
     source: str = ""
+    """Where it was published, such as a table of the paper."""
     perplexity: float | None = field(default=None, metadata=at_least(1))
     """The published perplexity, in place of an error."""
 
@@ -401,6 +417,7 @@ class Recipe:
     """One run. `batch_size`, steps and lr are derived, never set."""
 
     name: str = field(metadata=EXECUTION)
+    """What reports and folders call the run."""
     data: Data
     model: Model
     optim: Optim
@@ -412,10 +429,12 @@ class Recipe:
     worker_batch: int = field(metadata=at_least(1))
     """n, the examples of a worker in a step; of images its BN statistics are taken over them."""
     epochs: int = field(metadata=at_least(1))
+    """How many times the run goes through the training examples."""
     seed: int = field(
         default=0,
         metadata=at_least(0, math.inf) | below(2**64, "is too large; write a number below 2^64"),
     )
+    """Of all that is drawn: initial weights, orders, augmentation, dropout."""
     label_smoothing: float = field(
         default=0.0,
         metadata=IMAGES
@@ -468,6 +487,7 @@ class Recipe:
     """How the trees of a pass go through the network: all at once, by a few large calls (folded),
     or one after the other, node by node (recursive)."""
     channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
+    """Whether images lie in memory pixel by pixel (NHWC), as a GPU's convolutions want them."""
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
     deterministic: bool = field(default=True, metadata=EXECUTION)
@@ -476,6 +496,7 @@ class Recipe:
     numa: bool = field(default=False, metadata=EXECUTION)
     """Whether a process keeps to the cores that are next to its GPU."""
     device: str = field(default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda"))
+    """Where it trains; auto takes GPUs where there are any."""
     run_dir: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the run; by default runs/<name>/<time>-seed<seed>."""
     checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))

@@ -18,6 +18,7 @@ from lsgd.recipe.fields import (
     finite,
     later,
     one_of,
+    some_of,
     trajectory,
     values_before,
 )
@@ -78,10 +79,29 @@ class Run:
 def test_a_limit(words: Words, values: list[Any], wrong: Any, sentence: str) -> None:
     (limit,) = words.values()
     for value in values:
-        limit("key", value)
+        limit.refuse("key", value)
     with pytest.raises(Refused) as refused:
-        limit("key", wrong)
+        limit.refuse("key", wrong)
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "few"),
+    [
+        (one_of("a", "b", within=("lib",)), "a, b, lib/NAME"),
+        (some_of("a", "b"), "some of a, b"),
+        (at_least(1), "1 or more"),
+        (at_least(0, 5), "0 to 5"),
+        (at_least_or_auto(1), "1 or more, or auto"),
+        (above_0(), "above 0"),
+        (finite(), "finite"),
+        (below(1, "grows"), "below 1"),
+        (at_most(1, "is more"), "at most 1"),
+    ],
+)
+def test_a_limit_in_a_few_words(words: Words, few: str) -> None:
+    (limit,) = words.values()
+    assert limit.words == few
 
 
 def test_words_join() -> None:
