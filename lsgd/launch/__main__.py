@@ -17,6 +17,7 @@ from lsgd.launch.k8s import k8s
 from lsgd.launch.options import LAUNCHERS, Request, read_request
 from lsgd.launch.slurm import slurm
 from lsgd.launch.start import Start
+from lsgd.nearest import did_you_mean
 
 STARTS: dict[str, Callable[[Request], Start]] = {
     "local": local,
@@ -43,11 +44,12 @@ def launch(argv: Sequence[str]) -> None:
         print("python -m lsgd.launch slurm --help says which options it has")
         return
     if launcher not in LAUNCHERS:
-        raise Refused(f"there is no launcher {launcher}; write one of {', '.join(names)}")
+        raise Refused(f"there is no launcher {launcher}; {did_you_mean(launcher, names)}")
     request = read_request(launcher, words)
     start = STARTS[launcher](request)
     if not request.prints:
         start.go()
+    start.check()
     print(start.shown())
 
 

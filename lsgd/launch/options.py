@@ -23,7 +23,7 @@ class Launcher:
 
 
 OPTIONS = {
-    "--np": ("N", "processes; by default one per GPU of this machine, or 2 without GPUs"),
+    "--np": ("N", "processes in all; by default one per GPU of this machine, or 2 without GPUs"),
     "--nodes": ("N", "machines"),
     "--gpus": ("N", "GPUs, and with them processes, on each machine"),
     "--cpus": (

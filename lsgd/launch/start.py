@@ -38,15 +38,13 @@ class Start:
     def go(self) -> NoReturn:
         """Become the job, or submit it and end with the exit code of that.
 
-        Raises Refused if the program is not there, or for a mistake in the recipe: launchers bury
-        that under tracebacks of their own and lose the exit code.
+        Raises Refused if the program or Python is not there, or for a mistake in the recipe.
         """
         if shutil.which(self.program) is None:
             raise Refused(f"{self.program} is not installed; {self.remedy}")
-        # An image may have what this machine lacks.
-        if not self.request.options.keys() & IMAGES:
+        if not self._in_image:
             find_python()
-            self._check_recipe()
+        self.check()
         if self.text is None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -65,10 +63,23 @@ class Start:
         done = subprocess.run(self.command, input=f"{self.text}\n", text=True)
         raise SystemExit(done.returncode)
 
-    def _check_recipe(self) -> None:
-        # Hydra takes a while to import, which nothing that is only shown needs.
-        from lsgd import config
+    @property
+    def _in_image(self) -> bool:
+        return bool(self.request.options.keys() & IMAGES)
+
+    def check(self) -> None:
+        """Raise Refused for a mistake in the recipe: launchers bury it under tracebacks of their
+        own and lose the exit code, and a job in a queue comes to it late.
+
+        Of a run in an image, whose lsgd may be another, the mistake is only said.
+        """
+        from lsgd import config  # Hydra takes a while to import, which --help does not wait for
         from lsgd.recipe.checks import check_world_size
 
         words = [f"+recipe={self.request.recipe}", *self.request.words]
-        check_world_size(config.load_recipe(words), self.processes)
+        try:
+            check_world_size(config.load_recipe(words), self.processes)
+        except Refused as refusal:
+            if not self._in_image:
+                raise
+            print(f"lsgd: unless the image has another lsgd: {refusal}", file=sys.stderr)

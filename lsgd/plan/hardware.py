@@ -27,6 +27,8 @@ class Hardware:
     Bandwidths are of one direction.
     """
 
+    name: str
+    """What it is, in words."""
     network_bandwidth: Constant
     """Bandwidth of a server's network, Gbit/s."""
     network_latency: Constant
@@ -71,6 +73,7 @@ class Hardware:
 
 
 PAPER = Hardware(
+    name="P100 of the paper, Big Basin",
     network_bandwidth=Constant(50, "Gbit/s", f"{GOYAL}, section 4: ConnectX-4"),
     network_latency=Constant(
         12.3023,
@@ -103,6 +106,7 @@ results/2026-11-22-plan-calibration/calibrate.py; nothing else is.
 """
 
 H200 = Hardware(
+    name="as in NVIDIA's DGX H200",
     network_bandwidth=Constant(
         3200, "Gbit/s", "NVIDIA's DGX H200 data sheet: 8 ConnectX-7 of 400, one per GPU"
     ),

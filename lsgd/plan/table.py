@@ -65,9 +65,12 @@ def report(
     gpus = nodes * machine.gpus_per_server
     run = next(row for row in fixed if row.step.gpus == gpus)
     sections = [
-        f"{recipe.summary()}\n{nodes} servers x {machine.gpus_per_server} GPUs",
+        f"{recipe.summary()}\n{nodes} servers x {machine.gpus_per_server} GPUs, "
+        f"{machine.hardware.name}",
         _answer(run, recipe),
         _network(machine, recipe, gpus),
+        f"Images to be read and decoded: {run.step.images_per_second / nodes:,.0f}/s on each "
+        "server, which the model takes for granted; python -m lsgd.bench inputs measures it.",
         f"This run, {recipe.workers} workers on any number of GPUs:",
         _rows(fixed),
         f"One worker of {recipe.worker_batch} images on each GPU, a minibatch that grows with "

@@ -73,7 +73,9 @@ def _can_redraw(stream: TextIO) -> bool:
 
 def _speed(row: Row) -> str:
     counted = things(row)
-    return f"{_shown(row, counted + PER_SECOND):.0f} {counted}/s"
+    speed = _shown(row, counted + PER_SECOND)
+    # Of an epoch whose steps were all made before the run was resumed.
+    return "no step timed" if math.isnan(speed) else f"{speed:.0f} {counted}/s"
 
 
 def _shown(row: Row, key: str) -> float:

@@ -107,6 +107,11 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
             f"run_dir={folder} holds files of something else; write a new or empty folder"
         )
     if theirs != recipe.fingerprint:
+        if _is_rehearsal(folder) and not recipe.rehearse:
+            raise Refused(
+                f"run_dir={folder} holds a rehearsal (rehearse=true), which no run goes on from; "
+                "write another run_dir"
+            )
         old, new = _differing(recipe, folder)
         raise Refused(
             f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
@@ -114,6 +119,13 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
             f"that this run was started with: they are in {folder / 'config.yaml'}"
         )
     return opened, damaged
+
+
+def _is_rehearsal(folder: Path) -> bool:
+    try:
+        return config.read_recipe(folder / "config.yaml").rehearse
+    except Refused:
+        return False
 
 
 def _differing(recipe: Recipe, folder: Path) -> tuple[str, str]:

@@ -12,6 +12,11 @@ from lsgd.supervise.hosts import HOSTS, NP
 from lsgd.supervise.loop import supervise_job
 from lsgd.supervise.start import SAVING
 
+SUBMITS = re.compile(
+    r"(\S*/)?((slurm|k8s)\.sh|sbatch|kubectl|(python\S* -m )?lsgd[ .-]launch (slurm|k8s))(?!\S)"
+)
+"""The beginning of a command that hands a job to a queue, and ends."""
+
 
 def _hosts(text: str) -> dict[str, int]:
     """The processes of each host in `a:8,b:4`."""
@@ -80,6 +85,11 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     options = _parser().parse_args(argv)
     options.command = options.command[options.command[:1] == ["--"] :]
     words = " ".join(options.command)
+    if found := SUBMITS.match(words):
+        raise Refused(
+            f"{found[0]} only submits a job, whose end the supervisor would not see; leave "
+            "lsgd.supervise out: the queue starts the job again by itself"
+        )
     if options.processes and options.hosts:
         raise Refused("--hosts says how many processes there are; leave out --processes")
     most = options.processes or sum(options.hosts.values())

@@ -151,15 +151,15 @@ def test_help_names_every_option(launcher: str, capsys: pytest.CaptureFixture[st
     assert all(len(line.split(maxsplit=2)) == 3 for line in lines)
 
 
-def test_showing_needs_neither_torch_nor_hydra() -> None:
-    """A login node answers at once, as does one without torch."""
+def test_showing_needs_no_torch() -> None:
+    """A login node without torch answers too."""
     program = (
         "import sys; from lsgd.launch.__main__ import main; main(sys.argv[1:]); "
-        "print(*{'torch', 'hydra', 'numpy'} & set(sys.modules))"
+        "print('torch' in sys.modules)"
     )
     words = ["mpirun", "digits", "--np", "2", "--print"]
     line, modules = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert line.endswith("-m lsgd.train +recipe=digits")
-    assert modules == ""
+    assert modules == "False"

@@ -90,3 +90,25 @@ def test_an_image_may_have_recipes_of_its_own(
     with pytest.raises(SystemExit) as end:
         slurm(request).go()
     assert end.value.code == 0
+
+
+@pytest.mark.parametrize("shows", [["--print"], []])
+def test_a_mistake_is_found_before_the_queue(shows: list[str], tmp_path: Path) -> None:
+    """Also where the job is only shown: who submits that later would learn of it late."""
+    program(tmp_path, "sbatch", "echo submitted")
+    done = launched(tmp_path, "slurm", "digits", "dat.root=a", "--np", "2", *shows)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean data.root?" in done.stderr
+    many = launched(tmp_path, "slurm", "digits", "--nodes", "3", *shows)
+    assert (many.returncode, many.stdout) == (2, "")
+    assert "24 processes cannot share workers=16" in many.stderr
+
+
+def test_of_an_image_it_is_only_said(tmp_path: Path) -> None:
+    """The lsgd in it may be another, which knows the word."""
+    program(tmp_path, "kubectl", "cat; exit 3")
+    words = ["k8s", "digits", "dat.root=a", "--kind", "pytorchjob", "--image", "i", "--claim", "c"]
+    done = launched(tmp_path, *words, "--gpus", "2")
+    assert done.returncode == 3
+    assert "dat.root=a" in done.stdout
+    assert done.stderr.startswith("lsgd: unless the image has another lsgd: there is no key")

@@ -93,6 +93,13 @@ def test_another_trajectory_is_refused(tmp_path: Path, with_checkpoint: bool) ->
     assert listing(tmp_path) == before
 
 
+def test_a_rehearsal_is_named_as_what_is_there(tmp_path: Path) -> None:
+    """The words of the real run differ from it in numbers that its user has never written."""
+    open_once(recipe("rehearse=true", f"run_dir={tmp_path}"))
+    with pytest.raises(Refused, match=r"holds a rehearsal \(rehearse=true\), .* another run_dir"):
+        open_once(recipe(f"run_dir={tmp_path}"))
+
+
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 100)
 

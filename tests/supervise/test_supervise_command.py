@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.refusals import refusal
 
-from lsgd.supervise.__main__ import main
+from lsgd.supervise.__main__ import main, read
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,30 @@ def test_numbers_that_make_no_sense_are_refused(
     run = f"run_dir={tmp_path / 'run'}"
     assert sentence in refusal(main, capsys, *words.split(), run)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "launch/slurm.sh digits",
+        "/opt/lsgd/launch/k8s.sh digits",
+        "python3.11 -m lsgd.launch slurm digits",
+        "lsgd launch slurm digits",
+        "lsgd-launch k8s digits",
+        "sbatch job.sh",
+    ],
+)
+def test_what_only_submits_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its end is not that of the job: the supervisor would say that all is done."""
+    run = f"run_dir={tmp_path / 'run'}"
+    assert "only submits a job" in refusal(main, capsys, *command.split(), run)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", ["launch/local.sh slurm.sh", "lsgd launch torchrun slurm", "srun sbatch"]
+)
+def test_what_runs_a_job_is_not(command: str) -> None:
+    assert read([*command.split(), "run_dir=a"]).command
