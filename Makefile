@@ -88,7 +88,7 @@ clean: ## remove what was built; .venv and runs/ stay
 	@touch $@
 
 .venv/.run: .venv/.python pyproject.toml constraints.txt setup/horovod.sh setup/cuda.sh
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[horovod]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[horovod,report]'
 	setup/horovod.sh $(BIN)/python
 	@touch $@
 

@@ -516,6 +516,11 @@ def _check_words(words: Sequence[str]) -> None:
             _refuse_word(word)
         if key.replace("-", "_") == "batch_size":
             _refuse_batch_size(value, [other for other in words if other is not word])
+        if key in ("lr", "optim.lr", "schedule.lr"):
+            raise Refused(
+                f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
+                "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
+            )
         if key == "recipe":
             _check_choice(word, value, recipes())
             if not word.startswith("+"):

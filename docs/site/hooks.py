@@ -1,8 +1,8 @@
 """Which files of the repository are pages of the site, and what is made while it is built.
 
 A page keeps the path that it has in the repository, so that its links hold in both. A file of code
-to which a page links is a page too, and the tables and helps that stand for markers in a page, such
-as `<!-- fields -->`, are made here.
+to which a page links is a page too. Between markers, such as `<!-- fields -->` and `<!-- end -->`,
+a page in the repository says what the site has there, which is made here.
 """
 
 import re
@@ -35,11 +35,8 @@ STYLE = "docs/site/pages.css"
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 CODE = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
 """The endings of files that are shown as pages, with their languages."""
-MADE: dict[str, Callable[[], str]] = {
-    "<!-- commands -->": commands.helps,
-    "<!-- fields -->": fields.tables,
-}
-"""What a page has in the place of each marker."""
+MADE: dict[str, Callable[[], str]] = {"commands": commands.helps, "fields": fields.tables}
+"""What a page has from each marker to the end that follows."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -66,8 +63,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The page with what is made for it, and links to the pages of code."""
     for marker, make in MADE.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, make())
+        before, begin, rest = markdown.partition(f"<!-- {marker} -->")
+        if begin:
+            markdown = before + make() + rest.partition("<!-- end -->")[2]
     return LINK.sub(lambda link: _to_page(link, page.file.src_uri, files), markdown)
 
 

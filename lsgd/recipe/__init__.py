@@ -175,7 +175,7 @@ class Optim:
 
     momentum: float = field(
         default=0.9,
-        metadata=at_least(0) | below(1, "grows without end; write a number below 1"),
+        metadata=at_least(0) | below(1, "keeps all that has been; write a number below 1"),
     )
     """The momentum of SGD, and of Adam its beta1."""
     nesterov: bool = True

@@ -161,7 +161,7 @@ def _check_optim(optim: Optim) -> None:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise Refused(
                 f"optim.{key}={shown} says nothing with optim.name={name}; write optim.{key}="
-                f"{str(none).lower()}, or optim={name} for this and all the rest"
+                f"{str(none).lower()}, as optim={name} does, or leave it out"
             )
     if optim.clip_norm is not None and optim.equation == 10:
         raise Refused(
