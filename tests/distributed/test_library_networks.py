@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slo
 
 NETWORKS = {
     "torchvision/resnet18": [],
+    "timm/resnet18": [],
     # No BN, and blocks that are skipped by example.
     "timm/convnext_atto": ["model.options.drop_path_rate=0.2"],
     # Dropout, and no norm at all.
