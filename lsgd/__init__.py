@@ -6,8 +6,9 @@ __version__ = "0.1.0"
 
 # `python -m lsgd.COMMAND`: this comes before the command's own imports, and nowhere else.
 if sys.argv[:1] == ["-m"]:
-    from lsgd.job.ending import note_parent
+    # Neither is a program of its own, which Python would warn of.
     from lsgd.job.interrupt import leave_at_once
+    from lsgd.job.parent import note_parent
 
     leave_at_once()
     note_parent()  # a launcher may be killed before the imports are over

@@ -80,7 +80,8 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
 
 
 def evaluate(checkpoint: Path | str, *words: str) -> "dict[str, Scores]":
-    """The scores of a checkpoint over each whole evaluation set of its recipe, by the set's name.
+    """The scores of a checkpoint, or of the newest in a run folder, over each whole evaluation set
+    of its recipe, by the set's name.
 
     Each has `rates` (loss, top1_error in percent, …) and the `counts` that they are made of. The
     words say where and how it is evaluated, such as `data.root=…` or `device=cpu`; with

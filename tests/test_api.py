@@ -91,7 +91,8 @@ def test_how_a_run_ends_is_raised(tmp_path: Path) -> None:
 def test_an_evaluation_is_that_of_the_command(tmp_path: Path) -> None:
     api.train(recipe(tmp_path / "run"))
     [run] = api.read_runs(str(tmp_path))
-    scores = api.evaluate(str(run.path / "checkpoint.pt"), "val_batch=50")
-    assert scores["val"].rates["top1_error"] == run.epochs[2]["val_top1_error"]
+    for checkpoint in (str(run.path / "checkpoint.pt"), run.path):
+        scores = api.evaluate(checkpoint, "val_batch=50")
+        assert scores["val"].rates["top1_error"] == run.epochs[2]["val_top1_error"]
     with pytest.raises(api.Refused, match="would make another run"):
         api.evaluate(run.path / "checkpoint.pt", "seed=1")

@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from lsgd.errors import EndsEarly, Refused
-from lsgd.job.ending import end_with_parent
 from lsgd.job.interrupt import raise_again
 from lsgd.job.launcher import detect
 from lsgd.job.members import last_words
 from lsgd.job.output import need_no_reader
+from lsgd.job.parent import end_with_parent
 
 GRACE = 3.0
 """Seconds that a process has for saving once its launcher was killed."""

@@ -60,35 +60,50 @@ def check_library_network(recipe: Recipe) -> None:
     _start_gammas(network, recipe)
     # What has no rule is refused here, before a run has written anything.
     _keep_rules(copy.deepcopy(network), recipe)
-    data, name = recipe.data, recipe.model.name
+    name = recipe.model.name
     drawing = {m: path for path, m in network.named_modules() if _rate(m)}
     watched = _Watched(name, network, set(drawing))
     network = network.to("meta").train()
-    images = torch.empty(TRIED, data.channels, data.image_size, data.image_size, device="meta")
     versions = {path: buffer._version for path, buffer in network.named_buffers()}
-    with watched.modules(), torch.no_grad():
-        try:
-            with watched:
-                logits = network(images)
-        except Refused:
-            raise
-        except Exception as error:
-            raise Refused(
-                f"model={name} does not take images of {data.channels} x {data.image_size} x "
-                f"{data.image_size} ({_first_line(error)}); choose another size, or another network"
-            ) from None
-    if not isinstance(logits, Tensor) or logits.shape != (TRIED, data.classes):
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise Refused(
-            f"model={name} gives {found} for {TRIED} images of {data.classes} classes, and not "
-            "their logits; choose another network"
-        )
+    _check_logits(_try(network, watched, recipe), recipe)
     for layer, path in drawing.items():
         if set(watched.calls.get(layer, [TRIED])) != {TRIED}:
             raise Refused(
                 f"model={name} drops in {path} what has no row for each image, so that it cannot "
                 "be an image's own; set its rate to 0 in model.options, or choose another network"
             )
+    _check_buffers(network, versions, name)
+
+
+def _try(network: nn.Module, watched: "_Watched", recipe: Recipe) -> Any:
+    """What the network gives for TRIED images, while it is watched."""
+    data = recipe.data
+    images = torch.empty(TRIED, data.channels, data.image_size, data.image_size, device="meta")
+    with watched.modules(), torch.no_grad():
+        try:
+            with watched:
+                return network(images)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(
+                f"model={recipe.model.name} does not take images of {data.channels} x "
+                f"{data.image_size} x {data.image_size} ({_first_line(error)}); choose another "
+                "size, or another network"
+            ) from None
+
+
+def _check_logits(logits: Any, recipe: Recipe) -> None:
+    if not isinstance(logits, Tensor) or logits.shape != (TRIED, recipe.data.classes):
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise Refused(
+            f"model={recipe.model.name} gives {found} for {TRIED} images of {recipe.data.classes} "
+            "classes, and not their logits; choose another network"
+        )
+
+
+def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> None:
+    """Raise Refused for a buffer that has another version now, unless it is a BN's own."""
     own = {
         path
         for path, module in network.named_modules()

@@ -28,6 +28,8 @@ examples:
 
 N, K = 32, 8
 """The images of a worker, and the workers, of the recipe that is shown to go on with."""
+STEPS = 10
+"""The updates that an epoch should have: with few, 90 epochs of a small folder learn little."""
 
 
 class Found(NamedTuple):
@@ -80,7 +82,8 @@ def prepare(root: Path, index: Path | None = None) -> None:
     train, val = found.images["train"], found.images["val"]
     print(f"{found.classes:,} classes, {train:,} images in train and {val:,} in val, indexed")
     words = [word("data.root", root), *([word("data.index", index)] if index else [])]
-    print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(words + _fits(train))}")
+    words += words_that_fit(train)
+    print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(words)}")
 
 
 def look_through(root: Path) -> Found:
@@ -150,11 +153,17 @@ def _reasons(root: Path, unusable: Sequence[str]) -> list[str]:
     return [f"{what} no image that can be used ({'; '.join(reasons)}{more})"]
 
 
-def _fits(train: int) -> list[str]:
-    """The words that make an update of so few images as there are, and none for N K of them."""
-    if train >= N * K:
-        return []
-    return [f"workers={train // N}"] if train >= N else ["workers=1", f"worker_batch={train}"]
+def words_that_fit(train: int) -> list[str]:
+    """The words with which an epoch of so many images has STEPS updates, or as many as it can have;
+    none where the recipe has them by itself.
+
+    >>> words_that_fit(24), words_that_fit(700), words_that_fit(2560)
+    (['workers=1', 'worker_batch=24'], ['workers=2'], [])
+    """
+    if train < N:
+        return ["workers=1", f"worker_batch={train}"]
+    workers = max(1, train // (N * STEPS))
+    return [f"workers={workers}"] if workers < K else []
 
 
 def _names(folder: Path) -> set[str]:

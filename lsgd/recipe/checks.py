@@ -638,8 +638,9 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
     if world_size > recipe.most_processes:
         servers = recipe.strategy.server_processes
         shared = f"workers={recipe.workers}" + (f" and strategy.servers={servers}" * (servers > 0))
+        most = recipe.most_processes
         raise Refused(
-            f"{world_size} processes cannot share {shared}; start {recipe.most_processes} or fewer"
+            f"{world_size} processes cannot share {shared}; start {most}" + " or fewer" * (most > 1)
         )
     if recipe.strategy.name == "hogwild" and world_size < recipe.workers:
         raise Refused(

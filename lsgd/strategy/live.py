@@ -26,7 +26,7 @@ from lsgd.comm.pair import Pair
 from lsgd.errors import Diverged, PeerLost, Preempted, Refused, TooLate
 from lsgd.inputs import passes_ahead
 from lsgd.job import preemption
-from lsgd.job.ending import orphaned
+from lsgd.job.parent import orphaned
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import Pass
 from lsgd.strategy import Task

@@ -37,7 +37,9 @@ class MlflowRun:
             began = round(1000 * about.began)
             run = self._client.create_run(experiment, began, {ID: about.id}, about.name)
         self._id = run.info.run_id
-        self.where = f"{mlflow.get_tracking_uri()}/#/experiments/{experiment}/runs/{self._id}"
+        self.where = _where(
+            mlflow.get_tracking_uri(), f"#/experiments/{experiment}/runs/{self._id}"
+        )
         self._client.update_run(self._id, RunStatus.to_string(RunStatus.RUNNING))
         config = [Param(k, str(v)) for k, v in about.config.items() if k not in run.data.params]
         for first in range(0, len(config), PARAMS):
@@ -71,3 +73,10 @@ class MlflowRun:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         ended = round(1000 * conclusion.written)
         self._client.set_terminated(self._id, RunStatus.to_string(status), ended)
+
+
+def _where(uri: str, page: str) -> str:
+    """Where people see a run: on this page of a server, also one that is still to be started."""
+    if uri.startswith("sqlite:"):
+        return f"{uri}; type mlflow server --backend-store-uri {uri} and open its page /{page}"
+    return f"{uri}/{page}"

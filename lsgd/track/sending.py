@@ -46,7 +46,7 @@ def send(folder: Path, to: str) -> str:
                 f"{folder} could not be sent to {to} ({_why(error)}); once it can be reached, the "
                 "same words send what is missing"
             ) from None
-    return f"{folder}: {sent} steps sent, {tracker.where}"
+    return f"{folder}: {sent} step{'s' * (sent != 1)} sent, {tracker.where}"
 
 
 def follow(folder: Path, to: str) -> None:

@@ -186,6 +186,21 @@ def test_a_kill_in_mid_batch_loses_and_doubles_nothing(
     assert len(mlflow.runs()) == 1
 
 
+@pytest.mark.mlflow
+def test_a_run_without_a_server_says_how_it_is_seen(tag: Tag, tmp_path: Path) -> None:
+    """The address of a database is no page that a browser could open."""
+    folder = write_run(
+        tmp_path / "run", "+recipe=digits", "epochs=2", "schedule.milestones=[]",
+        "schedule.warmup=none", errors=[9.0, 8.0],
+    )  # fmt: skip
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    sending = track(tag, {"MLFLOW_TRACKING_URI": uri}, folder, "mlflow")
+    says, _ = sending.communicate(timeout=PATIENCE)
+    assert sending.returncode == 0
+    said = f"{folder}: 2 steps sent, {uri}; type mlflow server --backend-store-uri {uri} and open "
+    assert said in says
+
+
 @pytest.mark.wandb
 def test_a_run_without_a_network_is_in_files_of_wandb(tag: Tag, tmp_path: Path) -> None:
     """By which `wandb sync` sends it; a resumed run has the same id there."""

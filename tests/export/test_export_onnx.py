@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.onnx, pytest.mark.slow]
         ("small_resnet", ("precision=float64",)),
         ("lenet5", ("channels_last=true",)),
         ("resnet50", ()),
+        ("torchvision/squeezenet1_1", ()),
+        ("timm/test_convnext", ()),
     ],
 )
 def test_it_says_what_the_run_says_of_any_number_of_images(
@@ -26,6 +28,8 @@ def test_it_says_what_the_run_says_of_any_number_of_images(
 ) -> None:
     import onnxruntime
 
+    if name.startswith("timm/"):
+        pytest.importorskip("timm")
     learner = trained(name, tmp_path / "run", *words)
     exported = read(tmp_path / "run", "onnx")
     data, file = exported.recipe.data, tmp_path / "a.onnx"

@@ -10,20 +10,25 @@ from lsgd.vision import models
 
 
 @pytest.mark.slow
-def test_torchvision_takes_it_strictly_and_says_the_same(tmp_path: Path) -> None:
-    learner = trained("resnet50", tmp_path / "run")
+@pytest.mark.parametrize("name", ["resnet50", "torchvision/squeezenet1_1"])
+def test_torchvision_takes_it_strictly_and_says_the_same(name: str, tmp_path: Path) -> None:
+    """Also of a network that drops, which the one of torchvision does by a layer of its own."""
+    learner = trained(name, tmp_path / "run")
     exported = read(tmp_path / "run", "torchvision")
     how = write(exported, "torchvision", tmp_path / "a.pth")
-    assert how.startswith("load it: torchvision.models.resnet50(num_classes=7).load_state_dict(")
-    theirs = models.resnet50(num_classes=7).eval()
+    name = name.removeprefix("torchvision/")
+    assert how.startswith(f"load it: torchvision.models.{name}(num_classes=7).load_state_dict(")
+    theirs = models.get_model(name, num_classes=7).eval()
     theirs.load_state_dict(torch.load(tmp_path / "a.pth"), strict=True)
     batch = images(exported.recipe, 3)
     with torch.no_grad():
         torch.testing.assert_close(theirs(batch), logits(learner, batch), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["small_resnet", "lenet5"])
+@pytest.mark.parametrize("name", ["small_resnet", "lenet5", "timm/test_convnext"])
 def test_a_network_of_our_own_says_so(name: str, tmp_path: Path) -> None:
+    if name.startswith("timm/"):
+        pytest.importorskip("timm")
     learner = trained(name, tmp_path / "run", "averaging=ema", "averaging.half_life=1")
     exported = read(tmp_path / "run", "torchvision")
     how = write(exported, "torchvision", tmp_path / "a.pth")

@@ -23,11 +23,14 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
         ("small_resnet", ("averaging=ema", "averaging.half_life=1")),
         ("lenet5", ()),
         pytest.param("resnet50", (), marks=pytest.mark.slow),
+        ("timm/test_convnext", ()),
     ],
 )
 def test_the_code_of_the_card_loads_the_network(
     name: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name.startswith("timm/"):
+        pytest.importorskip("timm")
     learner = trained(name, tmp_path / "run", *words)
     exported = read(tmp_path / "run", "hub")
     write(exported, "hub", tmp_path / "hub")

@@ -13,6 +13,10 @@ from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 
 MADE_UP = ("inputs=synthetic", "data.train_examples=40", "data.val_examples=12")
+OF_A_LIBRARY = (
+    "+recipe=bs256", "workers=1", "worker_batch=8", "data.classes=7", "data.image_size=64",
+    "schedule.reference_lr=0.001", *MADE_UP,
+)  # fmt: skip
 NETWORKS = {
     "small_resnet": (*WORDS,),
     "lenet5": ("+recipe=fashion_lenet5", "workers=2", "worker_batch=4", *MADE_UP),
@@ -20,6 +24,10 @@ NETWORKS = {
         "+recipe=bs256", "workers=1", "worker_batch=8", "data.classes=7", "data.image_size=64",
         "schedule.reference_lr=0.001",
         "model.last_gamma=0.1", "bn_statistics=last", *MADE_UP,
+    ),
+    "torchvision/squeezenet1_1": (*OF_A_LIBRARY, "model=torchvision/squeezenet1_1"),
+    "timm/test_convnext": (
+        *OF_A_LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2"
     ),
 }  # fmt: skip
 """The words of a run in each network; ResNet-50 with branches that count and do not amplify the

@@ -28,12 +28,14 @@ def command(library: str, processes: int | str, *arguments: str) -> list[str]:
     return [*LAUNCHERS[library], str(processes), *python, *arguments]
 
 
-def launch(library: str, processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    library: str, processes: int, *arguments: str, limit: float = 240
+) -> subprocess.CompletedProcess[str]:
     """Start python with these arguments on so many processes and wait for the end."""
     return subprocess.run(
         command(library, processes, *arguments),
         env=os.environ | AS_ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=limit,
     )

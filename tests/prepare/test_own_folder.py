@@ -14,6 +14,7 @@ from lsgd import api, config, evaluate, train
 from lsgd.errors import Refused
 from lsgd.inputs.index import open_indexes
 from lsgd.prepare.__main__ import main as prepare
+from lsgd.prepare.folder import words_that_fit
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
 
@@ -80,7 +81,7 @@ def test_three_commands_from_a_folder_to_an_error(
 def test_what_is_printed_to_go_on_with_is_accepted(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for images, shown in ((TRAIN, TOO_FEW), (12, "workers=1"), (64, "")):
+    for images, shown in ((TRAIN, TOO_FEW), (12, "workers=1")):
         for name in CLASSES:
             for i in range(images):
                 file = root / "train" / name / f"{i}.png"
@@ -88,9 +89,19 @@ def test_what_is_printed_to_go_on_with_is_accepted(
                     shutil.copy(root / "train/cat/1.png", file) if not file.exists() else None
         assert prepare(["folder", str(root)]) == 0
         *_, ready = capsys.readouterr().out.split("data=folder ")
-        assert ready == f"data.root={root}{' ' * bool(shown)}{shown}\n"
+        assert ready == f"data.root={root} {shown}\n"
         recipe = config.load_recipe(["+recipe=bs256", "data=folder", *ready.split()])
-        assert recipe.steps_per_epoch == 1 or not shown
+        assert recipe.steps_per_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "steps"), [(31, 1), (32, 1), (480, 15), (640, 10), (2559, 11), (2560, 10)]
+)
+def test_an_epoch_has_steps_to_learn_in(images: int, steps: int) -> None:
+    """Where one has 2 images of each minibatch of 256, 90 epochs are 90 updates."""
+    counts = ["data.classes=4", "data.val_examples=8", f"data.train_examples={images}"]
+    recipe = config.load_recipe(["+recipe=bs256", "data=folder", *counts, *words_that_fit(images)])
+    assert recipe.steps_per_epoch == steps
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -362,6 +362,8 @@ def test_more_processes_than_workers() -> None:
     check_world_size(BASE, 256)
     with pytest.raises(Refused, match=r"257 processes .* workers=256; start 256 or fewer"):
         check_world_size(BASE, 257)
+    with pytest.raises(Refused, match=r"^2 processes cannot share workers=1; start 1$"):
+        check_world_size(changed(BASE, workers=1), 2)
 
 
 def test_workers_that_share_memory_have_a_process_each() -> None:

@@ -77,7 +77,7 @@ def add(folder: Path, *epochs: int) -> None:
 def test_the_same_words_send_what_is_missing(folder: Path, tracker: Memory) -> None:
     assert sending.send(folder, "mlflow") == f"{folder}: 2 steps sent, in memory"
     add(folder, 3)
-    assert "1 steps sent" in sending.send(folder, "mlflow")
+    assert ": 1 step sent" in sending.send(folder, "mlflow")
     assert "0 steps sent" in sending.send(folder, "mlflow")
     assert tracker.numbers == [5, 10, 15]
     assert [conclusion.text for conclusion in tracker.conclusions] == [
