@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lsgd.errors import InputFailed
 from lsgd.inputs.decoding import centre_crop, crop, keep_blocks, load_image, mirrored, needed
 from lsgd.inputs.index import Index
+from lsgd.job.garbage import look_again
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
@@ -59,14 +60,15 @@ class ImageFiles:
         ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
         if each.epoch is None or self.augmentation not in augmentation.OF_FILES:
             for i, example in enumerate(ids):
-                pixels[i] = centre_crop(load_image(index, example), self.side, bicubic=bicubic)
+                image = centre_crop(load_image(index, example), self.side, bicubic=bicubic)
+                pixels[i] = np.asarray(image)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}
         windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
         flips = augmentation.flips(ids, **draw)
         for i, example in enumerate(ids):
             image = crop(load_image(index, example), windows[i], self.side, bicubic=bicubic)
-            pixels[i] = mirrored(image) if flips[i] else image
+            pixels[i] = np.asarray(mirrored(image) if flips[i] else image)
         return augmentation.colours(ids, **draw) if bicubic else None
 
 
@@ -98,6 +100,7 @@ def main(descriptor: int, *rooms: int) -> None:
     answers come in the same order, each what ImageFiles.decode returns or the InputFailed it
     raises.
     """
+    look_again()
     keep_blocks()
     trainer, shared = Connection(descriptor), [Room(room) for room in rooms]
     messages: SimpleQueue[Any] = SimpleQueue()

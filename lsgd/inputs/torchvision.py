@@ -9,10 +9,9 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +101,7 @@ class _Decoders:
     def __init__(self, files: ImageFiles, number: int, prefetch: int) -> None:
         self.files, self.prefetch = files, prefetch
         self.members = [_Decoder(prefetch) for _ in range(number)]
-        weakref.finalize(self, _end, [member.process for member in self.members])
+        weakref.finalize(self, _end, self.members)
         self.poll = select.poll()
         for member in self.members:
             member.connection.send(files)
@@ -110,7 +109,9 @@ class _Decoders:
         self.asked: deque[tuple[_Decoder, Pass, int]] = deque()
         """What is under way, in the order of the answers."""
 
-    def decode(self, passes: Iterable[Pass], taken: Any) -> Iterator[tuple[Tensor, Beside]]:
+    def decode(
+        self, passes: Iterable[Pass], taken: Callable[[Pixels], Tensor]
+    ) -> Iterator[tuple[Tensor, Beside]]:
         """What `taken` makes of the pixels of each pass, and the rest of it, in their order.
 
         Raises InputFailed if an image cannot be had, or as soon as any of the processes has died.
@@ -188,9 +189,12 @@ class _Decoder:
         )
 
 
-def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
+def _end(decoders: Sequence[_Decoder]) -> None:
+    for decoder in decoders:
+        decoder.process.kill()
+    for decoder in decoders:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(END)
+            decoder.process.wait(END)
+        decoder.connection.close()
+        for room in decoder.rooms:
+            os.close(room.descriptor)
