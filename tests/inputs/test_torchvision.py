@@ -27,6 +27,8 @@ from lsgd.job.preemption import SIGNALS
 from lsgd.prepare.scan import index_folder
 from lsgd.rules.sampler import Pass
 
+PACKAGE = Path(lsgd.inputs.__file__).parent.parent
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -206,18 +208,30 @@ def test_a_decoder_hears_no_signal(root: Path) -> None:
     assert not before & {*SIGNALS, signal.SIGINT}
 
 
-ELSEWHERE = "import sys; sys.path[:0] = {path}\n{trainer}"
+ELSEWHERE = """
+import sys
+sys.path[:0] = {path}
+{trainer}
+"""
 
 
 @pytest.mark.slow
-def test_decoders_find_what_the_trainer_has_found(root: Path) -> None:
-    """Also where it has changed Python's path itself."""
-    program = ELSEWHERE.format(path=sys.path, trainer=TRAINER)
+def test_decoders_find_what_the_trainer_has_found(root: Path, tmp_path: Path) -> None:
+    """Where it has changed Python's path itself, before another lsgd that is installed."""
+    own = tmp_path / "lsgd"
+    own.mkdir()
+    mark = "import os\nos.write(1, b'found\\n')\n"
+    (own / "__init__.py").write_text(f"__path__.append({str(PACKAGE)!r})\n{mark}")
+    program = ELSEWHERE.format(path=[str(tmp_path), *sys.path], trainer=TRAINER)
     command = [sys.executable, "-I", "-c", program, str(root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with subprocess.Popen(
+        command, env=environment | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE
+    ) as trainer:
         assert trainer.stdout
-        assert trainer.stdout.readline() == b"\n"
+        lines = [trainer.stdout.readline() for _ in range(4)]
         trainer.kill()
+    assert lines == [*3 * [b"found\n"], b"\n"]
 
 
 def test_a_loader_that_is_given_up_leaves_nothing(root: Path) -> None:
