@@ -6,9 +6,11 @@ __version__ = "0.1.0"
 
 # `python -m lsgd.COMMAND`: this comes before the command's own imports, and nowhere else.
 if sys.argv[:1] == ["-m"]:
-    # Neither is a program of its own, which Python would warn of.
+    # None of these is a program of its own, which Python would warn of.
+    from lsgd.job.garbage import put_off
     from lsgd.job.interrupt import leave_at_once
     from lsgd.job.parent import note_parent
 
+    put_off()
     leave_at_once()
     note_parent()  # a launcher may be killed before the imports are over

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from lsgd.errors import Refused
 from lsgd.job.command import run_alone
+from lsgd.job.garbage import put_off
 from lsgd.job.interrupt import leave_at_once
 from lsgd.run import provenance
 
@@ -65,6 +66,7 @@ def hand_over(command: str, words: Sequence[str]) -> None:
     """Run the command's module in this process as `python -m` does; ends by its SystemExit."""
     # Only the command itself, once it is imported, has more to do at Ctrl-C than to leave.
     leave_at_once()
+    put_off()
     # The module becomes __main__, by whose name the processes of a loader find it.
     sys.argv[1:] = words
     runpy.run_module(f"lsgd.{command}", run_name="__main__", alter_sys=True)

@@ -1,13 +1,16 @@
-"""One image from its file, as PIL decodes it, and what of it other loaders read otherwise."""
+"""One image from its file, as PIL decodes and resizes it, and what of it other loaders read
+otherwise."""
 
 import io
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from lsgd.errors import InputFailed
 from lsgd.inputs.index import Index, prepare_command
+from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
 
 RAW_MODES: dict[str | None, tuple[str, ...]] = {
@@ -80,6 +83,39 @@ def load_image(index: Index, example: int) -> Image.Image:
             "indexed",
         )
     return image
+
+
+def crop(
+    image: Image.Image, window: NDArray[np.int64], side: int, *, bicubic: bool = False
+) -> Image.Image:
+    """The window (left, top, width, height) of an image, resized to `side` x `side`.
+
+    Pixel for pixel what torchvision.transforms.functional.resized_crop makes of it.
+    """
+    left, top, width, height = window.tolist()
+    cropped = image.crop((left, top, left + width, top + height))
+    return cropped.resize((side, side), _kernel(bicubic))
+
+
+def centre_crop(image: Image.Image, side: int, *, bicubic: bool = False) -> Image.Image:
+    """Short side resized to 256/224 of `side`, then the centred square of `side` pixels.
+
+    Pixel for pixel what torchvision's resize and center_crop make of it.
+    """
+    short = round(side * augmentation.RESIZE)
+    width, height = (short * length // min(image.size) for length in image.size)
+    resized = image.resize((width, height), _kernel(bicubic))
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return resized.crop((left, top, left + side, top + side))
+
+
+def mirrored(image: Image.Image) -> Image.Image:
+    """The image with left and right exchanged."""
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def _kernel(bicubic: bool) -> Image.Resampling:
+    return Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
 
 
 def moment(each: Pass) -> str:

@@ -1,44 +1,39 @@
-"""Image files through PIL and torchvision's transforms, in processes that decode ahead."""
+"""Image files through PIL, with the pixels of torchvision's transforms, by processes that decode
+ahead."""
 
-import atexit
-import multiprocessing
 import os
+import select
+import signal
+import socket
+import subprocess
+import sys
 import weakref
-from collections.abc import Iterable, Iterator
-from functools import partial
-from multiprocessing import connection, forkserver, resource_tracker
-from threading import Thread
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import Batch
 from lsgd.inputs.colours import recolour
-from lsgd.inputs.decoding import keep_blocks, load_image, needed
+from lsgd.inputs.decoder import Beside, ImageFiles, Pixels, Room
 from lsgd.inputs.index import Index
 from lsgd.inputs.normalise import Normalise
+from lsgd.inputs.sending import sent
 from lsgd.job import preemption
 from lsgd.recipe import Data, InputsSettings
-from lsgd.rules import augmentation
 from lsgd.rules.sampler import Pass
-from lsgd.vision import transforms
 
-_Decoded = tuple[Tensor, Tensor, Tensor | None]
-"""8-bit pixels (images, height, width, 3), labels, and augmentation.colours of a pass that has
-any."""
-
-LOOK = 1.0
-"""Seconds between looks whether the decoders live, while the trainer waits for one of them."""
+END = 1.0
+"""Seconds in which a process has ended that was killed, unless it waits for a dead drive."""
 
 
 class FolderInputs:
-    """An image folder whose images torchvision decodes, in processes of their own.
+    """An image folder that is decoded in processes of its own, or here if there are none.
 
     The processes live as long as this object, through all epochs and evaluations.
     """
@@ -54,29 +49,11 @@ class FolderInputs:
         decoders: int,
     ) -> None:
         self.name = f"torchvision in {decoders} processes"
-        self.requests = _Requests()
         self.device = device
         self.normalise = Normalise(data, device)
-        if decoders:
-            # A launcher may signal every process there is; these end with the one they work for.
-            resource_tracker.ensure_running()  # it would unblock signals
-            # Imported once, while the trainer makes its model, and not anew by each decoder.
-            forkserver.set_forkserver_preload([__name__])
-            with preemption.unheard():
-                forkserver.ensure_running()
-        self.loader: DataLoader[_Decoded | InputFailed] = DataLoader(
-            _Images(data, indexes, seed=seed),
-            # What the sampler yields goes to the dataset as it is: here a whole pass.
-            sampler=self.requests,
-            batch_size=None,
-            num_workers=decoders,
-            prefetch_factor=settings.prefetch if decoders else None,
-            persistent_workers=decoders > 0,
-            pin_memory=device.type == "cuda",
-            # A fork would copy the threads and locks of the communication library half alive.
-            multiprocessing_context="forkserver" if decoders else None,
-            worker_init_fn=_start_decoder,
-        )
+        self.files = ImageFiles(data, indexes, seed=seed)
+        # They start while the trainer makes its model.
+        self.decoders = _Decoders(self.files, decoders, settings.prefetch) if decoders else None
 
     def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
         """The images of each pass, augmented, in the order of the passes."""
@@ -87,156 +64,137 @@ class FolderInputs:
         return self._load(passes)
 
     def _load(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        self.requests.passes = passes
-        try:
-            batches = iter(self.loader)
-            _look_often(batches)
-            # Registered after torch's own exit handlers, this runs before them: after a SIGTERM
-            # they would wait for the processes, which do not hear signals.
-            atexit.unregister(_kill_children)
-            atexit.register(_kill_children)
-            for batch in batches:
-                if isinstance(batch, InputFailed):
-                    raise batch
-                pixels, labels, colours = batch
-                if self.device.type == "cpu":
-                    pixels = _floats(pixels)
-                if colours is not None:
-                    pixels = pixels.to(self.device, non_blocking=True).float()
-                    recolour(pixels, colours.to(self.device, non_blocking=True))
-                yield self.normalise(pixels.permute(0, 3, 1, 2)), labels
-        except (RuntimeError, EOFError, OSError) as error:
-            # The latter two are raised if a process was killed while it handed over a batch.
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-                raise
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            raise InputFailed(
-                f"a process that decodes images has died ({why}); resume, with fewer "
-                "inputs.decoders if it was for want of memory"
-            ) from None
+        decoded = self.decoders.decode(passes, self._taken) if self.decoders else self._here(passes)
+        for pixels, (labels, colours) in decoded:
+            if colours is not None:
+                pixels = pixels.to(self.device, non_blocking=True).float()
+                recolour(pixels, sent(colours.astype(np.float32), self.device))
+            yield self.normalise(pixels.permute(0, 3, 1, 2)), sent(labels, self.device)
+
+    def _here(self, passes: Iterable[Pass]) -> Iterator[tuple[Tensor, Beside]]:
+        for each in passes:
+            pixels = np.empty(self.files.shape(each), np.uint8)
+            beside = self.files.decode(each, pixels)
+            yield self._taken(pixels), beside
+
+    def _taken(self, pixels: Pixels) -> Tensor:
+        """A copy of the pixels, on its way to the device; on a CPU already as float32."""
+        return _floats(pixels) if self.device.type == "cpu" else sent(pixels, self.device)
 
 
-def _look_often(batches: Iterator[Any]) -> None:
-    """Let torch's iterator notice within LOOK seconds that a decoder was killed.
-
-    torch looks every 5 seconds, as the end of a child of its own is signalled; but the decoders are
-    children of the fork server. A version of torch without this method looks at its own pace.
-    """
-    look = getattr(type(batches), "_try_get_data", None)
-    if look:
-        # Weakly, since an iterator in a circle keeps its processes until garbage is collected.
-        setattr(batches, look.__name__, partial(look, weakref.proxy(batches), LOOK))
-
-
-def _floats(pixels: Tensor) -> Tensor:
+def _floats(pixels: Pixels) -> Tensor:
     """8-bit pixels as float32, in memory that glibc finds again for the batch after the next.
 
     torch wants an address divisible by 64, and glibc looks for a gap that is larger by as much: the
     one that an equal batch has left is too small, and gaps add up to 40 batches. Memory from numpy
     has any address; what is skipped to one divisible by 64 is part of what was asked for.
     """
-    room = np.empty(pixels.numel() + 15, np.float32)
+    room = np.empty(pixels.size + 15, np.float32)
     start = -room.ctypes.data % 64 // room.itemsize
-    floats = torch.from_numpy(room[start : start + pixels.numel()])
-    return floats.view(pixels.shape).copy_(pixels)
+    floats = torch.from_numpy(room[start : start + pixels.size])
+    return floats.view(pixels.shape).copy_(torch.from_numpy(pixels))
 
 
-def _start_decoder(decoder: int) -> None:
-    keep_blocks()
-    _end_with_trainer()
+class _Decoders:
+    """The processes that decode for this one, pass after pass in turns, each `prefetch` ahead."""
 
+    def __init__(self, files: ImageFiles, number: int, prefetch: int) -> None:
+        self.files, self.prefetch = files, prefetch
+        self.members = [_Decoder(prefetch) for _ in range(number)]
+        weakref.finalize(self, _end, self.members)
+        self.poll = select.poll()
+        for member in self.members:
+            member.connection.send(files)
+            self.poll.register(member.connection, 0)  # its end alone
+        self.asked: deque[tuple[_Decoder, Pass, int]] = deque()
+        """What is under way, in the order of the answers."""
 
-def _end_with_trainer() -> None:
-    """Watch from this decoder, however busy it is, for the end of the process it works for.
+    def decode(
+        self, passes: Iterable[Pass], taken: Callable[[Pixels], Tensor]
+    ) -> Iterator[tuple[Tensor, Beside]]:
+        """What `taken` makes of the pixels of each pass, and the rest of it, in their order.
 
-    torch's own watch is of the parent, which is the fork server; and that lives, as the resource
-    tracker does, for as long as one of those it has made.
-    """
-    trainer = multiprocessing.parent_process()
-    assert trainer, "a decoder runs in a process of its own"
-
-    def watch() -> None:
-        connection.wait([trainer.sentinel])
-        os._exit(1)
-
-    Thread(target=watch, name="trainer's end", daemon=True).start()
-
-
-def _kill_children() -> None:
-    for child in multiprocessing.active_children():
-        child.kill()
-
-
-class _Requests(Sampler[Pass]):
-    """A sampler whose passes are replaced for each round, since the processes outlive a round."""
-
-    passes: Iterable[Pass] = ()
-
-    def __iter__(self) -> Iterator[Pass]:
-        return iter(self.passes)
-
-
-class _Images(Dataset[_Decoded | InputFailed]):
-    """A dataset whose items are whole passes, not single images."""
-
-    def __init__(self, data: Data, indexes: tuple[Index, Index], *, seed: int) -> None:
-        self.data, self.seed = data, seed
-        self.train, self.val = indexes
-        self.full = data.augmentation == "fb_resnet_torch"
-
-    def __getitem__(self, each: Pass) -> _Decoded | InputFailed:
-        """The images of a pass, or why one of them cannot be had.
-
-        A failure is returned, not raised: torch would wrap its text into a traceback.
+        Raises InputFailed if an image cannot be had, or as soon as any of the processes has died.
         """
-        index = self.train if each.split == "train" else self.val
+        while self.asked:  # by a round that was given up
+            self._answer()
+        passes = iter(passes)
+        number = len(self.members)
+        for turn, each in zip(range(number * self.prefetch), passes, strict=False):
+            self._ask(self.members[turn % number], each, turn // number)
+        while self.asked:
+            decoder, each, room = self.asked[0]
+            answer = self._answer()
+            if isinstance(answer, InputFailed):
+                raise answer
+            tensor = taken(decoder.rooms[room].pixels(self.files.shape(each)))
+            for following in passes:
+                self._ask(decoder, following, room)
+                break
+            yield tensor, answer
+
+    def _ask(self, decoder: "_Decoder", each: Pass, room: int) -> None:
         try:
-            return self._load(index, each)
-        except InputFailed as error:
-            return needed(error, each, index)
+            decoder.connection.send((each, room))
+        except OSError:
+            raise decoder.died() from None
+        self.asked.append((decoder, each, room))
 
-    def _load(self, index: Index, each: Pass) -> _Decoded:
-        ids, side = each.examples, self.data.image_size
-        pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
-        if get_worker_info():
-            pixels.share_memory_()  # written where the training process reads it
-        colours = None
-        if each.epoch is not None and self.data.augmentation in augmentation.OF_FILES:
-            draw = {"seed": self.seed, "epoch": each.epoch}
-            windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
-            flips = augmentation.flips(ids, **draw)
-            for i, example in enumerate(ids):
-                image = crop(load_image(index, example), windows[i], side, bicubic=self.full)
-                image = transforms.functional.hflip(image) if flips[i] else image
-                pixels[i] = torch.from_numpy(np.array(image))
-            if self.full:
-                colours = torch.from_numpy(augmentation.colours(ids, **draw)).float()
-        else:
-            for i, example in enumerate(ids):
-                image = centre_crop(load_image(index, example), side, bicubic=self.full)
-                pixels[i] = torch.from_numpy(np.array(image))
-        return pixels, torch.from_numpy(index.labels(ids)), colours
+    def _answer(self) -> Beside | InputFailed:
+        """The next answer, once it is there."""
+        decoder, _, _ = self.asked[0]
+        self.poll.modify(decoder.connection, select.POLLIN)
+        found = dict(self.poll.poll())
+        self.poll.modify(decoder.connection, 0)
+        for member in self.members:
+            # An end is told of each, also while another is waited for.
+            if found.get(member.connection.fileno(), 0) & ~select.POLLIN:
+                raise member.died()
+        try:
+            answer: Beside | InputFailed = decoder.connection.recv()
+        except (EOFError, OSError):  # it was killed while it answered
+            raise decoder.died() from None
+        self.asked.popleft()
+        return answer
 
 
-def crop(
-    image: Image.Image, window: NDArray[np.int64], side: int, *, bicubic: bool = False
-) -> Image.Image:
-    """The window (left, top, width, height) of an image, resized to `side` x `side`."""
-    left, top, width, height = window.tolist()
-    cropped: Image.Image = transforms.functional.resized_crop(
-        image, top, left, height, width, [side, side], _interpolation(bicubic), antialias=True
-    )
-    return cropped
+class _Decoder:
+    """A process that runs lsgd.inputs.decoder, and what this one shares with it."""
+
+    def __init__(self, rooms: int) -> None:
+        self.rooms = [Room(os.memfd_create("lsgd-pixels")) for _ in range(rooms)]
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours.detach())
+        shared = [theirs.fileno(), *(room.descriptor for room in self.rooms)]
+        # A program of its own: a fork would copy the threads and locks of the communication library
+        # half alive, and multiprocessing would import what this one has started with, and torch.
+        command = [sys.executable, "-P", "-m", "lsgd.inputs.decoder", *map(str, shared)]
+        own = {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+        # A launcher may signal every process there is; this one ends with whom it works for.
+        with theirs, preemption.unheard():
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            self.process = subprocess.Popen(
+                command, env=os.environ | own, stdin=subprocess.DEVNULL, pass_fds=shared
+            )
+
+    def died(self) -> InputFailed:
+        """The failure of a run whose decoder has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END)
+        code = self.process.returncode or 0
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return InputFailed(
+            f"a process that decodes images has died ({how}); resume, with fewer inputs.decoders "
+            "if it was for want of memory"
+        )
 
 
-def centre_crop(image: Image.Image, side: int, *, bicubic: bool = False) -> Image.Image:
-    """Short side resized to 256/224 of `side`, then the centred square of `side` pixels."""
-    short = round(side * augmentation.RESIZE)
-    resized = transforms.functional.resize(image, [short], _interpolation(bicubic), antialias=True)
-    cropped: Image.Image = transforms.functional.center_crop(resized, [side, side])
-    return cropped
-
-
-def _interpolation(bicubic: bool) -> Any:
-    modes = transforms.InterpolationMode
-    return modes.BICUBIC if bicubic else modes.BILINEAR
+def _end(decoders: Sequence[_Decoder]) -> None:
+    for decoder in decoders:
+        decoder.process.kill()
+    for decoder in decoders:
+        with suppress(subprocess.TimeoutExpired):
+            decoder.process.wait(END)
+        decoder.connection.close()
+        for room in decoder.rooms:
+            os.close(room.descriptor)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from lsgd.errors import EndsEarly, Refused
+from lsgd.job.garbage import look_again
 from lsgd.job.interrupt import raise_again
 from lsgd.job.launcher import detect
 from lsgd.job.members import last_words
@@ -138,4 +139,5 @@ def _leave_at_once(code: int) -> NoReturn:
 
 def _begin() -> None:
     need_no_reader()
+    look_again()
     raise_again()

@@ -22,6 +22,7 @@ import lsgd.inputs.torchvision
 from lsgd import check, config, models, paths, recipe, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.errors import Refused
+from lsgd.inputs import decoder
 from lsgd.inputs.normalise import Normalise
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -544,9 +545,9 @@ def no_flips(patch: Patch) -> None:
 
 @plant("augmentation")
 def a_loader_with_crops_of_its_own(patch: Patch) -> None:
-    real = lsgd.inputs.torchvision.crop
+    real = decoder.crop
     patch.setattr(
-        lsgd.inputs.torchvision,
+        decoder,
         "crop",
         lambda image, window, *how, **kind: real(image, window - 1, *how, **kind),
     )
@@ -554,10 +555,8 @@ def a_loader_with_crops_of_its_own(patch: Patch) -> None:
 
 @plant("augmentation")
 def a_loader_that_changes_colours(patch: Patch) -> None:
-    jitter, real = vision.transforms.functional.adjust_brightness, lsgd.inputs.torchvision.crop
-    patch.setattr(
-        lsgd.inputs.torchvision, "crop", lambda *what, **kind: jitter(real(*what, **kind), 1.2)
-    )
+    jitter, real = vision.transforms.functional.adjust_brightness, decoder.crop
+    patch.setattr(decoder, "crop", lambda *what, **kind: jitter(real(*what, **kind), 1.2))
 
 
 @plant("colour", words=FULL)
@@ -595,8 +594,8 @@ def colours_that_are_clamped(patch: Patch) -> None:
 
 @plant("resize", words=FULL)
 def evaluation_that_stays_bilinear(patch: Patch) -> None:
-    real = lsgd.inputs.torchvision.centre_crop
-    patch.setattr(lsgd.inputs.torchvision, "centre_crop", lambda i, side, **_: real(i, side))
+    real = decoder.centre_crop
+    patch.setattr(decoder, "centre_crop", lambda i, side, **_: real(i, side))
 
 
 @plant("evaluation_crop")
@@ -606,9 +605,7 @@ def evaluation_of_the_whole_image(patch: Patch) -> None:
 
 @plant("evaluation_crop")
 def evaluation_squeezed(patch: Patch) -> None:
-    patch.setattr(
-        lsgd.inputs.torchvision, "centre_crop", lambda i, side, **_: i.resize((side, side))
-    )
+    patch.setattr(decoder, "centre_crop", lambda i, side, **_: i.resize((side, side)))
 
 
 @plant("normalisation")

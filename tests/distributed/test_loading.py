@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers.launching import AS_ROOT, command, launch
 from helpers.tiny_images import write_images
+from helpers.victims import victims
 
 from lsgd.inputs.index import Index, index_file
 from lsgd.prepare.scan import index_folder
@@ -165,13 +166,9 @@ def break_disk(root: Path, _: subprocess.Popen) -> str:
 
 
 def kill_decoder(root: Path, job: subprocess.Popen) -> str:
-    """One of the processes that a fork server has made for one of the two."""
-    servers = [
-        child
-        for child in psutil.Process(job.pid).children(recursive=True)
-        if "forkserver" in " ".join(child.cmdline()) and child.children()
-    ]
-    servers[0].children()[0].kill()
+    """That of one of the two."""
+    children = psutil.Process(job.pid).children(recursive=True)
+    victims((child.pid for child in children), "decoder")[0].kill()
     return "a process that decodes images has died"
 
 

@@ -32,18 +32,16 @@ def victims(pids: Iterable[int], part: str) -> list[psutil.Process]:
     for pid in sorted(pids):
         try:
             process = psutil.Process(pid)
-            lines[process] = process.cmdline(), process.ppid()
+            lines[process] = process.cmdline()
         except psutil.Error:
             continue
     if part == "launcher":
         launchers = [
             process
-            for process, (line, _) in lines.items()
+            for process, line in lines.items()
             if LAUNCHERS & set(line) and "lsgd.supervise" not in line
         ]
         return sorted(launchers, key=psutil.Process.create_time)[:1]
     if part == "decoder":
-        # They are copies of the fork server, which has made them.
-        servers = {process.pid for process, (line, _) in lines.items() if "forkserver" in str(line)}
-        return [process for process, (_, parent) in lines.items() if parent in servers]
+        return [process for process, line in lines.items() if "lsgd.inputs.decoder" in line]
     return [process for rank, process in ranks(lines).items() if part == f"rank {rank}"]

@@ -11,13 +11,18 @@ from helpers.bounds import within_bounds
 from helpers.folders import DATA, LOADERS, opened, recipe
 from helpers.odd_images import HEADER_ONLY, ONE_LEVEL, REFUSED, file_name, odd_images
 from helpers.passes import evaluating
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 
 from lsgd.errors import InputFailed
 from lsgd.inputs import open_inputs
+from lsgd.inputs.decoding import centre_crop, crop, mirrored
 from lsgd.inputs.index import Index, index_file
 from lsgd.prepare.scan import index_folder
 from lsgd.recipe import Data
 from lsgd.rules.sampler import Pass
+from lsgd.vision import transforms
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +77,33 @@ def test_the_others_are_refused_by_name(
             list(inputs.train([Pass(0, np.array([ids[name]]))]))
         if name not in HEADER_ONLY:
             assert "no whole image that every loader reads alike" in str(failure.value)
+
+
+@given(
+    size=st.tuples(*[st.integers(1, 90)] * 2),
+    side=st.integers(1, 60),
+    bicubic=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_pixels_are_those_of_torchvision(
+    size: tuple[int, int], side: int, bicubic: bool, seed: int
+) -> None:
+    """Bit by bit, of images of any size, where decoders do without it."""
+    generator = np.random.default_rng(seed)
+    image = Image.fromarray(generator.integers(0, 256, (*size[::-1], 3), np.uint8))
+    left, top = (int(generator.integers(length)) for length in size)
+    width = int(generator.integers(1, size[0] - left + 1))
+    height = int(generator.integers(1, size[1] - top + 1))
+    window = np.array([left, top, width, height])
+    theirs, modes = transforms.functional, transforms.InterpolationMode
+    mode = modes.BICUBIC if bicubic else modes.BILINEAR
+    cropped = theirs.resized_crop(image, top, left, height, width, [side, side], mode)
+    assert_same(crop(image, window, side, bicubic=bicubic), cropped)
+    assert_same(mirrored(image), theirs.hflip(image))
+    resized = theirs.resize(image, [round(side * 256 / 224)], mode)
+    centre = theirs.center_crop(resized, [side, side])
+    assert_same(centre_crop(image, side, bicubic=bicubic), centre)
+
+
+def assert_same(ours: Image.Image, theirs: Image.Image) -> None:
+    np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))

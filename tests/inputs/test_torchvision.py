@@ -1,19 +1,15 @@
 """What is torchvision's own: the processes that decode ahead."""
 
-import io
-import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import wraps
-from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import numpy as np
 import psutil
@@ -22,13 +18,16 @@ import torch
 from helpers.folders import DATA, make_folder, opened, recipe
 from helpers.passes import evaluating
 from PIL import Image
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import lsgd.inputs
 from lsgd.errors import InputFailed, Refused
-from lsgd.inputs import open_inputs, torchvision
+from lsgd.inputs import Inputs, open_inputs, passes_ahead, torchvision
 from lsgd.job.ending import end, tagged
+from lsgd.job.preemption import SIGNALS
+from lsgd.prepare.scan import index_folder
 from lsgd.rules.sampler import Pass
+
+PACKAGE = Path(lsgd.inputs.__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -41,38 +40,65 @@ def some_passes() -> Iterator[Pass]:
         yield Pass(epoch, np.array(ids))
 
 
+def helped(root: Path, *words: str) -> Inputs:
+    """The loader, with processes that decode for it."""
+    return open_inputs(recipe(root, "torchvision", DATA, *words), torch.device("cpu"))
+
+
 def decoders() -> set[int]:
-    """The processes that decode; the fork server that has made them does not."""
+    """The processes that decode for this one."""
     children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if not child.children()} - {
-        child.pid for child in children if "resource_tracker" in " ".join(child.cmdline())
-    }
+    return {child.pid for child in children if "lsgd.inputs.decoder" in child.cmdline()}
 
 
-@pytest.mark.slow
 def test_processes_change_nothing_and_live_on(root: Path) -> None:
     """The same images in the same order, in the next epoch and in evaluations; starting processes
     anew for each costs seconds every time."""
     alone = opened(root, "torchvision")
-    helped = open_inputs(
-        recipe(root, "torchvision", DATA, "inputs.decoders=2"), torch.device("cpu")
-    )
-    assert helped.name == "torchvision in 2 processes"
+    ours = helped(root, "inputs.decoders=2")
+    assert ours.name == "torchvision in 2 processes"
     first: set[int] = set()
     for _ in range(2):
         for rounds in (
-            zip(alone.train(some_passes()), helped.train(some_passes()), strict=True),
-            zip(
-                *(i.evaluation(evaluating(np.array([5, 1]))) for i in (alone, helped)), strict=True
-            ),
+            zip(alone.train(some_passes()), ours.train(some_passes()), strict=True),
+            zip(*(i.evaluation(evaluating(np.array([5, 1]))) for i in (alone, ours)), strict=True),
         ):
             for (images, labels), (theirs, their_labels) in rounds:
                 assert torch.equal(images, theirs)
                 assert torch.equal(labels, their_labels)
         now = decoders()
-        assert len(now) >= 2
+        assert len(now) == 2
         assert now == (first or now)
         first = now
+
+
+def test_a_pass_of_any_size_follows_any_other(root: Path) -> None:
+    """In the same memory, which grows; and what was handed over stays as it was."""
+    passes = [Pass(epoch, np.arange(size)) for epoch, size in enumerate((1, 5, 2, 12, 3))]
+    ours = list(helped(root, "inputs.decoders=1", "inputs.prefetch=1").train(passes))
+    for (images, labels), (expected, their_labels) in zip(
+        ours, opened(root, "torchvision").train(passes), strict=True
+    ):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, their_labels)
+
+
+def test_a_round_that_is_given_up_is_not_in_the_next(root: Path) -> None:
+    """Nor does a round ask for more passes than it says, or later than it may."""
+    asked = []
+    words = ("inputs.decoders=2", "inputs.prefetch=3")
+    inputs = helped(root, *words)
+    endless = (Pass(0, np.array([number % 12])) for number in iter(lambda: len(asked), -1))
+    given_up = inputs.train(asked.append(each) or each for each in endless)
+    for taken in range(1, 4):
+        next(given_up)
+        assert len(asked) == taken + passes_ahead(recipe(root, "torchvision", DATA, *words))
+    ((images, labels),) = inputs.evaluation(evaluating(np.array([5, 1])))
+    ((expected, their_labels),) = opened(root, "torchvision").evaluation(
+        evaluating(np.array([5, 1]))
+    )
+    assert torch.equal(images, expected)
+    assert torch.equal(labels, their_labels)
 
 
 def test_says_that_it_stands_in_for_dali(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,57 +110,41 @@ def test_says_that_it_stands_in_for_dali(root: Path, monkeypatch: pytest.MonkeyP
         opened(root, "dali")
 
 
-@pytest.mark.slow
 def test_a_bad_file_in_another_process_is_one_sentence(root: Path, tmp_path: Path) -> None:
     """And no traceback of that process."""
     bad = tmp_path / "copy" / "train" / "n01" / "odd.JPEG"
     make_folder(tmp_path / "copy")
-    inputs = open_inputs(
-        recipe(tmp_path / "copy", "torchvision", DATA, "inputs.decoders=1"), torch.device("cpu")
-    )
+    inputs = helped(tmp_path / "copy", "inputs.decoders=1")
     bad.write_bytes(b"no image")
     with pytest.raises(InputFailed, match=f"^{bad} cannot be read") as failure:
         list(inputs.train(some_passes()))
     assert "Traceback" not in str(failure.value)
 
 
-@pytest.mark.slow
-def test_a_killed_process_ends_the_run_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the kernel does when memory is short, also while it has nothing to hand over: this image
-    is a pipe that nobody writes to. How often the trainer looks is counted, since torch does so
-    every 5 seconds."""
-    looks = []
-    look = _MultiProcessingDataLoaderIter._try_get_data
-
-    @wraps(look)
-    def counted(*words: Any) -> Any:
-        looks.append(words)
-        return look(*words)
-
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", counted)
-    monkeypatch.setattr("lsgd.inputs.torchvision.LOOK", 0.1)
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_killed_process_ends_the_run_at_once(tmp_path: Path, waited_for: bool) -> None:
+    """As the kernel does when memory is short, also while it has nothing to hand over, and another
+    is waited for: this image is a pipe that nobody writes to."""
     root = make_folder(tmp_path / "copy")
     image = root / "train" / "n01" / "odd.JPEG"
-    inputs = open_inputs(
-        recipe(root, "torchvision", DATA, "inputs.decoders=1"), torch.device("cpu")
-    )
+    inputs = helped(root, "inputs.decoders=2")
     image.unlink()
     os.mkfifo(image)
-    batches = inputs.train(Pass(0, np.array([example])) for example in (0, 6))
+    batches = inputs.train(Pass(0, np.array([example])) for example in (0, 1, 6))
     next(batches)
-    looks.clear()
-
-    def kill() -> None:
-        for pid in decoders():
-            os.kill(pid, signal.SIGKILL)
-
-    timer = Timer(1.0, kill)
-    timer.start()
-    with pytest.raises(InputFailed, match=r"a process that decodes images has died .*decoders"):
+    next(batches)
+    reading, other = sorted(decoders(), key=lambda pid: psutil.Process(pid).create_time())
+    timers = [
+        Timer(1.0, os.kill, (reading if waited_for else other, signal.SIGKILL)),
+        # Whoever still waits gets an empty file.
+        Timer(60.0, lambda: os.close(os.open(image, os.O_WRONLY | os.O_NONBLOCK))),
+    ]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(InputFailed, match=r"^a process that decodes images has died \(SIGKILL\)"):
         next(batches)
-    assert len(looks) > 3
+    for timer in timers:
+        timer.cancel()
 
 
 TRAINER = """
@@ -155,14 +165,14 @@ time.sleep(100)
 
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
-    """Neither the decoders nor what multiprocessing has started for them."""
+    """The decoders end with it."""
     tag = ("LSGD_TEST_TAG", f"trainer-{os.getpid()}")
     environment = os.environ | dict([tag]) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", TRAINER, str(root)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout
         trainer.stdout.readline()
-        assert len(tagged(tag)) == 5  # with two decoders, the fork server and the resource tracker
+        assert len(tagged(tag)) == 3  # with two decoders
         trainer.kill()
     begin = time.monotonic()
     try:
@@ -173,25 +183,65 @@ def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
         end(tag, 0)
 
 
+def test_a_decoder_has_no_torch(root: Path) -> None:
+    """Nor more threads than the one that decodes and the one that listens."""
+    inputs = helped(root, "inputs.decoders=2")
+    list(inputs.train(some_passes()))
+    for pid in decoders():
+        libraries = Path(f"/proc/{pid}/maps").read_text()
+        assert re.search(r"/numpy/.*\.so$", libraries, re.MULTILINE)
+        assert "torch" not in libraries
+        assert psutil.Process(pid).num_threads() == 2
+    assert len(decoders()) == 2
+
+
+def test_a_decoder_hears_no_signal(root: Path) -> None:
+    """Of a launcher that signals every process there is, or of Ctrl-C."""
+    inputs = helped(root, "inputs.decoders=1")
+    list(inputs.train(some_passes()))
+    (pid,) = decoders()
+    blocked = re.search(r"^SigBlk:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert blocked
+    for number in (*SIGNALS, signal.SIGINT):
+        assert int(blocked[1], 16) >> number - 1 & 1
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert not before & {*SIGNALS, signal.SIGINT}
+
+
+ELSEWHERE = """
+import sys
+sys.path[:0] = {path}
+{trainer}
+"""
+
+
 @pytest.mark.slow
-def test_decoders_do_not_import_torch_anew(root: Path, tmp_path: Path) -> None:
-    """The trainer does, and once the fork server: seconds of a core for each decoder otherwise."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYTHONPROFILEIMPORTTIME": "1",
-    }
-    command = [sys.executable, "-c", TRAINER, str(root)]
-    with (
-        (tmp_path / "imports").open("w") as imports,
-        subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=imports
-        ) as trainer,
-    ):
+def test_decoders_find_what_the_trainer_has_found(root: Path, tmp_path: Path) -> None:
+    """Where it has changed Python's path itself, before another lsgd that is installed."""
+    own = tmp_path / "lsgd"
+    own.mkdir()
+    mark = "import os\nos.write(1, b'found\\n')\n"
+    (own / "__init__.py").write_text(f"__path__.append({str(PACKAGE)!r})\n{mark}")
+    program = ELSEWHERE.format(path=[str(tmp_path), *sys.path], trainer=TRAINER)
+    command = [sys.executable, "-I", "-c", program, str(root)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with subprocess.Popen(
+        command, env=environment | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE
+    ) as trainer:
         assert trainer.stdout
-        trainer.stdout.readline()
+        lines = [trainer.stdout.readline() for _ in range(4)]
         trainer.kill()
-    lines = (tmp_path / "imports").read_text().splitlines()
-    assert sum(line.split("|")[-1].strip() == "torch" for line in lines) == 2
+    assert lines == [*3 * [b"found\n"], b"\n"]
+
+
+def test_a_loader_that_is_given_up_leaves_nothing(root: Path) -> None:
+    """Neither processes nor open files."""
+    open_files = len(os.listdir("/proc/self/fd"))
+    inputs = helped(root, "inputs.decoders=2")
+    list(inputs.train(some_passes()))
+    del inputs
+    assert not decoders()
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 def test_a_pass_needs_few_open_files(root: Path) -> None:
@@ -210,7 +260,7 @@ def test_a_pass_needs_few_open_files(root: Path) -> None:
 def test_a_batch_fits_where_an_equal_one_was() -> None:
     """Between tensors that stay; one that fits nowhere makes the process grow by itself."""
     np.empty(30 * 2**20, np.uint8)  # once freed, what is smaller comes from glibc's heap
-    pixels = torch.zeros((32, 96, 96, 3), dtype=torch.uint8)
+    pixels = np.zeros((32, 96, 96, 3), np.uint8)
     batches, between = [], []
     for _ in range(20):
         batches.append(torchvision._floats(pixels))
@@ -223,29 +273,48 @@ def test_a_batch_fits_where_an_equal_one_was() -> None:
     assert len(places & {batch.data_ptr() for batch in batches}) > 10
 
 
-def blocks_of_a_decoder(report: Connection) -> None:
-    """Count what PIL takes from malloc for images that are decoded for the second time."""
-    torchvision._start_decoder(0)
-    for _ in range(2):
-        Image.core.reset_stats()
-        for size in ((1200, 900), (700, 300), (2000, 2000), (500, 375)):
-            file = io.BytesIO()
-            Image.new("RGB", size).save(file, "JPEG")
-            Image.open(file).convert("RGB").resize((224, 224))
-    report.send(Image.core.get_stats())
+DECODER = """
+import sys
+sys.argv[0] = "-m"  # as `python -m lsgd.inputs.decoder` begins
+import gc, os, socket, threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from helpers.folders import DATA
+from lsgd.inputs import decoder
+from lsgd.inputs.index import Index, index_file
+from lsgd.rules.sampler import Pass
+
+root = Path(sys.argv[1])
+ours, theirs = socket.socketpair()
+decoding = decoder.main, (theirs.detach(), os.memfd_create("pixels"))
+threading.Thread(target=decoding[0], args=decoding[1], daemon=True).start()
+index = Index(root, index_file(root, "train"))
+trainer = Connection(ours.detach())
+trainer.send(decoder.ImageFiles(DATA, (index, index), seed=0))
+for _ in range(2):
+    Image.core.reset_stats()
+    trainer.send((Pass(0, np.arange(4)), 0))
+    trainer.recv()
+print(Image.core.get_stats(), gc.isenabled())
+"""
 
 
 @pytest.mark.slow
-def test_a_decoder_keeps_the_memory_of_images() -> None:
-    """Whatever their sizes: freed pieces of all sizes fit no other, and a decoder grew by half."""
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    with ours:
-        process = context.Process(target=blocks_of_a_decoder, args=(theirs,))
-        process.start()
-        theirs.close()
-        stats = ours.recv()
-        process.join()
-    assert stats["new_count"] > 8
+def test_a_decoder_keeps_the_memory_of_images(tmp_path: Path) -> None:
+    """Whatever their sizes: freed pieces of all sizes fit no other, and a decoder grew by half.
+    Python's own garbage is looked for, as the imports are over."""
+    for split in ("train", "val"):
+        (tmp_path / split / "n00").mkdir(parents=True)
+        for size in ((1200, 900), (700, 300), (2000, 2000), (500, 375)):
+            Image.new("RGB", size).save(tmp_path / split / "n00" / f"{size[0]}.JPEG")
+    index_folder(tmp_path)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", DECODER, str(tmp_path)]
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=100)
+    stats = {name: int(count) for name, count in re.findall(r"'(\w+)': (\d+)", str(said.stdout))}
+    assert stats["new_count"] > 4
     assert stats["allocated_blocks"] == 0
     assert stats["reused_blocks"] > 100
+    assert said.stdout.endswith(b"True\n")

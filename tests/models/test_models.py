@@ -87,6 +87,14 @@ def test_weights_start_as_in_the_paper(name: str) -> None:
             assert (module.eps, module.running_mean.any(), module.running_var.min()) == (1e-5, 0, 1)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_weight_is_drawn_in_vain(name: str) -> None:
+    """By torch, from its global generator, before it gets the one that it starts with."""
+    before = torch.get_rng_state()
+    make_model(name, classes=10, channels=3, last_gamma=0.0, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def assert_normal(weight: torch.Tensor, *, std: float) -> None:
     """Mean and standard deviation within five of their own standard deviations."""
     count = weight.numel()

@@ -1,0 +1,28 @@
+"""Python's search for garbage, before and after a command's imports are over."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = """
+import sys
+sys.argv[0] = {first!r}
+import gc, lsgd
+found = [gc.isenabled()]
+from lsgd.job.command import run_alone, run_command
+for run in (run_alone, run_command):
+    run(lambda: found.append(gc.isenabled()))
+found.append(gc.get_freeze_count() > 0)
+print(*found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "found"), [("-m", "False True True True"), ("a_program", "True True True False")]
+)
+def test_it_is_put_off_until_a_command_begins(first: str, found: str) -> None:
+    """Not where lsgd is imported by another program, whose garbage is its own."""
+    program = COMMAND.format(first=first)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{found}\n", "")
