@@ -91,7 +91,7 @@ def number(method: str, run: Run) -> float:
 def find(method: str, workers: int, lr: float, seed: int) -> Run | None:
     """The run, if it has been trained and kept."""
     recipe = load_recipe(words(method, workers, lr, seed))
-    folder = kept().get(recipe.fingerprint, HERE / "runs" / trial_folder(recipe).name)
+    folder = kept().get(recipe.fingerprint, HERE / "seeds" / trial_folder(recipe).name)
     return through(folder)
 
 
@@ -108,7 +108,7 @@ def train(runs: Path, method: str, workers: int, lr: float, seed: int) -> float:
             subprocess.run([*command, f"run_dir={folder}"], stdout=log, stderr=log, check=False)
     run = through(folder)
     assert run, f"{folder}.log says why"
-    to = HERE / "runs" / folder.name
+    to = HERE / "seeds" / folder.name
     to.mkdir(parents=True, exist_ok=True)
     for name in ("config.yaml", "metrics.jsonl"):
         shutil.copy2(folder / name, to / name)
