@@ -20,7 +20,7 @@ from lsgd.job.children import finished
 FILES = 1024
 """Open files that a process may want: images, decoding processes and a socket for each peer."""
 SHARED_GB = 0.5
-"""Free shared memory: where decoding processes leave batches, and where NCCL and MPI meet."""
+"""Free shared memory, in which NCCL and MPI meet."""
 DISK_GB = 2.0
 """Free disk of a run: several checkpoints of 0.2 GB each for ResNet-50, and its logs."""
 

@@ -104,7 +104,7 @@ class _Decoders:
         weakref.finalize(self, _end, self.members)
         self.poll = select.poll()
         for member in self.members:
-            member.connection.send(files)
+            member.send(files)
             self.poll.register(member.connection, 0)  # its end alone
         self.asked: deque[tuple[_Decoder, Pass, int]] = deque()
         """What is under way, in the order of the answers."""
@@ -128,16 +128,13 @@ class _Decoders:
             if isinstance(answer, InputFailed):
                 raise answer
             tensor = taken(decoder.rooms[room].pixels(self.files.shape(each)))
-            for following in passes:
+            # Its room is free again, and it decodes on while this pass is computed with.
+            if following := next(passes, None):
                 self._ask(decoder, following, room)
-                break
             yield tensor, answer
 
     def _ask(self, decoder: "_Decoder", each: Pass, room: int) -> None:
-        try:
-            decoder.connection.send((each, room))
-        except OSError:
-            raise decoder.died() from None
+        decoder.send((each, room))
         self.asked.append((decoder, each, room))
 
     def _answer(self) -> Beside | InputFailed:
@@ -176,6 +173,13 @@ class _Decoder:
             self.process = subprocess.Popen(
                 command, env=os.environ | own, stdin=subprocess.DEVNULL, pass_fds=shared
             )
+
+    def send(self, message: object) -> None:
+        """Hand it a message; raises InputFailed if it has ended."""
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self.died() from None
 
     def died(self) -> InputFailed:
         """The failure of a run whose decoder has ended."""

@@ -1,0 +1,43 @@
+"""`python -m benchmarks.peers` at 224 pixels with two of its trainings, lsgd as it comes and
+torchvision's script, and one step counted: `python measure.py VISION FOLDER ROUNDS OUT`."""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.peers import OURS, SCRIPTS, bench, ours, recipe_words, report
+from lsgd.bench import results
+from lsgd.bench.setting import setting
+from lsgd.config import load_recipe
+
+
+def main(vision: str, folder: str, rounds: str, out: str) -> None:
+    """Measure, print the report and keep it in the folder `out`."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with (
+        results.recording("peers", "measure", sys.argv[1:], Path(out)) as record,
+        TemporaryDirectory(prefix="lsgd-peers-") as index,
+    ):
+        words = recipe_words(Path(folder), Path(index), 224, 1)
+        recipe = load_recipe(words)
+        torchvision = SCRIPTS["torchvision"]
+        result = setting(torch.device("cpu")) | {
+            "model": recipe.model.name,
+            "image_size": recipe.data.image_size,
+            "batch": recipe.batch_size,
+            "loaders": 1,
+            "rounds": int(rounds),
+            "steps": 1,
+            "scripts": {"torchvision": torchvision.described(Path(vision))},
+        }
+        starts = {OURS: ours(words)[OURS], "torchvision": torchvision.start(Path(vision), recipe)}
+        bench(starts, result, limit=600, keep=record.keep)
+        record.end(result, report(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
