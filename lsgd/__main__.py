@@ -14,7 +14,7 @@ from lsgd.run import provenance
 
 COMMANDS = {
     "First steps": {
-        "demo": "what the paper's scaling rule does, shown on a laptop in two minutes",
+        "demo": "the paper's scaling rule, shown on a laptop in two minutes",
         "doctor": "is this machine fit for a run, and if not, what to type",
         "prepare": "fetch or check a dataset, and index it",
     },
