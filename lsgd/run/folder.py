@@ -107,12 +107,13 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
             f"run_dir={folder} holds files of something else; write a new or empty folder"
         )
     if theirs != recipe.fingerprint:
-        if _is_rehearsal(folder) and not recipe.rehearse:
+        other = _recipe_of(folder)
+        if other and other.rehearse and not recipe.rehearse:
             raise Refused(
                 f"run_dir={folder} holds a rehearsal (rehearse=true), which no run goes on from; "
                 "write another run_dir"
             )
-        old, new = _differing(recipe, folder)
+        old, new = _differing(recipe, other)
         raise Refused(
             f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
             f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the words "
@@ -121,18 +122,17 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
     return opened, damaged
 
 
-def _is_rehearsal(folder: Path) -> bool:
+def _recipe_of(folder: Path) -> Recipe | None:
+    """That of the run in the folder, if it can be read."""
     try:
-        return config.read_recipe(folder / "config.yaml").rehearse
+        return config.read_recipe(folder / "config.yaml")
     except Refused:
-        return False
+        return None
 
 
-def _differing(recipe: Recipe, folder: Path) -> tuple[str, str]:
+def _differing(recipe: Recipe, theirs: Recipe | None) -> tuple[str, str]:
     """The words in which the run of a folder and the recipe differ, if they can be told."""
-    try:
-        theirs = config.read_recipe(folder / "config.yaml")
-    except Refused:
+    if theirs is None:
         return "", ""
     fields = [field for field in differing_fields((theirs, recipe)) if field.trajectory]
     more = " …" * (len(fields) > MOST_NAMED)
