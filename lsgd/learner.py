@@ -35,7 +35,7 @@ class Learner:
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
         if recipe.compile:
-            compile_parts(self.model)
+            compile_parts(self.model, graphs=recipe.cuda_graphs)
         self.tally = Tally(len(self.workload.counts), device)
         self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.tally)
         bfloat16 = recipe.precision == "bfloat16"
@@ -175,12 +175,13 @@ def _has_code_of_its_own(module: nn.Module) -> bool:
     return not kind.__module__.startswith("torch.") and kind.forward is not nn.Module.forward
 
 
-def compile_parts(model: nn.Module) -> None:
+def compile_parts(model: nn.Module, *, graphs: bool = False) -> None:
     """Compile each part of the model in place, and within a stage each residual block.
 
     A model compiled as a whole has one backward function, which gives all gradients at its end,
     too late for their sums to overlap with it. One that has no part but torch's own layers, which
-    torch leaves as they are, is compiled as a whole all the same.
+    torch leaves as they are, is compiled as a whole all the same. With `graphs` a GPU replays the
+    kernels of a part, forward and backward, as CUDA graphs of each shape.
     """
     own = [part for part in model.modules() if part is not model and _has_code_of_its_own(part)]
     if not own:
@@ -192,4 +193,4 @@ def compile_parts(model: nn.Module) -> None:
     torch.compiler.config.recompile_limit = 64
     for part in model.children():
         if any(True for _ in part.parameters()):
-            part.compile(dynamic=False)
+            part.compile(dynamic=False, mode="reduce-overhead" if graphs else None)

@@ -274,6 +274,24 @@ def test_on_a_gpu_the_trajectory_is_that_of_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+def test_on_a_gpu_graphs_replay_the_run(tmp_path: Path) -> None:
+    """Of every part and kind of pass there is a graph, and the numbers are those without."""
+    from torch._dynamo.utils import counters
+
+    words = ["epochs=2", "schedule.milestones=[1.5]", "channels_last=true", "compile=true"]
+    for name, graphs in (("launched", "false"), ("replayed", "true")):
+        torch._dynamo.reset()
+        counters.clear()
+        train(recipe(tmp_path / name, *words, f"cuda_graphs={graphs}", "device=cuda"))
+    assert not counters["inductor"]["cudagraph_skips"]
+    launched, replayed = (
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
+        for name in ("launched", "replayed")
+    )
+    assert all(torch.allclose(launched[key], replayed[key], atol=1e-5) for key in launched)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("loader", ["synthetic", "memory"])
 @pytest.mark.parametrize(
     "words",

@@ -168,6 +168,14 @@ def _steps(sizes: Sizes) -> Iterator[Slice]:
                     ("-m", f"benchmarks.{what}", *words, "--out", KEPT),
                     environment=sizes.environment,
                 )
+    # The smallest pass, which waits longest for its kernels to be launched.
+    size = min(sizes.passes)
+    words = (*sizes.step, f"workers_per_pass={size}", *_fast(sizes, compiled=True), *sizes.rounds)
+    yield Slice(
+        f"step-{size}-graphs",
+        ("-m", "benchmarks.step", *words, "cuda_graphs=true", "--out", KEPT),
+        environment=sizes.environment,
+    )
 
 
 def _fast(sizes: Sizes, *, compiled: bool) -> tuple[str, ...]:

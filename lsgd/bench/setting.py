@@ -50,6 +50,7 @@ def setting_of(recipe: Recipe, device: torch.device, *peers: str) -> Result:
         "precision": recipe.precision,
         "channels_last": recipe.channels_last,
         "compile": recipe.compile,
+        "cuda_graphs": recipe.cuda_graphs,
     }
 
 

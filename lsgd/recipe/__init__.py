@@ -490,6 +490,9 @@ class Recipe:
     """Whether images lie in memory pixel by pixel (NHWC), as a GPU's convolutions want them."""
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model goes through torch.compile."""
+    cuda_graphs: bool = field(default=False, metadata=EXECUTION | IMAGES)
+    """Whether a GPU replays what was compiled as CUDA graphs, so that a pass of few images does not
+    wait for its kernels to be launched one by one; each kind of pass takes memory of its own."""
     deterministic: bool = field(default=True, metadata=EXECUTION)
     """Whether a GPU takes the same algorithms in each run, and only those that repeat to the bit;
     without, cuDNN times them and takes the fastest, and two runs differ in their last bits."""

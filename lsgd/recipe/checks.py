@@ -76,6 +76,11 @@ def check(recipe: Recipe) -> None:
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
+    if recipe.cuda_graphs and not recipe.compile:
+        raise Refused(
+            "cuda_graphs=true replays what compile=true has compiled; write compile=true too, or "
+            "leave it out"
+        )
     if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
         raise Refused(
             f"name={recipe.name} does not make a folder's name; write letters, digits, -, _ and ."

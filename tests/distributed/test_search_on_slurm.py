@@ -42,11 +42,13 @@ def test_trials_stay_in_the_queue_while_nobody_watches(
     assert first.returncode == 75, said
     assert len(queued()) == 2
     assert "stopped; the same command goes on with it" in said
-    slurm.ask("scontrol", "requeue", queued()[0].split()[0])
+    requeued = queued()[0].split()[0]
+    slurm.ask("scontrol", "requeue", requeued)
     second = search()
     rest, _ = second.communicate(timeout=300)
     assert second.returncode == 0, rest
-    assert len(re.findall("is queued or running already", rest)) == 2
+    # The other job goes on meanwhile, and may be through before anyone looks at it.
+    assert f"job {requeued} is queued or running already" in rest
     [folder] = (tmp_path / "runs/searches").iterdir()
     points = load(folder).points
     assert len(points) == 6

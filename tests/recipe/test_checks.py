@@ -34,6 +34,7 @@ ADAGRAD = {"optim__name": "adagrad", "optim__nesterov": False, "optim__momentum"
         ({"inputs__decoders": -1}, "inputs.decoders=-1 is not possible; write 0 or more"),
         ({"inputs__hardware_share": 1.5}, "share=1.5 is more than all .* a number from 0 to 1"),
         ({"tail": "pad"}, "tail=pad is unknown; write one of drop, keep"),
+        ({"cuda_graphs": True}, "cuda_graphs=true replays .* write compile=true too"),
         ({"optim__equation": 8}, "optim.equation=8 is unknown; write one of 9, 10"),
         ({"model__name": "resnet18"}, "model.name=resnet18 .* resnet50, resnet101, resnet20"),
         ({"optim__momentum_correction": True}, "momentum_correction=true .* optim.equation=10"),

@@ -22,9 +22,10 @@ EXECUTION = {
     "name", "target", "paper", "deviations", "replaced", "inputs.loader", "inputs.decoders",
     "inputs.prefetch", "inputs.dtype", "inputs.decode_on", "inputs.hardware_share", "comm.library",
     "comm.bucket_mb", "comm.timeout", "comm.join_timeout", "data.root", "data.index",
-    "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile", "device",
-    "run_dir", "checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "log_steps", "profile",
-    "noise_scale", "deterministic", "numa", "optim.fused", "trackers",
+    "data.skip_list", "workers_per_pass", "val_batch", "channels_last", "compile",
+    "cuda_graphs", "device", "run_dir", "checkpoint_steps", "checkpoint_minutes",
+    "keep_checkpoints", "log_steps", "profile", "noise_scale", "deterministic", "numa",
+    "optim.fused", "trackers",
 }  # fmt: skip
 """Every field that decides how fast and where; a wrong word beside a field shows here."""
 

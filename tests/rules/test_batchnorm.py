@@ -1,4 +1,5 @@
 import copy
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, partialmethod
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.fx import GraphModule
 
 from lsgd.learner import compile_parts
 from lsgd.models import make_model
@@ -209,6 +211,39 @@ def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.Mo
             running.start_pass(carrying(workers))
             model(torch.randn(workers * size, 1, 8, 8)).sum().backward()
     assert compiler.frame_count > 8
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
+@pytest.mark.slow
+def test_what_a_graph_changes_in_place_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes no CUDA graph of kernels that change what may lie elsewhere in the next pass; and
+    of those that it makes it is told."""
+    torch._dynamo.reset()
+    changed: dict[str, bool] = {}
+
+    def look(module: GraphModule, _: object) -> Callable[..., object]:
+        for node in module.graph.nodes:
+            if node.target is operator.iadd and node.args[0].op == "placeholder":
+                held = node.args[0].meta["tensor_dict"]
+                changed[node.args[0].name] = "_dynamo_static_input_type" in held
+        return module.forward
+
+    modes = set()
+
+    def compile_here(part: nn.Module, *, dynamic: bool, mode: str | None) -> None:
+        modes.add((dynamic, mode))
+        torch_compile(part, dynamic=dynamic, backend=look)
+
+    torch_compile = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", compile_here)
+    model = make_model("small_resnet", classes=10, channels=1, last_gamma=0.0, seed=0)
+    running = RunningStatistics(model, hosted=4, workers=4, rank=0, world_size=1)
+    compile_parts(model, graphs=True)
+    running.start_pass(carrying(4))
+    model(torch.randn(16, 1, 8, 8)).sum().backward()
+    assert modes == {(False, "reduce-overhead")}
+    assert changed
+    assert all(changed.values())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
