@@ -169,10 +169,10 @@ def _steps(sizes: Sizes) -> Iterator[Slice]:
                     environment=sizes.environment,
                 )
     # The smallest pass, which waits longest for its kernels to be launched.
-    size = min(sizes.passes)
-    words = (*sizes.step, f"workers_per_pass={size}", *_fast(sizes, compiled=True), *sizes.rounds)
+    least = min(sizes.passes)
+    words = (*sizes.step, f"workers_per_pass={least}", *_fast(sizes, compiled=True), *sizes.rounds)
     yield Slice(
-        f"step-{size}-graphs",
+        f"step-{least}-graphs",
         ("-m", "benchmarks.step", *words, "cuda_graphs=true", "--out", KEPT),
         environment=sizes.environment,
     )

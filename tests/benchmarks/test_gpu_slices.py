@@ -193,7 +193,8 @@ def recipe_words(each: Slice) -> list[str]:
 def test_the_words_of_every_slice_make_sense(
     sizes: slices.Sizes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On their device; with a pass of one worker, of eight and of a whole step, compiled or not."""
+    """On their device; with a pass of one worker, of eight and of a whole step, compiled or not,
+    and the smallest by graphs."""
     monkeypatch.setenv(slices.TEST_DATA, str(tmp_path))
     made = {each.name: each for each in all_slices(sizes)}
     recipes = {
@@ -203,6 +204,11 @@ def test_the_words_of_every_slice_make_sense(
     }
     fast = {(r.precision, r.channels_last, r.device) for r in recipes.values()}
     assert fast == {("bfloat16", True, sizes.device)}
+    graphs = {
+        name: recipes.pop(name).pass_workers for name, r in recipes.copy().items() if r.cuda_graphs
+    }
+    least = min(sizes.passes)
+    assert graphs == {f"step-{least}-graphs": least}
     steps = {n: (r.pass_workers, r.compile) for n, r in recipes.items() if n.startswith("step")}
     assert set(steps.values()) == {(n, c) for n in sizes.passes for c in (False, True)}
     for name, (workers, compiled) in steps.items():
