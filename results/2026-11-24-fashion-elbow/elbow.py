@@ -1,15 +1,14 @@
-"""The table and the figure of what arms.py has trained, as far as it has come: `python elbow.py`.
+"""The tables and the figure of what arms.py has trained: `python elbow.py`.
 
-An arm is through when its best lr lies between others and three seeds are trained at it. Of the
-others the figure has a cross for the best of the search, and the table nothing.
+An arm is through when its best lr lies between others and three seeds are trained at it. Others are
+in no table and not in the figure.
 """
 
-import math
 import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from arms import METHODS, SEARCH, SEEDS, best, find, grid, number
+from arms import ELBOW, METHODS, SEARCH, SEEDS, best, find, grid, number
 
 from lsgd.report.drawing import BLUE, RED
 from lsgd.report.welch import difference, sample
@@ -30,15 +29,18 @@ def errors(method: str, workers: int) -> list[float] | None:
     return [number(method, run) for run in runs if run] if all(runs) else None
 
 
+def above(found: list[float], base: list[float]) -> str:
+    """By how much the mean of some errors is above that of others, with its interval of 95 %."""
+    gap = difference(sample(found), sample(base))
+    return f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})"
+
+
 def row(method: str, workers: int, base: list[float] | None) -> list[str] | None:
     """The cells of an arm; its difference is to the smallest minibatch of its method."""
     found = errors(method, workers)
     if found is None:
         return None
-    against = "–"
-    if base and base != found:
-        gap = difference(sample(found), sample(base))
-        against = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})"
+    against = above(found, base) if base and base != found else "–"
     lr = best(grid(method, workers))
     each = ", ".join(f"{value:.2f}" for value in found)
     return [method, str(32 * workers), f"{lr:g}", each, f"{sample(found).mean:.2f}", against]
@@ -56,12 +58,8 @@ def draw() -> None:
             color=colour, lw=1, label=f"{method}, three seeds and their median",
         )  # fmt: skip
         for w, found in through:
-            shown = found or [min(grid(method, w).values(), default=math.nan)]
-            axes.plot(
-                [32 * w] * len(shown), [min(y, DRAWN_TO) for y in shown],
-                marker if found else "x", color=colour, ms=5, mfc="none", ls="",
-            )  # fmt: skip
-    axes.plot([], [], "x", color="grey", ls="", label="best of a search, one seed")
+            each = [min(y, DRAWN_TO) for y in found or []]
+            axes.plot([32 * w] * len(each), each, marker, color=colour, ms=5, mfc="none")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([64, 512, 1024, 2048, 4096], ["64", "512", "1024", "2048", "4096"])
@@ -82,6 +80,18 @@ def main() -> None:
         table += [row(method, w, base) for w in METHODS[method].workers]
     head = ["method", "minibatch", "lr of 64 images", "error, %, seeds 0 to 2", "mean", "to 64"]
     print(markdown(head, [cells for cells in table if cells]))
+    pairs = [("polynomial", "drops"), ("LARS", "drops"), ("LARS", "polynomial")]
+    print()
+    print(
+        markdown(
+            ["minibatch", *(f"{one} to {other}" for one, other in pairs)],
+            [
+                [str(32 * w), *(above(a, b) if a and b else "–" for a, b in both)]
+                for w in ELBOW
+                if (both := [(errors(one, w), errors(other, w)) for one, other in pairs])
+            ],
+        )
+    )
     draw()
 
 
