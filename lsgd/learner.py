@@ -183,9 +183,10 @@ def compile_parts(model: nn.Module, *, graphs: bool = False) -> None:
     torch leaves as they are, is compiled as a whole all the same. With `graphs` a GPU replays the
     kernels of a part, forward and backward, as CUDA graphs of each shape.
     """
+    mode = "reduce-overhead" if graphs else None
     own = [part for part in model.modules() if part is not model and _has_code_of_its_own(part)]
     if not own:
-        model.compile(dynamic=True)  # its sentences are of any length
+        model.compile(dynamic=True, mode=mode)  # its sentences are of any length
         return
     # All blocks share their code, and torch compiles one piece of code 8 times before it runs it
     # eagerly: ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes. Not dynamic, as
@@ -193,4 +194,4 @@ def compile_parts(model: nn.Module, *, graphs: bool = False) -> None:
     torch.compiler.config.recompile_limit = 64
     for part in model.children():
         if any(True for _ in part.parameters()):
-            part.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+            part.compile(dynamic=False, mode=mode)

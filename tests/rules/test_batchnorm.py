@@ -216,8 +216,8 @@ def test_a_compiled_model_stays_within_the_recompilations(monkeypatch: pytest.Mo
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 @pytest.mark.slow
 def test_what_a_graph_changes_in_place_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch makes no CUDA graph of kernels that change what may lie elsewhere in the next pass; and
-    of those that it makes it is told."""
+    """Torch is asked for CUDA graphs, and would make none of kernels that change what may lie
+    elsewhere in the next pass."""
     torch._dynamo.reset()
     changed: dict[str, bool] = {}
 
