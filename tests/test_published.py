@@ -78,20 +78,25 @@ GOLDEN = HERE / "golden/results.json"
 CONFIGS = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("config.yaml"))
 
 
-@pytest.mark.parametrize("folder", dict.fromkeys(path.parts[0] for path in CONFIGS))
+def folder_of(config: Path) -> str:
+    """The folder in which the run of a config.yaml stands, with others."""
+    return str(config.parents[1])
+
+
+@pytest.mark.parametrize("folder", dict.fromkeys(map(folder_of, CONFIGS)))
 def test_the_runs_in_results_keep_their_fingerprints(folder: str) -> None:
     """`LSGD_WRITE_GOLDEN=1 pytest -k fingerprints` adds those of new results."""
     found = {
         str(path): config.read_recipe(RESULTS / path).fingerprint
         for path in CONFIGS
-        if path.parts[0] == folder
+        if folder_of(path) == folder
     }
     golden = json.loads(GOLDEN.read_text())
     if os.environ.get("LSGD_WRITE_GOLDEN"):
         whole = {key: (golden | found).get(key) for key in map(str, CONFIGS)}
         GOLDEN.write_text(json.dumps(whole, indent=2) + "\n")
         pytest.skip(f"{GOLDEN} has those of {folder}")
-    assert found == {key: of for key, of in golden.items() if Path(key).parts[0] == folder}
+    assert found == {key: of for key, of in golden.items() if folder_of(Path(key)) == folder}
 
 
 def test_no_run_in_results_is_missing() -> None:

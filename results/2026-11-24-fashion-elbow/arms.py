@@ -69,7 +69,7 @@ def kept() -> dict[str, Path]:
     found = {}
     for file in sorted(HERE.parent.glob("*fashion*/**/fashion_lenet5*/config.yaml")):
         run = read_run(file.parent)
-        if run.finished:
+        if run.finished or run.diverged:
             found[run.recipe.fingerprint] = file.parent
     return found
 
