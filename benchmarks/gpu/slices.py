@@ -161,19 +161,21 @@ def _steps(sizes: Sizes) -> Iterator[Slice]:
             if what == "batchnorm" and workers == 1:
                 continue
             for compiled in (False, True):
-                size = f"workers_per_pass={workers}"
-                words = (*sizes.step, size, *_fast(sizes, compiled=compiled), *sizes.rounds)
-                yield Slice(
-                    f"{what}-{workers}{'-compiled' if compiled else ''}",
-                    ("-m", f"benchmarks.{what}", *words, "--out", KEPT),
-                    environment=sizes.environment,
-                )
+                yield _measured(sizes, what, workers, compiled=compiled)
     # The smallest pass, which waits longest for its kernels to be launched.
-    least = min(sizes.passes)
-    words = (*sizes.step, f"workers_per_pass={least}", *_fast(sizes, compiled=True), *sizes.rounds)
-    yield Slice(
-        f"step-{least}-graphs",
-        ("-m", "benchmarks.step", *words, "cuda_graphs=true", "--out", KEPT),
+    yield _measured(sizes, "step", min(sizes.passes), compiled=True, graphs=True)
+
+
+def _measured(
+    sizes: Sizes, what: str, workers: int, *, compiled: bool, graphs: bool = False
+) -> Slice:
+    size = f"workers_per_pass={workers}"
+    words = (*sizes.step, size, *_fast(sizes, compiled=compiled), *sizes.rounds)
+    replayed = ("cuda_graphs=true",) if graphs else ()
+    how = "-graphs" if graphs else "-compiled" if compiled else ""
+    return Slice(
+        f"{what}-{workers}{how}",
+        ("-m", f"benchmarks.{what}", *words, *replayed, "--out", KEPT),
         environment=sizes.environment,
     )
 

@@ -135,6 +135,8 @@ def study(runs: Path, method: str, workers: int) -> None:
     """All of an arm."""
     for lr in METHODS[method].lrs:
         train(runs, method, workers, lr, SEARCH)
+    if not math.isfinite(min(grid(method, workers).values())):
+        return  # where no lr comes to the target another seed says nothing
     while (lr := best(errors := grid(method, workers))) is None:
         low, high = min(errors), max(errors)
         train(runs, method, workers, low / 2 if errors[low] <= errors[high] else high * 2, SEARCH)
