@@ -120,7 +120,9 @@ def test_lsgd_gives_back_what_it_frees_where_it_says_so() -> None:
         "import resource, torch; from lsgd.job.memory import keep_freed; keep_freed()\n"
         "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "def of_blocks():\n"
-        "    before = faults(); [torch.ones(6 * 2**20) for _ in range(4)]; return faults() - before\n"
+        "    before = faults()\n"
+        "    [torch.ones(6 * 2**20) for _ in range(4)]\n"
+        "    return faults() - before\n"
         "print(min(of_blocks() for _ in range(12)))"
     )
     others = {k: v for k, v in os.environ.items() if not k.startswith(peers.DECIDES)}
