@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_step_gets_its_memory_from_the_step_before(environment: dict[str, str]) -> None:
-    """A tenth of the faults at most, and no more memory; a block of 32 MiB or more is the system's
+    """A tenth of the faults at most, and no more memory; a block of 64 MiB or more is the system's
     own, as without."""
     left, left_peak, left_large, _ = faults_and_peak("left", environment)
     kept, kept_peak, kept_large, kept_blocks = faults_and_peak("picked", environment)
