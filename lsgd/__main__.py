@@ -10,6 +10,7 @@ from lsgd.errors import Refused
 from lsgd.job.command import run_alone
 from lsgd.job.garbage import put_off
 from lsgd.job.interrupt import leave_at_once
+from lsgd.job.starting import announce_torch, wait_passively
 from lsgd.run import provenance
 
 COMMANDS = {
@@ -66,6 +67,8 @@ def hand_over(command: str, words: Sequence[str]) -> None:
     """Run the command's module in this process as `python -m` does; ends by its SystemExit."""
     # Only the command itself, once it is imported, has more to do at Ctrl-C than to leave.
     leave_at_once()
+    wait_passively()
+    announce_torch()
     put_off()
     # The module becomes __main__, by whose name the processes of a loader find it.
     sys.argv[1:] = words

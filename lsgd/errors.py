@@ -61,6 +61,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 not end a run while it may still pass."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a training that has saved where it was; the message names the run folder and
+    what resumes it. A program that trains catches it as any other KeyboardInterrupt."""
+
+
 class Preempted(EndsEarly):
     """A signal told the job to leave, and it has saved where it was: the same words go on."""
 

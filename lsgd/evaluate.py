@@ -4,6 +4,7 @@ The error of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +reci
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from torch import Tensor
 from lsgd import config
 from lsgd.comm import agree, joined
 from lsgd.errors import Refused
-from lsgd.evaluation import evaluate
+from lsgd.evaluation import EvaluationProgress, evaluate, unwatched
 from lsgd.job.command import Parser, run_command
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import detect
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
+from lsgd.run.console import QUIET
 from lsgd.tally import Scores
 from lsgd.trained import make_trained, read_trained
 
@@ -73,7 +75,21 @@ def _evaluate(
     choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
         trained = make_trained(recipe, name, weights, parts, comm, device)
-        return evaluate(trained, agree(comm, trained.workload.inputs))
+        inputs = agree(comm, trained.workload.inputs)
+        return evaluate(trained, inputs, watch=_progress_lines() if comm.rank == 0 else unwatched)
+
+
+def _progress_lines() -> EvaluationProgress:
+    """Return a function that prints how far an evaluation is, every QUIET seconds, on stderr."""
+    printed = time.monotonic()
+
+    def show(split: str, done: int, passes: int) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= QUIET:
+            printed = time.monotonic()
+            print(f"evaluating {split}: pass {done}/{passes}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _in_words(split: str, scores: Scores) -> str:

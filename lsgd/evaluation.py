@@ -1,6 +1,6 @@
 """Exact evaluation: every example of a set once, at any number of processes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -45,9 +45,21 @@ class TrainedModel:
     device: torch.device
 
 
+EvaluationProgress = Callable[[str, int, int], None]
+"""A function that learns how many passes over an evaluation set this process has made, of how many:
+set, passes done, passes."""
+
+
+def unwatched(split: str, done: int, passes: int) -> None:
+    """Take note of no progress."""
+
+
 @torch.inference_mode()
 def evaluate(
-    learner: Evaluated, inputs: Inputs, sets: Sequence[str] | None = None
+    learner: Evaluated,
+    inputs: Inputs,
+    sets: Sequence[str] | None = None,
+    watch: EvaluationProgress = unwatched,
 ) -> dict[str, Scores]:
     """Loss and rates over these evaluation sets, or all of the workload; the same on every process.
 
@@ -63,21 +75,25 @@ def evaluate(
         # Eager, since compiling for an evaluation takes longer than it saves.
         with torch.compiler.set_stance("force_eager"), workload.evaluated(model, inputs):
             model.eval()
-            return {split: _evaluate_set(learner, inputs, split) for split in splits}
+            return {split: _evaluate_set(learner, inputs, split, watch) for split in splits}
     finally:
         model.train()
 
 
-def _evaluate_set(learner: Evaluated, inputs: Inputs, split: str) -> Scores:
+def _evaluate_set(
+    learner: Evaluated, inputs: Inputs, split: str, watch: EvaluationProgress
+) -> Scores:
     workload, model, comm = learner.workload, learner.model, learner.comm
     passes = workload.evaluation(split, comm.rank, comm.world_size)
     # Process 0 has the most passes; the others make the rounds that they lack without examples.
     most = len(workload.evaluation(split, 0, comm.world_size))
     rounds = Rounds(comm.start_sum_)
     tally = Tally(len(workload.counts), learner.device)
-    for each, batch in zip(passes, inputs.evaluation(passes), strict=True):
+    watch(split, 0, len(passes))
+    for done, (each, batch) in enumerate(zip(passes, inputs.evaluation(passes), strict=True), 1):
         tally.add(*workload.loss(model, batch, each))
         rounds.end_round()
+        watch(split, done, len(passes))
     for _ in range(most - len(passes)):
         rounds.end_round()
     rounds.finish()

@@ -49,6 +49,11 @@ class Learner:
         """The next step of the run."""
         return self.strategy.next_step
 
+    @property
+    def passes_per_step(self) -> int:
+        """The number of passes that this process makes in a full step of the first epoch."""
+        return max(1, -(-len(self.strategy.hosted) // self.recipe.pass_workers))
+
     def epochs_left(self) -> Iterator[tuple[int, list[int]]]:
         """The epochs that have not ended, each with the steps that are still to be made.
 

@@ -60,7 +60,11 @@ def train(recipe: Recipe) -> float:
                 if run.warning:
                     log.warn(learner.next_step, run.warning)
                 saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
-                with preemption.listening(), saver, profiling(learner, inputs, run.folder, log):
+                with (
+                    preemption.listening(run.folder),
+                    saver,
+                    profiling(learner, inputs, run.folder, log),
+                ):
                     train_epochs(learner, inputs, saver, log)
                 number = learner.number()
                 log.end(recipe.outcome(learner.metric, number))
@@ -74,10 +78,7 @@ def train_epochs(learner: Learner, inputs: Inputs, saver: Saver, log: metrics.Lo
             train_epoch(learner, inputs, epoch, steps, saver, log)
     except Preempted:
         saver.save(learner.checkpoint())
-        raise Preempted(
-            f"told to leave by a signal: saved after step {learner.next_step}, and the same words "
-            f"with run_dir={saver.folder} go on from there"
-        ) from None
+        raise preemption.left(learner.next_step, saver.folder) from None
 
 
 def train_epoch(
@@ -87,7 +88,9 @@ def train_epoch(
     recipe, strategy = learner.recipe, learner.strategy
     # Two readers of the same tasks: the loader takes them some steps ahead.
     tasks, ahead = tee(strategy.tasks(epoch, steps))
-    batches = metrics.Timed(inputs.train(each for task in ahead for each in task.passes))
+    batches = log.watch_training(
+        inputs.train(each for task in ahead for each in task.passes), steps
+    )
     meter = metrics.Meter(learner, learner.counted(), batches)
     for task in tasks:
         train_step(learner, task, batches)
@@ -101,7 +104,8 @@ def train_epoch(
     strategy.settle()
     counted = learner.counted()
     speed, rates = meter.whole(counted), learner.scores(counted).named("train")
-    for split, scores in evaluate(learner, inputs, learner.sets_after(epoch)).items():
+    sets = learner.sets_after(epoch)
+    for split, scores in evaluate(learner, inputs, sets, log.watch_evaluation).items():
         rates |= scores.named(split)
     learner.end_epoch(epoch, rates)
     done = learner.next_step

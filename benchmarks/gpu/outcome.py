@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lsgd.files import whole
-from lsgd.trials.attempt import duration
+from lsgd.run.remaining import duration
 
 DONE = "done"
 FAILED = "failed"

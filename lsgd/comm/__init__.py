@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
 from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import EndsEarly, PeerLost, Refused
+from lsgd.errors import EndsEarly, Interrupted, PeerLost, Refused
 from lsgd.job.launcher import Launch, cores, detect
 from lsgd.recipe import CommSettings
 
@@ -133,6 +133,9 @@ def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
     except BaseException as error:
         if comm.world_size == 1:
             comm.close()
+        elif isinstance(error, Interrupted):  # all have saved the same step, and leave
+            with suppress(PeerLost):
+                comm.close()
         elif isinstance(error, EndsEarly) and not error.here_only:
             try:
                 comm.close()

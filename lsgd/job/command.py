@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from lsgd.errors import EndsEarly, Refused
+from lsgd.errors import EndsEarly, Interrupted, Refused
 from lsgd.job.garbage import look_again
 from lsgd.job.interrupt import raise_again
 from lsgd.job.launcher import detect
-from lsgd.job.members import last_words
+from lsgd.job.members import TAG, last_words
 from lsgd.job.output import need_no_reader
 from lsgd.job.parent import end_with_parent
 
@@ -21,7 +21,6 @@ GRACE = 3.0
 """Seconds that a process has for saving once its launcher was killed."""
 LONGEST = 1e9
 """Seconds, about thirty years: above it the system's own clocks overflow."""
-RESUME = "a run with run_dir=… goes on by the same words"
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,10 +96,12 @@ def run_command(command: Callable[[], object]) -> int:
                 elif rank == 0:
                     print(f"lsgd: {error}", file=sys.stderr)
                 code, alone = leave(error.exit_code, str(error)), error.here_only
-            except KeyboardInterrupt:
-                if rank == 0:
-                    print(f"\nlsgd: interrupted; {RESUME}", file=sys.stderr)
-                code, alone = leave(130, "interrupted"), True
+            except KeyboardInterrupt as interrupt:
+                why = str(interrupt) or "interrupted"
+                # Who has started a job by lsgd.launch at a terminal, or supervises one, says it.
+                if rank == 0 and TAG not in os.environ:
+                    print(f"\nlsgd: {why}", file=sys.stderr)
+                code, alone = leave(130, why), not isinstance(interrupt, Interrupted)
     except Exception as bug:
         if launch.world_size == 1:
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lsgd.errors import Refused
+from lsgd.launch.attended import is_attended, run_attended
 from lsgd.launch.options import IMAGES, Request
 from lsgd.launch.processes import find_python
 from lsgd.launch.quoting import shell_line
@@ -48,6 +49,8 @@ class Start:
         if self.text is None:
             sys.stdout.flush()
             sys.stderr.flush()
+            if is_attended():
+                raise SystemExit(run_attended(self.command))
             # Python ignores them, and what it becomes would go on ignoring them.
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)

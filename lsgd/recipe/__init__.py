@@ -722,6 +722,15 @@ class Recipe:
         for epoch in range(self.place(step)[0], self.epochs):
             yield epoch, list(range(max(step, self.first_step(epoch)), self.first_step(epoch + 1)))
 
+    def work_left(self, step: int) -> tuple[int, int]:
+        """Return the number of steps and of evaluations still to be made when `step` is the next
+        one."""
+        if self.rehearse:
+            made = dict(self.epochs_from(step))
+            return sum(map(len, made.values())), sum(map(self.evaluates_after, made))
+        epochs = range(self.place(step)[0], self.epochs)
+        return self.total_steps - step, sum(map(self.evaluates_after, epochs))
+
     def evaluates_after(self, epoch: int) -> bool:
         """Whether the run is evaluated at the end of this epoch, counted from 0."""
         rule, done = self.evaluation, epoch + 1

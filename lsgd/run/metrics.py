@@ -7,7 +7,8 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -27,9 +28,14 @@ from lsgd.rules import noise
 from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
+from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
+from lsgd.run.slowness import SlownessCheck
 from lsgd.run.trackers import WAIT, Followers
 from lsgd.tally import Scores, State, difference
+
+REPORT_EVERY = 1.0
+"""Seconds between two reports of how far training or an evaluation is."""
 
 _listener: ContextVar[Callable[[Row], object] | None] = ContextVar("_listener", default=None)
 
@@ -77,6 +83,10 @@ class Progress(Protocol):
     def next_step(self) -> int:
         """The next step of the run."""
 
+    @property
+    def passes_per_step(self) -> int:
+        """The number of passes that this process makes in a full step."""
+
     def scores(self, counted: State) -> Scores:
         """What some counts come to."""
 
@@ -95,6 +105,13 @@ class Log:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write one row; `step` counts the steps of the run made so far."""
+
+    def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "Timed":
+        """Return the batches of these steps of one epoch, timed; their progress is shown."""
+        return Timed(batches)
+
+    def watch_evaluation(self, split: str, done: int, passes: int) -> None:
+        """Show that so many passes over an evaluation set are done, on this process."""
 
     def warn(self, step: int, text: str) -> None:
         """Write a sentence about a fault that does not end the run, as a row and a line."""
@@ -135,6 +152,11 @@ class RunLog(Log):
         self.rows = Appended(path)
         self.curves = Curves(folder, rows, run.recipe.examples)
         self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
+        self.remaining = RemainingTime()
+        self.steps: Sequence[int] = ()
+        """The steps of the epoch that is trained."""
+        self.slowness = SlownessCheck()
+        self._evaluation_shown = -math.inf
         self.listener = _listener.get()
         self.followers = Followers(folder, self.say)
 
@@ -173,7 +195,10 @@ class RunLog(Log):
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write a row; what is not a finite number is written as null and drawn nowhere."""
         self.last_step = step
+        if kind == "train" and self.steps:
+            self._update_remaining(step)
         if kind == "epoch":
+            self.remaining.end_evaluation(time.perf_counter())
             values |= self.run.keep(self.folder)
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
@@ -183,6 +208,47 @@ class RunLog(Log):
         self.curves.draw(row)
         if self.listener is not None:
             self.listener(row)
+
+    def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "Timed":
+        """Return the batches, whose passage is reported to the console about once a second."""
+        self.steps = steps
+        self.remaining.start_epoch()
+        return Timed(batches, self._report)
+
+    def _report(self, timed: "Timed") -> None:
+        """Show where in the epoch training is, as the last batch has been handed over."""
+        step, passes = self.run.next_step, self.run.passes_per_step
+        # All batches but the last have been computed with, in steps of equal numbers of passes;
+        # other steps move only as a whole.
+        of_batches = self.steps[0] + (timed.count - 1) / passes
+        position = min(max(of_batches, step), step + 0.99) if passes > 1 else step
+        left = self._update_remaining(position)
+        self.console.show_training(position, self.run.recipe.epoch(position))
+        if reason := self.slowness.reason(timed.waited, left, self.run.device.type):
+            self.say(reason)
+
+    def _update_remaining(self, position: float) -> float | None:
+        """Estimate the time left from this position on; returns the seconds of the run."""
+        recipe, remaining = self.run.recipe, self.remaining
+        remaining.update(time.perf_counter(), position)
+        step = int(position)
+        steps, evaluations = recipe.work_left(step)
+        done = position - step
+        of_epoch = remaining.seconds(len(self.steps) - bisect_left(self.steps, step) - done)
+        of_run = remaining.seconds(steps - done, evaluations)
+        self.console.set_time_left(of_epoch, of_run, at_most=recipe.metric.stop)
+        return of_run
+
+    def watch_evaluation(self, split: str, done: int, passes: int) -> None:
+        """Show the progress of an evaluation, about once a second."""
+        now = time.perf_counter()
+        self.remaining.start_evaluation(now)
+        if done == 0:
+            self._set_began = now
+        if now - self._evaluation_shown >= REPORT_EVERY:
+            self._evaluation_shown = now
+            left = (now - self._set_began) / done * (passes - done) if done else None
+            self.console.show_evaluation(split, done, passes, left)
 
     def warn(self, step: int, text: str) -> None:
         """Write the sentence as a row, and print it."""
@@ -210,10 +276,15 @@ class RunLog(Log):
 
 
 class Timed:
-    """An iterator that knows how long it has kept its caller waiting, in seconds."""
+    """An iterator over batches that knows how many it has handed over, and how long it has kept its
+    caller waiting, in seconds; it calls `report` with itself about once a second."""
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches, self.waited = batches, 0.0
+    def __init__(
+        self, batches: Iterator[Any], report: "Callable[[Timed], None] | None" = None
+    ) -> None:
+        self.batches, self.waited, self.count = batches, 0.0, 0
+        self.report = report
+        self._due = time.perf_counter() + REPORT_EVERY if report else math.inf
 
     def __iter__(self) -> "Timed":
         return self
@@ -223,7 +294,12 @@ class Timed:
         try:
             return next(self.batches)
         finally:
-            self.waited += time.perf_counter() - begin
+            now = time.perf_counter()
+            self.waited += now - begin
+            self.count += 1
+            if self.report and now >= self._due:
+                self._due = now + REPORT_EVERY
+                self.report(self)
 
 
 class Meter:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lsgd.comm import Comm
-from lsgd.errors import FULL, NotSaved, Preempted
+from lsgd.errors import FULL, Interrupted, NotSaved, Preempted
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Log
@@ -61,7 +61,7 @@ class Saver:
     ) -> None:
         """Wait for the write; raise NotSaved, on all processes, if it was the last and failed."""
         self.thread.shutdown()
-        if kind in (None, Preempted):
+        if kind in (None, Preempted, Interrupted):
             if failure := self._settle():
                 raise NotSaved(failure.why) from None
         # After another error the other processes may be gone.

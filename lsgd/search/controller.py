@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from lsgd.errors import NotSaved, Preempted, Refused
 from lsgd.recipe.search import Value
 from lsgd.run.read import Run
+from lsgd.run.remaining import duration
 from lsgd.run.rows import number, read_rows
 from lsgd.search.folder import lock, locked
 from lsgd.search.places import Place
@@ -20,7 +21,7 @@ from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING
 from lsgd.search.space import Space, in_short
 from lsgd.search.stop import Stop
 from lsgd.supervise.logbook import Taken
-from lsgd.trials.attempt import duration, failure
+from lsgd.trials.attempt import failure
 from lsgd.trials.trial import Trial, ended
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from lsgd.report.blocks import Block, Content, Figures, Section, Table
 from lsgd.report.drawing import COLOURS, GREY, Figure, drawn
 from lsgd.report.wording import NONE, count
 from lsgd.rules.metric import Metric
+from lsgd.run.remaining import duration
 from lsgd.search.point import FAILED, FINISHED, PRUNED, STATES, Point, best_of
 from lsgd.search.record import SearchRecord
 from lsgd.search.space import in_short
-from lsgd.trials.attempt import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

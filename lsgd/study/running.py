@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from lsgd.errors import Refused
+from lsgd.run.remaining import duration
 from lsgd.supervise.logbook import Taken
-from lsgd.trials.attempt import attempt, duration, failure
+from lsgd.trials.attempt import attempt, failure
 from lsgd.trials.launch import TrialLauncher
 from lsgd.trials.trial import Trial
 

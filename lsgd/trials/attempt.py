@@ -52,15 +52,3 @@ def last_line(log: Path) -> str:
     # The supervisor's own line says what is known already.
     lines = [line for line in lines if line.strip() and " supervise: " not in line]
     return f"{log} ends: {lines[-1].strip()}" if lines else f"nothing is in {log}"
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> duration(42.4), duration(200), duration(10_000)
-    ('42 s', '3 min', '2 h 47 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

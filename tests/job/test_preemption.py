@@ -3,14 +3,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.threaded import on_processes
 
 from lsgd.comm import Comm
-from lsgd.errors import Preempted
+from lsgd.errors import Interrupted, Preempted
 from lsgd.job import preemption
 from lsgd.job.preemption import SIGNALS, Rounds
 from lsgd.strategy.guard import Guard
@@ -20,7 +24,7 @@ from lsgd.strategy.guard import Guard
 def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     try:
-        with preemption.listening():
+        with preemption.listening(Path("runs/a")):
             assert not preemption.told()
             os.kill(os.getpid(), number)
             assert preemption.told()
@@ -34,7 +38,7 @@ def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(number: signal.
 
 def test_a_process_that_was_not_told_leaves_signals_as_they_were() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with preemption.listening():
+    with preemption.listening(Path("runs/a")):
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
@@ -43,7 +47,7 @@ def test_who_leaves_because_of_another_process_stays_deaf_too() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
 
     def leave() -> None:
-        with preemption.listening():
+        with preemption.listening(Path("runs/a")):
             raise Preempted
 
     try:
@@ -61,13 +65,88 @@ def test_outside_the_main_thread_it_hears_nothing() -> None:
     heard = []
 
     def run() -> None:
-        with preemption.listening():
+        with preemption.listening(Path("runs/a")):
             heard.append(preemption.told())
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     assert heard == [False]
+
+
+@contextmanager
+def as_python_starts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, within and afterwards."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_is_a_note_and_the_run_is_saved(tmp_path: Path) -> None:
+    """The program that trains gets KeyboardInterrupt in the end, with the folder of the run."""
+
+    def train() -> None:
+        with preemption.listening(tmp_path):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert preemption.told()
+            raise preemption.left(7, tmp_path)
+
+    with as_python_starts():
+        with pytest.raises(Interrupted, match=f"saved after step 7 in {tmp_path}; rerun"):
+            train()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with preemption.listening(tmp_path):
+        assert not preemption.told()
+        assert isinstance(preemption.left(7, tmp_path), Preempted)
+
+
+def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
+    def train() -> None:
+        with preemption.listening(tmp_path):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with as_python_starts(), pytest.raises(KeyboardInterrupt) as raised:
+        train()
+    assert not isinstance(raised.value, Interrupted)
+
+
+def test_ctrl_c_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may take minutes."""
+    monkeypatch.setattr(preemption, "HURRY", 0.05)
+
+    def train() -> None:
+        with preemption.listening(tmp_path):
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(6000):
+                time.sleep(0.01)
+
+    with as_python_starts(), pytest.raises(KeyboardInterrupt):
+        train()
+
+
+def test_ctrl_c_in_the_last_step_is_not_swallowed(tmp_path: Path) -> None:
+    """A loop of many runs would go on to the next one."""
+
+    def train() -> None:
+        with preemption.listening(tmp_path):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with as_python_starts(), pytest.raises(Interrupted, match="is complete"):
+        train()
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
+def test_a_program_keeps_its_own_ctrl_c(tmp_path: Path, handler: Any) -> None:
+    """Also a job of the background, which a shell lets ignore it."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with preemption.listening(tmp_path):
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # The second backend starts Inductor's workers, as Inductor itself does for a GPU only.
@@ -124,7 +203,8 @@ def test_what_compiles_never_hears_the_signals(tmp_path: Path) -> None:
     assert int(number) >= 2
     assert set(alive) == {"True"}
     compilers = Path(f"{compiler}.blocked").read_text().splitlines()
-    assert {frozenset(map(int, line.split())) for line in compilers} == {frozenset(SIGNALS)}
+    blocked = frozenset((*SIGNALS, signal.SIGINT))
+    assert {frozenset(map(int, line.split())) for line in compilers} == {blocked}
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 5])

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lsgd.rules.metric import METRICS, TOP1
-from lsgd.run.console import Console
+from lsgd.run import console as console_module
+from lsgd.run.console import QUIET, Console
 
 TRAIN = {"epoch": 0.5, "lr": 0.1, "gradient_norm": 2.0, "loss": 1.25}
 IMAGES = {
@@ -108,3 +109,57 @@ def test_a_notebook_has_a_bar_though_it_is_no_terminal(
         assert ("| 10/20 [" in stream.getvalue()) is drawn
         *steps, line = capsys.readouterr().out.splitlines()
         assert (len(steps), line) == (0 if drawn else 1, "a line")
+
+
+def test_lines_of_progress_where_nothing_else_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a long epoch, step or evaluation, and none beside the rows of short steps."""
+    clock = [0.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
+    console = Console(0, 900, TOP1)
+
+    def after(seconds: float) -> str:
+        """The line that was printed before this, and so many seconds more."""
+        clock[0] += seconds
+        return capsys.readouterr().out
+
+    assert after(QUIET / 2) == ""
+    console.show_training(3.5, 0.1)
+    assert after(QUIET / 2) == ""
+    console.show_training(3.5, 0.1)
+    assert after(QUIET) == "step 3/900  epoch 0.10\n"
+    console.set_time_left(42.4, 10_000, at_most=True)
+    console.show_training(3.75, 0.11)
+    left = "42 s left of the epoch, at most 2 h 47 min left of the run"
+    assert after(1) == f"step 3/900  epoch 0.11  and 75 % of the next  {left}\n"
+    console.show("train", 4, TRAIN | {"images_per_second": 10.0})
+    assert after(QUIET / 2) == f"step 4/900  epoch 0.50  lr 0.1  loss 1.250  10 images/s  {left}\n"
+    console.set_time_left(3.0, 9.0, at_most=False)
+    console.show_training(5.0, 0.6)
+    assert after(QUIET / 2) == ""
+    console.show_evaluation("val", 3, 40, 300.0)
+    assert after(QUIET) == "evaluating val: pass 3/40  5 min left\n"
+    console.show_evaluation("val", 4, 40, None)
+    assert after(QUIET) == "evaluating val: pass 4/40\n"
+    console.show_training(6.0, 0.7)
+    assert after(0) == "step 6/900  epoch 0.70\n"
+
+
+def test_a_bar_has_the_time_left_and_no_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(console_module, "QUIET", 0.0)
+    console = Console(0, 20, TOP1)
+    console.set_time_left(None, 200, at_most=False)
+    console.show("train", 7, TRAIN | {"images_per_second": 10.0})
+    console.show_training(8.5, 0.8)
+    console.bar.refresh()
+    console.show_evaluation("val", 3, 40, None)
+    console.close()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "8/20" in printed.err
+    assert "loss 1.250  10 images/s  3 min left of the run" in printed.err
+    assert "evaluating val: pass 3/40" in printed.err

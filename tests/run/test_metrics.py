@@ -321,3 +321,43 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
     assert meter.whole(state(40, 23, 60.0)) == pytest.approx(whole)
     assert list(timed) == [0]
     assert timed.waited == 3.5
+
+
+def test_progress_is_of_passes_and_its_time_of_the_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 passes of a second each make a step, and an evaluation of 20 s ends each epoch."""
+    clock = [0.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: clock[0])
+    recipe = load_recipe(
+        ["+recipe=digits", "epochs=3", "schedule.milestones=[2]", "schedule.warmup_epochs=1"]
+    )
+    run, steps = progress(), recipe.steps_per_epoch
+    run.recipe, run.passes_per_step = recipe, 4
+    (tmp_path / "config.yaml").touch()
+    shown: list[tuple[float, float | None, float | None]] = []
+    with RunLog(run, tmp_path) as log:
+        left: list[float | None] = []
+        log.console.set_time_left = lambda of_epoch, of_run, at_most: left.extend(
+            (of_epoch, of_run)
+        )
+        log.console.show_training = lambda position, epoch: shown.append((position, *left[-2:]))
+        for epoch in range(2):
+            timed = log.watch_training(
+                iter(range(4 * steps)), range(epoch * steps, (epoch + 1) * steps)
+            )
+            for number, _ in enumerate(timed):
+                clock[0] += 1.0
+                run.next_step = epoch * steps + (number + 1) // 4
+            for done in (0, 1):
+                log.watch_evaluation("val", done, 1)
+                clock[0] += 20.0 * (1 - done)
+            log.write("epoch", run.next_step, **EPOCH | {"epoch": epoch + 1})
+    positions = [position for position, _, _ in shown]
+    assert positions == sorted(positions)
+    assert [each for each in positions if each < 2] == [0.25 * quarter for quarter in range(1, 8)]
+    # In the first epoch nothing is known of an evaluation, and in the second all is.
+    [(_, *first)] = [each for each in shown if each[0] == 1]
+    assert first == [4 * (steps - 1), 4 * (3 * steps - 1)]
+    [(_, *second)] = [each for each in shown if each[0] == steps + 1]
+    assert second == [4 * (steps - 1), 4 * (2 * steps - 1) + 2 * 20]

@@ -1,0 +1,54 @@
+"""What is set and said before torch is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsgd import paths
+
+TORCH = """
+import os, sys
+print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
+sys.exit(0)
+"""
+
+
+def started(tmp_path: Path, *words: str, **environment: str) -> tuple[str, str]:
+    """What a torch that only looks around sees, and what has been said before it."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    path = f"{tmp_path}:{paths.conf_dir().parent}"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=clean | {"PYTHONPATH": path} | environment,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("words", [["-m", "lsgd.train"], ["-m", "lsgd", "train"]])
+def test_threads_sleep_and_a_line_is_there_at_once(words: list[str], tmp_path: Path) -> None:
+    assert started(tmp_path, *words) == ("passive None", "lsgd: loading torch\n")
+
+
+def test_how_threads_wait_is_the_users(tmp_path: Path) -> None:
+    threads, _ = started(tmp_path, "-m", "lsgd.train", GOMP_SPINCOUNT="9")
+    assert threads == "None 9"
+
+
+def test_a_program_that_imports_lsgd_is_left_alone(tmp_path: Path) -> None:
+    assert started(tmp_path, "-c", "import lsgd.train") == ("None None", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [(["--help"], {}), (["+recipe=digits"], {"RANK": "1", "WORLD_SIZE": "2"})],
+)
+def test_an_answer_stands_alone_and_one_process_speaks(
+    words: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    job = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} if environment else {}
+    assert started(tmp_path, "-m", "lsgd.train", *words, **environment, **job)[1] == ""

@@ -1,0 +1,102 @@
+"""Ctrl-C at a terminal, with a launcher that answers it with tracebacks."""
+
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from typing import Any
+
+import psutil
+
+from lsgd.job.ending import tagged
+from lsgd.job.members import TAG
+
+# Two processes that save for a moment; the launcher would say that one has failed.
+LAUNCHER = """
+import subprocess, sys
+workers = [subprocess.Popen([sys.executable, "-c", sys.argv[1], rank], start_new_session=True)
+           for rank in "01"]
+print("launched", *(each.pid for each in workers), flush=True)
+codes = [each.wait() for each in workers]
+raise RuntimeError("Traceback: a process has failed")
+"""
+WORKER = """
+import signal, sys, time
+from lsgd.job.members import last_words
+told = []
+signal.signal(signal.SIGINT, lambda *_: told.append(1))
+with last_words(int(sys.argv[1])) as leave:
+    print("ready", flush=True)
+    while not told:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    raise SystemExit(leave(130, "interrupted: saved after step 5"))
+"""
+CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+ATTENDED = """
+import sys
+from lsgd.launch.attended import is_attended, run_attended
+assert is_attended()
+raise SystemExit(run_attended(sys.argv[1:]))
+"""
+
+
+def at_a_terminal(command: list[str], expect: str, times: int, press: bytes) -> tuple[int, str]:
+    """Run the command with a terminal of its own, and press keys once it has said something so
+    often; returns exit code and what stands on the terminal."""
+    terminal, its_end = pty.openpty()
+    job = subprocess.Popen(
+        command,
+        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(its_end)
+    seen, pressed, deadline = b"", False, time.monotonic() + 120
+    with job:
+        while time.monotonic() < deadline:
+            if select.select([terminal], [], [], 0.2)[0]:
+                try:
+                    seen += os.read(terminal, 65536)
+                except OSError:  # nobody holds its other end any more
+                    break
+            if not pressed and seen.decode(errors="replace").count(expect) >= times:
+                os.write(terminal, press)
+                pressed = True
+        else:
+            job.kill()
+    os.close(terminal)
+    return job.returncode, seen.decode(errors="replace").replace("\r", "")
+
+
+def test_one_line_and_nothing_left() -> None:
+    launcher = [sys.executable, "-c", LAUNCHER, WORKER]
+    command = [sys.executable, "-c", ATTENDED, *launcher]
+    code, seen = at_a_terminal(command, "ready", 2, b"\x03")
+    assert code == 130, seen
+    assert seen.count("lsgd: ") == 1, seen
+    assert "\nlsgd: interrupted: saved after step 5\n" in seen
+    assert "Traceback" not in seen
+    pids = seen.partition("launched ")[2].splitlines()[0].split()
+    # Whoever inherits them may take a while to bury them.
+    left = [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)
+
+
+def test_an_end_of_its_own_keeps_its_exit_code() -> None:
+    for words, code in ((["sh", "-c", "exit 3"], 3), (["sh", "-c", "kill -9 $$"], 137)):
+        seen = at_a_terminal([sys.executable, "-c", ATTENDED, *words], "never", 1, b"")
+        assert seen == (code, "")
+
+
+def test_a_job_of_a_supervisor_or_a_script_is_not_attended() -> None:
+    """It becomes the launcher, as ever: who has started it reads signals and exit codes."""
+    said = "from lsgd.launch.attended import is_attended; print(is_attended())"
+    script = subprocess.run([sys.executable, "-c", said], stdin=subprocess.DEVNULL, **CAPTURED)
+    assert script.stdout == "False\n"
+    variable = ["env", f"{TAG}=folder", sys.executable, "-c", said]
+    assert at_a_terminal(variable, "never", 1, b"") == (0, "False\n")
+    assert not tagged((TAG, "folder"))
