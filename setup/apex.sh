@@ -75,8 +75,9 @@ build() {
         say "no GPU is in sight, so it is for every architecture that apex knows; TORCH_CUDA_ARCH_LIST=9.0" \
             "compiles for an H100 or H200 alone."
     fi
-    # What compiles has the torch and setuptools of $python; ninja, where it is, uses all cores.
+    # What compiles has the torch and setuptools of $python; ninja, where it is, starts MAX_JOBS compilers.
     build_wheel env CUDA_HOME="$cuda_home" APEX_CPP_EXT=1 APEX_CUDA_EXT=1 NVCC_APPEND_FLAGS="--threads 4" \
+        MAX_JOBS="${MAX_JOBS:-$compilers}" \
         TMPDIR="$work/tmp" \
         "$python" -m pip wheel -v --disable-pip-version-check --no-cache-dir --no-build-isolation \
         --no-deps --wheel-dir "$work/wheel" "$work/apex"

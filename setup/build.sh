@@ -56,7 +56,7 @@ trap clean EXIT
 
 # --- What is there to build for --------------------------------------------------------------
 
-# Set python, torch, cuda, standard, tag, devices, beside, python_header, cores and installed, of the
+# Set python, torch, cuda, standard, tag, devices, beside, python_header, compilers and installed, of the
 # Python $1; $2 is the module that only a compiled package has.
 learn() {
     local asked facts status=0
@@ -75,7 +75,7 @@ learn() {
         read -r devices
         read -r beside
         read -r python_header
-        read -r cores
+        read -r compilers
         read -r installed
     } <<<"$facts"
 }

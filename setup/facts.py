@@ -61,6 +61,8 @@ print(f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
 print(";".join(sorted(devices)) or "none")
 print(root.parent)
 print(Path(sysconfig.get_path("include")) / "Python.h")
-# A batch job is often given fewer cores than the machine has.
-print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+# A batch job is often given fewer cores than the machine has, and a compiler takes up to 2 GB here.
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+print(max(1, min(cores, memory // 2_000_000_000)))
 print(installed())

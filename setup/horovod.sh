@@ -115,7 +115,7 @@ contents="Gloo, MPI: $mpi, NCCL: $nccl"
 # --- Build it, unless the cache has it -------------------------------------------------------
 
 build() {
-    local missing='' cxx library each hint=$mpi_hint least most
+    local missing='' cxx library each least most
     cxx=$(command -v "${CXX:-c++}" || command -v g++) || missing="$missing g++"
     command -v make >/dev/null || missing="$missing make"
     PATH=${python%/*}:$PATH command -v cmake >/dev/null || missing="$missing cmake"
@@ -152,15 +152,15 @@ build() {
     fi
 
     # Measured on 2 cores: 2 to 9 minutes for CPU tensors, of which one is not shared by cores.
-    least=$((1 + 2 / cores)) most=$((1 + 16 / cores))
-    if [[ $nccl != none ]]; then least=$((1 + 8 / cores)) most=$((1 + 40 / cores)); fi
+    least=$((1 + 2 / compilers)) most=$((1 + 16 / compilers))
+    if [[ $nccl != none ]]; then least=$((1 + 8 / compilers)) most=$((1 + 40 / compilers)); fi
     say "building $version for torch $torch with C++$standard ($contents), once, about $least to $most" \
-        "minutes on $cores cores$hint; log: $log"
+        "minutes for $compilers compilers at once$mpi_hint; log: $log"
     # --no-cache-dir: pip's own cache knows a wheel by its source, not by the torch it was built for.
     # MAKEFLAGS also keeps the job server of a calling make out.
     build_wheel env -u CMAKE_GENERATOR -u CXXFLAGS "${options[@]}" TMPDIR="$work/tmp" \
         CXX="$here/cxx" LSGD_CXX="$cxx" LSGD_CXX_STD="$standard" \
-        MAKEFLAGS="-j$cores" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+        MAKEFLAGS="-j$compilers" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
         "$python" -m pip wheel -v --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps \
         --no-binary horovod --wheel-dir "$work/wheel" "horovod==$version"
