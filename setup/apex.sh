@@ -80,7 +80,7 @@ build() {
         MAX_JOBS="${MAX_JOBS:-$compilers}" \
         TMPDIR="$work/tmp" \
         "$python" -m pip wheel -v --disable-pip-version-check --no-cache-dir --no-build-isolation \
-        --no-deps --wheel-dir "$work/wheel" "$work/apex"
+        --no-deps --wheel-dir "$made/wheel" "$work/apex"
 }
 
 find_wheel

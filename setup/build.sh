@@ -4,7 +4,8 @@
 # Whatever else fails, a tool that is missing or killed included, ends with a sentence too.
 set -E
 
-work=     # folder of the build, removed at the end
+made=     # folder of the wheel, removed at the end
+work=     # folder of the build, that one if its path has no blank
 building= # process group of the compilers
 progress= # process group of what says how far they are
 
@@ -45,7 +46,7 @@ clean() {
         done
         kill -KILL -- "-$building" 2>/dev/null || true
     fi
-    { [[ -z $work ]] || rm -rf "$work"; } 2>/dev/null || true
+    { [[ -z $made ]] || rm -rf "$made" "$work"; } 2>/dev/null || true
 }
 
 trap 'unforeseen $? "line $LINENO of setup/${BASH_SOURCE[0]##*/}" "$BASH_COMMAND"' ERR
@@ -95,14 +96,16 @@ find_wheel() {
     done
 }
 
-# Make work, and set log. It is beside its destination, so that the finished folder moves there in
-# one step and a build running at the same time, or an interrupted one, cannot leave half a wheel.
+# Make the folders, and set log. The wheel's is beside its destination, so that it moves there in one
+# step and a build running at the same time, or an interrupted one, cannot leave half a wheel.
 begin_build() {
     mkdir -p "$cache" 2>/dev/null || true
     [[ -d $cache && -w $cache ]] ||
         give_up "the wheel cache $cache cannot be written (set XDG_CACHE_HOME to a folder that can)"
-    work=$(mktemp -d "$cache/.build.XXXXXX")
-    mkdir "$work/tmp" "$work/wheel"
+    made=$(mktemp -d "$cache/.build.XXXXXX")
+    work=$made
+    if [[ $work == *[[:space:]]* ]]; then work=$(mktemp -d); fi # a path in Horovod's CMake files is bare
+    mkdir "$work/tmp" "$made/wheel"
     log=$cache/$key.$$.log
     PATH=${python%/*}:$PATH # a CMake or ninja from PyPI lies beside the interpreter
 }
@@ -117,7 +120,7 @@ say_progress() {
 
 elapsed() { echo "$(((SECONDS - $1) / 60)) min $(((SECONDS - $1) % 60)) s"; }
 
-# Run the command that leaves a wheel in $work/wheel, and move that to the cache.
+# Run the command that leaves a wheel in $made/wheel, and move that to the cache.
 build_wheel() {
     local begun=$SECONDS status=0
     set -m # process groups of their own, so that Ctrl-C can end the compilers too
@@ -130,12 +133,12 @@ build_wheel() {
     building=
     if ((status)); then
         # The last lines are pip's and Python's; what failed stands further up, if it says so.
-        { grep -E -A 3 'CMake Error|[Ee]rror:' "$log" || tail -n 20 "$log"; } 2>/dev/null |
+        { grep -E -B 2 -A 3 'CMake Error|[Ee]rror:' "$log" || tail -n 20 "$log"; } 2>/dev/null |
             head -n 20 >&2 || true
         give_up "it did not build for torch $torch; the lines above are from its log, $log"
     fi
     # Fails where another build was first; its wheel is as good.
-    "$python" -c 'import os, sys; os.rename(*sys.argv[1:])' "$work/wheel" "$cache/$key" 2>/dev/null || true
+    "$python" -c 'import os, sys; os.rename(*sys.argv[1:])' "$made/wheel" "$cache/$key" 2>/dev/null || true
     say "built in $(elapsed "$begun")"
 }
 

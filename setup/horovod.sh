@@ -163,7 +163,7 @@ build() {
         MAKEFLAGS="-j$compilers" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
         "$python" -m pip wheel -v --disable-pip-version-check --no-cache-dir --no-build-isolation --no-deps \
-        --no-binary horovod --wheel-dir "$work/wheel" "horovod==$version"
+        --no-binary horovod --wheel-dir "$made/wheel" "horovod==$version"
 }
 
 # What Horovod imports; setuptools because Python 3.12 has no distutils, which horovodrun and the

@@ -116,6 +116,7 @@ class Machine:
             "PYTHONPATH": f"{self.folder}/site",
             "PYTHONDONTWRITEBYTECODE": "1",
             "XDG_CACHE_HOME": f"{self.folder}/cache",
+            "TMPDIR": f"{self.folder.parent}",
             "SEEN": f"{self.folder}/seen.json",
         }
         pipe = subprocess.PIPE
@@ -142,13 +143,19 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.mark.parametrize("script", ["horovod.sh", "apex.sh"])
 def test_a_toolkit_of_pypi_gets_what_a_linker_looks_for(machine: Machine, script: str) -> None:
-    """lib64 with names that have no version; the toolkit itself stays as it is."""
+    """lib64 with names that have no version; the toolkit itself stays as it is.
+
+    All this is in a folder without a blank, whatever the cache's is called: Horovod's CMake files
+    have paths without quotes.
+    """
     toolkit = machine.toolkit()
     done = machine.run(script, HOROVOD="nccl")
     seen = machine.seen()
     assert {"libcudart.so", "libcudart.so.13", "libcudadevrt.a"} <= {*seen["lib64"]}, done.stderr
     home = Path(seen["environment"]["CUDA_HOME"])
-    assert home.is_relative_to(machine.folder / "cache/lsgd/wheels")
+    assert home.is_relative_to(machine.folder.parent)
+    assert not [each for each in (str(home), seen["environment"]["TMPDIR"]) if " " in each]
+    assert [*machine.folder.parent.iterdir()] == [machine.folder], "the folder of the build stays"
     assert not seen["bin_is_link"], "nvcc would look in the lib64 beside the real one"
     assert sorted(each.name for each in toolkit.iterdir()) == ["bin", "include", "lib", "nvvm"]
     if script == "horovod.sh":
@@ -296,7 +303,7 @@ def test_what_nobody_foresaw_is_told_with_its_line_and_required_horovod_fails(
     started = machine.start("horovod.sh", "python", LSGD_REQUIRE="mpi,horovod")
     errors = started.communicate(timeout=60)[1].splitlines()
     assert errors[-2].startswith("horovod: line ")
-    assert " of setup/build.sh, 'work=$(mktemp -d " in errors[-2]
+    assert " of setup/build.sh, 'made=$(mktemp -d " in errors[-2]
     assert errors[-2].endswith("was ended by signal 9; lsgd goes on with torch.distributed.")
     assert errors[-1] == "horovod: LSGD_REQUIRE names horovod, so this is an error."
     assert started.returncode == 1
@@ -321,6 +328,7 @@ def test_ctrl_c_ends_the_compilers_and_leaves_no_half_a_build(
     state = Path(f"/proc/{compiler.read_text().strip()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
     assert not [*(machine.folder / "cache/lsgd/wheels").glob(".build*")]
+    assert [*machine.folder.parent.iterdir()] == [machine.folder]
 
 
 def test_of_two_builds_at_once_the_first_wheel_is_taken(machine: Machine) -> None:
