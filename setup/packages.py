@@ -22,7 +22,7 @@ PLACES = ("index-url", "extra-index-url", "find-links", "no-index")
 """Settings of pip that decide where packages come from."""
 # Measured on Linux x86_64 with the pins of constraints.txt: torch, torchvision and what they need.
 CUDA_SIZE = "2.8 GB to download and 5.1 GB on the disk"
-CPU_SIZE = "0.3 and 1.0 GB"
+CPU_SIZE = "0.3 and 0.9 GB"
 
 # pip says "Requirement already satisfied" of each package that is there, and what it has against
 # that, --quiet, also hides how far a download is.
@@ -52,15 +52,16 @@ def cuda_of_torch() -> str | None:
 
 
 def configured_places() -> list[str]:
-    """Return the settings by which pip looks elsewhere than at PyPI, such as find-links=/wheels."""
+    """Return the names of the settings by which pip looks elsewhere than at PyPI.
+
+    Their values may have a password in them.
+    """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True).stdout
-    settings = [line.partition("=") for line in listed.splitlines()]
-    return [
-        f"{name.rpartition('.')[2]}={value}"
-        for name, _, value in settings
-        if name.startswith(("global.", "install.", ":env:.")) and name.rpartition(".")[2] in PLACES
-    ]
+    names = [line.partition("=")[0] for line in listed.splitlines()]
+    sections = ("global.", "install.", ":env:.")
+    found = {each.rpartition(".")[2] for each in names if each.startswith(sections)}
+    return [each for each in PLACES if each in found]
 
 
 def places_of_torch(cpu: bool, torch: str | None) -> list[str]:
@@ -71,8 +72,8 @@ def places_of_torch(cpu: bool, torch: str | None) -> list[str]:
     places = configured_places()
     if cpu and places and not asked:
         say(
-            f"pip is configured with {', '.join(places)}, which decides where torch comes from; "
-            f"CPU_INDEX={CPU_INDEX} with CPU=yes adds PyTorch's index of CPU builds."
+            f"pip's configuration has {' and '.join(places)} ('pip config list'), which decides "
+            f"where torch comes from; CPU_INDEX={CPU_INDEX} with CPU=yes adds PyTorch's CPU builds."
         )
     elif cpu:
         return ["--extra-index-url", asked or CPU_INDEX]

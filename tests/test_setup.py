@@ -127,7 +127,7 @@ def test_a_pip_that_is_configured_decides(checkout: Checkout) -> None:
     """And where that brought a CUDA build, CPU=yes says what to do, each time."""
     done = checkout.install("report", PIP_INDEX_URL=checkout.main, CPU="yes")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"pip is configured with index-url='{checkout.main}', which decides" in done.stderr
+    assert "pip's configuration has index-url ('pip config list'), which decides" in done.stderr
     assert checkout.torch() == ["2.13.0"]
     done = checkout.install(CPU="yes")
     assert "CPU=yes needs an environment without a CUDA build of torch, and " in done.stderr
@@ -166,9 +166,7 @@ def test_each_way_to_configure_pip_counts(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_FIND_LINKS", "/e")
     monkeypatch.setenv("PIP_CACHE_DIR", "/c")
-    places = packages.configured_places()
-    assert {"find-links='/e'", "extra-index-url='/g'", "no-index='yes'"} <= {*places}
-    assert not [each for each in places if "/d" in each or "/c" in each]
+    assert packages.configured_places() == ["extra-index-url", "find-links", "no-index"]
 
 
 def test_from_pypi_it_says_what_is_large_and_what_is_not(
