@@ -131,6 +131,8 @@ build_wheel() {
     set +m
     wait "$building" || status=$?
     building=
+    kill -- "-$progress" 2>/dev/null || true
+    progress=
     if ((status)); then
         # The last lines are pip's and Python's; what failed stands further up, if it says so.
         { grep -E -B 2 -A 3 'CMake Error|[Ee]rror:' "$log" || tail -n 20 "$log"; } 2>/dev/null |
