@@ -5,10 +5,11 @@
 # nothing. $1 is the folder in which torch lies and $2 the CUDA that torch is built for: a toolkit
 # from PyPI (nvidia-cuda-nvcc, -crt, -cccl and nvidia-nvvm) is beside torch, in nvidia/cu13.
 find_cuda() {
-    local places=("${CUDA_HOME:-}")
+    local nvcc places=("${CUDA_HOME:-}")
     if [[ -z ${CUDA_HOME:-} ]]; then
-        places=("$(readlink -f "$(command -v nvcc)" | sed 's|/bin/nvcc$||')" "$1/nvidia/cu${2%%.*}"
-            /usr/local/cuda)
+        # Most machines have no nvcc in PATH, which is no failure.
+        nvcc=$(command -v nvcc) && nvcc=$(readlink -f "$nvcc") || nvcc=
+        places=("${nvcc%/bin/nvcc}" "$1/nvidia/cu${2%%.*}" /usr/local/cuda)
     fi
     for cuda_home in "${places[@]}" ''; do
         if [[ -x $cuda_home/bin/nvcc && -f $cuda_home/include/cuda_runtime.h ]]; then return; fi

@@ -1,16 +1,26 @@
-"""The scripts that compile for GPUs, with a torch, an nvcc and a pip that only say what they do."""
+"""The scripts that compile, with a torch, an nvcc and a pip that only say what they do."""
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_NCCL_HOME")
+OURS = (
+    *("CUDA_HOME", "TORCH_CUDA_ARCH_LIST", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_NCCL_HOME"),
+    *("HOROVOD", "CXX", "PYTHON", "LSGD_REQUIRE"),
+)
+BASIC = ("env", "grep", "head", "ln", "mkdir", "mktemp", "readlink", "rm", "sleep", "tail")
+COMPILE = ("c++", "cmake", "g++", "git", "make")
+BUILT_FOR = "horovod-0.28.1-torch-2.13.0+test-{tag}-mpi-none-nccl-"
+"""How the folder of a Horovod in the cache begins."""
 
 TORCH = """
 class version: cuda = {cuda!r}
@@ -25,10 +35,10 @@ from pathlib import Path
 
 words = sys.argv[1:]
 if "wheel" in words and "--wheel-dir" in words:
-    toolkit = Path(os.environ["CUDA_HOME"])
     seen = {"words": words, "environment": dict(os.environ)}
-    seen["bin_is_link"] = (toolkit / "bin").is_symlink()
-    seen["lib64"] = sorted(each.name for each in (toolkit / "lib64").iterdir())
+    if toolkit := os.environ.get("CUDA_HOME"):
+        seen["bin_is_link"] = Path(toolkit, "bin").is_symlink()
+        seen["lib64"] = sorted(each.name for each in Path(toolkit, "lib64").iterdir())
     Path(os.environ["SEEN"]).write_text(json.dumps(seen))
     if not os.environ.get("BUILDS"):
         sys.exit("error: as the test has it")
@@ -47,19 +57,26 @@ elif words[-1].endswith(".whl"):
 
 @dataclass
 class Machine:
-    """A Python with the packages of a folder, and the tools of another before all others."""
+    """A Python with the packages of a folder, and no tools but those of another.
+
+    It has what compiles, and neither nvcc nor MPI, as most have.
+    """
 
     folder: Path
 
     def __post_init__(self) -> None:
-        command = [sys.executable, "-m", "venv", "--without-pip", self.folder / "venv"]
-        subprocess.run(command, check=True)
-        # An nvcc that is no part of a toolkit, before any that this machine has.
-        for tool in ("g++", "c++", "make", "cmake", "nvcc", "git"):
-            self.put(f"tools/{tool}", "#!/bin/sh\n", runs=True)
+        (self.folder / "tools").mkdir()
+        for tool in ("bash", "dirname", *BASIC):
+            (self.folder / "tools" / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+        for tool in COMPILE:
+            self.tool(tool)
         self.torch()
         self.put("site/torch/include/ATen/ATen.h", "#error C++17 or later compatible\n")
         self.put("site/pip/__main__.py", PIP)
+
+    def tool(self, name: str, does: str = "") -> None:
+        (self.folder / "tools" / name).unlink(missing_ok=True)
+        self.put(f"tools/{name}", f"#!/bin/sh\n{does}\n", runs=True)
 
     def torch(self, cuda: str | None = "13.0", gpus: int = 0) -> None:
         self.put("site/torch/__init__.py", TORCH.format(cuda=cuda, gpus=gpus))
@@ -78,28 +95,40 @@ class Machine:
         self.put("site/nvidia/nccl/lib/libnccl.so.2", "")
         return self.folder / "site/nvidia/cu13"
 
+    def horovod(self, nccl: str) -> None:
+        """A Horovod in place that lsgd has built with this NCCL."""
+        major, minor = sys.version_info[:2]
+        name = BUILT_FOR.format(tag=f"cp{major}{minor}-{os.uname().machine}") + nccl
+        self.put("site/horovod-0.28.1.dist-info/METADATA", "Name: horovod\nVersion: 0.28.1\n")
+        url = json.dumps({"url": f"file:///cache/lsgd/wheels/{name}/horovod.whl"})
+        self.put("site/horovod-0.28.1.dist-info/direct_url.json", url)
+
     def put(self, name: str, text: str, *, runs: bool = False) -> None:
         file = self.folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         file.chmod(0o755 if runs else 0o644)
 
-    def run(self, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-        kept = {k: v for k, v in os.environ.items() if k not in (*OURS, "PYTHON", "LSGD_REQUIRE")}
+    def start(self, script: str, python: str = "venv/bin/python", **env: str) -> subprocess.Popen:
+        kept = {k: v for k, v in os.environ.items() if k not in OURS}
         kept |= {
-            "PATH": f"{self.folder}/tools:{os.environ['PATH']}",
+            "PATH": f"{self.folder}/tools",
             "PYTHONPATH": f"{self.folder}/site",
             "PYTHONDONTWRITEBYTECODE": "1",
             "XDG_CACHE_HOME": f"{self.folder}/cache",
+            "TMPDIR": f"{self.folder.parent}",
             "SEEN": f"{self.folder}/seen.json",
         }
-        return subprocess.run(
-            [ROOT / "setup" / script, self.folder / "venv/bin/python"],
-            env=kept | env,
-            timeout=120,
-            capture_output=True,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        command = [ROOT / "setup" / script, self.folder / python]
+        return subprocess.Popen(command, env=kept | env, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+        if not (venv := self.folder / "venv").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        started = self.start(script, **env)
+        output, errors = started.communicate(timeout=120)
+        return subprocess.CompletedProcess(script, started.returncode, output, errors)
 
     def seen(self) -> dict:
         """What pip was asked to build, and in which environment; there is none if it was not."""
@@ -108,18 +137,25 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+    (tmp_path / "a machine").mkdir()
+    return Machine(tmp_path / "a machine")
 
 
 @pytest.mark.parametrize("script", ["horovod.sh", "apex.sh"])
 def test_a_toolkit_of_pypi_gets_what_a_linker_looks_for(machine: Machine, script: str) -> None:
-    """lib64 with names that have no version; the toolkit itself stays as it is."""
+    """lib64 with names that have no version; the toolkit itself stays as it is.
+
+    All this is in a folder without a blank, whatever the cache's is called: Horovod's CMake files
+    have paths without quotes.
+    """
     toolkit = machine.toolkit()
-    done = machine.run(script)
+    done = machine.run(script, HOROVOD="nccl")
     seen = machine.seen()
     assert {"libcudart.so", "libcudart.so.13", "libcudadevrt.a"} <= {*seen["lib64"]}, done.stderr
     home = Path(seen["environment"]["CUDA_HOME"])
-    assert home.is_relative_to(machine.folder / "cache/lsgd/wheels")
+    assert home.is_relative_to(machine.folder.parent)
+    assert not [each for each in (str(home), seen["environment"]["TMPDIR"]) if " " in each]
+    assert [*machine.folder.parent.iterdir()] == [machine.folder], "the folder of the build stays"
     assert not seen["bin_is_link"], "nvcc would look in the lib64 beside the real one"
     assert sorted(each.name for each in toolkit.iterdir()) == ["bin", "include", "lib", "nvvm"]
     if script == "horovod.sh":
@@ -133,34 +169,197 @@ def test_a_whole_toolkit_is_taken_as_it_is(machine: Machine, script: str) -> Non
     machine.toolkit()
     (machine.folder / "whole").symlink_to(machine.folder / "site/nvidia/cu13")
     machine.put("whole/lib64/libcudart.so", "")
-    machine.run(script, CUDA_HOME=f"{machine.folder}/whole")
+    machine.run(script, CUDA_HOME=f"{machine.folder}/whole", HOROVOD="nccl")
     assert machine.seen()["environment"]["CUDA_HOME"] == f"{machine.folder}/whole"
 
 
-@pytest.mark.parametrize(
-    ("script", "word", "value"),
-    [
-        ("horovod.sh", "HOROVOD_BUILD_CUDA_CC_LIST", "90"),
-        ("apex.sh", "TORCH_CUDA_ARCH_LIST", "9.0"),
-    ],
-)
-def test_without_a_gpu_in_sight_it_says_how_to_compile_for_one(
-    machine: Machine, script: str, word: str, value: str
-) -> None:
+def test_without_a_gpu_in_sight_apex_says_how_to_compile_for_one(machine: Machine) -> None:
     """As on a login node; what is built so has the name of what a node with that GPU builds."""
     machine.toolkit()
-    assert f"{word}={value} compiles for an H100 or H200 alone" in machine.run(script).stdout
-    assert word not in machine.seen()["environment"]
-    done = machine.run(script, **{word: value})
-    assert "no GPU is in sight" not in done.stdout
-    assert machine.seen()["environment"][word] == value
+    assert "TORCH_CUDA_ARCH_LIST=9.0 compiles for an H100" in machine.run("apex.sh").stdout
+    assert "TORCH_CUDA_ARCH_LIST" not in machine.seen()["environment"]
+    assert "no GPU" not in machine.run("apex.sh", TORCH_CUDA_ARCH_LIST="9.0").stdout
     machine.torch(gpus=2)
-    assert "no GPU is in sight" not in machine.run(script).stdout
-    logs = (machine.folder / "cache/lsgd/wheels").glob("*.log")
-    keys = sorted(
-        each.name.rpartition("-cc-")[2].rpartition(".")[0].rpartition(".")[0] for each in logs
+    assert "no GPU" not in machine.run("apex.sh").stdout
+    assert logs(machine) == ["cc-9.0", "cc-9.0", "cc-all"]
+
+
+def logs(machine: Machine) -> list[str]:
+    """How the keys end that were built for, one for each build."""
+    names = [each.name for each in (machine.folder / "cache/lsgd/wheels").glob("*.log")]
+    return sorted(each[each.index("-cc-") + 1 :].rsplit(".", 2)[0] for each in names)
+
+
+def test_horovod_is_built_for_the_gpus_in_sight(machine: Machine) -> None:
+    """Without one for CPU tensors, which takes a fraction of the time, unless it is asked for."""
+    machine.toolkit()
+    done = machine.run("horovod.sh")
+    assert "NCCL: none" in done.stdout
+    assert "no GPU is in sight, so Horovod is built for CPU tensors; for the GPUs" in done.stdout
+    assert "HOROVOD_GPU_OPERATIONS" not in machine.seen()["environment"]
+    for asked in ({"HOROVOD": "nccl"}, {"HOROVOD_BUILD_CUDA_CC_LIST": "80,90"}):
+        assert "no GPU" not in machine.run("horovod.sh", **asked).stdout
+        assert machine.seen()["environment"]["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    machine.torch(gpus=2)
+    assert "no GPU" not in machine.run("horovod.sh").stdout
+    assert machine.seen()["environment"]["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"
+    machine.torch(cuda=None)
+    assert "CUDA" not in (done := machine.run("horovod.sh")).stdout + done.stderr
+    done = machine.run("horovod.sh", HOROVOD="nccl")
+    assert "horovod: HOROVOD=nccl needs a CUDA build of torch, and torch 2.13" in done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("nccl", "gpus", "stays"),
+    [
+        ("none", 0, True),
+        ("none", 2, False),
+        ("2.29.7-cc-90", 0, True),
+        ("2.29.7-cc-80,90", 2, True),
+        ("2.29.7-cc-all", 2, True),
+        ("2.29.7-cc-80", 2, False),
+        ("2.27.3-cc-90", 2, False),
+    ],
+)
+def test_a_horovod_in_place_stays_where_it_serves_the_gpus(
+    machine: Machine, nccl: str, gpus: int, stays: bool
+) -> None:
+    """A login node keeps what a GPU node has built, and that one replaces what is for CPUs."""
+    machine.toolkit()
+    machine.torch(gpus=gpus)
+    machine.horovod(nccl)
+    done = machine.run("horovod.sh")
+    assert ("is in place" in done.stdout) == stays, done.stdout
+    assert (machine.folder / "seen.json").exists() != stays
+
+
+def test_a_horovod_for_cpus_on_a_node_with_gpus_is_named(machine: Machine) -> None:
+    """Where it cannot be replaced, for want of a toolkit."""
+    machine.toolkit()
+    machine.torch(gpus=2)
+    machine.horovod("none")
+    done = machine.run("horovod.sh", CUDA_HOME=str(machine.folder))
+    sentence = (
+        "horovod: the Horovod in place is for CPU tensors, as the CUDA toolkit (nvcc) is missing"
     )
-    assert keys == [value, value, "all"]
+    assert done.stdout.startswith(f"{sentence}; for GPUs install CUDA toolkit 13.0, or set")
+    assert done.returncode == 0
+    assert machine.run("horovod.sh", CUDA_HOME="/", HOROVOD="nccl").returncode == 1
+
+
+PYTHON = """
+case $* in
+    *facts.py*)
+        set -- "$0" 2.13.0+test 13.0 17 cp311-x86_64 9.0 {folder}/site {folder}/Python.h 2 none
+        IFS='
+'; echo "$*" ;;
+    *os.rename*) [ -e "$4" ] || /bin/mv "$3" "$4" ;;
+    *' --wheel-dir '*)
+        while [ "$1" != --wheel-dir ]; do shift; done
+        {builds} ;;
+esac
+"""
+
+
+def scripted(machine: Machine, builds: str = 'echo > "$2/package-1-py3-none-any.whl"') -> None:
+    """Replace the machine's Python by a shell script that starts in no time."""
+    machine.toolkit()
+    machine.put("Python.h", "")
+    folder = str(machine.folder).replace(" ", "\\ ")
+    does = PYTHON.format(folder=folder, builds=builds)
+    machine.put("python", f"#!/bin/sh\n{does}", runs=True)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(f"tools/{tool}" for tool in (*BASIC, *COMPILE, "nvcc", "mpirun", "mpicxx")),
+        *("site/nvidia/cu13/bin/nvcc", "python"),
+    ],
+)
+def test_whatever_tool_fails_a_sentence_is_the_last_word(machine: Machine, place: str) -> None:
+    """Horovod goes on with torch.distributed, and apex does not; or both do without the tool."""
+    scripted(machine)
+    machine.tool("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    machine.tool("mpicxx")
+    for does in ("exit 1", "kill -KILL $$", None):
+        (machine.folder / place).unlink(missing_ok=True)
+        if does:
+            machine.put(place, f"#!/bin/sh\n{does}\n", runs=True)
+        both = [machine.start(script, "python") for script in ("horovod.sh", "apex.sh")]
+        for package, started in zip(("horovod", "apex"), both, strict=True):
+            output, errors = started.communicate(timeout=60)
+            text = f"{does}:\n{output}{errors}"
+            went_well = "installed from" in output
+            last = (output if went_well else errors or output).splitlines()[-1]
+            assert last.startswith(f"{package}: "), text
+            may_fail = package == "apex" or place == "python"  # what nothing goes on without
+            assert started.returncode == (may_fail and not went_well), text
+
+
+def test_what_nobody_foresaw_is_told_with_its_line_and_required_horovod_fails(
+    machine: Machine,
+) -> None:
+    scripted(machine)
+    machine.tool("mktemp", "kill -KILL $$")
+    started = machine.start("horovod.sh", "python", LSGD_REQUIRE="mpi,horovod")
+    errors = started.communicate(timeout=60)[1].splitlines()
+    assert errors[-2].startswith("horovod: line ")
+    assert " of setup/build.sh, 'made=$(mktemp -d " in errors[-2]
+    assert errors[-2].endswith("was ended by signal 9; lsgd goes on with torch.distributed.")
+    assert errors[-1] == "horovod: LSGD_REQUIRE names horovod, so this is an error."
+    assert started.returncode == 1
+
+
+@pytest.mark.parametrize("script", ["horovod.sh", "apex.sh"])
+def test_ctrl_c_ends_the_compilers_and_leaves_no_half_a_build(
+    machine: Machine, script: str
+) -> None:
+    compiler = machine.folder / "compiler"
+    name = str(compiler).replace(" ", "\\ ")
+    scripted(machine, f"sh -c 'echo $$ > \"$0\"; exec sleep 60' {name} & wait")
+    machine.tool("sh", 'exec /bin/sh "$@"')
+    started = machine.start(script, "python")
+    while not (compiler.is_file() and compiler.read_text()):
+        assert started.poll() is None, started.communicate()
+        time.sleep(0.01)
+    started.send_signal(signal.SIGINT)
+    errors = started.communicate(timeout=60)[1]
+    assert errors.endswith(": interrupted; the same command begins again.\n")
+    assert started.returncode == 130
+    state = Path(f"/proc/{compiler.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not [*(machine.folder / "cache/lsgd/wheels").glob(".build*")]
+    assert [*machine.folder.parent.iterdir()] == [machine.folder]
+
+
+def test_what_says_how_far_a_build_is_ends_with_it(machine: Machine) -> None:
+    slow = "sleep; sleep; sleep; sleep; sleep"
+    scripted(machine, f'echo > "$2/a-1-py3-none-any.whl"; {slow} ;; *--force-reinstall*) {slow}')
+    machine.tool("sleep", f"exec {shutil.which('sleep')} 0.1")
+    output, errors = machine.start("horovod.sh", "python").communicate(timeout=60)
+    assert "installed from" in output, errors
+    assert "building: " not in output[output.index("built in") :]
+
+
+def test_of_two_builds_at_once_the_first_wheel_is_taken(machine: Machine) -> None:
+    """The second moves its own to where one is, and that is as good."""
+    key = BUILT_FOR.format(tag="cp311-x86_64") + "2.29.7-cc-90"
+    first = machine.folder / "cache/lsgd/wheels" / key / "first.whl"
+    scripted(machine, f'mkdir {str(first.parent)!r}; echo > {str(first)!r}; echo > "$2/second.whl"')
+    output, errors = machine.start("horovod.sh", "python").communicate(timeout=60)
+    assert f"installed from {first}" in output, errors
+    assert [*first.parent.iterdir()] == [first]
+
+
+def test_a_cache_that_cannot_be_written_is_named(machine: Machine) -> None:
+    scripted(machine)
+    machine.put("cache", "a file")
+    for script, code in (("horovod.sh", 0), ("apex.sh", 1)):
+        started = machine.start(script, "python")
+        assert " cannot be written (set XDG_CACHE_HOME to" in started.communicate(timeout=60)[1]
+        assert started.returncode == code
 
 
 def test_apex_is_built_once_and_then_installed_from_the_cache(machine: Machine) -> None:

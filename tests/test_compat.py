@@ -93,7 +93,7 @@ def test_all_that_passed_ends_with_0(made: Callable[[str], Path]) -> None:
 
 def test_make_runs_the_tests_of_make_test() -> None:
     """What makes them short is written once."""
-    made = ["-o", ".venv/.run", "-o", ".venv/.dev"]
+    made = ["-o", ".venv/.run", "-o", ".venv/.test", "-o", ".venv/.dev"]
     short, compared = [
         subprocess.run(
             ["make", "-n", "--no-print-directory", *made, target, "ARGS=-k order"],

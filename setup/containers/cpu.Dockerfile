@@ -23,7 +23,7 @@ RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \
     && pip install --extra-index-url https://download.pytorch.org/whl/cpu '.[horovod,imagenet,report]' \
     && pip uninstall -y lsgd
-COPY setup/horovod.sh setup/cuda.sh setup/cxx setup/
+COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 RUN LSGD_REQUIRE=horovod setup/horovod.sh python
 
 COPY conf conf

@@ -28,7 +28,7 @@ RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \
     && pip install '.[dali,horovod,imagenet,report]' \
     && pip uninstall -y lsgd
-COPY setup/horovod.sh setup/cuda.sh setup/cxx setup/
+COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 ARG HOROVOD_BUILD_CUDA_CC_LIST=80,90,100
 RUN cuda=$(python -c 'import torch; print(torch.version.cuda)') \
     && pip install "nvidia-cuda-nvcc==$cuda.*" "nvidia-cuda-crt==$cuda.*" \

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Make .venv: setup/venv.sh [PYTHON]
+#
+# Without PYTHON by the first Python in PATH that lsgd is tried on and that can make one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Also for a Python too old for anything newer; exit status 3 means that the reason stands on stderr.
+check='
+import sys
+reason = None
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    reason = "%s is Python %d.%d"
+else:
+    try:
+        import ensurepip, venv
+    except ImportError:
+        reason = "%s has no venv or no ensurepip (Debian: sudo apt install python%d.%d-venv)"
+if reason:
+    sys.stderr.write(reason % ((sys.executable,) + sys.version_info[:2]))
+    sys.exit(3)
+'
+reasons=
+candidates=("$@")
+if [[ -z ${1:-} ]]; then candidates=(python3.11 python3.12 python3.13 python3 python); fi
+for python in "${candidates[@]}"; do
+    command -v "$python" >/dev/null || continue
+    status=0
+    reason=$("$python" -c "$check" 2>&1) || status=$?
+    if ((status == 0)); then
+        echo "$python -m venv .venv"
+        "$python" -m venv .venv && exit
+        echo "lsgd: $python could not make .venv (see its message above)." >&2
+        exit 1
+    fi
+    if ((status == 3)) && [[ $reasons != *"$reason"* ]]; then reasons="$reasons; $reason"; fi
+done
+reasons=${reasons:-, and none is at ${candidates[*]}}
+echo "lsgd needs Python 3.11, 3.12 or 3.13$reasons; name one: make PYTHON=/path/to/python3.12" >&2
+exit 1
