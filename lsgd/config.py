@@ -290,7 +290,8 @@ def load_search(name: str, *words: str) -> Search:
     """
     if name not in searches():
         raise Refused(f"+search={name} does not exist; {did_you_mean(name, searches())}")
-    hint = f"a search has {', '.join(SEARCH_FIELDS)}, as recipes/README.md says"
+    page = paths.shown(paths.recipes_dir() / "README.md")
+    hint = f"a search has {', '.join(SEARCH_FIELDS)}, as {page} says"
     try:
         search = _load_definition(Search, "search", name, *words, hint=hint)
     except YAMLError:

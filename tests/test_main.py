@@ -110,10 +110,10 @@ def test_another_word_is_refused_with_the_nearest_names(
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["lsgd", "--version"])
-    for commit, printed in (("1a2b3c4-dirty", ", commit 1a2b3c4-dirty"), (None, "")):
+    for commit, printed in (("1a2b3c4-dirty", "1a2b3c4-dirty"), (None, "unknown")):
         monkeypatch.setattr("lsgd.run.provenance.commit", lambda commit=commit: commit)
         assert main() == 0
-        assert capsys.readouterr().out == f"lsgd {lsgd.__version__}{printed}\n"
+        assert capsys.readouterr().out == f"lsgd {lsgd.__version__}, commit {printed}\n"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
             of_search.append(word)
         elif field in SEARCH_FIELDS and field != "recipe":
             raise Refused(
-                f"'{word}' belongs into recipes/search/NAME.yaml; write a file of its own"
+                f"'{word}' is a field of a search's file; write a file of your own into "
+                f"{paths.shown(paths.recipes_dir() / 'search')}"
             )
         else:
             of_recipe.append(word)

@@ -101,12 +101,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     if (NP in words) != bool(options.processes or options.hosts):
         raise Refused(
             f"{NP} in the command and --processes N belong together; for example "
-            f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {NP}"
+            f"--processes 4 python -m lsgd.launch torchrun digits run_dir=runs/a --np {NP}"
         )
     if (HOSTS in words) != bool(options.hosts):
         raise Refused(
             f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
-            f"--hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {HOSTS} --np {NP}"
+            "--hosts a:8,b:8 python -m lsgd.launch mpirun bs8k run_dir=runs/a "
+            f"--hosts {HOSTS} --np {NP}"
         )
     return options
 
