@@ -82,7 +82,7 @@ def _parser() -> Parser:
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """The options and the command; raises Refused if they do not fit together."""
-    options = _parser().parse_args(argv)
+    options: argparse.Namespace = _parser().parse_args(argv)
     options.command = options.command[options.command[:1] == ["--"] :]
     words = " ".join(options.command)
     if found := SUBMITS.match(words):
