@@ -102,7 +102,8 @@ def written_here(
     """What to write for a word that is not known here, with the value that it was given.
 
     The word may have the dashes of an option. A command has these options, and fields of these keys
-    are written as key=value words to it. Empty if the word means nothing in other tools either.
+    are written as key=value words to it. A word that means nothing elsewhere either is answered
+    with the names that are near, or an empty text.
 
     >>> written_here("--max-epochs", "30", keys=["epochs"])
     'write epochs=30'
@@ -126,4 +127,12 @@ def written_here(
     match whole or ends:
         case [key]:
             return f"write {key}={value or '…'}"
-    return ""
+    pairs = [(option.lstrip("-"), option) for option in sorted(options)]
+    pairs += [(key.rpartition(".")[2].replace("_", "-"), f"{key}=") for key in keys]
+    near = difflib.get_close_matches(name, [end for end, _ in pairs], n=2, cutoff=0.7)
+    # Options are never completed, but asked for by their beginnings.
+    near = near or [
+        option[2:] for option in options if len(name) > 2 and option[2:].startswith(name)
+    ]
+    texts = [text for end, text in pairs if end in near]
+    return f"did you mean {' or '.join(texts)}?" if texts else ""

@@ -149,5 +149,12 @@ def test_a_value_is_taken_along_where_a_value_is_written() -> None:
     assert written_here("--max-epochs", keys=["epochs"]) == "write epochs=…"
     assert written_here("--dry-run", "x", options=["--print"]).startswith("write --print")
     assert written_here("--seed", "1", keys=["seed", "cluster.seed"]) == "write seed=1"
-    assert written_here("--milestones", keys=["schedule.milestones", "growth.milestones"]) == ""
     assert written_here("--nonsense", keys=["seed"]) == ""
+
+
+def test_names_that_are_near_are_asked_for() -> None:
+    keys = ["schedule.milestones", "batch_growth.milestones", "seed"]
+    both = "did you mean schedule.milestones= or batch_growth.milestones=?"
+    assert written_here("--milestones", keys=keys) == both
+    assert written_here("--jbos", options=["--jobs", "--help"]) == "did you mean --jobs?"
+    assert written_here("--tol", options=["--tolerance"]) == "did you mean --tolerance?"

@@ -96,11 +96,8 @@ class Parser(argparse.ArgumentParser):
         named = {action.dest for action in self._actions if not action.option_strings} - {"words"}
         if name.lstrip("-") in named:
             raise Refused(f"there is no option {name}; write {value or 'it'} alone, without {name}")
-        keys = self.keys()
         options = {*self.known, *also}
-        how = written_here(name, value, options=options, keys=keys)
-        names = [*sorted(options), *(f"{key}=" for key in keys)] if len(options) > 1 else []
-        how = how or (did_you_mean(f"--{name.lstrip('-')}", names, remedy) if names else remedy)
+        how = written_here(name, value, options=options, keys=self.keys()) or remedy
         raise Refused(f"there is no option {name}; {how}")
 
     def how(self, word: str) -> str:

@@ -177,6 +177,9 @@ def read_options(
     # What looks like a negative number is a word to argparse.
     unknown += [word for word in namespace.words if word.startswith("-")]
     if unknown:
+        name, _, _ = unknown[0].partition("=")
+        if takers := [each for each, other in LAUNCHERS.items() if name in other.options]:
+            raise Refused(f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}")
         (asked or parser).refuse(unknown[0], argv, remedy, also=parser.known)
     options = {name: value for name, value in vars(namespace).items() if name in OPTIONS}
     for name, value in options.items():

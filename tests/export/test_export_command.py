@@ -69,7 +69,9 @@ def test_a_missing_library_is_named(
 def test_words_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--to hub" in refusal(main, capsys, "run", "--to", "onnx", "--push", "me/digits")
     assert "nowhere cannot be read" in refusal(main, capsys, "nowhere", "--to", "torchvision")
-    assert "invalid choice: 'keras'" in refusal(main, capsys, "run", "--to", "keras")
+    assert "--to: keras does not exist; write one of torchvision" in refusal(
+        main, capsys, "run", "--to", "keras"
+    )
 
 
 def test_every_form_has_its_libraries() -> None:
