@@ -63,12 +63,13 @@ def _origin() -> str | None:
     except (metadata.PackageNotFoundError, ValueError):
         return None
     url = str(record.get("url", ""))
-    if vcs := record.get("vcs_info"):
-        folder = record.get("subdirectory")
-        return f"{vcs['vcs']}+{url}@{vcs['commit_id']}" + (
-            f"#subdirectory={folder}" if folder else ""
-        )
     address = urlsplit(url)
+    if vcs := record.get("vcs_info"):
+        if address.scheme == "file":  # which pip does not take after a name
+            return None
+        folder = record.get("subdirectory")
+        pinned = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+        return f"{pinned}#subdirectory={folder}" if folder else pinned
     if address.scheme == "file" and not Path(unquote(address.path)).exists():
         return None
     return url or None

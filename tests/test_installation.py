@@ -83,6 +83,8 @@ def test_from_git(site: Path) -> None:
     assert install("report").endswith("'lsgd[report] @ git+https://example.org/lsgd@1a2b3c4'")
     origin(site, url="https://example.org/lsgd", vcs_info=git, subdirectory="a")
     assert install().endswith("'lsgd @ git+https://example.org/lsgd@1a2b3c4#subdirectory=a'")
+    origin(site, url="file:///srv/lsgd", vcs_info=git)
+    assert install("report").endswith("'matplotlib>=3.9' 'scipy>=1.13'")
 
 
 def test_from_an_index(site: Path) -> None:
