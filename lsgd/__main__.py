@@ -1,16 +1,18 @@
 """All commands of lsgd under one name: `lsgd COMMAND` does what `python -m lsgd.COMMAND` does."""
 
-import difflib
 import runpy
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from lsgd import at_once
 from lsgd.errors import Refused
 from lsgd.job.command import run_alone
 from lsgd.job.garbage import put_off
 from lsgd.job.interrupt import leave_at_once
 from lsgd.job.starting import announce_torch, wait_passively
+from lsgd.nearest import did_you_mean, written_here
+from lsgd.paths import recipe_names
 from lsgd.run import provenance
 
 COMMANDS = {
@@ -55,11 +57,20 @@ def listing() -> str:
     return "\n\n".join([USAGE, *groups, ending])
 
 
+def listed() -> list[str]:
+    """The names of all commands."""
+    return [name for commands in COMMANDS.values() for name in commands]
+
+
 def refuse(command: str) -> NoReturn:
-    """Raise Refused for a command that does not exist, with the names nearest to it."""
-    names = [name for commands in COMMANDS.values() for name in commands]
-    nearest = difflib.get_close_matches(command, names)
-    remedy = f"write {' or '.join(nearest)}" if nearest else "lsgd --help lists those there are"
+    """Raise Refused for a command that does not exist, with what does it, or the names nearest."""
+    if command in recipe_names():
+        remedy = f"it is a recipe: write lsgd train +recipe={command}"
+    elif "=" in command:
+        remedy = f"a command comes first, as in lsgd train {command}"
+    else:
+        here = written_here(command, options=["--help", "--version"])
+        remedy = here.replace("write --", "write lsgd --") or did_you_mean(command, listed())
     raise Refused(f"there is no command {command!r}; {remedy}")
 
 
@@ -70,6 +81,7 @@ def hand_over(command: str, words: Sequence[str]) -> None:
     wait_passively()
     announce_torch()
     put_off()
+    at_once.answer(command, words)
     # The module becomes __main__, by whose name the processes of a loader find it.
     sys.argv[1:] = words
     runpy.run_module(f"lsgd.{command}", run_name="__main__", alter_sys=True)
@@ -83,11 +95,15 @@ def main() -> int:
 def command(words: Sequence[str]) -> None:
     """Do what the words ask for; ends by SystemExit if they name a command, which runs as it is."""
     match words:
-        case [] | ["-h" | "--help", *_]:
+        case ["-h" | "--help" | "help", name, *rest] if name in listed():
+            hand_over(name, [*rest, "--help"])
+        case ["help", name, *_]:
+            refuse(name)
+        case [] | ["-h" | "--help" | "help", *_]:
             print(listing())
         case ["--version", *_]:
             print(provenance.version())
-        case [name, *rest] if any(name in commands for commands in COMMANDS.values()):
+        case [name, *rest] if name in listed():
             hand_over(name, rest)
         case [name, *_]:
             refuse(name)

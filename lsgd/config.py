@@ -23,8 +23,8 @@ from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.job.command import Parser
-from lsgd.nearest import did_you_mean
+from lsgd.job.command import Parser, option_and_value
+from lsgd.nearest import did_you_mean, written_here
 from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe
 from lsgd.recipe.checks import check
 from lsgd.recipe.fields import all_fields, concerns, group_of, is_within, values_before
@@ -55,6 +55,8 @@ any field of the recipe is a word of its own:
 """
 
 
+OPTIONS = ("--help", "--cfg")
+"""Those that each command line of a recipe has."""
 NO_RECIPE = "no recipe is given; write for example +recipe=digits, or --help to see them all"
 
 
@@ -74,10 +76,12 @@ ConfigStore.instance().store("config", HydraConf(defaults=[]), group="hydra")
 class RecipeParser(Parser):
     """A tool's words: those of a recipe, and the options that the tool adds with add_argument."""
 
-    def __init__(self, *, program: str, about: str) -> None:
+    def __init__(self, *, program: str, about: str, own: Sequence[str] = ()) -> None:
+        """`own` are the keys that the tool takes off the line before it is read."""
         super().__init__(
             program,
             about,
+            keys=lambda: ["recipe", *own, *field_keys()],
             usage=f"python -m {program} +recipe=NAME [key=value ...]",
             epilog=EPILOG.format(recipes=_recipe_list(), groups=_group_list()),
         )
@@ -91,16 +95,26 @@ class RecipeParser(Parser):
         raise SystemExit(0).
         """
         # Intermixed: options may stand among the words.
-        arguments, unknown = self.parse_known_intermixed_args(argv)
-        if unknown:
-            raise Refused(
-                f"there is no option {unknown[0]}; write key=value without dashes, or --help"
-            )
+        arguments = self.parse_intermixed_args(argv)
         recipe = load_recipe(arguments.words)
         if arguments.cfg:
             print(to_yaml(recipe), end="")
             raise SystemExit(0)
         return recipe, arguments
+
+    def refuse(self, word: str, line: Sequence[str], *remedy: str, **more: Any) -> NoReturn:
+        """Refuse an option as the word that it would be here, if that says more."""
+        name, value = option_and_value(word, line)
+        if (key := name.lstrip("-").replace("-", "_")) in ("batch_size", "recipe"):
+            words = [each for each in line if "=" in each and not each.startswith("-")]
+            _check_words([f"{key}={value}", *words])
+        super().refuse(word, line, *remedy, **more)
+
+
+def check_line(argv: Sequence[str]) -> None:
+    """Refuse a command line that `load` would, by its words alone: nothing is composed."""
+    parser = RecipeParser(program="lsgd.train", about="")
+    _check_words(parser.parse_intermixed_args(argv).words)
 
 
 def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
@@ -290,7 +304,8 @@ def load_search(name: str, *words: str) -> Search:
     """
     if name not in searches():
         raise Refused(f"+search={name} does not exist; {did_you_mean(name, searches())}")
-    hint = f"a search has {', '.join(SEARCH_FIELDS)}, as recipes/README.md says"
+    page = paths.shown(paths.recipes_dir() / "README.md")
+    hint = f"a search has {', '.join(SEARCH_FIELDS)}, as {page} says"
     try:
         search = _load_definition(Search, "search", name, *words, hint=hint)
     except YAMLError:
@@ -512,7 +527,7 @@ def _check_words(words: Sequence[str]) -> None:
         raise Refused(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
     for word in words:
         key, value = _split(word)
-        if not key:
+        if not key or ("=" not in word and not word.startswith("~")):
             _refuse_word(word)
         if key.replace("-", "_") == "batch_size":
             _refuse_batch_size(value, [other for other in words if other is not word])
@@ -559,8 +574,9 @@ def _refuse_word(word: str) -> NoReturn:
             f"the value in '{word}' cannot be read; close its brackets, or quote it twice: "
             f"'{key}=\"{value}\"'"
         ) from None
-    example = f"+recipe={word}" if word in recipes() else "for example epochs=30"
-    raise Refused(f"'{word}' is not of the form key=value; write {example}") from None
+    how = f"write +recipe={word}" if word in recipes() else written_here(word, options=OPTIONS)
+    how = how or f"write {'+recipe=NAME' if key == 'recipe' else 'for example epochs=30'}"
+    raise Refused(f"'{word}' is not of the form key=value; {how}") from None
 
 
 def _refuse_composition(error: HydraException, words: Sequence[str]) -> NoReturn:
@@ -676,6 +692,11 @@ def _missing(keys: Sequence[str]) -> str:
     # A group without its name has not been chosen, and lacks more than that.
     keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
     return f"{', '.join(keys)} has no value; write {keys[0]}=…"
+
+
+def field_keys() -> list[str]:
+    """All that a key=value word may give: the fields of a recipe, and its groups."""
+    return [*_keys(), *_groups()]
 
 
 def _keys() -> list[str]:

@@ -105,6 +105,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "lsgd.evaluate",
         "The error of a checkpoint: every validation example counts exactly once.",
+        keys=config.field_keys,
         usage="python -m lsgd.evaluate CHECKPOINT [+recipe=NAME] [key=value ...]",
     )
     parser.add_argument(

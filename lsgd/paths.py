@@ -37,6 +37,12 @@ def digits_dir() -> Path:
     return shipped("data/digits")
 
 
+def shown(path: Path) -> str:
+    """The path as a message names it: from the current folder if it is in there, else whole."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
 def data_root(dataset: str) -> Path:
     """Where a dataset is looked for when `data.root` is not given: `$LSGD_DATA/<dataset>`.
 

@@ -354,7 +354,7 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         ("+recipe=bs8k epochs=${nope}", "'nope' not found", "write the value itself"),
         ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
         ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' would change nothing", "run_dir=PATH"),
-        ("+recipe=bs8k --epochs=3", "no option --epochs=3", "without dashes"),
+        ("+recipe=bs8k --epochs=3", "no option --epochs", "write epochs=3"),
     ],
 )  # fmt: skip
 def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:

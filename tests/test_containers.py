@@ -65,6 +65,7 @@ def test_what_is_copied_is_there_and_is_sent(image: Image) -> None:
 def test_the_wheel_has_all_that_it_is_made_of(image: Image) -> None:
     """First an empty one, for which hatchling wants the same folders, then lsgd itself."""
     needed = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
+    needed.add("hatch_build.py")  # whose hook pyproject.toml asks for
     assert needed | FORCED.keys() | {"lsgd"} <= {*image.copied}
     assert PROJECT["tool"]["hatch"]["version"]["path"] in image.copied
     [first] = [words for words in image.of("RUN") if "python -m venv" in words]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lsgd.launch.options import LAUNCHERS
+from lsgd.run import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "constraints.txt"
@@ -92,6 +94,19 @@ def test_wheel_trains_anywhere(installed: Path, tmp_path: Path) -> None:
         assert "+recipe" in output([*command, "--help"], cwd=tmp_path)
     words = ["+recipe=digits", "epochs=1", "schedule.warmup_epochs=0.5", "schedule.milestones=[]"]
     assert "top-1 error" in output([installed, "-m", "lsgd.train", *words], cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_wheel_says_what_adds_to_it(installed: Path, tmp_path: Path) -> None:
+    """The command that a hint names is one that pip takes, and the commit that of the checkout."""
+    program = "from lsgd.installation import install; print(install('report'))"
+    hint = output([installed, "-c", program], cwd=tmp_path)
+    assert re.search(r"lsgd\[report\] @ file:///.*\.whl", hint)
+    offline = ["--no-index", "--dry-run", "--disable-pip-version-check"]
+    taken = output([*shlex.split(hint), *offline], cwd=tmp_path)
+    assert "matplotlib" in taken
+    printed = output([installed.parent / "lsgd", "--version"], cwd=tmp_path)
+    assert f", commit {provenance.commit_of(ROOT) or 'unknown'}\n" in printed
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import benchmarks
 from benchmarks.gpu.outcome import REPORT
 from lsgd import paths
+from lsgd.installation import install
 
 ROOT = Path(os.path.relpath(Path(benchmarks.__file__).parent.parent))
 """The checkout, seen from the current folder."""
@@ -241,7 +242,7 @@ def _unless_installed(*modules: str, extra: str) -> str:
     missing = [name for name in modules if not _is_installed(name)]
     if not missing:
         return ""
-    return f"not installed: {', '.join(missing)}; pip install 'lsgd[{extra}]'"
+    return f"not installed: {', '.join(missing)}; {install(extra)}"
 
 
 def _is_installed(module: str) -> bool:

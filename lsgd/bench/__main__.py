@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lsgd.errors import Refused
 from lsgd.job.command import run_command
+from lsgd.nearest import did_you_mean, written_here
 
 HELP = """\
 usage: python -m lsgd.bench WHAT +recipe=NAME [key=value ...] [options]
@@ -24,6 +25,9 @@ WHAT:
 What proves lsgd's own speed is beside it, in a checkout: python -m benchmarks.step, and the others
 that benchmarks/README.md lists.
 """
+
+
+NAMES = ("fold", "inputs", "live", "padding", "scaling", "strategies")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
                     f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
                 )
             case [what, *_]:
-                raise Refused(f"there is no benchmark {what!r}; --help names those that there are")
+                how = written_here(what, options=["--help"]) or did_you_mean(what, NAMES)
+                raise Refused(f"there is no benchmark {what!r}; {how}")
             case _:
                 raise Refused("no benchmark is named; write python -m lsgd.bench inputs, or --help")
 

@@ -41,6 +41,7 @@ from lsgd.bench.torchfold import VERSION, fetched
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.files import whole
+from lsgd.installation import install
 from lsgd.job.command import count_from, seconds
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known
@@ -152,7 +153,7 @@ def main(argv: Sequence[str]) -> None:
         bench(result, recipe, sizes, batches, options, record)
         figures = draw(result)
         if not figures:
-            result["missing"]["the figure"] = "matplotlib is missing: pip install 'lsgd[report]'"
+            result["missing"]["the figure"] = f"matplotlib is missing: {install('report')}"
         for name, content in figures.items():
             if record.folder:
                 with whole(record.folder / name) as file:

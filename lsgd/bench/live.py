@@ -21,6 +21,7 @@ from lsgd.bench.strategies import spread
 from lsgd.config import load_recipe
 from lsgd.errors import Refused
 from lsgd.files import whole
+from lsgd.installation import install
 from lsgd.job.command import Parser, count_from, seconds
 from lsgd.strategy.placement import place
 from lsgd.strategy.virtual import server_loads, virtual_epoch
@@ -164,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
         bench(result, cells, options, record)
         figures = draw(result)
         if not figures:
-            result["missing"]["the figure"] = "matplotlib is missing: pip install 'lsgd[report]'"
+            result["missing"]["the figure"] = f"matplotlib is missing: {install('report')}"
         for name, content in figures.items():
             if record.folder:
                 with whole(record.folder / name) as file:

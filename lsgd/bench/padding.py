@@ -25,6 +25,7 @@ from lsgd.bench.timing import TimedWork, check_rounds, estimate, measure
 from lsgd.config import RecipeParser
 from lsgd.errors import Refused
 from lsgd.files import whole
+from lsgd.installation import install
 from lsgd.job.command import count_from, seconds
 from lsgd.models.tagger import Tagger
 from lsgd.recipe import PADDINGS, Recipe
@@ -113,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
             raise Refused("; ".join(result["missing"].values()))
         figures = draw(result)
         if not figures:
-            result["missing"]["the figure"] = "matplotlib is missing: pip install 'lsgd[report]'"
+            result["missing"]["the figure"] = f"matplotlib is missing: {install('report')}"
         for name, content in figures.items():
             if record.folder:
                 with whole(record.folder / name) as file:

@@ -28,6 +28,7 @@ from lsgd.bench.watched import Command, Watched, watch
 from lsgd.config import RecipeParser, load_recipe
 from lsgd.errors import Refused
 from lsgd.files import whole
+from lsgd.installation import install
 from lsgd.job.command import count_from, seconds
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_known
@@ -141,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
             raise Refused("; ".join(result["missing"].values()))
         figures = draw(result)
         if not figures:
-            result["missing"]["the figure"] = "matplotlib is missing: pip install 'lsgd[report]'"
+            result["missing"]["the figure"] = f"matplotlib is missing: {install('report')}"
         for name, content in figures.items():
             if record.folder:
                 with whole(record.folder / name) as file:

@@ -10,6 +10,7 @@ from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_thre
 from torch import device as Device
 
 from lsgd.errors import EndsEarly, Interrupted, PeerLost, Refused
+from lsgd.installation import script
 from lsgd.job.launcher import Launch, cores, detect
 from lsgd.recipe import CommSettings
 
@@ -244,7 +245,7 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
             except ImportError as error:
                 raise Refused(
                     f"comm=horovod, but Horovod cannot be imported ({error}); build it for this "
-                    "torch with setup/horovod.sh, or write comm=torch"
+                    f"torch with {script('setup/horovod.sh')}, or write comm=torch"
                 ) from None
             return HorovodComm(timeout=timeout, join_timeout=join_timeout)
     raise ValueError(library)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lsgd import installation
 from lsgd.doctor.child import Answer
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 from lsgd.job.children import finished
@@ -117,7 +118,8 @@ def gpus(
         items.append(Item("CUDA", FAIL, "torch does not load", "see torch"))
     elif facts["cuda"] is None:
         plain = facts["version"].partition("+")[0]
-        fix = f"`pip install --force-reinstall torch=={plain}` from PyPI, which has the CUDA build"
+        again = installation.pip("install", "--force-reinstall", f"torch=={plain}")
+        fix = f"`{again}` from PyPI, which has the CUDA build"
         items.append(Item("CUDA", FAIL, f"torch {facts['version']} is a CPU build", fix))
     elif problem := facts.get("problem"):
         fix = (

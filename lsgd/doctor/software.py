@@ -6,12 +6,12 @@ import shutil
 import sys
 from collections.abc import Mapping
 
+from lsgd import installation
 from lsgd.doctor.child import Answer
 from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
 from lsgd.job.children import finished, telling_line
 
 OLDEST_PYTHON = (3, 11)
-INSTALL = "run `make setup` in the checkout, or `pip install lsgd` again"
 
 
 def python() -> Item:
@@ -26,7 +26,7 @@ def python() -> Item:
 def torch(answer: Answer) -> Item:
     """Whether torch loads, and which build it is."""
     if answer.why:
-        return Item("torch", FAIL, answer.why, INSTALL, required=True)
+        return Item("torch", FAIL, answer.why, installation.install(), required=True)
     cuda = answer.facts["cuda"]
     build = "a CPU build" if cuda is None else f"a build for CUDA {cuda}"
     return Item("torch", PASS, f"{answer.facts['version']}, {build}", required=True)
@@ -35,7 +35,7 @@ def torch(answer: Answer) -> Item:
 def torchvision(answer: Answer) -> Item:
     """Whether torchvision loads in the way lsgd loads it; no model can be made without it."""
     if answer.why:
-        return Item("torchvision", FAIL, answer.why, INSTALL, required=True)
+        return Item("torchvision", FAIL, answer.why, installation.install(), required=True)
     finding = answer.facts["version"]
     if answer.facts["stood_in"]:
         finding += ", loads beside this torch through lsgd.vision"
@@ -45,7 +45,8 @@ def torchvision(answer: Answer) -> Item:
 def tensorboard(answer: Answer) -> Item:
     """Whether the curves of a run can be written."""
     if answer.why:
-        fix = "pip install 'tensorboard>=2.21', since older ones need a setuptools older than 82"
+        newer = installation.pip("install", "tensorboard>=2.21")
+        fix = f"{newer}, since older ones need a setuptools older than 82"
         return Item("tensorboard", FAIL, answer.why, fix, required=True)
     return Item("tensorboard", PASS, answer.facts["version"], required=True)
 
@@ -55,27 +56,29 @@ def setuptools(answer: Answer, *, horovod: Answer) -> Item:
     if not answer.why:
         return Item("setuptools", PASS, answer.facts["version"])
     status = FAIL if horovod.facts.get("version") else ABSENT
-    fix = "pip install 'setuptools>=70.1', which horovodrun and setup/horovod.sh import"
+    newer = installation.pip("install", "setuptools>=70.1")
+    fix = f"{newer}, which horovodrun and the build of Horovod import"
     return Item("setuptools", status, answer.why, fix)
 
 
 def recipes(answer: Answer) -> Item:
     """Whether a recipe can be composed."""
     if answer.why:
-        return Item("recipes", FAIL, answer.why, INSTALL, required=True)
+        return Item("recipes", FAIL, answer.why, installation.install(), required=True)
     return Item("recipes", PASS, f"{answer.facts['recipes']}, composed by Hydra", required=True)
 
 
 def horovod(answer: Answer) -> Item:
     """Whether Horovod loads beside this torch, and what it is built with."""
+    build = f"{installation.script('setup/horovod.sh')} builds it"
     rebuild = (
-        f"`{sys.executable} -m pip uninstall horovod`, then setup/horovod.sh builds it for this "
-        "torch; until then start with lsgd launch torchrun"
+        f"`{installation.pip('uninstall', 'horovod')}`, then {build} for this torch; until then "
+        "start with lsgd launch torchrun"
     )
     if answer.why:
         return Item("Horovod", FAIL, f"cannot be imported: {answer.why}", rebuild)
     if answer.facts["version"] is None:
-        fix = "setup/horovod.sh builds it; launch/torchrun.sh does without"
+        fix = f"{build}; lsgd launch torchrun does without"
         return Item("Horovod", ABSENT, "not installed", fix)
     built = answer.facts["built"]
     parts = [name for name, included in built.items() if included]
@@ -90,9 +93,10 @@ def horovod(answer: Answer) -> Item:
 def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.environ) -> Item:
     """Whether mpirun starts a process here; Horovod has to be built for it."""
     built = horovod.facts.get("built", {}).get("MPI", False)
+    build = installation.script("setup/horovod.sh")
     if shutil.which("mpirun") is None:
         fix = (
-            "`sudo apt install openmpi-bin libopenmpi-dev`, then setup/horovod.sh; "
+            f"`sudo apt install openmpi-bin libopenmpi-dev`, then {build}; "
             "lsgd launch horovodrun and torchrun do without"
         )
         return Item("MPI", FAIL if built else ABSENT, "mpirun is not found", fix)
@@ -111,7 +115,7 @@ def mpi(horovod: Answer, *, limit: float, environment: Mapping[str, str] = os.en
         return Item("MPI", FAIL, f"{name} starts no process: {why}", fix)
     finding = f"{name}, as root" if root else name
     if not built and horovod.facts.get("version"):
-        fix = "install libopenmpi-dev, then `setup/horovod.sh` builds Horovod with MPI"
+        fix = f"install libopenmpi-dev, then {build} builds Horovod with MPI"
         return Item("MPI", ABSENT, f"{finding}, for which Horovod is not built", fix)
     return Item("MPI", PASS, finding)
 
@@ -144,12 +148,13 @@ def compiler(answer: Answer) -> Item:
 
 def apex(answer: Answer) -> Item:
     """Whether optim.fused=apex makes updates on this machine's GPU; torch's own are the default."""
+    build = installation.script("setup/apex.sh")
     if answer.why:
-        fix = "setup/apex.sh builds NVIDIA's for this torch; optim.fused=torch does without"
+        fix = f"{build} builds NVIDIA's for this torch; optim.fused=torch does without"
         return Item("apex", FAIL, answer.why.removeprefix("Refused: "), fix)
     if answer.facts["version"] is None:
         fix = (
-            "setup/apex.sh builds NVIDIA's, and PyPI's apex is another package; optim.fused=torch "
+            f"{build} builds NVIDIA's, and PyPI's apex is another package; optim.fused=torch "
             "does without"
         )
         return Item("apex", ABSENT, "not installed", fix)
@@ -160,10 +165,10 @@ def dali(answer: Answer, *, where: str) -> Item:
     """Whether DALI decodes an image; without DALI torchvision does."""
     instead = "inputs=torchvision does without"
     if answer.why:
-        fix = "`pip install --force-reinstall 'lsgd[dali]'`; " + instead
+        again = installation.pip("install", "--force-reinstall", "nvidia-dali-cuda130")
+        fix = f"`{again}`; {instead}"
         return Item(f"DALI, {where}", FAIL, f"decodes no JPEG: {answer.why}", fix)
     if answer.facts["version"] is None:
-        return Item(
-            f"DALI, {where}", ABSENT, "not installed", f"`pip install 'lsgd[dali]'`; {instead}"
-        )
+        fix = f"`{installation.install('dali')}`; {instead}"
+        return Item(f"DALI, {where}", ABSENT, "not installed", fix)
     return Item(f"DALI, {where}", PASS, f"{answer.facts['version']}, decodes a JPEG")

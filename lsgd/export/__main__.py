@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lsgd import config
 from lsgd.errors import Refused
 from lsgd.export.libraries import check_export_libraries
 from lsgd.export.network import FORMS, Exported, read_exported
@@ -83,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         "lsgd.export",
         __doc__,
+        keys=config.field_keys,
         usage="python -m lsgd.export CHECKPOINT --to FORM [--out PATH] [key=value ...]",
     )
     parser.add_argument("checkpoint", type=Path, help="a run folder, or its checkpoint.pt")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from lsgd.errors import Refused
+from lsgd.installation import install
 
 LIBRARIES = {
     "torchvision": (),
@@ -22,5 +23,5 @@ def check_export_libraries(form: str, *, push: bool) -> None:
         if find_spec(name) is None:
             raise Refused(
                 f"{'--push' if name in LIBRARIES['push'] else f'--to {form}'} needs {name}, which "
-                "is not installed; type pip install 'lsgd[export]'"
+                f"is not installed; type {install('export')}"
             )

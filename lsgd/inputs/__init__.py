@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from lsgd import paths
 from lsgd.errors import Refused
 from lsgd.inputs.index import open_indexes
+from lsgd.installation import install
 from lsgd.job.launcher import cores, detect
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
@@ -86,7 +87,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
                 data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
             )
             if settings.loader == "auto":
-                folder.name += " (DALI is faster: pip install 'lsgd[dali]')"
+                folder.name += f" (DALI is faster: {install('dali')})"
             return folder
         case "dali":
             from lsgd.inputs.dali import DaliInputs
@@ -151,6 +152,6 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
             )
     if loader == "dali" and not _has_dali():
         raise Refused(
-            "inputs=dali, but DALI is not installed; `pip install 'lsgd[dali]'`, or write "
+            f"inputs=dali, but DALI is not installed; type {install('dali')}, or write "
             "inputs=torchvision"
         )

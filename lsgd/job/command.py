@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -16,11 +16,13 @@ from lsgd.job.launcher import detect
 from lsgd.job.members import TAG, last_words
 from lsgd.job.output import need_no_reader
 from lsgd.job.parent import end_with_parent
+from lsgd.nearest import did_you_mean, written_here
 
 GRACE = 3.0
 """Seconds that a process has for saving once its launcher was killed."""
 LONGEST = 1e9
 """Seconds, about thirty years: above it the system's own clocks overflow."""
+SEE_HELP = "--help says what there is"
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,17 +33,94 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, program: str | None = None, about: str | None = None, **settings: Any
+        self,
+        program: str | None = None,
+        about: str | None = None,
+        *,
+        keys: Callable[[], Sequence[str]] = tuple,
+        **settings: Any,
     ) -> None:
+        """`keys` names the fields that key=value words of this command line may give."""
         # argparse makes the parsers of subcommands itself, and passes prog among `settings`.
         if program is not None:
             settings |= {"prog": f"python -m {program}", "description": about}
             settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(allow_abbrev=False, **settings)
+        self.keys = keys
+        self.line: list[str] = []
+        """The whole command line, once it is read."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; raises Refused for what is not known."""
+        self.line = list(args if args is not None else sys.argv[1:])
+        options, unknown = self.parse_known_args(self.line, namespace)
+        if unknown:
+            self.refuse(unknown[0], self.line)
+        return options
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; raises Refused for what is not known."""
+        self.line = list(args if args is not None else sys.argv[1:])
+        options, unknown = self.parse_known_intermixed_args(self.line, namespace)
+        if unknown:
+            self.refuse(unknown[0], self.line)
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Refuse the words: raise Refused with argparse's sentence."""
-        raise Refused(f"{message}; --help says what there is")
+        if message.startswith("the following arguments are required"):
+            # Perhaps given, but by an option: which is then what is wrong.
+            for word in self.line:
+                if word.startswith("--") and word.partition("=")[0] not in self.known:
+                    self.refuse(word, self.line)
+        if choice := re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message):
+            argument, value, choices = choice.groups()
+            hint = did_you_mean(value, re.findall("[^', ]+", choices))
+            raise Refused(f"{argument}: {value} does not exist; {hint}")
+        raise Refused(f"{message}; {SEE_HELP}")
+
+    def refuse(
+        self,
+        word: str,
+        line: Sequence[str],
+        remedy: str = SEE_HELP,
+        *,
+        also: Collection[str] = (),
+    ) -> NoReturn:
+        """Refuse a word of the line: raise Refused with what is written for it here, else with the
+        names that are near, else with the remedy. The command has `also` these options."""
+        if not word.startswith("-"):
+            raise Refused(f"{word!r} has no meaning here; {self.how(word) or remedy}")
+        name, value = option_and_value(word, line)
+        named = {action.dest for action in self._actions if not action.option_strings} - {"words"}
+        if name.lstrip("-") in named:
+            raise Refused(f"there is no option {name}; write {value or 'it'} alone, without {name}")
+        options = {*self.known, *also}
+        how = written_here(name, value, options=options, keys=self.keys()) or remedy
+        raise Refused(f"there is no option {name}; {how}")
+
+    def how(self, word: str) -> str:
+        """What is written here for a bare word of other tools; empty if it is none."""
+        return written_here(word, options=self.known, keys=self.keys())
+
+    @property
+    def known(self) -> set[str]:
+        """The options that the command has, by their long names."""
+        own = {name for name in self._option_string_actions if name.startswith("--")}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                own |= {name for parser in action.choices.values() for name in parser.known}
+        return own
+
+
+def option_and_value(word: str, line: Sequence[str]) -> tuple[str, str]:
+    """The name of an option of this line, and the value that it seems to have, if any."""
+    name, _, value = word.partition("=")
+    following = line[line.index(word) + 1 :][:1] if word in line and not value else []
+    for each in following:
+        if not each.startswith(("-", "+", "~")) and "=" not in each:
+            value = each
+    return name, value
 
 
 def count_from(least: int) -> Callable[[str], int]:

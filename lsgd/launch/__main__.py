@@ -17,7 +17,8 @@ from lsgd.launch.k8s import k8s
 from lsgd.launch.options import LAUNCHERS, Request, read_request
 from lsgd.launch.slurm import slurm
 from lsgd.launch.start import Start
-from lsgd.nearest import did_you_mean
+from lsgd.nearest import did_you_mean, written_here
+from lsgd.paths import recipe_names
 
 STARTS: dict[str, Callable[[Request], Start]] = {
     "local": local,
@@ -44,7 +45,10 @@ def launch(argv: Sequence[str]) -> None:
         print("python -m lsgd.launch slurm --help says which options it has")
         return
     if launcher not in LAUNCHERS:
-        raise Refused(f"there is no launcher {launcher}; {did_you_mean(launcher, names)}")
+        hint = f"it is a recipe: write lsgd launch local {launcher}"
+        if launcher not in recipe_names():
+            hint = written_here(launcher, options=["--help"]) or did_you_mean(launcher, names)
+        raise Refused(f"there is no launcher {launcher}; {hint}")
     request = read_request(launcher, words)
     start = STARTS[launcher](request)
     if not request.prints:

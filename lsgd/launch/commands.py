@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lsgd.errors import Refused
+from lsgd.installation import install, script
 from lsgd.job.launcher import DEFAULT_PORT
 from lsgd.launch.options import Request
 from lsgd.launch.processes import count_processes, find_python, threads
@@ -43,7 +44,7 @@ def local(request: Request) -> Start:
     horovod = subprocess.run([find_python(), "-c", WITHOUT_HOROVOD], capture_output=True, text=True)
     lacks = horovod.stdout.strip()
     if horovod.returncode:
-        lacks = "Horovod is not installed; setup/horovod.sh builds it"
+        lacks = f"Horovod is not installed; {script('setup/horovod.sh')} builds it"
     if lacks:
         print(f"lsgd: {processes} processes under torchrun ({lacks})", file=sys.stderr)
         return torchrun(request)
@@ -79,7 +80,7 @@ def torchrun(request: Request) -> Start:
         *(["--log-dir", logs, "--tee", "3"] if logs else []),
         *request.train,
     ]
-    return Start(request, processes, command, program, "it comes with torch: 'make setup'")
+    return Start(request, processes, command, program, f"it comes with torch: {install()}")
 
 
 def horovodrun(request: Request) -> Start:
@@ -97,7 +98,8 @@ def horovodrun(request: Request) -> Start:
         *(["--output-filename", logs] if logs else []),
         *[python, *request.train],
     ]
-    return Start(request, processes, command, program, "setup/horovod.sh builds it")
+    remedy = f"{script('setup/horovod.sh')} builds it"
+    return Start(request, processes, command, program, remedy)
 
 
 def mpirun(request: Request) -> Start:
@@ -127,7 +129,10 @@ def mpirun(request: Request) -> Start:
         *(word for name in carried(os.environ) for word in ("-x", name)),
         *["env", threads(request, processes), python, *request.train],
     ]
-    remedy = "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then setup/horovod.sh"
+    remedy = (
+        "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then "
+        f"{script('setup/horovod.sh')}"
+    )
     return Start(request, processes, command, "mpirun", remedy)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lsgd import paths
 from lsgd.errors import Refused
-from lsgd.job.command import Parser
+from lsgd.job.command import SEE_HELP, Parser
 from lsgd.nearest import did_you_mean
 
 
@@ -151,15 +151,19 @@ def _lines(launcher: str) -> list[str]:
     ]
 
 
-def read_options(launcher: str, argv: Sequence[str]) -> tuple[list[str], dict[str, str], bool]:
+def read_options(
+    launcher: str, argv: Sequence[str], asked: Parser | None = None
+) -> tuple[list[str], dict[str, str], bool]:
     """The words that are neither options nor their values, the options, and whether --print is one.
 
-    Raises Refused for options that the launcher does not take.
+    `asked` is the parser of the command that has these words left. Raises Refused for options that
+    the launcher does not take.
     """
     form, *_ = lines = _lines(launcher)
+    remedy = f"write {form}" if asked is None else SEE_HELP
     if "--" in argv:
-        raise Refused(f"option -- is not known; write {form}")
-    parser = Parser(usage="\n".join(lines), add_help=False)
+        raise Refused(f"option -- is not known; {remedy}")
+    parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -173,11 +177,14 @@ def read_options(launcher: str, argv: Sequence[str]) -> tuple[list[str], dict[st
     # What looks like a negative number is a word to argparse.
     unknown += [word for word in namespace.words if word.startswith("-")]
     if unknown:
-        raise Refused(f"option {unknown[0].partition('=')[0]} is not known; write {form}")
+        name, _, _ = unknown[0].partition("=")
+        if takers := [each for each, other in LAUNCHERS.items() if name in other.options]:
+            raise Refused(f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}")
+        (asked or parser).refuse(unknown[0], argv, remedy, also=parser.known)
     options = {name: value for name, value in vars(namespace).items() if name in OPTIONS}
     for name, value in options.items():
         if not value:
-            raise Refused(f"{name} has no value; write {form}")
+            raise Refused(f"{name} has no value; {remedy}")
         pattern, expected = FORMS.get(OPTIONS[name][0], (".+", ""))
         if not re.fullmatch(pattern, value, re.DOTALL):
             raise Refused(f"{name} is {value}, but must be {expected}")
@@ -186,11 +193,22 @@ def read_options(launcher: str, argv: Sequence[str]) -> tuple[list[str], dict[st
     return namespace.words, options, namespace.print
 
 
+def recipe_keys() -> list[str]:
+    """The fields that key=value words of a training may give."""
+    from lsgd.config import field_keys  # Hydra takes a while to import
+
+    return field_keys()
+
+
 def read_request(launcher: str, argv: Sequence[str]) -> Request:
     """The run that the words ask for; raises Refused without exactly one recipe."""
     words, options, prints = read_options(launcher, argv)
     form, *_ = _lines(launcher)
     names = [word for word in words if "=" not in word and not word.startswith("~")]
+    named = [word for word in words if re.match(r"\+?recipe=", word)]
+    if named:
+        name = named[0].partition("=")[2]
+        raise Refused(f"a launcher takes a recipe by its name alone; write {name} for {named[0]}")
     recipe, *others = names or [""]
     if not recipe:
         raise Refused(f"which recipe? Write {form}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.nearest import did_you_mean
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNorm1d, WorkerBatchNorm2d
@@ -127,8 +128,8 @@ def _build(recipe: Recipe) -> nn.Module:
             import timm
         except ImportError:
             raise Refused(
-                f"model={recipe.model.name} needs timm, which is not installed; write pip install "
-                "'lsgd[timm]'"
+                f"model={recipe.model.name} needs timm, which is not installed; type "
+                f"{install('timm')}"
             ) from None
         known = timm.list_models()
         build: Any = timm.create_model

@@ -161,7 +161,7 @@ def _gpus(sizes: Sizes, recipe: Recipe) -> int:
 
 
 def _command_line() -> RecipeParser:
-    line = RecipeParser(program="lsgd.plan", about=ABOUT)
+    line = RecipeParser(program="lsgd.plan", about=ABOUT, own=("nodes", "gpus"))
     line.usage = "python -m lsgd.plan +recipe=NAME nodes=N gpus=G [key=value ...] [options]"
     line.add_argument(
         "--preset", choices=PRESETS, default="paper", help="network and servers (paper)"

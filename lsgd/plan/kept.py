@@ -7,6 +7,7 @@ from shlex import join
 
 from lsgd.errors import Refused
 from lsgd.files import whole
+from lsgd.installation import install
 
 Plotter = Callable[..., dict[str, bytes]]
 """Makes the files of a plot, by their names."""
@@ -19,7 +20,7 @@ def plotter(name: str) -> Plotter:
     except ImportError as error:
         raise Refused(
             f"--out draws a plot, and matplotlib cannot be imported ({error}); "
-            "pip install 'lsgd[report]'"
+            f"type {install('report')}"
         ) from None
     return plot
 

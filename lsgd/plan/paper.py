@@ -16,7 +16,7 @@ BACKWARD = 0.120
 HOW_FAR_OFF = (
     "How far the model is off here: 0.5% of the paper's hour on 256 GPUs, with the two calibrated "
     "constants, which were fitted to other numbers of the paper, and 9.6% without them "
-    "(results/2026-11-22-plan-calibration)."
+    "(results/2026-11-22-plan-calibration in a checkout of lsgd)."
 )
 
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from lsgd.errors import Refused
 from lsgd.inputs.index import class_folders, image_files
+from lsgd.installation import install
 
 WHERE_FROM = (
     "--val-classes FILE: ILSVRC2012_devkit_t12.tar.gz from image-net.org, LOC_val_solution.csv "
@@ -95,7 +96,7 @@ def _devkit(file: Path) -> dict[str, str]:
     except ImportError:
         raise Refused(
             f"--val-classes {file} has a MATLAB file in it, which scipy reads, and scipy is not "
-            "installed; type pip install 'lsgd[imagenet]', or give lines such as "
+            f"installed; type {install('imagenet')}, or give lines such as "
             "`ILSVRC2012_val_00000001.JPEG n01751748`"
         ) from None
     try:

@@ -2,7 +2,7 @@
 
     python -m lsgd.report runs/trials/fashion_bs64-seed*        # these runs
     python -m lsgd.report runs/trials --study fashion_figure1   # those of a study that are there
-    python -m lsgd.report --table results/README.md             # its table, made anew
+    python -m lsgd.report --table results/README.md  # in a checkout: its table, anew
 
 A RUN is a run folder, or a folder that has run folders somewhere in it. Of runs with the same
 recipe and seed the first one counts. What does not count is named in the report, with the reason.

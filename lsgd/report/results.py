@@ -1,4 +1,4 @@
-"""The table of results/README.md, made from the summary.json of every folder beside it."""
+"""The table of results/README.md in a checkout, from the summary.json of every folder beside it."""
 
 import json
 from pathlib import Path

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsgd import installation
 from lsgd.errors import Refused
 
 NEEDED = "optim.fused=apex needs NVIDIA's apex"
@@ -54,23 +55,28 @@ def _hand_on_flag(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         optimizer._dummy_overflow_buf.copy_(found_inf)  # type: ignore[attr-defined]
 
 
+def _build() -> str:
+    return installation.script("setup/apex.sh")
+
+
 def _find() -> Any:
     """The class FusedSGD; raises Refused where there is none."""
     spec = find_spec("apex")
     if spec is None:
-        raise Refused(f"{NEEDED}, which is not installed; setup/apex.sh builds it, {INSTEAD}")
+        raise Refused(f"{NEEDED}, which is not installed; {_build()} builds it, {INSTEAD}")
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     if not any((folder / "optimizers").is_dir() for folder in folders):
         raise Refused(
             f"{NEEDED}, and the apex in {', '.join(map(str, folders))} is another package, as "
-            f"PyPI's of that name is; `pip uninstall apex`, then setup/apex.sh, {INSTEAD}"
+            f"PyPI's of that name is; {installation.pip('uninstall', 'apex')}, then {_build()}, "
+            f"{INSTEAD}"
         )
     try:
         from apex.optimizers import FusedSGD
     except ImportError as error:
         raise Refused(
-            f"{NEEDED}, and the one installed here cannot be imported ({error}); setup/apex.sh "
-            f"builds it anew, {INSTEAD}"
+            f"{NEEDED}, and the one installed here cannot be imported ({error}); {_build()} builds "
+            f"it anew, {INSTEAD}"
         ) from None
     return FusedSGD
 
@@ -98,5 +104,5 @@ def _need_updates(fused_sgd: Any, tensor: Tensor) -> None:
         kind = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device.type}"
         raise Refused(
             f"{NEEDED}, and the one installed here makes no update of {kind} ({why}); it takes "
-            f"float32 on a GPU, setup/apex.sh builds it for this torch, {INSTEAD}"
+            f"float32 on a GPU, {_build()} builds it for this torch, {INSTEAD}"
         )

@@ -1,4 +1,4 @@
-"""Which code a number is of: the commit of the checkout."""
+"""Which code a number is of: the commit of the checkout, or that which a wheel is built from."""
 
 import os
 import subprocess
@@ -6,12 +6,23 @@ from pathlib import Path
 
 import lsgd
 
+BUILT_FROM = "commit.txt"
+"""The file of a package that says which commit it is built from."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """The commit of the checkout that lsgd runs from, as commit_of says it."""
-    return commit_of(_PACKAGE.parent)
+    """The commit of the checkout that lsgd runs from, as commit_of says it; of an installed package
+    that of the checkout which it was built from, if it was one."""
+    return commit_of(_PACKAGE.parent) or _built_from()
+
+
+def _built_from() -> str | None:
+    """What hatch_build.py has written into the package."""
+    try:
+        return (_PACKAGE / BUILT_FROM).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def commit_of(folder: Path) -> str | None:
@@ -39,6 +50,5 @@ def commit_of(folder: Path) -> str | None:
 
 
 def version() -> str:
-    """The version, and the commit if lsgd runs from a checkout."""
-    name = commit()
-    return f"lsgd {lsgd.__version__}" + (f", commit {name}" if name else "")
+    """The version and the commit, in words."""
+    return f"lsgd {lsgd.__version__}, commit {commit() or 'unknown'}"

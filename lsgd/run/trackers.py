@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.job.launcher import without_launcher
 
 WAIT = 10.0
@@ -21,8 +22,8 @@ def check_installed(trackers: Sequence[str]) -> None:
     for name in trackers:
         if find_spec(name) is None:
             raise Refused(
-                f"the tracker {name} needs its package, which is not installed; pip install "
-                f"'lsgd[{name}]', or send the run later from a machine that has it (lsgd track)"
+                f"the tracker {name} needs its package, which is not installed; type "
+                f"{install(name)}, or send the run later from a machine that has it (lsgd track)"
             )
 
 

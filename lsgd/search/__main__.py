@@ -64,7 +64,6 @@ def search(argv: Sequence[str]) -> int:
         return report(request)
     request.space.check()
     place = place_for(request.launcher)
-    check_libraries()
     # Only now, so that --help does without Optuna.
     from lsgd.search.engine import Engine, begun
 
@@ -73,6 +72,8 @@ def search(argv: Sequence[str]) -> int:
         check_folder(folder, request.space)
         show(request, begun(folder, request.storage), folder)
         return 0
+    # Better now than when all is trained.
+    check_libraries("search")
     folder = open_folder(request.space)
     engine = Engine(request.space.search, folder, request.storage)
     if request.jobs > 1:

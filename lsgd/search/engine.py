@@ -10,6 +10,7 @@ from typing import Any, cast
 from zlib import crc32
 
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.recipe.search import Choices, Dimension, Pruning, Search, Value
 from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING, Point
 
@@ -24,7 +25,7 @@ try:
         from optuna.storages.journal import JournalFileBackend
         from optuna.trial import FrozenTrial, TrialState
 except ImportError:
-    raise Refused("a search needs Optuna; type pip install 'lsgd[search]'") from None
+    raise Refused(f"a search needs Optuna; type {install('search')}") from None
 
 STATES = {
     TrialState.WAITING: RUNNING,

@@ -63,8 +63,8 @@ def check_folder(folder: Path, space: Space) -> None:
         if different:
             raise Refused(
                 f"{folder} is of a search with another {' and '.join(different)}: "
-                f"recipes/search/{space.search.name}.yaml has changed since; move the folder "
-                "away, or give the changed search a name of its own"
+                f"its file {space.search.name}.yaml has changed since; move the folder away, or "
+                "give the changed search a name of its own"
             )
 
 

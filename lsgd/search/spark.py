@@ -24,6 +24,7 @@ from typing import Any
 
 from lsgd import files
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.job.launcher import LIFE
 from lsgd.job.members import TAG
 from lsgd.launch.commands import carried
@@ -341,7 +342,7 @@ def _check_installed() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        raise Refused("Spark is not installed; pip install 'lsgd[spark]'") from None
+        raise Refused(f"Spark is not installed; type {install('spark')}") from None
     home = os.environ.get("JAVA_HOME")
     if shutil.which(f"{home}/bin/java" if home else "java") is None:
         where = f" at JAVA_HOME={home}" if home else ""

@@ -56,7 +56,7 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     on_spark = options.launch == "spark"
     if options.master and not on_spark:
         raise Refused("--master is where Spark runs; write --launch spark with it")
-    words, launcher = _on_spark(options, rest) if on_spark else read_launcher(options, rest)
+    words, launcher = _on_spark(options, rest) if on_spark else read_launcher(parser, options, rest)
     names, of_search, of_recipe = [], [], []
     for word in words:
         key, equals, value = word.partition("=")
@@ -64,15 +64,17 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
         if key == "search" and equals:
             raise Refused(f"'{word}' needs a plus sign; write +{word}")
         if not equals and not word.startswith("~"):
-            example = f"+search={word}" if word in config.searches() else "for example epochs=3"
-            raise Refused(f"'{word}' is not of the form key=value; write {example}")
+            how = f"write +search={word}" if word in config.searches() else parser.how(word)
+            how = how or "write for example epochs=3"
+            raise Refused(f"'{word}' is not of the form key=value; {how}")
         if key == "+search":
             names.append(value)
         elif field in SAID:
             of_search.append(word)
         elif field in SEARCH_FIELDS and field != "recipe":
             raise Refused(
-                f"'{word}' belongs into recipes/search/NAME.yaml; write a file of its own"
+                f"'{word}' is a field of a search's file; write a file of your own into "
+                f"{paths.shown(paths.recipes_dir() / 'search')}"
             )
         else:
             of_recipe.append(word)
@@ -83,12 +85,17 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     return SearchRequest(space, rest, launcher, options.jobs, options.storage, options.print)
 
 
+def _keys() -> list[str]:
+    """What key=value words may give: fields of the search and of its recipes."""
+    return [*SAID, *config.field_keys()]
+
+
 def _parser(about: str, *, lists_searches: bool) -> Parser:
     about, _, more = about.partition("\n\n")
     if lists_searches:
         more = f"{more}\nsearches:\n{_catalogue()}"
     usage = "python -m lsgd.search +search=NAME [key=value ...] [options]"
-    parser = Parser("lsgd.search", about, usage=usage, epilog=more)
+    parser = Parser("lsgd.search", about, keys=_keys, usage=usage, epilog=more)
     add_options(parser, more_launchers="; spark, with --np N and --master URL, trains on executors")
     parser.add_argument(
         "--master",

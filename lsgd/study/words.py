@@ -30,12 +30,17 @@ class StudyRequest:
     """Whether to show what is done and what would run, and start nothing."""
 
 
+def _keys() -> list[str]:
+    """What key=value words may give: fields of the study and of its recipes."""
+    return ["seeds", *config.field_keys()]
+
+
 def _parser(about: str, *, lists_studies: bool) -> Parser:
     about, _, more = about.partition("\n\n")
     if lists_studies:
         more = f"{more}\nstudies:\n{_catalogue()}"
     usage = "python -m lsgd.study +study=NAME [key=value ...] [options]"
-    parser = Parser("lsgd.study", about, usage=usage, epilog=more)
+    parser = Parser("lsgd.study", about, keys=_keys, usage=usage, epilog=more)
     add_options(parser)
     return parser
 
@@ -48,7 +53,7 @@ def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
     # Every study is read for the help alone.
     parser = _parser(about, lists_studies=bool({"-h", "--help"} & set(argv)))
     options, rest = parser.parse_known_args(argv)
-    words, launcher = read_launcher(options, rest)
+    words, launcher = read_launcher(parser, options, rest)
     names: list[str] = []
     seed_lists: list[str] = []
     trial_words: list[str] = []
@@ -57,8 +62,9 @@ def read_request(about: str, argv: Sequence[str]) -> StudyRequest:
         if key == "study" and equals:
             raise Refused(f"'{word}' needs a plus sign; write +{word}")
         if not equals and not word.startswith("~"):
-            example = f"+study={word}" if word in config.studies() else "for example epochs=30"
-            raise Refused(f"'{word}' is not of the form key=value; write {example}")
+            how = f"write +study={word}" if word in config.studies() else parser.how(word)
+            how = how or "write for example epochs=30"
+            raise Refused(f"'{word}' is not of the form key=value; {how}")
         if key.lstrip("+") == "study":
             names.append(value)
         elif key == "seeds":

@@ -1,11 +1,12 @@
 """A run that goes on by itself: `python -m lsgd.supervise`, a loop around any launch command.
 
-    python -m lsgd.supervise launch/horovodrun.sh bs8k run_dir=runs/a --np 8
+    python -m lsgd.supervise python -m lsgd.launch horovodrun bs8k run_dir=runs/a --np 8
     python -m lsgd.supervise -- mpirun -np 8 python -m lsgd.train +recipe=bs8k run_dir=runs/a
-    python -m lsgd.supervise --processes 8 launch/torchrun.sh bs8k run_dir=runs/a --np {np}
-    python -m lsgd.supervise launch/singly.sh digits run_dir=runs/a --np 4
-    python -m lsgd.supervise --hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {hosts} \\
+    python -m lsgd.supervise --processes 8 python -m lsgd.launch torchrun bs8k run_dir=runs/a \\
         --np {np}
+    python -m lsgd.supervise python -m lsgd.launch singly digits run_dir=runs/a --np 4
+    python -m lsgd.supervise --hosts a:8,b:8 python -m lsgd.launch mpirun bs8k run_dir=runs/a \\
+        --hosts {hosts} --np {np}
 
 But under lsgd's own launchers (`lsgd.supervise.lives`), which start a process that dies again by
 itself, nothing in a running job is elastic. When one of its processes dies, the rest is stopped

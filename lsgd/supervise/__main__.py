@@ -82,7 +82,7 @@ def _parser() -> Parser:
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """The options and the command; raises Refused if they do not fit together."""
-    options = _parser().parse_args(argv)
+    options: argparse.Namespace = _parser().parse_args(argv)
     options.command = options.command[options.command[:1] == ["--"] :]
     words = " ".join(options.command)
     if found := SUBMITS.match(words):
@@ -101,12 +101,13 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     if (NP in words) != bool(options.processes or options.hosts):
         raise Refused(
             f"{NP} in the command and --processes N belong together; for example "
-            f"--processes 4 launch/torchrun.sh digits run_dir=runs/a --np {NP}"
+            f"--processes 4 python -m lsgd.launch torchrun digits run_dir=runs/a --np {NP}"
         )
     if (HOSTS in words) != bool(options.hosts):
         raise Refused(
             f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
-            f"--hosts a:8,b:8 launch/mpirun.sh bs8k run_dir=runs/a --hosts {HOSTS} --np {NP}"
+            "--hosts a:8,b:8 python -m lsgd.launch mpirun bs8k run_dir=runs/a "
+            f"--hosts {HOSTS} --np {NP}"
         )
     return options
 

@@ -22,6 +22,7 @@ from threading import Event, Lock
 from typing import Any
 
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.job.command import run_alone
 from lsgd.job.launcher import Launch, environment_of
 from lsgd.supervise.lives import WAKE, read_lives, run_lives
@@ -203,7 +204,7 @@ def _begin(size: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise Refused("Ray is not installed; pip install 'lsgd[ray]'") from None
+        raise Refused(f"Ray is not installed; type {install('ray')}") from None
     try:
         ray.init(**settings)
     except ConnectionError as error:

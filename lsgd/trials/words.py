@@ -7,6 +7,7 @@ from pathlib import Path
 from lsgd.errors import Refused
 from lsgd.job.command import Parser, count_from
 from lsgd.launch.options import LAUNCHERS, read_options
+from lsgd.nearest import did_you_mean
 from lsgd.trials.launch import TrialLauncher
 
 
@@ -34,16 +35,16 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
 
 
 def read_launcher(
-    options: argparse.Namespace, rest: Sequence[str]
+    parser: Parser, options: argparse.Namespace, rest: Sequence[str]
 ) -> tuple[list[str], TrialLauncher]:
     """The words among the rest, and the launcher with the options that it has there.
 
-    Raises Refused.
+    The parser is the one that has read the options. Raises Refused.
     """
     # launch/slurm.sh means slurm.
     launcher = Path(options.launch).stem
     if launcher not in LAUNCHERS:
-        known = ", ".join(sorted(LAUNCHERS))
-        raise Refused(f"--launch {launcher} does not exist; write one of {known}")
-    words, launcher_options, _ = read_options(launcher, rest)
+        hint = did_you_mean(launcher, sorted(LAUNCHERS))
+        raise Refused(f"--launch {launcher} does not exist; {hint}")
+    words, launcher_options, _ = read_options(launcher, rest, parser)
     return words, TrialLauncher(launcher, launcher_options)

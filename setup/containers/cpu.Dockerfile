@@ -17,7 +17,7 @@ ENV PATH=/opt/lsgd/.venv/bin:$PATH PIP_CONSTRAINT=/opt/lsgd/constraints.txt PIP_
 
 # The layers of minutes, which change with versions and not with the code: what lsgd imports, for
 # which an empty package of its name asks, and Horovod.
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY constraints.txt hatch_build.py pyproject.toml README.md LICENSE ./
 COPY lsgd/__init__.py lsgd/
 RUN python -m venv .venv \
     && mkdir -p conf recipes data/digits \

@@ -162,7 +162,7 @@ def test_a_run_that_is_refused_leaves_no_folder(
     ("argv", "message"),
     [
         ([], "no benchmark is named; write python -m lsgd.bench inputs"),
-        (["input"], "there is no benchmark 'input'; --help names"),
+        (["input"], "there is no benchmark 'input'; did you mean inputs"),
         (["step", "+recipe=a b"], "in a checkout python -m benchmarks.step '.recipe=a b'"),
         (["startup"], "in a checkout python -m benchmarks.startup$"),
         (["inputs"], "no recipe is given"),

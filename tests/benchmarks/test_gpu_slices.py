@@ -29,6 +29,7 @@ from benchmarks.gpu.report import compose
 from benchmarks.gpu.slices import FULL, TINY, Slice, all_slices
 from lsgd import config
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.job.ending import tagged
 from lsgd.study.trials import trials
 
@@ -255,9 +256,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(slices, "_is_installed", lambda name: name not in gone)
     everything = all_slices(FULL)
     lacks = {each.name: each.lacks for each in everything}
-    assert lacks["inputs"] == "not installed: nvidia.dali; pip install 'lsgd[dali]'"
-    assert lacks["imagenet"] == "not installed: matplotlib; pip install 'lsgd[report]'"
-    assert lacks["tests"] == "not installed: pytest; pip install 'lsgd[dev]'"
+    assert lacks["inputs"] == f"not installed: nvidia.dali; {install('dali')}"
+    assert lacks["imagenet"] == f"not installed: matplotlib; {install('report')}"
+    assert lacks["tests"] == f"not installed: pytest; {install('dev')}"
 
     machine.keep_machine(tmp_path, FACTS | {"gpu": "H200"})
     (tmp_path / "step-8/report").mkdir(parents=True)
@@ -283,7 +284,7 @@ def test_a_skipped_slice_is_not_run(
     monkeypatch.setattr(gpu, "catch_stop_signals", list)
     assert gpu.main(["--tiny", "inputs", "--out", "out"]) == 0
     said = capsys.readouterr().out
-    assert "skipped: inputs: not installed: nvidia.dali; pip install 'lsgd[dali]'\n" in said
+    assert f"skipped: inputs: not installed: nvidia.dali; {install('dali')}\n" in said
     assert not (tmp_path / "out/inputs").exists()
     assert gpu.main(["--tiny", "inputs", "--out", "out", "--print"]) == 0
     assert capsys.readouterr().out.startswith("# inputs: skipped: not installed: nvidia.dali;")

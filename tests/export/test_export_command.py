@@ -7,6 +7,7 @@ from helpers.refusals import refusal
 from lsgd.export import libraries
 from lsgd.export.__main__ import main
 from lsgd.export.network import FORMS
+from lsgd.installation import install
 from lsgd.run.checkpoint import FILE
 
 
@@ -58,8 +59,7 @@ def test_a_missing_library_is_named(
     monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == library else True)
     said = refusal(main, capsys, "nowhere", "--to", form)
     assert said == (
-        f"lsgd: --to {form} needs {library}, which is not installed; type pip install "
-        "'lsgd[export]'\n"
+        f"lsgd: --to {form} needs {library}, which is not installed; type {install('export')}\n"
     )
     monkeypatch.setattr(libraries, "find_spec", lambda name: name != "huggingface_hub" or None)
     said = refusal(main, capsys, "nowhere", "--to", "hub", "--push", "me/digits")
@@ -69,7 +69,9 @@ def test_a_missing_library_is_named(
 def test_words_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--to hub" in refusal(main, capsys, "run", "--to", "onnx", "--push", "me/digits")
     assert "nowhere cannot be read" in refusal(main, capsys, "nowhere", "--to", "torchvision")
-    assert "invalid choice: 'keras'" in refusal(main, capsys, "run", "--to", "keras")
+    assert "--to: keras does not exist; write one of torchvision" in refusal(
+        main, capsys, "run", "--to", "keras"
+    )
 
 
 def test_every_form_has_its_libraries() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lsgd.installation import install
 from lsgd.plan.__main__ import main, take_sizes
 
 PLAN = ["+recipe=bs8k", "nodes=32", "gpus=8"]
@@ -176,7 +177,7 @@ def test_without_matplotlib(
     assert main(PLAN) == 0
     capsys.readouterr()
     assert main([*PLAN, "--out", str(tmp_path / "plan")]) == 2
-    assert "pip install 'lsgd[report]'" in capsys.readouterr().err
+    assert install("report") in capsys.readouterr().err
     assert not (tmp_path / "plan").exists()
 
 

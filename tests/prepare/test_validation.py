@@ -7,6 +7,7 @@ from helpers.hidden import run_without
 from helpers.ilsvrc import WNIDS, devkit, write_tar
 
 from lsgd.errors import Refused
+from lsgd.installation import install
 from lsgd.prepare.validation import ValClasses, check_sorted, classes, sort_val
 
 LABELS = [WNIDS[i] for i in (3, 990, 3, 17)]
@@ -127,7 +128,7 @@ def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(tmp_pat
     told = run_without(hidden, "lsgd.prepare", *words)
     assert told.returncode == 2
     assert told.stderr.count("\n") == 1
-    assert "scipy is not installed; type pip install 'lsgd[imagenet]'" in told.stderr
+    assert f"scipy is not installed; type {install('imagenet')}" in told.stderr
     assert [path.name for path in (root / "val").iterdir()] == [f"{NAMES[0]}.JPEG"]
     written(tmp_path, "wnids")
     told = run_without(hidden, "lsgd.prepare", *words)

@@ -34,3 +34,12 @@ def test_the_commit_is_that_of_the_checkout_alone(
     monkeypatch.setattr(provenance, "_PACKAGE", package)
     monkeypatch.setenv("PATH", "")
     assert provenance.commit() is None  # no git
+
+
+def test_a_package_says_which_commit_it_is_built_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "_PACKAGE", tmp_path)
+    assert provenance.version().endswith(", commit unknown")
+    (tmp_path / "commit.txt").write_text("1a2b3c4-dirty\n")
+    assert provenance.commit() == "1a2b3c4-dirty"

@@ -15,6 +15,7 @@ import pytest
 from helpers.studies import TRIALS, Place, until
 
 from lsgd import config, paths
+from lsgd.installation import install
 from lsgd.job import members
 from lsgd.run.rows import read_rows
 from lsgd.search.__main__ import main
@@ -156,7 +157,7 @@ def test_killed_at_ten_random_moments(place: Place, tmp_path: Path) -> None:
         ("+search=smal", "+search=smal does not exist; did you mean small?"),
         ("+search=small +search=digits", "which search? Write one"),
         ("+search=small seed=1", "write seeds=[0] for the seeds of every point"),
-        ("+search=small space.a=1", "belongs into recipes/search/NAME.yaml; write a file of its"),
+        ("+search=small space.a=1", "is a field of a search's file; write a file of your own"),
         ("+search=small trials=0", "search small: trials is too small; write 1"),
         ("+search=small trials=x", "search small: Value 'x' of type 'str' could not be converted"),
         ("+search=small sampler=cma", "sampler=cma is unknown; write one of grid, random, tpe, gp"),
@@ -209,7 +210,7 @@ def test_a_search_that_was_changed_since_is_told_from_the_old(
     file = tmp_path / "recipes/search/small.yaml"
     file.write_text(file.read_text().replace("1e-4", "1e-3"))
     assert main(["+search=small", "--print"]) == 2
-    assert "is of a search with another space: recipes/search/small.yaml has changed" in (
+    assert "is of a search with another space: its file small.yaml has changed" in (
         capsys.readouterr().err
     )
 
@@ -245,6 +246,4 @@ def test_without_optuna_it_says_what_to_type(
     monkeypatch.delitem(sys.modules, "lsgd.search.engine")
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["+search=digits", "--print"]) == 2
-    assert capsys.readouterr().err == (
-        "lsgd: a search needs Optuna; type pip install 'lsgd[search]'\n"
-    )
+    assert capsys.readouterr().err == f"lsgd: a search needs Optuna; type {install('search')}\n"

@@ -35,7 +35,7 @@ SPARK = "+search=small --launch spark"
         (f"{SPARK} --np 0", "0 is not a whole number of 1 or more"),
         (SPARK, "Spark needs Java, and there is none; apt install openjdk-17-jre-headless"),
         (f"java {SPARK}", "Spark needs Java, and there is none at JAVA_HOME=/no/java; apt install"),
-        (f"pyspark {SPARK}", "Spark is not installed; pip install 'lsgd[spark]'"),
+        (f"pyspark {SPARK}", "Spark is not installed; type"),
     ],
 )
 def test_what_cannot_begin(

@@ -61,7 +61,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
         ("+study=nothing", "+study=nothing does not exist; write one of "),
         ("+study=small --launch sbatch", "write one of horovodrun, k8s, local, mpirun"),
         ("+study=small --launch job", "--launch job does not exist"),
-        ("+study=small --nodes 2", "option --nodes is not known"),
+        ("+study=small --nodes 2", "--nodes is an option of torchrun,"),
         ("+study=small --np 2 --np", "--np has no value"),
         ("+study=small --launch mpirun --np 2 --gpus 2", "write one of them"),
         ("+study=small --np x", "--np is x, but must be a number"),

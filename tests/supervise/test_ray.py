@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lsgd.installation import install
 from lsgd.supervise.ray import RaySeat, main
 from lsgd.supervise.singly import free_port
 
@@ -31,7 +32,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     assert main(["2", "--", "true"]) == 2
-    assert capsys.readouterr().err == "lsgd: Ray is not installed; pip install 'lsgd[ray]'\n"
+    assert capsys.readouterr().err == f"lsgd: Ray is not installed; type {install('ray')}\n"
 
 
 def test_what_it_prints_last_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_words_that_make_no_sense(
     )
     both = refusal(command.main, capsys, str(folder), str(folder), "--to", "mlflow", "--follow")
     assert "one run" in both
-    assert "invalid choice: 'a'" in refusal(command.main, capsys, str(folder), "--to", "a")
+    assert "--to: a does not exist; " in refusal(command.main, capsys, str(folder), "--to", "a")
 
 
 @pytest.fixture
