@@ -12,7 +12,7 @@ import pytest
 from helpers.pages import REPOSITORY
 
 pytestmark = [
-    pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow, pytest.mark.notebook
+    pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow, pytest.mark.docs
 ]  # fmt: skip
 NotebookNode = Any  # of nbformat, which need not be installed
 NOTEBOOK = REPOSITORY / "docs/tutorials/notebook.ipynb"

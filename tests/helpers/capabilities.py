@@ -94,6 +94,12 @@ CAPABILITIES = {
         "sudo apt install iproute2, and tests as root",
     ),
     "git": Capability(_programs("git"), "git is not installed", "sudo apt install git"),
+    "clone": Capability(
+        lambda: (REPOSITORY / ".git").exists() and bool(shutil.which("git")),
+        "this is no clone, or git is not installed",
+        "sudo apt install git, and git clone",
+    ),
+    "compiler": Capability(_programs("g++"), "g++ is not installed", "sudo apt install g++"),
     "kubeflow": Capability(
         _modules("kubeflow"), "Kubeflow's models are not installed", _pip("kubeflow-training")
     ),
@@ -108,9 +114,9 @@ CAPABILITIES = {
         _pip("-e '.[export]'"),
     ),
     "timm": Capability(_modules("timm"), "timm is not installed", _pip("-e '.[timm]'")),
-    "notebook": Capability(
-        _modules("ipykernel", "nbclient", "nbformat"),
-        "Jupyter is not installed",
+    "docs": Capability(
+        _modules("ipykernel", "mkdocs", "nbclient", "nbformat"),
+        "MkDocs or Jupyter is not installed",
         _pip("-e '.[docs]'"),
     ),
     "ray": Capability(_modules("ray"), "Ray is not installed", _pip("-e '.[ray]'")),
