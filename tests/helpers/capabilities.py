@@ -50,18 +50,28 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def _is_kept(place: Callable[[], Path]) -> bool:
+    """Whether this is in the user's cache, which a user without a home has none of."""
+    from lsgd.errors import Refused
+
+    try:
+        return place().exists()
+    except Refused:
+        return False
+
+
 # Of 1.6 GB: where it is required a test makes it, and fails if it cannot.
 def _has_tensorflow() -> bool:
     from lsgd.bench.environment import place
     from lsgd.bench.tensorflow_job import NAME, REQUIREMENTS
 
-    return "tensorflow" in REQUIRED or place(NAME, REQUIREMENTS).is_dir()
+    return "tensorflow" in REQUIRED or _is_kept(lambda: place(NAME, REQUIREMENTS))
 
 
 def _has_torchfold() -> bool:
     from lsgd.bench import torchfold
 
-    return "torchfold" in REQUIRED or torchfold.place().is_file()
+    return "torchfold" in REQUIRED or _is_kept(torchfold.place)
 
 
 def _pip(requirements: str) -> str:
