@@ -79,6 +79,7 @@ made-up.skipped: its test is skipped without the fault; name one that passes
 """
 
 
+@pytest.mark.git
 @pytest.mark.slow
 def test_only_a_test_that_fails_by_the_fault_catches_it(tmp_path: Path) -> None:
     """And the tree that is tried stays as it is."""

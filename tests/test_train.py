@@ -244,6 +244,7 @@ def test_resumed_with_the_other_layout_it_is_the_same_run(tmp_path: Path, then: 
     assert all(torch.allclose(whole[key], parts[key], rtol=0, atol=1e-10) for key in whole)
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, while it compiles
 def test_compiled_trains_alike(tmp_path: Path) -> None:

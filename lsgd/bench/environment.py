@@ -22,8 +22,17 @@ LIMIT = 1800.0
 
 
 def cache() -> Path:
-    """The folder in which lsgd keeps what it can make again, as setup/horovod.sh does."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lsgd"
+    """The folder in which lsgd keeps what it can make again, as setup/horovod.sh does.
+
+    Raises Refused if the user has no home: a number in a container may have none.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lsgd"
+    except RuntimeError:
+        raise Refused(
+            "this user has no home folder, and so no cache; set XDG_CACHE_HOME to a folder that "
+            "can be written"
+        ) from None
 
 
 def place(name: str, requirements: Sequence[str]) -> Path:

@@ -63,6 +63,15 @@ def test_one_that_is_there_is_whole(
     assert capsys.readouterr().out == ""
 
 
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a number in a container has none, unless HOME is set."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    with pytest.raises(Refused, match=r"no home folder, .*; set XDG_CACHE_HOME to a folder"):
+        place("tiny", ["tiny==1"])
+
+
 def test_other_requirements_are_another_environment() -> None:
     assert place("tiny", ["tiny==1"]) == place("tiny", ["tiny==1"])
     assert place("tiny", ["tiny==1"]) != place("tiny", ["tiny==2"])

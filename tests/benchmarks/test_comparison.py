@@ -114,7 +114,7 @@ def test_running_statistics_are_kept_once() -> None:
     assert not any(layer.seen.any() for layer in layers)
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize("library", ["torchvision", pytest.param("timm", marks=pytest.mark.timm)])
 def test_the_scripts_train_as_they_are(library: str) -> None:
     """With one update for each pass, as SGD on the mean loss of its images with plain BN."""
     words = ["workers_per_pass=4", "optim.weight_decay=0", "precision=float64"]

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.capabilities import need
 from helpers.launching import command, launch
 from helpers.tiny_images import write_images
 from helpers.undisturbed import assert_equal, rows
@@ -54,6 +55,8 @@ def words(root: Path, run: Path, network: str, workers_per_pass: int) -> list[st
 @pytest.mark.parametrize("network", NETWORKS)
 def test_one_trajectory(root: Path, tmp_path: Path, network: str) -> None:
     """Alone in passes of 8; on two processes in passes of 4, killed; by three in passes of 1."""
+    if network.startswith("timm/"):
+        need("timm")
     alone, run = tmp_path / "alone", tmp_path / "run"
     train(load_recipe(words(root, alone, network, 8)))
     assert len(rows(alone, "train")) == STEPS

@@ -6,14 +6,15 @@ stores a new one.
 """
 
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
 from helpers.pages import REPOSITORY
-from nbclient import NotebookClient
-from nbformat import NotebookNode
 
-pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow, pytest.mark.docs
+]  # fmt: skip
+NotebookNode = Any  # of nbformat, which need not be installed
 NOTEBOOK = REPOSITORY / "docs/tutorials/notebook.ipynb"
 PATIENCE = 120
 """Seconds that a cell may take."""
@@ -21,6 +22,8 @@ PATIENCE = 120
 
 @pytest.fixture
 def stored() -> NotebookNode:
+    import nbformat
+
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
@@ -49,6 +52,8 @@ def kinds(notebook: NotebookNode) -> list[list[str]]:
 
 
 def test_it_is_stored_as_it_was_executed(stored: NotebookNode) -> None:
+    import nbformat
+
     nbformat.validate(stored)
     assert in_order(stored)
     assert errors(stored) == []
@@ -56,6 +61,9 @@ def test_it_is_stored_as_it_was_executed(stored: NotebookNode) -> None:
 
 
 def test_every_cell_runs(stored: NotebookNode, tmp_path: Path, monkeypatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     anew = nbformat.from_dict({**stored, "cells": [_cleared(cell) for cell in stored.cells]})
     NotebookClient(anew, timeout=PATIENCE, resources={"metadata": {"path": tmp_path}}).execute()

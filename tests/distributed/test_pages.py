@@ -62,6 +62,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.clone
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_line_runs(page: Path, checkout: Path) -> None:
     there = [line for line in lines(page) if not line.needs]

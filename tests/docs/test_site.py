@@ -10,7 +10,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import pytest
 from helpers.pages import PAGES, REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.docs, pytest.mark.slow]
 PATIENCE = 300
 """Seconds that a build may take."""
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.capabilities import missing
 
 from lsgd.doctor import machine
 from lsgd.doctor.child import Answer
@@ -32,7 +33,7 @@ def test_a_hostname_that_does_not_resolve() -> None:
     """In a UTS namespace of its own, so the machine keeps its name."""
     unshare = ["unshare", "--uts"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"]).returncode:
-        pytest.skip("a process may not have a hostname of its own here")
+        missing("uts", "a process may not have a hostname of its own", "tests as root")
     rename = [*unshare, "sh", "-c", 'hostname no-such-host.invalid; exec "$0" "$@"']
     done = subprocess.run(
         [*rename, sys.executable, "-c", NETWORK], capture_output=True, text=True, timeout=120

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.capabilities import need
 from helpers.exported import trained
 from helpers.refusals import refusal
 
@@ -37,7 +38,7 @@ def test_a_file_says_where_it_is_and_is_not_overwritten(
 def test_an_export_that_fails_leaves_nothing(
     run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("safetensors")
+    need("export")
 
     def card(exported: object) -> str:
         raise KeyboardInterrupt

@@ -28,8 +28,6 @@ def test_it_says_what_the_run_says_of_any_number_of_images(
 ) -> None:
     import onnxruntime
 
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
     learner = trained(name, tmp_path / "run", *words)
     exported = read(tmp_path / "run", "onnx")
     data, file = exported.recipe.data, tmp_path / "a.onnx"

@@ -11,11 +11,13 @@ from lsgd import config
 from lsgd.export.__main__ import write
 from lsgd.run import checkpoint
 
-safetensors = pytest.importorskip("safetensors")
+pytestmark = pytest.mark.export
 
 
 def loaded(file: Path) -> tuple[dict, dict]:
-    with safetensors.safe_open(file, framework="pt") as opened:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
 
 

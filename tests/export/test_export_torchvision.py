@@ -27,8 +27,6 @@ def test_torchvision_takes_it_strictly_and_says_the_same(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["small_resnet", "lenet5", "timm/test_convnext"])
 def test_a_network_of_our_own_says_so(name: str, tmp_path: Path) -> None:
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
     learner = trained(name, tmp_path / "run", "averaging=ema", "averaging.half_life=1")
     exported = read(tmp_path / "run", "torchvision")
     how = write(exported, "torchvision", tmp_path / "a.pth")

@@ -12,9 +12,8 @@ from helpers.exported import images, logits, read, trained
 from lsgd.config import from_saved
 from lsgd.export.__main__ import write
 from lsgd.export.card import card, evaluated
-from lsgd.export.hub import TENSORS
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.export
 
 
 @pytest.mark.parametrize(
@@ -29,13 +28,11 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 def test_the_code_of_the_card_loads_the_network(
     name: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
     learner = trained(name, tmp_path / "run", *words)
     exported = read(tmp_path / "run", "hub")
     write(exported, "hub", tmp_path / "hub")
     names = {file.name for file in (tmp_path / "hub").iterdir()}
-    assert names == {"README.md", "config.json", TENSORS}
+    assert names == {"README.md", "config.json", "model.safetensors"}
     text = (tmp_path / "hub/README.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert ("lsgd" in code) == (name != "resnet50")
@@ -50,13 +47,15 @@ def test_the_code_of_the_card_loads_the_network(
 
 def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
     """Of a run that was evaluated after the step of this checkpoint, on real images."""
+    from huggingface_hub import ModelCard
+
     trained("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     recipe = exported.recipe
     ended = recipe.first_step(3)
     rates = {epoch: {"train_loss": 1.0, "val_top1_error": 3.0 + epoch} for epoch in (1, 2, 3)}
     saved = replace(exported.saved, step=ended, rates=rates)
-    data = huggingface_hub.ModelCard(text := card(replace(exported, saved=saved))).data
+    data = ModelCard(text := card(replace(exported, saved=saved))).data
     assert (data.license, data.pipeline_tag) == ("unknown", "image-classification")
     [result] = data.eval_results
     assert (result.dataset_name, result.metric_type, result.metric_value) == (
@@ -72,6 +71,8 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [1, 0])
 def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None:
     """Within an epoch, or before the evaluation of the one that has just ended."""
+    from huggingface_hub import ModelCard
+
     trained("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     rates: dict[int, dict[str, float]] = {1: {"val_top1_error": 4.0}, 2: {"train_loss": 1.0}}
@@ -82,10 +83,12 @@ def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None
     assert evaluated(exported) == {}
     text = card(exported)
     assert "The run was not evaluated after this very step." in text
-    assert huggingface_hub.ModelCard(text).data.eval_results is None
+    assert ModelCard(text).data.eval_results is None
 
 
 def test_made_up_images_are_no_dataset(tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard
+
     trained("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     made = exported.recipe
@@ -94,7 +97,7 @@ def test_made_up_images_are_no_dataset(tmp_path: Path) -> None:
     text = card(replace(exported, recipe=made))
     assert "made-up images in place of cifar10" in text
     assert "The centre crop of 32 x 32 after the short side was resized to 37 (bilinear" in text
-    assert huggingface_hub.ModelCard(text).data.datasets is None
+    assert ModelCard(text).data.datasets is None
 
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:

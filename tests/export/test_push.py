@@ -1,14 +1,13 @@
 """Uploads, to a stand-in of the Hub's HfApi; nothing here leaves this machine."""
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from lsgd.errors import Refused
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
-from lsgd.export import push as pushing  # noqa: E402
+pytestmark = pytest.mark.export
 
 
 class Hub:
@@ -36,7 +35,14 @@ class Hub:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+def pushing() -> ModuleType:
+    from lsgd.export import push  # which imports the library
+
+    return push
+
+
+@pytest.fixture
+def hub(pushing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub()
     stand_in = SimpleNamespace(HfApi=lambda: hub, get_token=lambda: "hf_of_nobody")
     monkeypatch.setattr(pushing, "huggingface_hub", stand_in)
@@ -49,7 +55,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_uploaded_and_none_is_overwritten(hub: Hub, folder: Path) -> None:
+def test_a_folder_is_uploaded_and_none_is_overwritten(
+    pushing: ModuleType, hub: Hub, folder: Path
+) -> None:
     pushing.check_push("me/digits")
     assert pushing.push(folder, "me/digits") == "https://huggingface.co/me/digits"
     assert hub.repositories["me/digits"] == {".gitattributes", "README.md"}
@@ -58,7 +66,7 @@ def test_a_folder_is_uploaded_and_none_is_overwritten(hub: Hub, folder: Path) ->
 
 
 def test_an_upload_that_fails_leaves_the_folder_and_may_be_tried_again(
-    hub: Hub, folder: Path
+    pushing: ModuleType, hub: Hub, folder: Path
 ) -> None:
     hub.fails = "no route to host"
     with pytest.raises(Refused, match=r"\(no route to host\); .* is whole: type hf upload me/d "):
@@ -68,7 +76,9 @@ def test_an_upload_that_fails_leaves_the_folder_and_may_be_tried_again(
     pushing.push(folder, "me/d")
 
 
-def test_without_a_token_it_says_how_to_get_one(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_it_says_how_to_get_one(
+    pushing: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pushing.huggingface_hub, "get_token", lambda: None)
     with pytest.raises(Refused, match=r"needs a token of the Hub, .*; type hf auth login, or set"):
         pushing.check_push("me/digits")
@@ -77,6 +87,8 @@ def test_without_a_token_it_says_how_to_get_one(hub: Hub, monkeypatch: pytest.Mo
 
 
 def test_the_library_has_what_is_called() -> None:
+    import huggingface_hub
+
     api = huggingface_hub.HfApi
     assert all(callable(getattr(api, name)) for name in vars(Hub) if not name.startswith("__"))
     assert callable(huggingface_hub.get_token)

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from helpers.capabilities import need
 from helpers.composed import composed
 from helpers.saved import WORDS, after
 from lsgd.export.network import Exported, read_exported
@@ -36,6 +37,8 @@ rounding of float32, as those of so young a network with larger gammas do."""
 
 def trained(name: str, folder: Path, *words: str) -> Learner:
     """A learner of this network after two steps, whose checkpoint is in the folder."""
+    if name.startswith("timm/"):
+        need("timm")
     learner = after(composed(*NETWORKS[name], *words), 0, 2)
     folder.mkdir(exist_ok=True)
     checkpoint.write(learner.checkpoint(), folder)

@@ -174,8 +174,9 @@ assert AsyncCompile.process_pool().submit(AsyncCompile._get_ready).result(60) ==
 print(len(workers), *(worker.is_running() for worker in workers))
 assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "the trainer itself has to hear them"
 """
-# Not a shell script, as some shells clear what is blocked.
-COMPILER = f"""#!{sys.executable} -S
+# Not a shell script, as some shells clear what is blocked; and not by the environment's path, which
+# may have a blank.
+COMPILER = f"""#!{Path(sys.executable).resolve()} -S
 import os, signal, sys
 with open(sys.argv[0] + ".blocked", "a") as file:
     print(*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), file=file)
@@ -183,6 +184,7 @@ os.execvp("g++", ["g++", *sys.argv[1:]])
 """
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 def test_what_compiles_never_hears_the_signals(tmp_path: Path) -> None:
     """Slurm sends them to every process of a step; compilers and workers would die of them."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
 
@@ -14,7 +15,6 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
 @pytest.mark.parametrize("name", ["mpijob", "pytorchjob"])
 def test_kubeflow_knows_every_field(name: str) -> None:
     """What its models do not know, they drop."""
-    import yaml
     from kubeflow.training import models
     from kubeflow.training.api_client import ApiClient
 
@@ -27,7 +27,6 @@ def test_kubeflow_knows_every_field(name: str) -> None:
 
 def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
     """Through YAML's quotes, and past Kubernetes, to which $(NAME) is a variable."""
-    yaml = pytest.importorskip("yaml")
     words = ['a="it\'s"', "b=c\\d", "e=$(F)", "g=ä\tö\nü"]
     options = ["--kind", "mpijob", "--image", "i", "--claim", "c"]
     job = yaml.safe_load(printed("k8s", "digits", *words, *options))
@@ -38,7 +37,6 @@ def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
 @pytest.mark.parametrize("kind", ["mpijob", "pytorchjob"])
 def test_a_pod_gets_the_network_card_that_is_named(kind: str, printed: Callable[..., str]) -> None:
     """And may lock the memory that it is to read; only the pods that train."""
-    yaml = pytest.importorskip("yaml")
     options = ["--kind", kind, "--image", "i", "--claim", "c", "--nodes", "2"]
     plain = yaml.safe_load(printed("k8s", "digits", *options))
     job = yaml.safe_load(printed("k8s", "digits", *options, "--rdma", "rdma/hca"))
@@ -55,7 +53,6 @@ def test_a_pod_gets_the_network_card_that_is_named(kind: str, printed: Callable[
 
 
 def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> None:
-    yaml = pytest.importorskip("yaml")
     options = ["--kind", "pytorchjob", "--image", "i", "--claim", "c"]
     job = yaml.safe_load(printed("k8s", "digits", "run_dir='/lsgd/läuf 2'", *options))
     (pod,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]

@@ -12,6 +12,7 @@ import torch
 
 from lsgd.launch.__main__ import STARTS, main
 from lsgd.launch.options import LAUNCHERS
+from lsgd.launch.quoting import shell_line
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "launch"
 WRITES = bool(os.environ.get("LSGD_WRITE_GOLDEN"))  # which no test sees any more
@@ -48,7 +49,8 @@ def test_it_prints_to_the_letter(
     monkeypatch.setenv("MASTER_ADDR", "node0")
     text = printed(*PRINTED[name])
     # Programs lie beside the Python where they are installed there.
-    text = text.replace(f"{Path(sys.executable).parent}/", "").replace(str(tmp_path), "/here")
+    beside = shell_line([f"{Path(sys.executable).parent}/"])
+    text = text.replace(beside, "").replace(shell_line([str(tmp_path)]), "/here")
     golden = GOLDEN / f"{name}.txt"
     if WRITES:
         golden.write_text(text)
@@ -81,7 +83,8 @@ def test_local_needs_no_launcher_for_one_process(
     assert main(["local", "digits", "--np", "1", "seed=3", "--print"]) == 0
     line, reason = capsys.readouterr()
     assert reason == "lsgd: 1 process, without a launcher\n"
-    assert line == f"env OMP_NUM_THREADS=3 {sys.executable} -m lsgd.train +recipe=digits seed=3\n"
+    words = ["env", "OMP_NUM_THREADS=3", sys.executable, "-m", "lsgd.train", "+recipe=digits"]
+    assert line == f"{shell_line([*words, 'seed=3'])}\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.capabilities import need
 from helpers.composed import composed
 from torch import nn
 
@@ -20,13 +21,13 @@ from lsgd.rules.sampler import Pass
 from lsgd.vision import models
 from lsgd.workloads.images import Images
 
-# Behind lsgd.vision, which lets torchvision be imported beside a CPU build of torch.
-timm = pytest.importorskip("timm")
 CPU = torch.device("cpu")
 SMALL = ["+recipe=bs256", "data=tiny_imagenet", "data.image_size=32", "data.classes=7"]
 
 
 def of(network: str, *words: str) -> Recipe:
+    if network.startswith("timm/"):
+        need("timm")
     return composed(*SMALL, f"model={network}", *words)
 
 
@@ -82,6 +83,8 @@ def test_every_norm_is_a_worker_s_also_with_an_activation_and_of_one_dimension()
     norms = [m for m in made.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     assert norms
     assert all(isinstance(norm, WorkerBatchNorm) for norm in norms)
+    import timm
+
     theirs = timm.create_model("efficientnet_b0", num_classes=7)
     assert made.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(made.state_dict())

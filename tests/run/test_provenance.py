@@ -12,6 +12,7 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.decode().strip()
 
 
+@pytest.mark.git
 def test_the_commit_is_that_of_the_checkout_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

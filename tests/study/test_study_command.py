@@ -1,6 +1,7 @@
 """Studies, as a user asks for them."""
 
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -18,9 +19,10 @@ def test_print_starts_nothing(place: Place) -> None:
     assert not (place.folder / "runs").exists()
     lines = said.splitlines()
     assert lines[::2] == ["# digits, seed 1: not started", "# digits_unscaled, seed 1: not started"]
+    python = re.escape(shlex.quote(sys.executable))
     for line, recipe in zip(lines[1::2], ("digits", "digits_unscaled"), strict=True):
         assert re.fullmatch(
-            f"{sys.executable} -m lsgd.launch local {recipe} seed=1 epochs=31 "
+            f"{python} -m lsgd.launch local {recipe} seed=1 epochs=31 "
             f"run_dir=runs/trials/{recipe}-seed1-[0-9a-f]{{8}} --np 1",
             line,
         )

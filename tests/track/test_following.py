@@ -11,6 +11,7 @@ import pytest
 from helpers.refusals import refusal
 from helpers.run_folders import write_run
 
+from lsgd.run import trackers
 from lsgd.run.trackers import log_of
 from lsgd.track import __main__ as command
 from lsgd.track import sending
@@ -57,8 +58,10 @@ class Memory:
 
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """In place of MLflow, which need not be installed."""
     memory = Memory()
     monkeypatch.setattr(sending, "open_tracker", memory.open)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
     return memory
 
 
