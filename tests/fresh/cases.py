@@ -56,6 +56,7 @@ WHEEL = (
     Command("venv/bin/python -m pip install ./lsgd-*.whl", 1800, "Successfully installed"),
 )
 SHORT = "epochs=3 schedule.milestones=[2] schedule.warmup_epochs=1"
+SEARCH = "search +search=digits trials=2 compared_seeds=[] epochs=3 schedule.milestones=[2]"
 FLOWERS = """import os, PIL.Image
 for s in 'train', 'val':
     for n, c in ('poppy', 'red'), ('violet', 'blue'):
@@ -70,11 +71,9 @@ def with_extra(extra: str, arguments: str, expects: str) -> Command:
     The environment is a copy by hard links of the one with lsgd alone, so that torch is installed
     once. Console scripts of a copy start the original's Python: hence python -m lsgd.
     """
-    place = "with-" + extra.partition(",")[0]
-    install = f'{place}/bin/python -m pip install "$(echo ./lsgd-*.whl)[{extra}]"'
-    return Command(
-        f"cp -al venv {place} && {install} && {place}/bin/python -m lsgd {arguments}", 1800, expects
-    )
+    python = f"with-{extra}/bin/python"
+    install = f'cp -al venv with-{extra} && {python} -m pip install "$(echo ./lsgd-*.whl)[{extra}]"'
+    return Command(f"{install} && {python} -m lsgd {arguments}", 1800, expects)
 
 
 CASES = (
@@ -130,11 +129,8 @@ CASES = (
             Command(f"venv/bin/lsgd train +recipe=digits {SHORT} run_dir=runs/a", 300, "top-1"),
             Command(f'venv/bin/python -c "{FLOWERS}"', 60),
             with_extra("report", "report runs/a --out runs/report", "runs/report"),
-            with_extra("search", "search +search=digits trials=2 compared_seeds=[]", "best"),
-            with_extra("spark", "search +search=digits --launch spark --print", "digits"),
-            with_extra(
-                "search,spark", "search +search=digits trials=2 --launch spark --np 1", "best"
-            ),
+            with_extra("search", SEARCH, "best: top-1 error"),
+            with_extra("spark", f"{SEARCH} --launch spark --np 1", "best: top-1 error"),
             with_extra("ray", f"launch ray digits --np 2 {SHORT}", "top-1 error"),
             with_extra("timm", "train +recipe=bs256 rehearse=true model=timm/convnext_atto", ""),
             with_extra("export", "export runs/a --to onnx --out digits.onnx", "digits.onnx"),
