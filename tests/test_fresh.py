@@ -1,5 +1,6 @@
 """How tests/fresh judges commands, and what its cases see; the cases themselves take hours."""
 
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,23 @@ def test_a_command_is_watched_on_a_terminal(tmp_path: Path) -> None:
     assert (outcome.code, outcome.text) == (3, "begins\r\nends\r\n")
     assert outcome.text == log.read_bytes().decode()
     assert 0.3 <= outcome.silence <= outcome.seconds - outcome.first
+
+
+def test_a_command_dies_with_the_program_that_watches_it(tmp_path: Path) -> None:
+    """Or a case of hours would go on, on a machine that somebody else uses by now."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    script = f"exec 3>{fifo}; echo begins >&3; sleep 20; echo outlives >&3"
+    program = (
+        "from pathlib import Path; from fresh.judge import watch;"
+        f"watch(['sh', '-c', {script!r}], Path({str(tmp_path / 'log')!r}), 60)"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT / "tests") as process,
+        fifo.open() as said,
+    ):
+        assert said.readline() == "begins\n"
+        process.kill()
+        assert said.read() == ""
 
 
 def test_a_command_is_ended_at_its_limit(tmp_path: Path) -> None:

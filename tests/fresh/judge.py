@@ -74,9 +74,11 @@ def watch(command: Sequence[str], log: Path, limit: float) -> Outcome:
     begin = time.monotonic()
     moments: list[float] = []
     code = None
+    # The terminal controls the command's session, so that all of it ends if this program dies.
     with subprocess.Popen(
-        command, stdin=its, stdout=its, stderr=its, start_new_session=True
-    ) as process:
+        command, stdin=its, stdout=its, stderr=its, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:  # fmt: skip
         os.close(its)
         try:
             with log.open("wb") as file:
