@@ -22,7 +22,7 @@ WITHOUT_A_CASE = {"dev", "docs", "horovod", "imagenet"}
     [
         (0, "epoch 1\r\n\x1b[32mtop-1 error\x1b[0m 3.38 %\r\n", AS_EXPECTED),
         (0, "epoch 1\n", "no 'top-1 error 3.38 %' in its output: epoch 1"),
-        (2, "top-1 error 3.38 %\nmake: Error 1\n\n", "exit code 2, not 0: make: Error 1"),
+        (2, "no room\r\nmake: *** [x] Error 1\r\n\n", "exit code 2, not 0: no room"),
         (None, "10 %\r20 %", "not finished after 60 s: 20 %"),
         (1, " \n", "exit code 1, not 0, and nothing printed"),
         (

@@ -89,7 +89,7 @@ def rows(case: Case, root: Root) -> Iterator[list[str]]:
         seconds = (outcome.seconds, outcome.first, outcome.silence)
         sizes = (outcome.downloaded, size(root.upper) - before)
         yield [
-            *(case.name, command.line),
+            *(case.name, " ".join(command.line.split())),
             *(f"{each:.0f}" for each in seconds),
             *(f"{each / 1e9:.1f}" for each in sizes),
             outcome.verdict(command.expects, command.code),
@@ -148,7 +148,7 @@ def main() -> int:
         root = prepare(case, arguments.mirror)
         try:
             for row in rows(case, root):
-                print(": ".join(row), flush=True)
+                print(f"{row[0]}: {row[1]}: {row[-1]} ({row[2]} s)", flush=True)
                 table.append(row)
                 if arguments.out:  # hours of work: what there is of it lies in the file
                     arguments.out.write_text(markdown(HEAD, table) + "\n", "utf-8")

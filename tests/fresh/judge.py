@@ -35,7 +35,7 @@ class Outcome:
     """The most seconds in which it printed nothing."""
 
     def verdict(self, expects: str, code: int = 0) -> str:
-        """Return AS_EXPECTED, or what differs and the last line printed."""
+        """Return AS_EXPECTED, or what differs and the last line printed, but for make's."""
         text = plain(self.text)
         if self.code is None:
             differs = f"not finished after {self.seconds:.0f} s"
@@ -47,7 +47,8 @@ class Outcome:
             differs = "a traceback in its output"
         else:
             return AS_EXPECTED
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in text.splitlines()]
+        lines = [line for line in lines if line and not line.startswith("make: ***")]
         return f"{differs}: {lines[-1]}" if lines else f"{differs}, and nothing printed"
 
     @property
