@@ -35,11 +35,11 @@ WITHOUT_A_CASE = {"dev", "docs", "horovod", "imagenet"}
 def test_verdict_says_what_differs_and_the_last_line(
     code: int | None, text: str, verdict: str
 ) -> None:
-    assert Outcome(code, text, 60, 0, 0).verdict("top-1 error 3.38 %") == verdict
+    assert Outcome(code, text, 60).verdict("top-1 error 3.38 %") == verdict
 
 
 def test_a_refusal_can_be_what_is_expected() -> None:
-    assert Outcome(2, "pip install optuna", 1, 0, 0).verdict("pip install", 2) == AS_EXPECTED
+    assert Outcome(2, "pip install optuna", 1).verdict("pip install", 2) == AS_EXPECTED
 
 
 def test_downloads_are_counted_and_files_that_pip_has_kept_are_not() -> None:
@@ -48,16 +48,27 @@ def test_downloads_are_counted_and_files_that_pip_has_kept_are_not() -> None:
         "\x1b[2K   ━━━━ 846.5/846.5 MB 80.1 MB/s eta 0:00:00\r\n"
         "  Using cached numpy-2.4.6-cp313.whl (16.6 MB)\n  Downloading six-1.17.0.whl (11 kB)\n"
     )
-    assert Outcome(0, text, 1, 0, 0).downloaded == pytest.approx(846.511e6)
+    assert Outcome(0, text, 1).downloaded == pytest.approx(846.511e6)
+
+
+@pytest.mark.parametrize(
+    ("moments", "first", "silence"),
+    [((), 9, 9), ((4, 5), 4, 4), ((1, 2, 8), 1, 6), ((1, 2, 3), 1, 6)],
+)
+def test_silence_is_the_longest_of_the_start_the_middle_and_the_end(
+    moments: tuple[float, ...], first: float, silence: float
+) -> None:
+    outcome = Outcome(0, "", 9, moments)
+    assert (outcome.first, outcome.silence) == (first, silence)
 
 
 def test_a_command_is_watched_on_a_terminal(tmp_path: Path) -> None:
     """Programs print otherwise into a pipe: pip no progress, Python nothing for a long time."""
-    script = "test -t 0 && test -t 1 && echo begins; sleep 0.3; echo ends >&2; exit 3"
+    script = "test -t 0 && test -t 1 && echo begins; echo ends >&2; exit 3"
     outcome = watch(["bash", "-c", script], log := tmp_path / "log", limit=60)
     assert (outcome.code, outcome.text) == (3, "begins\r\nends\r\n")
     assert outcome.text == log.read_bytes().decode()
-    assert 0.3 <= outcome.silence <= outcome.seconds - outcome.first
+    assert 0 < outcome.first <= outcome.seconds
 
 
 def test_a_command_dies_with_the_program_that_watches_it(tmp_path: Path) -> None:

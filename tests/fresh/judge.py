@@ -29,10 +29,18 @@ class Outcome:
     """None: it was ended at its limit."""
     text: str
     seconds: float
-    first: float
-    """Seconds until it printed anything."""
-    silence: float
-    """The most seconds in which it printed nothing."""
+    moments: tuple[float, ...] = ()
+    """Seconds after its start at which it printed something, in order."""
+
+    @property
+    def first(self) -> float:
+        """The seconds until it printed anything, or ended without."""
+        return min((*self.moments, self.seconds))
+
+    @property
+    def silence(self) -> float:
+        """The longest time in which it printed nothing, in seconds."""
+        return max(b - a for a, b in pairwise((0, *self.moments, self.seconds)))
 
     def verdict(self, expects: str, code: int = 0) -> str:
         """Return AS_EXPECTED, or what differs and the last line printed, but for make's."""
@@ -94,9 +102,7 @@ def watch(command: Sequence[str], log: Path, limit: float) -> Outcome:
             process.kill()
             os.close(ours)
     seconds = time.monotonic() - begin
-    gaps = [after - before for before, after in pairwise([0, *moments, seconds])]
-    first = moments[0] if moments else seconds
-    return Outcome(code, log.read_bytes().decode("utf-8", "replace"), seconds, first, max(gaps))
+    return Outcome(code, log.read_bytes().decode("utf-8", "replace"), seconds, tuple(moments))
 
 
 def _chunks(terminal: int, end: float) -> Iterator[bytes]:
