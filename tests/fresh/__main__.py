@@ -63,8 +63,8 @@ def prepare(case: Case, archive: str) -> Root:
     account = root.upper / home(case.user)[1:]
     (account / ".cache/pip").mkdir(parents=True)
     # Without hard links, since the files of the clone get another owner.
-    clone = ["git", "clone", "--quiet", "--no-hardlinks", str(REPOSITORY)]
-    subprocess.run([*clone, str(account / case.folder)], check=True)
+    clone = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--no-hardlinks"]
+    subprocess.run([*clone, str(REPOSITORY), str(account / case.folder)], check=True)
     owner = "0:0" if case.user == "root" else f"{STRANGER}:{STRANGER}"
     subprocess.run(["chown", "-R", owner, account, downloads], check=True)
     return root
