@@ -11,11 +11,12 @@ if sys.argv[:1] == ["-m"]:
     from lsgd.job.garbage import put_off
     from lsgd.job.interrupt import leave_at_once
     from lsgd.job.parent import note_parent
-    from lsgd.job.starting import announce_torch, wait_passively
+    from lsgd.job.starting import announce_torch
+    from lsgd.job.threads import spin_briefly
 
     put_off()
     leave_at_once()
-    wait_passively()
+    spin_briefly()
     announce_torch()
     note_parent()  # a launcher may be killed before the imports are over
     # What Python was started with, less the words: the name of the module.

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, set_num_threads
 
 from lsgd.comm import Comm, sum_
 from lsgd.errors import Diverged, Refused
 from lsgd.job import preemption
 from lsgd.job.device import choose_kernels
+from lsgd.job.launcher import cores, detect
+from lsgd.job.threads import choose_threads
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import Metric
 from lsgd.run.checkpoint import Checkpoint, order_hash
@@ -33,6 +35,8 @@ class Learner:
         choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
         preemption.compile_unheard()
         self.workload = open_workload(recipe, device)
+        if device.type == "cpu":
+            set_num_threads(choose_threads(recipe.numbers_per_pass, cores(detect())))
         self.model = self.workload.network().to(device)
         if recipe.compile:
             compile_parts(self.model, graphs=recipe.cuda_graphs)

@@ -12,6 +12,7 @@ from torch import device as Device
 from lsgd.errors import EndsEarly, Interrupted, PeerLost, Refused
 from lsgd.installation import script
 from lsgd.job.launcher import Launch, cores, detect
+from lsgd.job.threads import choose_threads
 from lsgd.recipe import CommSettings
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def describe(comm: Comm, device: Device) -> str:
         line += f" by {launch.launcher} over {comm.library}"
     hardware = "CPU" if device.type == "cpu" else cuda.get_device_name(device)
     line += f", {hardware}, threads per process: {get_num_threads()}"
+    if device.type == "cpu" and get_num_threads() < choose_threads(None, cores(launch)):
+        line += " (passes this small have no work for more)"
     bound, all_ = len(os.sched_getaffinity(0)), os.cpu_count()
     if bound != all_:
         line += f" (bound to {bound} of {all_} cores)"

@@ -1,6 +1,5 @@
-"""The first moments of a command: what has to be set, and said, before torch is imported."""
+"""The line that a command prints before it imports torch."""
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,21 +8,6 @@ from types import ModuleType
 
 QUICK = {"-h", "--help", "--version", "--cfg"}
 """Words that are answered once everything is imported, and whose answer stands alone."""
-
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""The variables by which a user may say how idle threads wait: OpenMP's, GNU's and Intel's."""
-
-
-def wait_passively() -> None:
-    """From now on let torch's idle threads sleep instead of spin; to be called before torch is
-    imported, whose OpenMP library reads this once.
-
-    A thread that spins keeps a core from the one it waits for, if others use the machine too: with
-    six busy processes beside, digits took 36 s with two threads that spin and 13 s with two that
-    sleep. Nothing changes where the environment says how threads wait.
-    """
-    if not any(name in os.environ for name in WAITING):
-        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 class _TorchAnnouncer:

@@ -592,6 +592,14 @@ class Recipe:
         return self.workers_per_pass
 
     @property
+    def numbers_per_pass(self) -> int | None:
+        """The numbers in the images of a full forward pass; None for other workloads."""
+        if self.data.workload != "images":
+            return None
+        images = min(self.pass_workers, self.workers) * self.worker_batch
+        return images * self.data.channels * self.data.image_size**2
+
+    @property
     def keeps_tail(self) -> bool:
         """Whether the last N mod kn examples of an epoch make a smaller step."""
         return self.tail == "keep"

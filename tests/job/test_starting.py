@@ -1,4 +1,4 @@
-"""What is set and said before torch is imported."""
+"""What is said before torch is imported, and how its threads are to wait."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from lsgd import paths
 
 TORCH = """
 import os, sys
-print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
+print(*(os.environ.get(name) for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")))
 sys.exit(0)
 """
 
@@ -30,13 +30,15 @@ def started(tmp_path: Path, *words: str, **environment: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("words", [["-m", "lsgd.train"], ["-m", "lsgd", "train"]])
-def test_threads_sleep_and_a_line_is_there_at_once(words: list[str], tmp_path: Path) -> None:
-    assert started(tmp_path, *words) == ("passive None", "lsgd: loading torch\n")
+def test_threads_sleep_soon_and_a_line_is_there_at_once(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "+recipe=digits"]
+    assert started(tmp_path, *words) == ("2000 1", "lsgd: loading torch\n")
 
 
 def test_how_threads_wait_is_the_users(tmp_path: Path) -> None:
-    threads, _ = started(tmp_path, "-m", "lsgd.train", GOMP_SPINCOUNT="9")
-    assert threads == "None 9"
+    words = ["-m", "lsgd.train", "+recipe=digits"]
+    assert started(tmp_path, *words, GOMP_SPINCOUNT="9")[0] == "9 None"
+    assert started(tmp_path, *words, OMP_WAIT_POLICY="active")[0] == "None None"
 
 
 def test_a_program_that_imports_lsgd_is_left_alone(tmp_path: Path) -> None:
