@@ -167,7 +167,7 @@ def _own(request: Request, launcher: str) -> Start:
         *[python, "-m", f"lsgd.supervise.{launcher}", str(processes), "--"],
         *["env", threads(request, processes), python, *request.train],
     ]
-    return Start(request, processes, command, python, SET_PYTHON)
+    return Start(request, processes, command, python, SET_PYTHON, saves_at_interrupt=True)
 
 
 def _beside_python(program: str) -> str:

@@ -29,6 +29,8 @@ class Start:
     """How to get that, or what does without it."""
     text: str | None = None
     """What the command is handed to submit; None if it is the job itself."""
+    saves_at_interrupt: bool = False
+    """Whether the command by itself lets its processes save at Ctrl-C."""
     log_folder: Path | None = None
     """Where a submitted job keeps its own log, which has to be there before."""
 
@@ -49,7 +51,7 @@ class Start:
         if self.text is None:
             sys.stdout.flush()
             sys.stderr.flush()
-            if is_attended():
+            if is_attended() and not self.saves_at_interrupt:
                 raise SystemExit(run_attended(self.command))
             # Python ignores them, and what it becomes would go on ignoring them.
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
