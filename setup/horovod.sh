@@ -153,7 +153,8 @@ build() {
 
     # Measured on 2 cores: 2 to 9 minutes for CPU tensors, of which one is not shared by cores.
     least=$((1 + 2 / compilers)) most=$((1 + 16 / compilers))
-    if [[ $nccl != none ]]; then least=$((1 + 8 / compilers)) most=$((1 + 40 / compilers)); fi
+    if [[ $nccl != none ]]; then least=$((1 + 4 / compilers)) most=$((1 + 24 / compilers)); fi
+    if [[ $nccl == *-all ]]; then least=$((1 + 8 / compilers)) most=$((1 + 40 / compilers)); fi
     say "building $version for torch $torch with C++$standard ($contents), once, about $least to $most" \
         "minutes for $compilers compilers at once$mpi_hint; log: $log"
     # --no-cache-dir: pip's own cache knows a wheel by its source, not by the torch it was built for.
