@@ -41,9 +41,8 @@ setup: $(ALL) ## everything into .venv, Horovod compiled once (minutes)
 train: .venv/.run $(HOROVOD_BUILT) ## the digits recipe on 2 processes (a minute on a laptop)
 	PYTHON=$(BIN)/python launch/local.sh digits --np 2
 
-# One thread: on images of 8 x 8 a second one only waits.
 demo: .venv/.run ## what the paper's scaling rule does, shown in two minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m lsgd.demo
+	$(BIN)/python -m lsgd.demo
 
 test: .venv/.run .venv/.test ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
 	$(BIN)/python -m pytest $(SHORT) $(ARGS)

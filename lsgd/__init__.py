@@ -11,13 +11,11 @@ if sys.argv[:1] == ["-m"]:
     from lsgd.job.garbage import put_off
     from lsgd.job.interrupt import leave_at_once
     from lsgd.job.parent import note_parent
-    from lsgd.job.starting import announce_torch
-    from lsgd.job.threads import spin_briefly
+    from lsgd.job.starting import prepare_for_torch
 
     put_off()
     leave_at_once()
-    spin_briefly()
-    announce_torch()
+    prepare_for_torch()
     note_parent()  # a launcher may be killed before the imports are over
     # What Python was started with, less the words: the name of the module.
     answer(sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("lsgd."), sys.argv[1:])

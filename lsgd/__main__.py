@@ -10,8 +10,7 @@ from lsgd.errors import Refused
 from lsgd.job.command import run_alone
 from lsgd.job.garbage import put_off
 from lsgd.job.interrupt import leave_at_once
-from lsgd.job.starting import announce_torch
-from lsgd.job.threads import spin_briefly
+from lsgd.job.starting import prepare_for_torch
 from lsgd.nearest import did_you_mean, written_here
 from lsgd.paths import recipe_names
 from lsgd.run import provenance
@@ -79,8 +78,7 @@ def hand_over(command: str, words: Sequence[str]) -> None:
     """Run the command's module in this process as `python -m` does; ends by its SystemExit."""
     # Only the command itself, once it is imported, has more to do at Ctrl-C than to leave.
     leave_at_once()
-    spin_briefly()
-    announce_torch()
+    prepare_for_torch()
     put_off()
     at_once.answer(command, words)
     # The module becomes __main__, by whose name the processes of a loader find it.

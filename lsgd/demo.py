@@ -6,6 +6,7 @@ back to the reference. What warmup adds does not show on a problem this small.
 """
 
 import contextlib
+import os
 import statistics
 import sys
 import time
@@ -59,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
     )
 
     def command() -> None:
+        # So that the table is the same on every machine, whatever its number of cores.
+        os.environ["OMP_NUM_THREADS"] = "1"
         folder = parser.parse_args(argv).folder
         if "=" in folder.name:
             raise Refused(

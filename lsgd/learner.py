@@ -35,13 +35,14 @@ class Learner:
         choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
         preemption.compile_unheard()
         self.workload = open_workload(recipe, device)
-        if device.type == "cpu":
-            set_num_threads(choose_threads(recipe.numbers_per_pass, cores(detect())))
         self.model = self.workload.network().to(device)
         if recipe.compile:
             compile_parts(self.model, graphs=recipe.cuda_graphs)
         self.tally = Tally(len(self.workload.counts), device)
         self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.tally)
+        if device.type == "cpu":
+            numbers = recipe.numbers_per_pass(len(self.strategy.hosted))
+            set_num_threads(choose_threads(numbers, cores(detect())))
         bfloat16 = recipe.precision == "bfloat16"
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
         """The context of a forward pass in training."""

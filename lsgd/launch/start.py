@@ -29,10 +29,10 @@ class Start:
     """How to get that, or what does without it."""
     text: str | None = None
     """What the command is handed to submit; None if it is the job itself."""
-    saves_at_interrupt: bool = False
-    """Whether the command by itself lets its processes save at Ctrl-C."""
     log_folder: Path | None = None
     """Where a submitted job keeps its own log, which has to be there before."""
+    saves_at_interrupt: bool = False
+    """Whether the command by itself lets its processes save at Ctrl-C."""
 
     def shown(self) -> str:
         """The text to submit, else the command as a line for a shell."""

@@ -591,12 +591,12 @@ class Recipe:
             )
         return self.workers_per_pass
 
-    @property
-    def numbers_per_pass(self) -> int | None:
-        """The numbers in the images of a full forward pass; None for other workloads."""
+    def numbers_per_pass(self, hosted: int) -> int | None:
+        """Return how many numbers the images of a full forward pass have, on a process that hosts
+        so many workers; None for other workloads."""
         if self.data.workload != "images":
             return None
-        images = min(self.pass_workers, self.workers) * self.worker_batch
+        images = min(self.pass_workers, hosted) * self.worker_batch
         return images * self.data.channels * self.data.image_size**2
 
     @property

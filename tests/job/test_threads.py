@@ -1,5 +1,8 @@
 """How many threads a run computes with."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,8 +10,9 @@ import lsgd.learner
 from lsgd.comm import describe
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
+from lsgd.job import threads as threads_module
 from lsgd.job.launcher import Launch
-from lsgd.job.threads import choose_threads
+from lsgd.job.threads import CHOSEN_BY_USER, choose_threads, count_wanted_cores, limit_spinning
 from lsgd.learner import Learner
 
 CPU = torch.device("cpu")
@@ -18,12 +22,12 @@ CPU = torch.device("cpu")
     ("numbers", "cores", "limit", "threads"),
     [
         (0, 8, None, 1),
-        (19_999, 8, None, 1),
-        (20_000, 8, None, 2),
+        (15_999, 8, None, 1),
+        (16_000, 8, None, 2),
         (10**9, 8, None, 8),
         (None, 8, None, 8),
         (10**9, 8, "3", 3),  # that of a launcher which divides a machine, or of a user
-        (19_999, 8, "3", 1),
+        (15_999, 8, "3", 1),
         (None, 8, "3", 3),
         (None, 8, "2,1", 8),  # OpenMP's list for nested regions
     ],
@@ -44,9 +48,10 @@ def test_by_the_work_of_a_pass_and_never_more_than_there_are_cores(
 @pytest.mark.parametrize(
     ("words", "threads"),
     [
-        ("+recipe=digits", 1),
+        ("+recipe=digits", 2),
+        ("+recipe=digits_reference", 1),
         ("+recipe=bs8k rehearse=true", 1),
-        ("+recipe=fashion_bs64 inputs=synthetic", 5),
+        ("+recipe=fashion_bs64 inputs=synthetic", 6),
         ("+recipe=fashion_bs1k inputs=synthetic workers_per_pass=8", 8),
     ],
 )
@@ -64,3 +69,40 @@ def test_a_run_sets_them_and_its_log_says_so(
     monkeypatch.setattr(lsgd.comm, "get_num_threads", lambda: threads)
     said = f"threads per process: {threads}{' (passes this small' * (threads < 8)}"
     assert said in describe(SingleComm(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "processes", "limit", "spins"),
+    [
+        (0, 1, None, "20000"),
+        (1, 1, None, "2000"),  # with 8 threads of its own there are 9 for 8 cores
+        (6, 1, "1", "20000"),
+        (8, 1, "1", "2000"),
+        (4, 4, "1", "20000"),
+        (0, 4, None, "20000"),
+    ],
+)
+def test_threads_sleep_sooner_where_others_want_the_cores(
+    wanted: int, processes: int, limit: str | None, spins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*CHOSEN_BY_USER, "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if limit:
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(threads_module, "detect", lambda: Launch("none", local_size=processes))
+    limit_spinning(wanted)
+    assert os.environ.pop("GOMP_SPINCOUNT") == spins
+    del os.environ["KMP_BLOCKTIME"]
+
+
+def test_those_that_want_a_core_are_counted_without_this_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(threads_module, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(threads_module, "detect", lambda: Launch("none", local_size=2))
+    assert count_wanted_cores() == 0  # no such file, as outside of Linux
+    for runnable, others in ((1, 0), (2, 0), (9, 7)):
+        (tmp_path / "loadavg").write_text(f"0.61 0.45 0.20 {runnable}/432 9999\n")
+        assert count_wanted_cores() == others
