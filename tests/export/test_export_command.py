@@ -20,9 +20,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_file_says_where_it_is_and_is_not_overwritten(
-    run: str, capsys: pytest.CaptureFixture[str]
+    run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own name has recipe, seed and step; --out may stand among words; a file or a folder."""
+    monkeypatch.setattr(libraries, "find_spec", lambda name: True)  # none is imported
     assert main([f"{run}/{FILE}", "--to", "torchvision"]) == 0
     assert "after step 2: digits-seed0-step2.pth\n" in capsys.readouterr().out
     assert main([run, "--to", "torchvision", "--out", "a.pth", "val_batch=7"]) == 0

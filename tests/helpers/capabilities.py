@@ -153,7 +153,7 @@ CAPABILITIES = {
     "data": Capability(
         TEST_DATA.is_dir,
         "the real datasets are not there",
-        f"LSGD_TEST_DATA=FOLDER; without it {TEST_DATA}",
+        f"LSGD_TEST_DATA=FOLDER, without which it is {os.path.relpath(TEST_DATA, REPOSITORY)}",
     ),
 }
 SELF_CHECKED = {
