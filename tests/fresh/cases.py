@@ -128,11 +128,14 @@ CASES = (
             *WHEEL,
             Command(f"venv/bin/lsgd train +recipe=digits {SHORT} run_dir=runs/a", 300, "top-1"),
             Command(f'venv/bin/python -c "{FLOWERS}"', 60),
+            Command("venv/bin/lsgd prepare folder flowers", 60, "2 classes, 128 images in train"),
             with_extra("report", "report runs/a --out runs/report", "runs/report"),
             with_extra("search", SEARCH, "best: top-1 error"),
             with_extra("spark", f"{SEARCH} --launch spark --np 1", "best: top-1 error"),
             with_extra("ray", f"launch ray digits --np 2 {SHORT}", "top-1 error"),
-            with_extra("timm", "train +recipe=bs256 rehearse=true model=timm/convnext_atto", ""),
+            with_extra(
+                "timm", "train +recipe=bs256 rehearse=true model=timm/convnext_atto", "done"
+            ),
             with_extra("export", "export runs/a --to onnx --out digits.onnx", "digits.onnx"),
             with_extra(
                 "dali",
@@ -140,8 +143,9 @@ CASES = (
                 f" worker_batch=16 model=torchvision/resnet18 inputs=dali {SHORT}",
                 "top-1 error",
             ),
-            with_extra("mlflow", "track runs/a --to mlflow", "mlflow"),
-            with_extra("wandb", "track runs/a --to wandb", "wandb"),
+            with_extra("mlflow", "track runs/a --to mlflow", "steps sent"),
+            with_extra("wandb", "track runs/a --to wandb", "steps sent"),
         ),
+        environment={"LANG": "C.UTF-8", "WANDB_MODE": "offline"},
     ),
 )

@@ -84,6 +84,8 @@ def passed_environment(outside: Mapping[str, str], case: Case) -> dict[str, str]
     path = f"{PYENV_INSIDE}/bin:" * bool(case.pyenv) + "/usr/local/bin:/usr/bin:/bin"
     login = {"HOME": home(case.user), "USER": case.user, "LOGNAME": case.user}
     login |= {"PATH": path, "SHELL": "/bin/bash", "TERM": "xterm"}
+    if case.pyenv:  # which may have built a libpython of its own, for another place
+        login["LD_LIBRARY_PATH"] = f"{PYENV_INSIDE}/lib"
     passed = {name: outside[name] for name in PASSED if name in outside}
     return login | passed | dict(case.environment)
 
