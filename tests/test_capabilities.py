@@ -43,11 +43,12 @@ def run(folder: Path, *arguments: str, require: str = "") -> tuple[int, str]:
         (folder / name).write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *arguments],
         cwd=folder,
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join((str(REPOSITORY / "tests"), str(REPOSITORY)))}
-        | {"PYTEST_ADDOPTS": "", "LSGD_REQUIRE": require, "COLUMNS": "80"},
+        | {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        | {"LSGD_REQUIRE": require, "COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=600,
