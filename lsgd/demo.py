@@ -70,7 +70,10 @@ def main(argv: Sequence[str]) -> int:
             )
         count = len(RUNS) * SEEDS
         print(f"{count} runs in {folder}, each with a log; what is there is not made again\n")
-        print("\n" + demo(folder))
+        try:
+            print("\n" + demo(folder))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; rerun the same command to go on") from None
 
     return run_command(command)
 

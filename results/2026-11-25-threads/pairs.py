@@ -1,0 +1,85 @@
+"""Times commands of two checkouts in turns, alone and beside six busy processes.
+
+    python results/2026-11-25-threads/pairs.py BEFORE AFTER [ROUNDS]
+
+BEFORE and AFTER are checkouts of lsgd; both run on the Python that runs this. FASHION names the
+folder of Fashion-MNIST. Prints Markdown, and writes each time into pairs.json beside this file.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FASHION = os.environ.get("FASHION", "data/fashion-mnist")
+SHORT = "epochs=1 schedule.milestones=[] schedule.warmup_epochs=0.5"
+COMMANDS = {
+    "digits, 30 epochs": "train +recipe=digits run_dir=RUNS",
+    "bs8k, rehearsal": "train +recipe=bs8k rehearse=true run_dir=RUNS",
+    "fashion_bs1k, 1 epoch": f"train +recipe=fashion_bs1k {SHORT} data.root={FASHION} run_dir=RUNS",
+    "demo, 16 runs": "demo RUNS",
+}
+BUSY = 6
+LIMIT = 600.0
+"""Seconds after which a command is ended, and counts as that."""
+OURS = ("OMP_", "GOMP_", "KMP_")
+
+
+def seconds(checkout: Path, words: str) -> float:
+    """Return how long the command takes in this checkout, with a new folder for its runs."""
+    runs = tempfile.mkdtemp()
+    shutil.rmtree(runs)
+    name, *rest = words.replace("RUNS", runs).split()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+    begin = time.perf_counter()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", f"lsgd.{name}", *rest],
+            cwd=checkout,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        return LIMIT
+    finally:
+        shutil.rmtree(runs, ignore_errors=True)
+    return time.perf_counter() - begin
+
+
+def main(before: str, after: str, rounds: str = "5") -> None:
+    """Time all commands, first alone and then beside busy processes."""
+    record = Path(__file__).with_name("pairs.json")
+    rows = json.loads(record.read_text()) if record.exists() else []
+    for busy in (0, BUSY):
+        for command, words in COMMANDS.items():
+            beside = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+            try:
+                pairs = [
+                    [seconds(Path(checkout).resolve(), words) for checkout in (before, after)]
+                    for _ in range(1 if words.startswith("demo") else int(rounds))
+                ]
+            finally:
+                for each in beside:
+                    each.kill()
+                    each.wait()
+            rows.append({"command": command, "busy": busy, "pairs": pairs, "load": os.getloadavg()})
+            record.write_text(json.dumps(rows, indent=1) + "\n")
+            ratios = sorted(second / first for first, second in pairs)
+            medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
+            print(
+                f"| {command} | {busy} | {medians[0]:.1f} | {medians[1]:.1f} | "
+                f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
