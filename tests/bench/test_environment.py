@@ -72,7 +72,10 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
         place("tiny", ["tiny==1"])
 
 
-def test_other_requirements_are_another_environment() -> None:
+def test_other_requirements_are_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert place("tiny", ["tiny==1"]) == place("tiny", ["tiny==1"])
     assert place("tiny", ["tiny==1"]) != place("tiny", ["tiny==2"])
 
