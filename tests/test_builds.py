@@ -29,6 +29,12 @@ class cuda:
     get_device_capability = staticmethod(lambda i: (9, 0))
 __version__ = "2.13.0+test"
 """
+HEADERS = """
+import sysconfig
+
+path = sysconfig.get_path
+sysconfig.get_path = lambda name: "{folder}/headers" if name == "include" else path(name)
+"""
 PIP = """
 import json, os, sys
 from pathlib import Path
@@ -73,6 +79,9 @@ class Machine:
         self.torch()
         self.put("site/torch/include/ATen/ATen.h", "#error C++17 or later compatible\n")
         self.put("site/pip/__main__.py", PIP)
+        # Python's own headers are a package of Debian's, which need not be there.
+        self.put("headers/Python.h", "")
+        self.put("site/sitecustomize.py", HEADERS.format(folder=self.folder))
 
     def tool(self, name: str, does: str = "") -> None:
         (self.folder / "tools" / name).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from lsgd.job.launcher import detect
+from lsgd.job.resuming import own_command
 from lsgd.job.threads import count_wanted_cores, limit_spinning
 
 QUICK = {"-h", "--help", "--version", "--cfg"}
@@ -18,6 +19,10 @@ class _BeforeTorch:
 
     def __init__(self) -> None:
         self.wanted_before = count_wanted_cores()
+        # What a command starts for itself, such as lsgd.doctor.child, is read by that command.
+        inner = "." in (own_command() or "")
+        asked = QUICK.intersection(sys.orig_argv)
+        self.announces = detect().rank == 0 and not inner and not asked
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -28,7 +33,7 @@ class _BeforeTorch:
             sys.meta_path.remove(self)
             # What wants a core at one moment alone is gone again.
             limit_spinning(min(self.wanted_before, count_wanted_cores()))
-            if detect().rank == 0 and not QUICK.intersection(sys.argv, sys.orig_argv):
+            if self.announces:
                 with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or closed
                     print("lsgd: loading torch", file=sys.stderr, flush=True)
         return None

@@ -17,6 +17,7 @@ from typing import Any
 
 from lsgd.errors import Refused
 from lsgd.recipe.fields import (
+    AUTO,
     EXECUTION,
     above_0,
     at_least,
@@ -596,7 +597,9 @@ class Recipe:
         so many workers; None for other workloads."""
         if self.data.workload != "images":
             return None
-        images = min(self.pass_workers, hosted) * self.worker_batch
+        # Before it is known, auto stands for all of them.
+        workers = hosted if self.workers_per_pass == AUTO else min(self.pass_workers, hosted)
+        images = workers * self.worker_batch
         return images * self.data.channels * self.data.image_size**2
 
     @property

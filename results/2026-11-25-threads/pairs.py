@@ -60,7 +60,9 @@ def main(before: str, after: str, rounds: str = "5") -> None:
     rows = json.loads(record.read_text()) if record.exists() else []
     for busy in (0, BUSY):
         for command, words in COMMANDS.items():
-            beside = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+            beside = [
+                subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)
+            ]
             try:
                 pairs = [
                     [seconds(Path(checkout).resolve(), words) for checkout in (before, after)]

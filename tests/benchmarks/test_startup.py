@@ -31,7 +31,7 @@ def test_whole_processes_are_compared_and_kept(
     ("argv", "message"),
     [
         (["--rounds", "5"], "--rounds 5 is too few"),
-        (["+recipe=digits"], r"unrecognized arguments: \+recipe=digits; --help says"),
+        (["+recipe=digits"], r"'\+recipe=digits' has no meaning here; --help says"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
