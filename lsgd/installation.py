@@ -8,7 +8,6 @@ import json
 import shlex
 import sys
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -36,9 +35,18 @@ def install(*extras: str) -> str:
 def pip(command: str, *words: str) -> str:
     """The command line of pip for this Python; that of uv, whose environments lack pip."""
     python = _called(Path(sys.executable))
-    if find_spec("pip"):
+    if _has_pip():
         return shlex.join([python, "-m", "pip", command, *words])
     return shlex.join(["uv", "pip", command, "--python", python, *words])
+
+
+def _has_pip() -> bool:
+    """Return whether pip is installed; setuptools warns of distutils where pip itself is looked
+    for."""
+    try:
+        return metadata.distribution("pip") is not None
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def script(name: str) -> str:

@@ -100,7 +100,7 @@ def test_a_script_of_the_checkout_is_not_in_a_wheel(site: Path) -> None:
 
 def test_an_environment_of_uv_has_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/python")
-    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(installation, "_has_pip", lambda: False)
     assert pip("install", "torch") == "uv pip install --python /opt/python torch"
 
 

@@ -1,8 +1,9 @@
-"""Times commands of two checkouts in turns, alone and beside six busy processes.
+"""Times commands of two checkouts in turns, alone or beside busy programs.
 
-    python results/2026-11-25-threads/pairs.py BEFORE AFTER [ROUNDS]
+    python results/2026-11-25-threads/pairs.py BEFORE AFTER BUSY ROUNDS [COMMAND …]
 
-BEFORE and AFTER are checkouts of lsgd; both run on the Python that runs this. FASHION names the
+BEFORE and AFTER are checkouts of lsgd; both run on the Python that runs this, in turns, so many
+ROUNDS, beside BUSY programs that keep a core each busy. Each COMMAND is a name of COMMANDS. FASHION names the
 folder of Fashion-MNIST. Prints Markdown, and writes each time into pairs.json beside this file.
 """
 
@@ -19,12 +20,11 @@ from pathlib import Path
 FASHION = os.environ.get("FASHION", "data/fashion-mnist")
 SHORT = "epochs=1 schedule.milestones=[] schedule.warmup_epochs=0.5"
 COMMANDS = {
-    "digits, 30 epochs": "train +recipe=digits run_dir=RUNS",
-    "bs8k, rehearsal": "train +recipe=bs8k rehearse=true run_dir=RUNS",
-    "fashion_bs1k, 1 epoch": f"train +recipe=fashion_bs1k {SHORT} data.root={FASHION} run_dir=RUNS",
-    "demo, 16 runs": "demo RUNS",
+    "digits": "train +recipe=digits run_dir=RUNS",
+    "rehearsal": "train +recipe=bs8k rehearse=true run_dir=RUNS",
+    "fashion": f"train +recipe=fashion_bs1k {SHORT} data.root={FASHION} run_dir=RUNS",
+    "demo": "demo RUNS",
 }
-BUSY = 6
 LIMIT = 600.0
 """Seconds after which a command is ended, and counts as that."""
 OURS = ("OMP_", "GOMP_", "KMP_")
@@ -54,33 +54,32 @@ def seconds(checkout: Path, words: str) -> float:
     return time.perf_counter() - begin
 
 
-def main(before: str, after: str, rounds: str = "5") -> None:
-    """Time all commands, first alone and then beside busy processes."""
+def main(before: str, after: str, busy: str, rounds: str, *names: str) -> None:
+    """Time these commands, or all."""
     record = Path(__file__).with_name("pairs.json")
     rows = json.loads(record.read_text()) if record.exists() else []
-    for busy in (0, BUSY):
-        for command, words in COMMANDS.items():
-            beside = [
-                subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)
+    for name in names or COMMANDS:
+        beside = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(int(busy))
+        ]
+        try:
+            pairs = [
+                [seconds(Path(checkout).resolve(), COMMANDS[name]) for checkout in (before, after)]
+                for _ in range(int(rounds))
             ]
-            try:
-                pairs = [
-                    [seconds(Path(checkout).resolve(), words) for checkout in (before, after)]
-                    for _ in range(1 if words.startswith("demo") else int(rounds))
-                ]
-            finally:
-                for each in beside:
-                    each.kill()
-                    each.wait()
-            rows.append({"command": command, "busy": busy, "pairs": pairs, "load": os.getloadavg()})
-            record.write_text(json.dumps(rows, indent=1) + "\n")
-            ratios = sorted(second / first for first, second in pairs)
-            medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
-            print(
-                f"| {command} | {busy} | {medians[0]:.1f} | {medians[1]:.1f} | "
-                f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
-                flush=True,
-            )
+        finally:
+            for each in beside:
+                each.kill()
+                each.wait()
+        rows.append({"command": name, "busy": int(busy), "pairs": pairs, "load": os.getloadavg()})
+        record.write_text(json.dumps(rows, indent=1) + "\n")
+        ratios = sorted(second / first for first, second in pairs)
+        medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
+        print(
+            f"| {name} | {busy} | {medians[0]:.1f} | {medians[1]:.1f} | "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
