@@ -7,7 +7,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from lsgd.job.launcher import detect
-from lsgd.job.resuming import own_command
 from lsgd.job.threads import count_wanted_cores, limit_spinning
 
 QUICK = {"-h", "--help", "--version", "--cfg"}
@@ -19,10 +18,9 @@ class _BeforeTorch:
 
     def __init__(self) -> None:
         self.wanted_before = count_wanted_cores()
-        # What a command starts for itself, such as lsgd.doctor.child, is read by that command.
-        inner = "." in (own_command() or "")
-        asked = QUICK.intersection(sys.orig_argv)
-        self.announces = detect().rank == 0 and not inner and not asked
+        # For a person: programs read what a command says on stderr, and logs have its first line.
+        seen = sys.stderr is not None and sys.stderr.isatty()
+        self.announces = seen and detect().rank == 0 and not QUICK.intersection(sys.orig_argv)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -40,8 +38,8 @@ class _BeforeTorch:
 
 
 def prepare_for_torch() -> None:
-    """From now on say on stderr that torch is being loaded, on process 0 of a job, and let its idle
-    threads sleep soon."""
+    """From now on say at a terminal that torch is being loaded, on process 0 of a job, and let its
+    idle threads sleep soon."""
     with suppress(Exception):  # what is wrong with a launcher is said later, by who needs it
         detect()
         sys.meta_path.insert(0, _BeforeTorch())

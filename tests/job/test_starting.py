@@ -1,6 +1,7 @@
 """What is said before torch is imported, and how its threads are to wait."""
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -17,16 +18,23 @@ sys.exit(0)
 
 
 def started(tmp_path: Path, *words: str, **environment: str) -> tuple[str, str]:
-    """What a torch that only looks around sees, and what has been said before it."""
+    """What a torch that only looks around sees, and what stands on the terminal before it."""
     (tmp_path / "torch.py").write_text(TORCH)
     path = f"{tmp_path}:{paths.conf_dir().parent}"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
+    terminal, its_end = pty.openpty()
     done = subprocess.run(
         [sys.executable, *words],
         env=clean | {"PYTHONPATH": path} | environment,
-        capture_output=True, text=True, timeout=60,
+        stdout=subprocess.PIPE, stderr=its_end, text=True, timeout=60,
     )  # fmt: skip
-    return done.stdout.strip(), done.stderr
+    os.write(its_end, b"END")
+    said = b""
+    while not said.endswith(b"END"):
+        said += os.read(terminal, 1024)
+    os.close(terminal)
+    os.close(its_end)
+    return done.stdout.strip(), said.decode().removesuffix("END").replace("\r", "")
 
 
 @pytest.mark.parametrize("words", [["-m", "lsgd.train"], ["-m", "lsgd", "train"]])
@@ -56,3 +64,13 @@ def test_an_answer_stands_alone_and_one_process_speaks(
 ) -> None:
     job = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} if environment else {}
     assert started(tmp_path, "-m", "lsgd.train", *words, **environment, **job)[1] == ""
+
+
+def test_what_programs_read_is_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(TORCH)
+    done = subprocess.run(
+        [sys.executable, "-m", "lsgd.train", "+recipe=digits"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{paths.conf_dir().parent}"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
