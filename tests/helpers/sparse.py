@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lsgd import train
+from lsgd.evaluation import EvaluationProgress
 from lsgd.inputs import Inputs
 from lsgd.learner import Learner
 from lsgd.run.checkpoint import Checkpoint
@@ -25,9 +26,11 @@ evaluate, save, write = train.evaluate, Saver.save, RunLog.write
 what, at = "never", 0
 
 
-def noted_evaluate(learner: Learner, inputs: Inputs, sets: Sequence[str]) -> dict[str, Scores]:
+def noted_evaluate(
+    learner: Learner, inputs: Inputs, sets: Sequence[str], watch: EvaluationProgress
+) -> dict[str, Scores]:
     note("evaluate", learner.next_step)
-    return evaluate(learner, inputs, sets)
+    return evaluate(learner, inputs, sets, watch)
 
 
 def noted_save(self: Saver, made: Checkpoint, *, milestone: bool = False) -> None:
