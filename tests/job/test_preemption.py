@@ -123,8 +123,9 @@ def test_ctrl_c_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for _ in range(6000):
                 time.sleep(0.01)
 
-    with as_python_starts(), pytest.raises(KeyboardInterrupt):
+    with as_python_starts(), pytest.raises(KeyboardInterrupt) as raised:
         train()
+    assert not isinstance(raised.value, Interrupted)
 
 
 def test_ctrl_c_in_the_last_step_is_not_swallowed(tmp_path: Path) -> None:
