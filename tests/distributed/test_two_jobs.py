@@ -30,7 +30,7 @@ def job(folder: Path, processes: int = 1) -> Iterator["subprocess.Popen[str]"]:
         try:
             yield it
         finally:
-            it.terminate()
+            it.kill()  # which also ends a stopped one
 
 
 def wait_for(condition: Callable[[], object], seconds: float) -> None:
