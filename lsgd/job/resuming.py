@@ -40,7 +40,9 @@ def _program() -> list[str]:
 def _typed() -> list[str]:
     """Return the command's name and its words; an empty list in another program."""
     typed = sys.orig_argv
-    if "-m" in typed:
+    # Behind a script it is a word of that script's.
+    of_python = typed[: typed.index("-m")] if "-m" in typed else typed
+    if "-m" in typed and not any(word.endswith(".py") for word in of_python):
         name, *words = typed[typed.index("-m") + 1 :]
         package, _, command = name.partition(".")
         if package != "lsgd":

@@ -33,6 +33,7 @@ PYTHON = "/venv/bin/python"
         ),
         ([PYTHON, "-m", "lsgd.demo"], "demo", "rerun the same command to resume"),
         ([PYTHON, "-m", "pytest", "lsgd.train"], None, "rerun it with run_dir=runs/a to resume"),
+        ([PYTHON, "mine.py", "-m", "lsgd.train"], None, "rerun it with run_dir=runs/a to resume"),
         ([PYTHON, "mine.py", "train"], None, "rerun it with run_dir=runs/a to resume"),
         ([PYTHON], None, "rerun it with run_dir=runs/a to resume"),
     ],
