@@ -1,11 +1,14 @@
 # The menu: `make` prints it from the ## comments.
-# PYTHON is what .venv is made with, else any that can; ARGS chooses some tests for `make test`, or some
-# faults for `make faults`; SEED draws the faults of make soak. CPU and HOROVOD are told by `make`.
+# PYTHON is what .venv is made with, else any that can; ARGS chooses some tests for `make test`, some
+# faults for `make faults` or some mutants for `make mutants`; SEED draws the faults of make soak. CPU and
+# HOROVOD are told by `make`.
 BIN := .venv/bin
 SEED ?= 0
 # Two processes share the test files, as many as the smallest machine has cores.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 SHORT := $(SIDE_BY_SIDE) -m 'not distributed and not slow'
+# What the runs of test-all took, so that the last can print the sum.
+TAKEN := .venv/.taken
 # Bytecode is kept, also where the environment says otherwise: every process of a test would compile
 # lsgd anew, which takes a quarter of its start.
 export PYTHONDONTWRITEBYTECODE :=
@@ -29,7 +32,7 @@ ALL := .venv/.run $(HOROVOD_BUILT) .venv/.dev
 # Two pips in one environment get in each other's way.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup train demo test test-all compat faults gpu soak fresh results docs check format lint types layers wheel clean cpu
+.PHONY: help setup train demo test test-all compat faults mutants gpu soak fresh results docs check format lint types layers floors audit wheel clean cpu
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,26 +48,32 @@ demo: .venv/.run ## what the paper's scaling rule does, shown in two minutes
 	$(BIN)/python -m lsgd.demo
 
 test: .venv/.run .venv/.test ## the tests that start no job, on 2 cores (3 minutes); ARGS='-k order' for some
-	$(BIN)/python -m pytest $(SHORT) $(ARGS)
+	$(BIN)/python -m pytest $(SHORT) $(if $(ARGS),,--budget=test) $(ARGS)
 
 # Jobs whose own cores others may take come after what starts none. What takes all cores and has
 # seconds to answer, or takes what a machine has once, comes last and by itself.
 test-all: $(ALL) ## all tests but the soak (20 minutes); LSGD_REQUIRE=dali,slurm,… makes a missing one fail
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/distributed; others=$$?; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/distributed -m side_by_side; jobs=$$?; \
-	$(BIN)/python -m pytest tests/distributed -m 'not side_by_side' && exit $$((others + jobs))
+	rm -f $(TAKEN)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cpu-record=$(TAKEN) --ignore tests/distributed; others=$$?; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cpu-record=$(TAKEN) tests/distributed -m side_by_side; jobs=$$?; \
+	$(BIN)/python -m pytest --cpu-record=$(TAKEN) --budget=test-all tests/distributed -m 'not side_by_side' && \
+	exit $$((others + jobs))
 
 compat: .venv/.run .venv/.dev ## the short tests on the oldest and the newest torch, each in an environment of its own
-	$(BIN)/python tests/compat.py $(SHORT) $(ARGS)
+	$(BIN)/python tests/suite/compat.py $(SHORT) $(ARGS)
 
-faults: $(ALL) ## known bugs, each put into a copy: its test has to fail; ARGS='-k lr' for some
+faults: $(ALL) ## bugs with a story, each put into a copy: its test has to fail; ARGS='-k lr' for some
 	$(BIN)/python tests/faults $(ARGS)
+
+# Whose kill costs nothing: the same words go on with what is left.
+mutants: $(ALL) ## small changes drawn from all of the code: which does no test notice? ARGS='--only lsgd/rules --number 20'
+	$(BIN)/python tests/mutants $(ARGS)
 
 # Whose kill costs a slice of minutes, and no more: the same words go on.
 gpu: $(ALL) ## what to run once on a new GPU (hours), recorded in results/; ARGS='step-8' for some, --tiny on a CPU
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-soak: $(ALL) ## the long series of kills (10 minutes), recorded in results/
+soak: $(ALL) ## the long series of kills and of hostile files (an hour or two), recorded in results/
 	LSGD_SEED=$(SEED) LSGD_SOAK=results/$(shell date +%F)-soak/README.md $(BIN)/python -m pytest -m soak $(ARGS)
 
 fresh: ## what a stranger does first, on a machine that has nothing of lsgd (root); ARGS chooses
@@ -77,22 +86,31 @@ results: .venv/.run ## the table of results/README.md, from the folders beside i
 docs: .venv/.run .venv/.dev ## the site of the documentation, into site/ (index.html; its search needs python -m http.server -d site)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-check: format lint types layers ## what needs no run: the four below
+check: format lint types layers floors ## what needs no run: the five below
 
 format: .venv/.dev ## formatting
 	$(BIN)/ruff format --check
 
-lint: .venv/.dev ## likely mistakes, in Python, shell and Dockerfiles
+lint: .venv/.dev ## likely mistakes, in Python, shell, Dockerfiles and language
 	$(BIN)/ruff check
+	$(BIN)/codespell
+	$(BIN)/python tests/suite/language.py
 	$(BIN)/shellcheck -x -P SCRIPTDIR $(SCRIPTS)
 	$(BIN)/hadolint $(wildcard setup/containers/*.Dockerfile)
 
-types: .venv/.dev ## types
+types: .venv/.dev ## types, also of what macOS has
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 layers: .venv/.dev ## which file may import which, and one name for one thing
 	$(BIN)/lint-imports
-	$(BIN)/python tests/homonyms.py
+	$(BIN)/python tests/suite/homonyms.py
+
+floors: .venv/.dev ## no version that pyproject.toml admits or constraints.txt pins has a published hole
+	$(BIN)/python tests/suite/advisories.py
+
+audit: .venv/.dev ## the file of published holes made anew, by pip-audit (asks PyPI); ARGS='-s osv' for another source
+	$(BIN)/python tests/suite/advisories.py --renew $(ARGS)
 
 wheel: .venv/.wheel ## sdist and wheel into dist/
 	$(BIN)/python -m hatchling build

@@ -1,1 +1,1 @@
-"""The benchmarks of lsgd's own speed, which are beside the library and not in its wheel."""
+"""Benchmarks of lsgd's own speed, kept outside the library and its wheel."""

@@ -1,40 +1,41 @@
-"""A training loop as one writes it by hand, with which lsgd's step is compared."""
+"""A training loop in plain PyTorch, the baseline for lsgd's training step."""
 
 from collections.abc import Iterator
 
 import torch
 from torch.nn import functional as F
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.inputs import Batch
-from lsgd.models import DTYPES, layout, make_network
+from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
-from lsgd.strategy import Task
+from lsgd.strategy import StepTask
 
 
 def check_plain_sgd(recipe: Recipe) -> None:
-    """Raise Refused for a recipe whose optimizer is another than PyTorch's SGD, or clips."""
+    """Raise UsageError unless the recipe uses PyTorch's SGD without gradient clipping."""
     for key, plain in (("name", "sgd"), ("equation", 9), ("clip_norm", None)):
         if (value := getattr(recipe.optim, key)) != plain:
-            raise Refused(
+            raise UsageError(
                 f"optim.{key}={value} is not PyTorch's SGD, which the loops beside have; write "
                 f"optim.{key}={'null' if plain is None else plain}"
             )
 
 
 class BareLoop:
-    """A loop with the recipe's model, batch, passes, precision, per-worker BN and fused SGD.
+    """A plain PyTorch loop with the recipe's model, precision, per-worker BN and fused SGD.
 
-    It has nothing else: no reducer, no tally and no guard.
+    It runs the recipe's batches and micro-batches, but has no reducer, no metric sums and no
+    NonFiniteGuard.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         check_plain_sgd(recipe)
         self.recipe, self.device = recipe, device
         self.dtype = DTYPES[recipe.precision]
-        self.layout = layout(recipe)
+        self.layout = memory_format(recipe)
         self.model = make_network(recipe).to(device)
         self.forward = torch.compile(self.model, dynamic=False) if recipe.compile else self.model
         self.running = RunningStatistics(
@@ -48,17 +49,17 @@ class BareLoop:
             fused=True,
         )
 
-    def step(self, task: Task, batches: Iterator[Batch]) -> None:
-        """Make a step of the run from the images and labels of each pass, as train_step does."""
+    def step(self, task: StepTask, batches: Iterator[Batch]) -> None:
+        """Make one training step from the batches of its micro-batches, as train_step does."""
         bfloat16 = self.recipe.precision == "bfloat16"
         self.optimizer.zero_grad()
-        for each in task.passes:
+        for each in task.micro_batches:
             images, labels = next(batches)
             images = images.to(
                 self.device, self.dtype, memory_format=self.layout, non_blocking=True
             )
             labels = labels.to(self.device, non_blocking=True)
-            self.running.start_pass(each)
+            self.running.start_micro_batch(each)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
                 logits = self.forward(images)
             loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")

@@ -1,4 +1,4 @@
-"""What does it cost that workers do not share BN statistics? `python -m benchmarks.batchnorm`."""
+"""Benchmark of the cost of per-worker BN statistics: `python -m benchmarks.batchnorm`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 from benchmarks.comparison import Comparison, StepFunction, compare, step_of
 from benchmarks.scripts import with_plain_batchnorm
 from lsgd.comm import Comm
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
@@ -17,24 +17,24 @@ PER_WORKER, PLAIN = "per-worker BN", "plain BN"
 
 
 def learners(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, Learner]:
-    """A learner with statistics over each worker's images, and one with those of a whole pass.
+    """Return one Learner with per-worker BN and one with plain BN over each micro-batch.
 
-    Raises Refused if a pass has a single worker.
+    Raises UsageError if a micro-batch has a single worker, since both are then the same.
     """
-    if recipe.pass_workers == 1:
-        raise Refused(
+    if recipe.micro_batch_workers == 1:
+        raise UsageError(
             "workers_per_pass=1 leaves one worker in a pass, so that both are the same; write 2 or "
             "more"
         )
     plain = Learner(recipe, comm, device)
     with_plain_batchnorm(plain.model)
-    # PyTorch's layers keep their running statistics themselves.
-    plain.strategy.parts = ()
+    # nn.BatchNorm2d updates its running statistics itself.
+    plain.strategy.carried_states = ()
     return {PER_WORKER: Learner(recipe, comm, device), PLAIN: plain}
 
 
-def steps(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
-    """lsgd's step of each of the learners."""
+def make_steps(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
+    """Return lsgd's training step with per-worker BN and with plain BN, by candidate name."""
     return {name: step_of(learner) for name, learner in learners(recipe, comm, device).items()}
 
 
@@ -48,15 +48,15 @@ already.
   python -m benchmarks.batchnorm +recipe=fashion_resnet20 workers=8 workers_per_pass=8
   python -m benchmarks.batchnorm +recipe=fashion_bs1k workers_per_pass=8
 """,
-    one=PER_WORKER,
-    other=PLAIN,
-    goal=1.05,
-    steps=steps,
+    measured_step=PER_WORKER,
+    baseline_step=PLAIN,
+    max_time_ratio=1.05,
+    make_steps=make_steps,
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the benchmark's command line and return the exit code."""
     return run_command(lambda: compare(BATCHNORM, argv))
 
 

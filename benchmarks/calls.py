@@ -1,11 +1,12 @@
-"""The calls and the memory of one training step, counted: the same numbers on every run.
+"""Counter of the calls and the memory of one training step, the same on every run.
 
-    python -m benchmarks.calls            # the numbers, and how they differ from the golden file
-    python -m benchmarks.calls --write    # write the golden file anew
-    python -m benchmarks.calls --json     # the numbers alone
+    python -m benchmarks.calls            # print the counts, and what differs from the golden file
+    python -m benchmarks.calls --write    # also rewrite the golden file
+    python -m benchmarks.calls --json     # print only the counts, as JSON
 
-Timings here are certain to 3 to 5 %; an operator too many in every layer is less than that, and a
-count shows it. benchmarks/README.md says what is counted and how to read a difference.
+Timings resolve 3 to 5 % on the project's machines. One operator too many in every layer costs less
+than that, but changes a count. benchmarks/README.md describes what is counted and how to read a
+difference.
 """
 
 import gc
@@ -33,10 +34,10 @@ from lsgd.step import train_step
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/golden/calls.json"
 WRITE = "python -m benchmarks.calls --write"
 
-# Small batches of small images: what is counted does not depend on how long an operator takes.
+# Batches and images are small, because the counts do not depend on how long an operator takes.
 ALL = ("inputs=synthetic", "device=cpu", "worker_batch=4", "data.image_size=8")
 SMALL = (*ALL, "+recipe=digits", "workers=8")
-# Gradients in several buckets, as those of a large model are.
+# Small buckets split the gradients into several, as in a large model.
 RESNET20 = (*ALL, "+recipe=fashion_resnet20", "workers=4", "comm.bucket_mb=0.25")
 CASES = {
     "small_resnet, 8 passes of 1 worker": (*SMALL, "workers_per_pass=1"),
@@ -44,42 +45,43 @@ CASES = {
     "resnet20, 4 passes of 1 worker": (*RESNET20, "workers_per_pass=1"),
     "resnet20, 1 pass of 4 workers": (*RESNET20, "workers_per_pass=4"),
 }
-"""The words of the recipe whose step is counted, by name."""
+"""The overrides of the recipe whose step is counted, by case name."""
 
 WARMUP_STEPS = 3
-"""Steps before the counted ones, which make the momentum and fill caches of Python and torch."""
+"""Steps before the counted ones, which create the momentum and fill caches of Python and torch."""
 
 Counts = dict[str, dict[str, int]]
 """Counts by kind, then by operator, module or name; `count` lists the kinds."""
 
 
 class CountedSums(SingleComm):
-    """A single process that records the sums it starts."""
+    """A SingleComm that records the name and size of each sum it starts."""
 
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []
         """The name and the bytes of each sum."""
 
-    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Record the sum, and start it as SingleComm does."""
+    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Record the sum's name and bytes, then start it as SingleComm does."""
         self.started.append((name, tensor.nbytes))
-        return super().start_sum_(tensor, name)
+        return super().start_all_reduce_(tensor, name)
 
 
-def count(words: Sequence[str]) -> Counts:
-    """The counts of a step of this recipe, once warm.
+def count_step(overrides: Sequence[str]) -> Counts:
+    """Return the counts of one warmed-up training step of the recipe with these overrides.
 
-    ATen calls by operator, those within others too; Python calls and calls of C functions from
-    Python, by the module that is called or calls; allocations and their bytes; sums over processes
-    and their bytes, by name. The images are ready in a list, so that no loader is counted.
+    The kinds are ATen calls by operator, nested calls included; Python calls, and calls of C
+    functions from Python, by the module of the callee or the caller; allocations and their bytes;
+    sums over processes and their bytes, by name. The batches are prepared in a list, so no loader
+    is counted.
     """
-    recipe = config.load_recipe(list(words))
+    recipe = config.load_recipe(list(overrides))
     comm, device = CountedSums(), torch.device("cpu")
-    with alike_everywhere():
+    with portable_kernels():
         learner = Learner(recipe, comm, device)
         tasks = list(learner.strategy.tasks(0, list(range(WARMUP_STEPS + 2))))
         inputs = learner.workload.inputs()
-        steps = [(task, iter(list(inputs.train(task.passes)))) for task in tasks][::-1]
+        steps = [(task, iter(list(inputs.train(task.micro_batches)))) for task in tasks][::-1]
 
         def step() -> None:
             task, batches = steps.pop()
@@ -87,10 +89,10 @@ def count(words: Sequence[str]) -> Counts:
 
         for _ in range(WARMUP_STEPS):
             step()
-        with collected():
+        with garbage_collection_disabled():
             python = python_calls(step)
             comm.started.clear()
-            # Another step, since either way of counting makes calls of its own.
+            # Each counter makes calls of its own, so it gets its own step.
             torch_ = torch_calls(step)
     sums, summed = Counter[str](), Counter[str]()
     for name, size in comm.started:
@@ -100,9 +102,9 @@ def count(words: Sequence[str]) -> Counts:
 
 
 def python_calls(step: Callable[[], None]) -> Counts:
-    """The calls of Python functions and, from Python, of C functions that a step makes.
+    """Count the Python functions and the C functions from Python that a step calls, by module.
 
-    A generator is called once for each value. What this module does is left out.
+    A generator counts once for each value. Calls by this module are left out.
     """
     called: dict[str, Counter[str]] = {"call": Counter(), "c_call": Counter()}
 
@@ -120,19 +122,19 @@ def python_calls(step: Callable[[], None]) -> Counts:
 
 
 def torch_calls(step: Callable[[], None]) -> Counts:
-    """The ATen calls that a step makes, and what it allocates for tensors.
+    """Count the ATen calls and the tensor allocations of a step.
 
-    torch's profiler counts them, since it only observes. A TorchDispatchMode would change what it
+    torch's profiler counts them, since it only observes. A TorchDispatchMode would change the
     counts: with one, autograd adds up the gradients of a branch out of place.
     """
-    # Or Kineto says on stderr that it starts and stops.
+    # Without this Kineto reports its start and stop on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profiler.profile(use_cpu=True, profile_memory=True) as profile:
         step()
     assert profile.kineto_results is not None
     events = profile.kineto_results.events()
     names = Counter(event.name() for event in events)
-    # What is freed counts negative.
+    # Frees have a negative size.
     sizes = [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]
     return {
         "ATen calls": {name: n for name, n in names.items() if name.startswith("aten::")},
@@ -142,15 +144,15 @@ def torch_calls(step: Callable[[], None]) -> Counts:
 
 
 @contextmanager
-def alike_everywhere() -> Iterator[None]:
-    """Compute in here with one thread, and convolutions with the plain kernels.
+def portable_kernels() -> Iterator[None]:
+    """Use one thread and plain convolution kernels within this context.
 
-    What oneDNN allocates for a convolution depends on the CPU's instructions, and whether there is
-    NNPACK as well.
+    What oneDNN allocates for a convolution depends on the CPU's instructions, and on whether torch
+    has NNPACK.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Not mkldnn.flags, which warns of Intel's GPUs.
+    # mkldnn.flags would warn of Intel's GPUs.
     onednn, *_ = torch.backends.mkldnn.set_flags(False)
     try:
         with torch.backends.nnpack.flags(enabled=False):
@@ -161,8 +163,8 @@ def alike_everywhere() -> Iterator[None]:
 
 
 @contextmanager
-def collected() -> Iterator[None]:
-    """No garbage collection in here, which would come at any time and call finalizers."""
+def garbage_collection_disabled() -> Iterator[None]:
+    """Disable garbage collection in this context, since it calls finalizers at random times."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -174,15 +176,15 @@ def collected() -> Iterator[None]:
 
 
 def count_all() -> dict[str, Counts]:
-    """The counts of every case, each in an order that stays."""
+    """Return the counts of every case, with operators, modules and names sorted."""
     return {
-        case: {kind: dict(sorted(parts.items())) for kind, parts in count(words).items()}
-        for case, words in CASES.items()
+        case: {kind: dict(sorted(parts.items())) for kind, parts in count_step(overrides).items()}
+        for case, overrides in CASES.items()
     }
 
 
 def versions() -> dict[str, str]:
-    """The versions that the counts depend on, without the build of torch, such as +cpu."""
+    """Return the versions on which the counts depend, without torch's build suffix such as +cpu."""
     return {
         "torch": torch.__version__.partition("+")[0],
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -190,8 +192,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def unlike(golden: dict[str, Any]) -> str | None:
-    """Why the golden file does not hold here, or None if it does."""
+def version_mismatch(golden: dict[str, Any]) -> str | None:
+    """Return why the golden file does not apply to this machine's versions, or None if it does."""
     current = versions()
     recorded = {key: golden[key] for key in current}
     if current == recorded:
@@ -201,7 +203,7 @@ def unlike(golden: dict[str, Any]) -> str | None:
 
 
 def differences(golden: dict[str, Counts], cases: dict[str, Counts]) -> list[str]:
-    """The changes: a line for each count of a case, and one for each operator, module or sum."""
+    """List the changed counts: a line for each case and kind, then one for each changed entry."""
     lines = []
     for case in golden | cases:
         old, new = golden.get(case, {}), cases.get(case, {})
@@ -211,7 +213,7 @@ def differences(golden: dict[str, Counts], cases: dict[str, Counts]) -> list[str
             if changed:
                 lines.append(f"{case}: {kind} {_change(sum(was.values()), sum(is_.values()))}")
                 if len(was | is_) == 1:
-                    continue  # it is the count
+                    continue  # its change is the total's
                 lines += [f"    {n} {_change(was.get(n, 0), is_.get(n, 0))}" for n in changed]
     return lines
 
@@ -220,8 +222,8 @@ def _change(old: int, new: int) -> str:
     return f"{old} -> {new} ({new - old:+d})"
 
 
-def with_advice(lines: Sequence[str]) -> str:
-    """A text of these differences, and what to do about them."""
+def format_differences(lines: Sequence[str]) -> str:
+    """Return the differences as text, with advice on how to resolve them."""
     return "\n".join(
         [
             f"a step is not as {GOLDEN.name} says (old -> new):",
@@ -233,7 +235,7 @@ def with_advice(lines: Sequence[str]) -> str:
 
 
 def report(cases: dict[str, Counts]) -> str:
-    """The totals of each case, and its ten most frequent operators."""
+    """Return the totals of each case and its ten most frequent operators as text."""
     lines = []
     for case, counts in cases.items():
         lines.append(case)
@@ -244,12 +246,12 @@ def report(cases: dict[str, Counts]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     return run_alone(lambda: show(argv))
 
 
 def show(argv: Sequence[str]) -> None:
-    """Count, print the counts and how they differ from the golden file, and write that if told."""
+    """Print the counts and their differences to the golden file; rewrite the file with --write."""
     line = Parser("benchmarks.calls", "Count the calls of a training step.")
     choice = line.add_mutually_exclusive_group()
     choice.add_argument("--write", action="store_true", help=f"write {GOLDEN.name} anew")
@@ -262,10 +264,10 @@ def show(argv: Sequence[str]) -> None:
     print(report(cases))
     if GOLDEN.exists():
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-        if other := unlike(golden):
+        if other := version_mismatch(golden):
             print(other)
         changed = differences(golden["cases"], cases)
-        print(with_advice(changed) if changed else f"All is as {GOLDEN.name} says.")
+        print(format_differences(changed) if changed else f"All is as {GOLDEN.name} says.")
     if options.write:
         text = json.dumps(versions() | {"cases": cases}, indent=1)
         GOLDEN.write_text(text + "\n", encoding="utf-8")

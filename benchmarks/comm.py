@@ -1,4 +1,4 @@
-"""The cost of summing the gradients over processes: `python -m benchmarks.comm`.
+"""Benchmark of summing the gradients over processes: `python -m benchmarks.comm`.
 
 The report is Markdown, for a README as for a terminal.
 """
@@ -9,25 +9,25 @@ from argparse import Namespace
 from collections.abc import Sequence
 from itertools import product
 
-from benchmarks.reductions import ALONE, BARE, COMPARED_AFTER, DDP, HOROVOD, OURS
+from benchmarks.reductions import BARE, COMPARED_AFTER, DDP, HOROVOD, OURS, SUMS_ONLY
 from lsgd.bench import results
-from lsgd.bench.job import FUSION, Job, numbers, open_job
-from lsgd.bench.setting import Result, check_not_launched, recipe_lines, setting_of
+from lsgd.bench.job import FUSION, Job, open_job, parse_numbers
+from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
 from lsgd.bench.timing import (
     Estimate,
     Samples,
     TimedWork,
     check_rounds,
-    cost,
     estimate,
     measure,
+    time_ratio,
 )
 from lsgd.config import RecipeParser
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 ABOUT = f"""\
 What does it cost to sum the gradients over processes? Training steps of a recipe's model, with
@@ -55,18 +55,18 @@ go as one here. HOROVOD_FUSION_THRESHOLD=0 before the command switches it off fo
 """
 
 OTHERS = {"torch": DDP, "horovod": HOROVOD}
-"""The candidate that ours is compared with, over each library."""
+"""The candidate with which lsgd's reducer is compared, by communication library."""
 GOALS = {DDP: 1.03, HOROVOD: 1.0}
-"""At most how many times the other's time a step of ours may take."""
+"""The largest allowed ratio of lsgd's step time to the other candidate's."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the benchmark's command line and return the exit code."""
     return run_command(lambda: comm(argv))
 
 
 def comm(argv: Sequence[str]) -> None:
-    """Measure what the command line asks for, print the report and keep it in --out."""
+    """Measure the requested jobs, print the report and save it in --out."""
     line = RecipeParser(program="benchmarks.comm", about=ABOUT)
     line.usage = (
         f"{line.usage} [--np N,…] [--accumulation N,…] [--over LIBRARY,…] [--rounds N] "
@@ -81,36 +81,38 @@ def comm(argv: Sequence[str]) -> None:
         "--limit", type=float, default=300, help="seconds after which a round is given up (300)"
     )
     results.add_out(line, "comm")
-    recipe, options = line.read(argv)
+    recipe, options = line.parse(argv)
     _check_comparable(recipe)
     libraries = options.over.split(",")
     if unknown := [library for library in libraries if library not in OTHERS]:
-        raise Refused(f"--over {unknown[0]} is no library; write torch, horovod or torch,horovod")
+        raise UsageError(
+            f"--over {unknown[0]} is no library; write torch, horovod or torch,horovod"
+        )
     check_not_launched("this benchmark starts its own")
-    processes = numbers("--np", options.np, least=2)
-    accumulations = numbers("--accumulation", options.accumulation, least=1)
+    processes = parse_numbers("--np", options.np, least=2)
+    accumulations = parse_numbers("--accumulation", options.accumulation, least=1)
     check_rounds(options.rounds)
     for option, value in (("--passes", options.passes), ("--limit", options.limit)):
         if value <= 0:
-            raise Refused(f"{option} {value:g} is not possible; write a number above 0")
-    result = setting_of(recipe, pick_device(recipe.device)) | {
+            raise UsageError(f"{option} {value:g} is not possible; write a number above 0")
+    result = recipe_facts(recipe, pick_device(recipe.device)) | {
         "bucket_mb": recipe.comm.bucket_mb,
         "fusion": os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION),
         "rounds": options.rounds,
         "measured": [],
         "missing": {},
     }
-    with results.recording("comm", line.prog, argv, options.out) as record:
+    with results.open_record("comm", line.prog, argv, options.out) as record:
         for library, number in product(libraries, processes):
             bench_job(result, library, number, accumulations, options)
-            record.keep(result)
+            record.write_result(result)
         if not result["measured"]:
-            raise Refused("; ".join(result["missing"].values()))
-        record.end(result, report(result))
+            raise UsageError("; ".join(result["missing"].values()))
+        record.write_report(result, report(result))
 
 
 def report(result: Result) -> str:
-    """The result as a report in Markdown."""
+    """Return the benchmark's result as a report in Markdown."""
     lines = [
         *recipe_lines(result),
         f"{result['rounds']} rounds; buckets of {result['bucket_mb']:g} MiB; medians (and "
@@ -123,10 +125,10 @@ def report(result: Result) -> str:
         where = f"{job['processes']} processes, {job['over']}, accumulation {job['accumulation']}"
         lines += [_table(f"{where}, threads per process: {job['threads']}", rounds, other), ""]
         if other in rounds:
-            times, goal = cost(rounds, OURS, other), GOALS[other]
+            times, goal = time_ratio(rounds, OURS, other), GOALS[other]
             verdicts.append(
                 f"- {where}: a step of ours takes at most {goal:g} times that of {other}: "
-                f"{times.within(goal)}, "
+                f"{times.compare_at_most(goal)}, "
                 f"{times.shown('.3f')}; after {COMPARED_AFTER} steps their parameters were "
                 f"{job['apart'][other]:.1g} apart"
             )
@@ -139,40 +141,42 @@ def report(result: Result) -> str:
     return "\n".join([*lines, *verdicts])
 
 
-def exposed(rounds: Samples, name: str) -> Estimate:
-    """The milliseconds by which the sums make a step longer."""
+def exposed_milliseconds(rounds: Samples, name: str) -> Estimate:
+    """Return by how many milliseconds the gradient sums lengthen a candidate's step."""
     pairs = zip(rounds[name], rounds[BARE], strict=True)
     return estimate([1000 * (1 / step - 1 / bare) for step, bare in pairs])
 
 
-def hidden(rounds: Samples, name: str) -> Estimate:
-    """The share of the sums that a candidate hides behind the backward pass, in percent."""
-    triples = zip(rounds[name], rounds[BARE], rounds[ALONE], strict=True)
+def hidden_percent(rounds: Samples, name: str) -> Estimate:
+    """Return the percentage of the sums that a candidate hides behind the backward pass."""
+    triples = zip(rounds[name], rounds[BARE], rounds[SUMS_ONLY], strict=True)
     return estimate([100 * (1 - (1 / step - 1 / bare) * alone) for step, bare, alone in triples])
 
 
 def _table(title: str, rounds: Samples, other: str) -> str:
     rows = []
-    for name in (OURS, other, BARE, ALONE):
+    for name in (OURS, other, BARE, SUMS_ONLY):
         if name in rounds:
             takes_part = name in (OURS, other)
             rows.append(
                 [
                     name,
                     estimate([1000 / speed for speed in rounds[name]]).shown(".1f"),
-                    cost(rounds, name, BARE).shown(".3f") if name != BARE else "1",
-                    exposed(rounds, name).shown(".1f") if takes_part else "",
-                    hidden(rounds, name).shown(".0f") if takes_part else "",
+                    time_ratio(rounds, name, BARE).shown(".3f") if name != BARE else "1",
+                    exposed_milliseconds(rounds, name).shown(".1f") if takes_part else "",
+                    hidden_percent(rounds, name).shown(".0f") if takes_part else "",
                 ]
             )
-    return markdown([title, "ms a step", f"times {BARE}", "ms exposed", "% hidden"], rows)
+    return markdown_table([title, "ms a step", f"times {BARE}", "ms exposed", "% hidden"], rows)
 
 
 def bench_job(
     result: Result, library: str, processes: int, accumulations: Sequence[int], options: Namespace
 ) -> None:
-    """Measure one job: each number of accumulated passes becomes an entry of `measured`, or
-    `missing` says why it has none."""
+    """Measure one job at each number of accumulated micro-batches.
+
+    Each becomes an entry of `measured` in the result, or `missing` has the reason why not.
+    """
     where = f"{processes} processes over {library}"
     print(f"{where}, {options.rounds} rounds", flush=True)
     left = list(accumulations)
@@ -185,7 +189,7 @@ def bench_job(
                 steps = max(1, round(options.passes / accumulation))
                 names = [name for name in (OURS, OTHERS[library], BARE) if name in facts["names"]]
                 per_second = measure(
-                    {name: _steps(job, name, steps) for name in (*names, ALONE)},
+                    {name: _steps(job, name, steps) for name in (*names, SUMS_ONLY)},
                     options.rounds,
                     what=f"{where}, accumulation {accumulation}",
                 )
@@ -202,7 +206,7 @@ def bench_job(
                     | facts
                 )
                 left.remove(accumulation)
-    except Refused as refusal:
+    except UsageError as refusal:
         for accumulation in left:
             result["missing"][f"{where}, accumulation {accumulation}"] = str(refusal)
 
@@ -216,19 +220,19 @@ def _steps(job: Job, candidate: str, steps: int) -> TimedWork:
 
 
 def _check_comparable(recipe: Recipe) -> None:
-    """Refuse a recipe with which lsgd would do something that the others do not."""
+    """Raise UsageError if the recipe makes lsgd do work that the other candidates do not."""
     if recipe.gradient_compression != "none":
-        raise Refused(
+        raise UsageError(
             f"gradient_compression={recipe.gradient_compression} would make the sums of lsgd alone "
             "smaller; write gradient_compression=none"
         )
     if recipe.optim.clip_norm is not None:
-        raise Refused(
+        raise UsageError(
             f"optim.clip_norm={recipe.optim.clip_norm:g} needs the norm of the gradient, which "
             "lsgd's sums alone give; write optim.clip_norm=null"
         )
     if recipe.compile:
-        raise Refused(
+        raise UsageError(
             "compile=true is not for this benchmark, whose models are not compiled; write "
             "compile=false"
         )

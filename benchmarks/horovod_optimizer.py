@@ -1,4 +1,4 @@
-"""Horovod's own way to train in parallel, which lsgd does not use; lsgd.comm.horovod says why."""
+"""Horovod's DistributedOptimizer, which lsgd does not use; lsgd.comm.horovod has the reason."""
 
 import horovod.torch as hvd
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 def distributed_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, passes: int
 ) -> torch.optim.Optimizer:
-    """The optimizer, which now averages gradients over the processes, once in `passes` passes."""
+    """Make the optimizer average gradients over processes once per `passes` micro-batches."""
     distributed: torch.optim.Optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=passes
     )

@@ -1,4 +1,4 @@
-"""What does LARS cost? `python -m benchmarks.lars`."""
+"""Benchmark of the cost of LARS: `python -m benchmarks.lars`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,12 +8,12 @@ import torch
 
 from benchmarks.comparison import Comparison, StepFunction, compare, step_of
 from lsgd.comm import Comm
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.inputs import Batch
 from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.strategy import Task
+from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduce
 
 WITH, WITHOUT = "a step with LARS", "a step with SGD"
@@ -21,30 +21,30 @@ UPDATES = {WITH: "the update of LARS alone", WITHOUT: "the update of SGD alone"}
 
 
 def update_of(learner: Learner) -> StepFunction:
-    """The update that the optimizer makes of the gradients that are there.
+    """Return a step function that only runs the learner's optimizer on its current gradients.
 
-    Raises Refused if the strategy has no optimizer over the whole model.
+    Raises UsageError if the strategy has no optimizer over the whole model.
     """
     if not isinstance(learner.strategy, AllReduce):
-        raise Refused(
+        raise UsageError(
             f"strategy={learner.recipe.strategy.name} makes other updates than all-reduce; leave "
             "it out"
         )
     optimizer = learner.strategy.optimizer
 
-    def update(task: Task, batches: Iterator[Batch]) -> None:
+    def update(task: StepTask, batches: Iterator[Batch]) -> None:
         optimizer.step()
 
     return update
 
 
-def steps(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
-    """A step and an update by the recipe's LARS, and by PyTorch's fused SGD.
+def make_steps(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
+    """Return a whole step and an update alone, by the recipe's LARS and by PyTorch's fused SGD.
 
-    Raises Refused if the recipe has another optimizer.
+    Raises UsageError if the recipe has another optimizer.
     """
     if recipe.optim.name != "lars":
-        raise Refused(f"optim.name={recipe.optim.name} is not LARS; write optim=lars")
+        raise UsageError(f"optim.name={recipe.optim.name} is not LARS; write optim=lars")
     sgd = replace(recipe.optim, name="sgd", equation=9, momentum_correction=False)
     learners = {
         WITH: Learner(recipe, comm, device),
@@ -63,15 +63,15 @@ and the update of either alone. Images are made up, and on the device already.
   python -m benchmarks.lars +recipe=bs256 optim=lars workers=1
   python -m benchmarks.lars +recipe=digits optim=lars
 """,
-    one=WITH,
-    other=WITHOUT,
-    goal=1.03,
-    steps=steps,
+    measured_step=WITH,
+    baseline_step=WITHOUT,
+    max_time_ratio=1.03,
+    make_steps=make_steps,
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the benchmark's command line and return the exit code."""
     return run_command(lambda: compare(LARS, argv))
 
 

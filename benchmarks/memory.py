@@ -1,4 +1,4 @@
-"""Does a larger batch need more memory? `python -m benchmarks.memory`: peaks against passes."""
+"""Benchmark of peak memory over the number of micro-batches: `python -m benchmarks.memory`."""
 
 import sys
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from tqdm import tqdm
 
 from lsgd.bench import results
 from lsgd.bench.job import open_job
-from lsgd.bench.setting import Result, check_not_launched, recipe_lines, setting_of
-from lsgd.bench.timing import Estimate, Samples, check_rounds, estimate, ratio
+from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
+from lsgd.bench.timing import Estimate, Samples, check_rounds, estimate, speed_ratio
 from lsgd.config import RecipeParser
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
 from lsgd.models import DTYPES
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 ABOUT = """\
 Does the memory of a step grow with its passes? One process makes the passes of a batch one after
@@ -31,18 +31,18 @@ keeps none, and what grows then is held.
 """
 
 GOAL = 1.02
-"""At most how many times the peak of a single pass that of many may be."""
+"""The largest allowed ratio of the peak of many micro-batches to that of a single one."""
 STEPS = 2
-"""Steps of a process: momentum exists from the second on."""
+"""The steps of a process: momentum buffers exist from the second on."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the benchmark's command line and return the exit code."""
     return run_command(lambda: memory(argv))
 
 
 def memory(argv: Sequence[str]) -> None:
-    """Measure what the command line asks for, print the report and keep it in --out."""
+    """Measure the peaks of the recipe's steps, print the report and save it in --out."""
     line = RecipeParser(program="benchmarks.memory", about=ABOUT)
     line.usage = f"{line.usage} [--rounds N] [--passes N] [--limit SECONDS] [--out FOLDER]"
     line.add_argument("--rounds", type=int, default=6, help="how often each is measured (6)")
@@ -51,54 +51,54 @@ def memory(argv: Sequence[str]) -> None:
         "--limit", type=float, default=600, help="seconds after which a process is given up (600)"
     )
     results.add_out(line, "memory")
-    recipe, options = line.read(argv)
+    recipe, options = line.parse(argv)
     check_rounds(options.rounds)
     if options.passes < 2:
-        raise Refused(f"--passes {options.passes} leaves nothing to compare; write 2 or more")
+        raise UsageError(f"--passes {options.passes} leaves nothing to compare; write 2 or more")
     if options.limit <= 0:
-        raise Refused(f"--limit {options.limit:g} is not possible; write a number above 0")
+        raise UsageError(f"--limit {options.limit:g} is not possible; write a number above 0")
     check_not_launched("the steps of one are measured")
-    with results.recording("memory", line.prog, argv, options.out) as record:
-        result = setting_of(recipe, pick_device(recipe.device)) | {
+    with results.open_record("memory", line.prog, argv, options.out) as record:
+        result = recipe_facts(recipe, pick_device(recipe.device)) | {
             "rounds": options.rounds,
             "image_bytes": image_bytes(recipe),
         }
         result["peak_bytes"] = bench(options.words, options.rounds, options.passes, options.limit)
-        record.end(result, report(result))
+        record.write_report(result, report(result))
 
 
 def image_bytes(recipe: Recipe) -> int:
-    """The bytes of an image on the device."""
+    """Return the size in bytes of one of the recipe's images on the device."""
     data = recipe.data
     return data.channels * data.image_size**2 * DTYPES[recipe.precision].itemsize
 
 
-def bench(words: Sequence[str], rounds: int, passes: int, limit: float) -> Samples:
-    """The peaks in bytes of a step of one pass and of one of many, by their number of passes."""
+def bench(overrides: Sequence[str], rounds: int, passes: int, limit: float) -> Samples:
+    """Measure the peaks in bytes of steps of one and of `passes` micro-batches, by that number."""
     counts = [1, passes]
     peaks: Samples = {str(count): [] for count in counts}
     with tqdm(total=rounds * len(counts), desc="memory", disable=None, leave=False) as bar:
         for _ in range(rounds):
             for count in counts:
-                peaks[str(count)].append(peak(words, count, limit))
+                peaks[str(count)].append(peak(overrides, count, limit))
                 bar.update()
     return peaks
 
 
-def peak(words: Sequence[str], passes: int, limit: float) -> int:
-    """Bytes that two steps of `passes` passes need at most, in a process of their own.
+def peak(overrides: Sequence[str], passes: int, limit: float) -> int:
+    """Return the peak bytes of two steps of `passes` micro-batches in a process of their own.
 
-    The recipe is that of these words. Raises Refused if the process dies, or takes longer than
+    The recipe is that of the overrides. Raises UsageError if the process dies, or takes longer than
     `limit` seconds for a request.
     """
-    with open_job("benchmarks.step_memory", "single", 1, words, limit=limit) as job:
+    with open_job("benchmarks.step_memory", "single", 1, overrides, limit=limit) as job:
         job.prepare(passes)
         most: int = job.run("steps", STEPS)
         return most
 
 
 def report(result: Result) -> str:
-    """The result as a report in Markdown."""
+    """Return the benchmark's result as a report in Markdown."""
     peaks: Samples = result["peak_bytes"]
     first, *larger = peaks
     images = result["worker_batch"] * result["workers_per_pass"]
@@ -107,7 +107,7 @@ def report(result: Result) -> str:
             count,
             str(int(count) * images),
             estimate([value / 2**20 for value in values]).shown(".1f"),
-            "1" if count == first else ratio(peaks, count, first).shown(".4f"),
+            "1" if count == first else speed_ratio(peaks, count, first).shown(".4f"),
         ]
         for count, values in peaks.items()
     ]
@@ -116,23 +116,24 @@ def report(result: Result) -> str:
         *recipe_lines(result),
         f"{result['rounds']} rounds; medians (and intervals of 95 %)",
         "",
-        markdown(head, rows),
+        markdown_table(head, rows),
         "",
     ]
     of_images = images * result["image_bytes"] / 2**20
     for count in larger:
-        times = ratio(peaks, count, first)
+        times = speed_ratio(peaks, count, first)
         lines.append(
-            f"- {count} passes, at most {GOAL:g} times a single one: {times.within(GOAL)}, "
+            f"- {count} passes, at most {GOAL:g} times a single one: "
+            f"{times.compare_at_most(GOAL)}, "
             f"{times.shown('.4f')}; each more than the first adds "
-            f"{added(peaks, first, count).shown('.2f')} MiB, and its images are of "
+            f"{mib_per_micro_batch(peaks, first, count).shown('.2f')} MiB, and its images are of "
             f"{of_images:.2f} MiB"
         )
     return "\n".join(lines)
 
 
-def added(peaks: Samples, fewer: str, more: str) -> Estimate:
-    """MiB by which every further pass raises the peak, compared within each round."""
+def mib_per_micro_batch(peaks: Samples, fewer: str, more: str) -> Estimate:
+    """Return the MiB that each further micro-batch adds to the peak, compared within rounds."""
     passes = int(more) - int(fewer)
     pairs = zip(peaks[fewer], peaks[more], strict=True)
     return estimate([(after - before) / passes / 2**20 for before, after in pairs])

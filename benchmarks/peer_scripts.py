@@ -1,7 +1,7 @@
-"""The trainings that benchmarks.peers compares: two scripts of others, and lsgd.
+"""The training commands that benchmarks.peers compares: two scripts of other projects, and lsgd.
 
-Each is the same training as far as their options allow: network, images, crops and flips, batch,
-lr, momentum and weight decay, one thread, as many loaders, and a line for each step.
+Each runs the same training as far as their options allow: network, images, crops and flips, batch,
+lr, momentum and weight decay, one thread, the same number of loaders, and a line for each step.
 """
 
 import hashlib
@@ -11,19 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.outside import Training
-from lsgd.errors import Refused
+from benchmarks.process_measurement import TrainingCommand
+from lsgd.errors import UsageError
+from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
 from lsgd.run.provenance import commit_of
 
-Start = Callable[[Path], Training]
-"""A function that makes the training which writes into this folder."""
+TrainingFactory = Callable[[Path], TrainingCommand]
+"""A function that returns the training command that writes into a given folder."""
 
 RUN_SCRIPT = [sys.executable, "-m", "benchmarks.run_script"]
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerScript:
     """Another project's training script, in a checkout of that project."""
 
     repository: str
@@ -31,20 +32,20 @@ class Peer:
     version: str
     """The file that has the version of the checkout."""
     step: str
-    """As in Training."""
-    words: Callable[[Recipe, Path], Sequence[str]]
-    """The words by which the script makes the training of a recipe, into a folder."""
+    """The pattern of a line for a completed step, as in TrainingCommand."""
+    arguments: Callable[[Recipe, Path], Sequence[str]]
+    """A function that returns the script's arguments for a recipe and an output folder."""
 
     def check(self, checkout: Path) -> None:
-        """Raise Refused if this is no checkout of the project."""
+        """Raise UsageError if the folder is no checkout of the project."""
         for file in (self.script, self.version):
             if not (checkout / file).is_file():
-                raise Refused(
+                raise UsageError(
                     f"{checkout} has no {file}; give a checkout of github.com/{self.repository}"
                 )
 
-    def described(self, checkout: Path) -> str:
-        """What identifies the script: version and commit, or version and content without git."""
+    def description(self, checkout: Path) -> str:
+        """Return the script's version and commit, or without git its version and content hash."""
         found = re.search(r"\d[\w.+]*", (checkout / self.version).read_text())
         if commit := commit_of(checkout):
             where = f"commit {commit}"
@@ -53,22 +54,30 @@ class Peer:
             where = f"not a git checkout, sha256 of the script {digest[:12]}"
         return f"{self.repository} {found[0] if found else 'unknown'}, {self.script}, {where}"
 
-    def start(self, checkout: Path, recipe: Recipe) -> Start:
-        """The script, unchanged, with the training of this recipe."""
+    def training_factory(self, checkout: Path, recipe: Recipe) -> TrainingFactory:
+        """Return the unchanged script's training of a recipe, for any output folder."""
 
-        def of_folder(folder: Path) -> Training:
+        def of_folder(folder: Path) -> TrainingCommand:
             script = str(checkout / self.script)
-            return Training([*RUN_SCRIPT, script, *self.words(recipe, folder)], self.step)
+            return TrainingCommand(
+                [*RUN_SCRIPT, script, *self.arguments(recipe, folder)], self.step
+            )
 
         return of_folder
 
 
-def lsgd(words: Sequence[str], environment: Mapping[str, str] = {}) -> Start:
-    """lsgd's own training, by the words of a recipe."""
+def lsgd_training(overrides: Sequence[str], environment: Mapping[str, str] = {}) -> TrainingFactory:
+    """Return lsgd's training with these overrides, as a function of the output folder."""
 
-    def of_folder(folder: Path) -> Training:
-        command = [sys.executable, "-m", "lsgd.train", *words, f"run_dir={folder / 'run'}"]
-        return Training(command, r"step \d+/", environment)
+    def of_folder(folder: Path) -> TrainingCommand:
+        command = [
+            sys.executable,
+            "-m",
+            "lsgd.train",
+            *overrides,
+            format_override("run_dir", folder / "run"),
+        ]
+        return TrainingCommand(command, r"step \d+/", environment)
 
     return of_folder
 
@@ -95,23 +104,23 @@ def _timm(recipe: Recipe, folder: Path) -> Sequence[str]:
         *("--opt", "sgd" if recipe.optim.nesterov else "momentum"),
         *("--lr", str(recipe.lr(0)), "--momentum", str(recipe.optim.momentum)),
         *("--weight-decay", str(recipe.optim.weight_decay), "--warmup-epochs", "0"),
-        # Of what it would do beyond the recipe: nothing.
+        # These options switch off what the script would do beyond the recipe.
         *("--color-jitter", "0", "--smoothing", "0", "--train-interpolation", "bilinear"),
         *("--log-interval", "1", "--output", str(folder)),
     ]
 
 
-TORCHVISION = Peer(
+TORCHVISION = PeerScript(
     repository="pytorch/vision",
     script="references/classification/train.py",
     version="version.txt",
     step=r"Epoch: \[\d+\]\s+\[\s*\d+/\d+\]",
-    words=_torchvision,
+    arguments=_torchvision,
 )
-TIMM = Peer(
+TIMM = PeerScript(
     repository="huggingface/pytorch-image-models",
     script="train.py",
     version="timm/version.py",
     step=r"Train: \d+ \[\s*\d+/\d+",
-    words=_timm,
+    arguments=_timm,
 )

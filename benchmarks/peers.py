@@ -1,4 +1,7 @@
-"""lsgd's training beside the scripts of torchvision and timm: `python -m benchmarks.peers`."""
+"""Benchmark of lsgd's training and the scripts of torchvision and timm.
+
+Its command is `python -m benchmarks.peers`.
+"""
 
 import os
 import sys
@@ -10,18 +13,25 @@ from tempfile import TemporaryDirectory
 import torch
 from tqdm import tqdm
 
-from benchmarks.outside import SETTLED, watch
-from benchmarks.peer_scripts import TIMM, TORCHVISION, Start, lsgd
+from benchmarks.peer_scripts import TIMM, TORCHVISION, TrainingFactory, lsgd_training
+from benchmarks.process_measurement import WARMUP_STEPS, measure_training
+from lsgd import paths
 from lsgd.bench import results
-from lsgd.bench.setting import Result, check_not_launched, machine_lines, noted, setting
-from lsgd.bench.timing import Estimate, Samples, check_rounds, estimate, order, ratio
+from lsgd.bench.setting import (
+    Result,
+    check_not_launched,
+    environment_facts,
+    machine_lines,
+    record_refusal,
+)
+from lsgd.bench.timing import Estimate, Samples, check_rounds, estimate, order, speed_ratio
 from lsgd.config import load_recipe
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.inputs.index import SPLITS, class_folders, image_files
-from lsgd.job.command import Parser, count_from, run_command, seconds
-from lsgd.prepare.scan import index_folder
+from lsgd.job.command import Parser, integer_from, run_command, seconds
+from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 ABOUT = """\
 What does a training step cost that `python -m lsgd.train` makes, beside the training scripts of
@@ -42,29 +52,33 @@ OURS, OURS_DALI, OURS_GIVING_BACK = "lsgd", "lsgd, DALI", "lsgd, freed memory gi
 SCRIPTS = {"torchvision": TORCHVISION, "timm": TIMM}
 BATCH = 32
 GOAL, GOAL_OF_END = 1.02, 1.07
-"""At most how many times the CPU seconds per step of the faster script lsgd's may be: the median,
-and the end of its interval."""
+"""The largest allowed ratio of lsgd's CPU seconds per step to those of the faster script.
+
+The first is for the median, the second for the upper end of its interval.
+"""
 GOAL_OF_START = GOAL_OF_PEAK = 1.1
-"""At most how many times torchvision's time to the first step, and its peak, lsgd's may be."""
-DECIDES = ("MALLOC_", "GLIBC_TUNABLES")
-"""The beginnings of the environment's variables by which glibc is told what to keep."""
+"""The largest allowed ratio of lsgd's time to the first step, or peak, to torchvision's."""
+GLIBC_VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
+"""The prefixes of the environment variables that set which freed memory glibc keeps."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the benchmark's command line and return the exit code."""
     return run_command(lambda: peers(argv))
 
 
 def peers(argv: Sequence[str]) -> None:
-    """Measure, print the report and keep it in --out."""
+    """Measure lsgd and the given scripts, print the report and save it in --out."""
     line = Parser("benchmarks.peers", ABOUT)
     for name, peer in SCRIPTS.items():
         about = f"a checkout of github.com/{peer.repository}"
-        line.add_argument(f"--{name}", type=Path, metavar="CHECKOUT", help=about)
-    line.add_argument("--images", type=Path, metavar="FOLDER", required=True, help="the images")
-    line.add_argument("--image-size", type=count_from(32), default=64, help="in pixels (64)")
-    line.add_argument("--loaders", type=count_from(1), default=1, help="loader processes (1)")
-    line.add_argument("--steps", type=count_from(1), default=12, help="counted per process (12)")
+        line.add_argument(f"--{name}", type=paths.parse_path, metavar="CHECKOUT", help=about)
+    line.add_argument(
+        "--images", type=paths.parse_path, metavar="FOLDER", required=True, help="the images"
+    )
+    line.add_argument("--image-size", type=integer_from(32), default=64, help="in pixels (64)")
+    line.add_argument("--loaders", type=integer_from(1), default=1, help="loader processes (1)")
+    line.add_argument("--steps", type=integer_from(1), default=12, help="counted per process (12)")
     line.add_argument("--rounds", type=int, default=8, help="how often each is started (8)")
     line.add_argument(
         "--limit", type=seconds, default=600, help="a process may take for a step (600 s)"
@@ -76,56 +90,63 @@ def peers(argv: Sequence[str]) -> None:
     checkouts = {name: path for name in SCRIPTS if (path := getattr(options, name))}
     check_environment()
     if not checkouts:
-        raise Refused("there is no script to compare with; give --torchvision or --timm")
+        raise UsageError("there is no script to compare with; give --torchvision or --timm")
     for name, checkout in checkouts.items():
         SCRIPTS[name].check(checkout)
-    torch.set_num_threads(1)  # as in what is measured
+    torch.set_num_threads(1)  # as in the measured processes
     os.environ["OMP_NUM_THREADS"] = "1"
     with (
-        results.recording("peers", line.prog, argv, options.out) as record,
+        results.open_record("peers", line.prog, argv, options.out) as record,
         TemporaryDirectory(prefix="lsgd-peers-") as index,
     ):
-        words = recipe_words(options.images, Path(index), options.image_size, options.loaders)
-        recipe = load_recipe(words)
+        overrides = recipe_overrides(
+            options.images, Path(index), options.image_size, options.loaders
+        )
+        recipe = load_recipe(overrides)
         check_steps(options.steps, recipe)
-        result = setting(torch.device("cpu")) | {
+        result = environment_facts(torch.device("cpu")) | {
             "model": recipe.model.name,
             "image_size": recipe.data.image_size,
             "batch": recipe.batch_size,
             "loaders": options.loaders,
             "rounds": options.rounds,
             "steps": options.steps,
-            "scripts": {name: SCRIPTS[name].described(at) for name, at in checkouts.items()},
+            "scripts": {name: SCRIPTS[name].description(at) for name, at in checkouts.items()},
         }
-        starts = ours(words)
-        starts |= {name: SCRIPTS[name].start(at, recipe) for name, at in checkouts.items()}
-        bench(starts, result, limit=options.limit, keep=record.keep)
-        record.end(result, report(result))
+        starts = lsgd_trainings(overrides)
+        starts |= {
+            name: SCRIPTS[name].training_factory(at, recipe) for name, at in checkouts.items()
+        }
+        bench(starts, result, limit=options.limit, keep=record.write_result)
+        record.write_report(result, report(result))
 
 
 def check_environment() -> None:
-    """Raise Refused if the environment decides what glibc keeps, which would be alike for all."""
+    """Raise UsageError if the environment sets which freed memory glibc keeps.
+
+    lsgd is measured with and without that memory, and such a variable would make both the same.
+    """
     for name in os.environ:
-        if name.startswith(DECIDES):
-            raise Refused(
+        if name.startswith(GLIBC_VARIABLES):
+            raise UsageError(
                 f"{name} is set in the environment, and lsgd is measured with and without the "
                 f"memory that it keeps; write `env -u {name}` before the command"
             )
 
 
-def recipe_words(images: Path, index: Path, image_size: int, loaders: int) -> list[str]:
-    """The words of lsgd's training on these images, whose index is made in the folder `index`.
+def recipe_overrides(images: Path, index: Path, image_size: int, loaders: int) -> list[str]:
+    """Index the images in the folder `index`, and return the overrides of lsgd's training on them.
 
-    Raises Refused where there are no such images.
+    Raises UsageError if the folder has no train/CLASS/ and val/CLASS/, or unreadable images.
     """
     for split in SPLITS:
         if not (images / split).is_dir() or not class_folders(images / split):
-            raise Refused(
+            raise UsageError(
                 f"--images {images} has no {split}/CLASS/; give a folder with train/ and val/"
             )
     root = images.resolve()
     if unreadable := index_folder(root, index):
-        raise Refused(
+        raise UsageError(
             f"{len(unreadable)} images of {root} cannot be read, such as {unreadable[0]}; move "
             "them away"
         )
@@ -137,7 +158,7 @@ def recipe_words(images: Path, index: Path, image_size: int, loaders: int) -> li
     return [
         *("+recipe=bs256", "workers=1", f"worker_batch={BATCH}", "device=cpu", "log_steps=1"),
         *("inputs=torchvision", f"inputs.decoders={loaders}"),
-        *(f'data.root="{root}"', f'data.index="{index}"'),  # which may have blanks or commas
+        *(f'data.root="{root}"', f'data.index="{index}"'),  # the paths may have blanks or commas
         f"data.classes={len(classes['train'])}",
         *(f"data.train_examples={count['train']}", f"data.val_examples={count['val']}"),
         *(f"data.image_size={image_size}", "checkpoint_minutes=0"),  # others save after epochs
@@ -145,33 +166,39 @@ def recipe_words(images: Path, index: Path, image_size: int, loaders: int) -> li
 
 
 def check_steps(steps: int, recipe: Recipe) -> None:
-    """Raise Refused if an epoch has fewer steps than are to be made."""
-    most = recipe.data.train_examples // BATCH - SETTLED
+    """Raise UsageError if an epoch has fewer steps than a process has to make."""
+    most = recipe.data.train_examples // BATCH - WARMUP_STEPS
     if steps > most:
-        raise Refused(
-            f"--steps {steps} and the {SETTLED} before them are more than an epoch of "
+        raise UsageError(
+            f"--steps {steps} and the {WARMUP_STEPS} before them are more than an epoch of "
             f"{recipe.data.root} has; "
             + (f"write at most {most}" if most > 0 else "give a folder of more images")
         )
 
 
-def ours(words: Sequence[str]) -> dict[str, Start]:
-    """lsgd as it comes, with DALI, and where glibc gives back what is freed."""
+def lsgd_trainings(overrides: Sequence[str]) -> dict[str, TrainingFactory]:
+    """Return lsgd's trainings: by default, with DALI, and with glibc returning freed memory."""
     return {
-        OURS: lsgd(words),
-        OURS_DALI: lsgd([*words, "inputs=dali"]),
-        # No tunable at all: it says that the environment decides, and leaves glibc as it comes.
-        OURS_GIVING_BACK: lsgd(words, {"GLIBC_TUNABLES": ""}),
+        OURS: lsgd_training(overrides),
+        OURS_DALI: lsgd_training([*overrides, "inputs=dali"]),
+        # An empty value sets no tunable. It only tells lsgd that the environment decides, so lsgd
+        # leaves glibc's defaults.
+        OURS_GIVING_BACK: lsgd_training(overrides, {"GLIBC_TUNABLES": ""}),
     }
 
 
 def bench(
-    starts: Mapping[str, Start], result: Result, *, limit: float, keep: Callable[[Result], None]
+    starts: Mapping[str, TrainingFactory],
+    result: Result,
+    *,
+    limit: float,
+    keep: Callable[[Result], None],
 ) -> None:
-    """Measure the trainings; `samples` of the result has their measurements in each round.
+    """Measure each training once per round, and store the values in `samples` of the result.
 
-    The first round, of one step more than do not count, is to find what fails and is left out. What
-    fails at any time is noted as `missing`, without its measurements. Raises Refused if all fail.
+    The first round makes a single step after those that are not measured; it only finds the
+    trainings that fail. One that fails at any time goes into `missing`, and its measurements are
+    dropped. Raises UsageError if all fail.
     """
     samples: dict[str, Samples] = {}
     result |= {"samples": samples, "missing": {}}
@@ -183,12 +210,18 @@ def bench(
                 bar.update()
                 if name in result["missing"]:
                     continue
-                with noted(result, name), TemporaryDirectory(prefix="lsgd-peers-") as folder:
-                    # Python's processes make folders there, which an end by a signal leaves.
+                with (
+                    record_refusal(result, name),
+                    TemporaryDirectory(prefix="lsgd-peers-") as folder,
+                ):
+                    # Processes of Python create temporary folders, which one ended by a signal does
+                    # not remove.
                     own = {"TMPDIR": folder}
                     training = starts[name](Path(folder))
                     training = replace(training, environment={**training.environment, **own})
-                    measured = watch(training, result["steps"] if number else 1, limit=limit)
+                    measured = measure_training(
+                        training, result["steps"] if number else 1, limit=limit
+                    )
                     for what, value in measured.items() if number else ():
                         samples.setdefault(what, {}).setdefault(name, []).append(value)
             for name in result["missing"]:
@@ -196,11 +229,11 @@ def bench(
                     of_each.pop(name, None)
             keep(result)
     if len(result["missing"]) == len(starts):
-        raise Refused("; ".join(f"{name}: {why}" for name, why in result["missing"].items()))
+        raise UsageError("; ".join(f"{name}: {why}" for name, why in result["missing"].items()))
 
 
 def report(result: Result) -> str:
-    """The result as a report in Markdown."""
+    """Return the benchmark's result as a report in Markdown."""
     samples: dict[str, Samples] = result["samples"]
     cpu = samples["cpu_seconds_per_step"]
     names = [name for name in (OURS, OURS_DALI, OURS_GIVING_BACK, *SCRIPTS) if name in cpu]
@@ -240,11 +273,11 @@ def report(result: Result) -> str:
         *machine_lines(result),
         *result["scripts"].values(),
         f"{result['rounds']} rounds, {result['steps']} steps of each process after its first "
-        f"{SETTLED}; medians (and intervals of 95 %)",
+        f"{WARMUP_STEPS}; medians (and intervals of 95 %)",
         "",
-        markdown([*each, "page faults per step", "s per step", "CPU s with loaders"], steps),
+        markdown_table([*each, "page faults per step", "s per step", "CPU s with loaders"], steps),
         "",
-        markdown([*whole, "peak, MiB", "times torchvision", "with loaders, MiB"], starts),
+        markdown_table([*whole, "peak, MiB", "times torchvision", "with loaders, MiB"], starts),
         "",
         *(_goals(samples, fastest) if fastest and OURS in cpu else ()),
         *(f"- {name} is not measured: {why}" for name, why in result["missing"].items()),
@@ -268,22 +301,23 @@ NOTES = (
 
 
 def _goals(samples: Mapping[str, Samples], fastest: str) -> list[str]:
-    """The lines that say whether lsgd, as it comes, is within its goals."""
+    """Return the report's lines on whether lsgd with its defaults meets its goals."""
     cpu, faults = samples["cpu_seconds_per_step"], samples["page_faults_per_step"]
-    times = ratio(cpu, OURS, fastest)
+    times = speed_ratio(cpu, OURS, fastest)
     lines = [
         f"- {OURS}, at most {GOAL:g} times the CPU seconds per step of {fastest}, and "
-        f"{GOAL_OF_END:g} at the end of the interval: {within_both(times)}, {times.shown('.3f')}"
+        f"{GOAL_OF_END:g} at the end of the interval: {meets_both_goals(times)}, "
+        f"{times.shown('.3f')}"
     ]
     fewest = min(
         (name for name in SCRIPTS if name in faults),
         key=lambda name: estimate(faults[name]).median,
     )
-    # A difference, since a process may have none.
+    # A difference, not a ratio, since a process may have no page faults.
     pairs = zip(faults[OURS], faults[fewest], strict=True)
     more = estimate([our - their for our, their in pairs])
     lines.append(
-        f"- {OURS}, at most as many page faults per step as {fewest}: {more.within(0)}, "
+        f"- {OURS}, at most as many page faults per step as {fewest}: {more.compare_at_most(0)}, "
         f"{more.shown('+,.0f')}"
     )
     for what, goal, name in (
@@ -291,16 +325,16 @@ def _goals(samples: Mapping[str, Samples], fastest: str) -> list[str]:
         ("peak", GOAL_OF_PEAK, "peak_bytes"),
     ):
         if "torchvision" in samples[name]:
-            times = ratio(samples[name], OURS, "torchvision")
-            judged = f"{times.within(goal)}, {times.shown('.3f')}"
+            times = speed_ratio(samples[name], OURS, "torchvision")
+            judged = f"{times.compare_at_most(goal)}, {times.shown('.3f')}"
         else:
             judged = "not measured"
         lines.append(f"- {OURS}, at most {goal:g} times the {what} of torchvision: {judged}")
     return lines
 
 
-def within_both(times: Estimate) -> str:
-    """Whether a ratio of CPU seconds is within both goals: `yes`, `no` or `not resolved`."""
+def meets_both_goals(times: Estimate) -> str:
+    """Return whether a ratio of CPU seconds meets both goals: `yes`, `no` or `not resolved`."""
     if times.median <= GOAL and times.high <= GOAL_OF_END:
         return "yes"
     return "no" if times.low > GOAL else "not resolved"
@@ -309,7 +343,7 @@ def within_both(times: Estimate) -> str:
 def _times(samples: Samples, name: str, baseline: str | None) -> str:
     if baseline is None or baseline not in samples:
         return "–"
-    return "1" if name == baseline else ratio(samples, name, baseline).shown(".3f")
+    return "1" if name == baseline else speed_ratio(samples, name, baseline).shown(".3f")
 
 
 def _mebibytes(values: Sequence[float]) -> str:

@@ -1,8 +1,8 @@
-"""Training steps that differ in one thing: who sums the gradients over the processes, and when.
+"""Training steps that differ only in the library and the time of the sums of gradients.
 
-All have the same model, images, passes, per-worker BN, loss and optimizer, and so come to the same
-parameters; but for the one that sums nothing. `python -m benchmarks.reductions` is a process of a
-job that makes such steps, a member of it (lsgd.bench.member).
+All have the same model, images, micro-batches, per-worker BN, loss and optimizer, and so arrive at
+the same parameters, except the one without sums. `python -m benchmarks.reductions` is a process of
+a job that makes such steps, run by lsgd.bench.job_process.
 """
 
 import sys
@@ -17,36 +17,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lsgd.bench.member import main
+from lsgd.bench.job_process import main
 from lsgd.comm import Comm
 from lsgd.inputs import Batch
 from lsgd.inputs.synthetic import SyntheticInputs
-from lsgd.models import DTYPES, layout, make_network
+from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
 from lsgd.rules.batchnorm import RunningStatistics
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 from lsgd.strategy.reducer import Reducer
 
 OURS, DDP, HOROVOD = "ours", "DistributedDataParallel", "hvd.DistributedOptimizer"
-BARE, ALONE = "without any sum", "the sums alone"
+BARE, SUMS_ONLY = "without any sum", "the sums alone"
 DDP_BUCKET_MB = 25
 """The default size of a bucket of DistributedDataParallel, in MiB."""
 COMPARED_AFTER = 3
-"""Steps after which the candidates must agree; they also make everything warm."""
+"""The steps after which all candidates' parameters are compared; they also serve as warm-up."""
 
 
 class Reductions:
-    """An Assignment whose setting is how many passes a process accumulates in a step."""
+    """An Assignment whose setting is the number of micro-batches that a process accumulates."""
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
         self.recipe, self.comm, self.device = recipe, comm, device
         self.candidates: Mapping[str, Callable[[int], None]] = {}
 
     def prepare(self, setting: int) -> dict[str, Any]:
-        """Make the candidates that the library of this job allows."""
-        self.candidates = {}  # the former ones leave the memory first
-        workers = self.comm.world_size * setting * self.recipe.pass_workers
+        """Build the candidates that this job's library supports, and return facts about them."""
+        self.candidates = {}  # This frees the memory of the former ones before new ones are built.
+        workers = self.comm.world_size * setting * self.recipe.micro_batch_workers
         recipe = replace(self.recipe, workers=workers)
         batches = _batches(recipe, setting, self.comm.rank, self.device)
         kinds, missing = self._kinds()
@@ -56,10 +56,10 @@ class Reductions:
         for candidate in candidates.values():
             candidate.steps(COMPARED_AFTER)
         ours = candidates[OURS]
-        assert isinstance(ours, Ours)
+        assert isinstance(ours, ReducerCandidate)
         flats = [torch.zeros_like(bucket.flat) for bucket in ours.reducer.buckets]
         self.candidates = {name: candidate.steps for name, candidate in candidates.items()}
-        self.candidates |= {ALONE: lambda number: _sums(flats, self.comm, number)}
+        self.candidates |= {SUMS_ONLY: lambda number: _sums(flats, self.comm, number)}
         return {
             "over": self.comm.library,
             "threads": torch.get_num_threads(),
@@ -75,7 +75,7 @@ class Reductions:
         }
 
     def _kinds(self) -> tuple[dict[str, type["Candidate"]], dict[str, str]]:
-        kinds: dict[str, type[Candidate]] = {OURS: Ours, BARE: Bare}
+        kinds: dict[str, type[Candidate]] = {OURS: ReducerCandidate, BARE: UnsummedCandidate}
         if "Horovod" not in self.comm.library:
             return kinds | {DDP: TorchDDP}, {}
         if self.recipe.channels_last:
@@ -85,7 +85,7 @@ class Reductions:
 
 
 class Candidate:
-    """A model that is trained on these batches, one pass each, again and again."""
+    """A model that is trained on the same micro-batches in every step."""
 
     def __init__(
         self, recipe: Recipe, comm: Comm, device: torch.device, batches: list[Batch]
@@ -94,8 +94,8 @@ class Candidate:
         self.dtype = DTYPES[recipe.precision]
         self.bfloat16 = recipe.precision == "bfloat16"
         self.workers, self.examples = recipe.workers, recipe.batch_size
-        images = np.arange(recipe.pass_workers * recipe.worker_batch)
-        self.carried = Pass(0, images, range(recipe.pass_workers))
+        images = np.arange(recipe.micro_batch_workers * recipe.worker_batch)
+        self.micro_batch = MicroBatch(0, images, range(recipe.micro_batch_workers))
         self.model = make_network(recipe).to(device)
         self.running = RunningStatistics(
             self.model,
@@ -110,12 +110,12 @@ class Candidate:
         optim.set_lr(self.optimizer, recipe.lr(0))
 
     def steps(self, number: int) -> None:
-        """Make this number of steps."""
+        """Make this number of training steps."""
         for _ in range(number):
             self.start()
             for images, labels in self.batches:
-                with self.one_of_several(last=images is self.batches[-1][0]):
-                    self.running.start_pass(self.carried)
+                with self.micro_batch_context(last=images is self.batches[-1][0]):
+                    self.running.start_micro_batch(self.micro_batch)
                     with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
                         logits = self.forward(images)
                     loss = F.cross_entropy(logits.to(self.dtype), labels, reduction="sum")
@@ -125,33 +125,36 @@ class Candidate:
             self.optimizer.step()
 
     def prepare(self, recipe: Recipe) -> None:
-        """Set up the sum of the gradients over processes: here none."""
+        """Set up the sum of the gradients over processes; the base class has none."""
 
     def start(self) -> None:
-        """Begin a step, before its passes."""
+        """Prepare the gradients for a step, before its micro-batches."""
         self.optimizer.zero_grad()
 
-    def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context in which a pass is made."""
+    def micro_batch_context(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context in which a micro-batch is computed."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the loss summed over a pass; the others average over processes."""
+        """Run the backward pass of a micro-batch's summed loss.
+
+        The loss is scaled so that a mean over processes gives the gradient of the step's mean loss.
+        """
         (loss * (self.comm.world_size / self.examples)).backward()
 
     def finish(self) -> None:
-        """End the passes of a step, before the update."""
+        """Complete the gradients after the last micro-batch; nothing to do in the base class."""
 
 
-class Bare(Candidate):
-    """Gradients are not summed: every process trains by itself."""
+class UnsummedCandidate(Candidate):
+    """Training without any sum of gradients over processes."""
 
 
-class Ours(Candidate):
-    """Gradients are summed by lsgd's Reducer, as lsgd.train does, with its flags and its norm."""
+class ReducerCandidate(Candidate):
+    """Training with lsgd's Reducer, its non-finite flags and gradient norm, as in lsgd.train."""
 
     def prepare(self, recipe: Recipe) -> None:
-        """Make the Reducer, whose flags stop the optimizer."""
+        """Build the Reducer, and let its non-finite flag skip the optimizer's updates."""
         self.reducer = Reducer(
             self.model.parameters(),
             self.comm,
@@ -161,27 +164,29 @@ class Ours(Candidate):
         self.optimizer.found_inf = self.reducer.found_inf  # type: ignore[attr-defined]
 
     def start(self) -> None:
-        """Begin a step of the Reducer, instead of clearing the gradients."""
+        """Begin a step of the Reducer, in place of clearing the gradients."""
         self.reducer.start(self.examples, len(self.batches))
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a pass, and start the sums that are complete."""
+        """Run the backward pass of a micro-batch, and start the sums of complete buckets."""
         self.reducer.backward(loss)
 
     def finish(self) -> None:
-        """Wait for the sums of the step."""
+        """Wait for the gradient sums of the step."""
         self.reducer.finish()
 
 
 class TorchDDP(Candidate):
-    """torch's wrapper, with all that speeds it up: gradients are views, passes but the last silent.
+    """Training with DistributedDataParallel and all its options for speed.
 
-    Buffers are not broadcast, since nothing of lsgd needs it.
+    Gradients are views of buckets, only the last micro-batch sums, and buffers are not broadcast,
+    since no model of lsgd needs it.
     """
 
     def prepare(self, recipe: Recipe) -> None:
-        """Wrap the model."""
-        # If it is named, DDP has no small first bucket, which otherwise starts the sums early.
+        """Wrap the model in DistributedDataParallel."""
+        # With an explicit size DDP has no small first bucket, which by default starts the sums
+        # early.
         size = recipe.comm.bucket_mb
         self.forward = self.wrapper = DistributedDataParallel(
             self.model,
@@ -190,42 +195,44 @@ class TorchDDP(Candidate):
             broadcast_buffers=False,
         )
 
-    def one_of_several(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context in which all passes but the last sum nothing."""
+    def micro_batch_context(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch, in which only the last one sums gradients."""
         return nullcontext() if last else self.wrapper.no_sync()
 
 
 class HorovodOptimizer(Candidate):
-    """Horovod's wrapper of the optimizer, which sums the passes and averages over the processes."""
+    """Training with Horovod's optimizer, which adds micro-batches and averages over processes."""
 
     def prepare(self, recipe: Recipe) -> None:
-        """Wrap the optimizer."""
+        """Wrap the optimizer in Horovod's DistributedOptimizer."""
         from benchmarks.horovod_optimizer import distributed_optimizer
 
         self.optimizer = distributed_optimizer(self.optimizer, self.model, len(self.batches))
 
 
 def _batches(recipe: Recipe, passes: int, rank: int, device: torch.device) -> list[Batch]:
-    """The images of every pass of this process, made up, on the device already."""
-    images = recipe.pass_workers * recipe.worker_batch
+    """Return made-up images for every micro-batch of this process, already on the device."""
+    images = recipe.micro_batch_workers * recipe.worker_batch
     begins = [(rank * passes + number) * images for number in range(passes)]
     inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     dtype = DTYPES[recipe.precision]
     return [
-        (pixels.to(dtype=dtype, memory_format=layout(recipe)), labels.to(device))
-        for pixels, labels in inputs.train(Pass(0, begin + np.arange(images)) for begin in begins)
+        (pixels.to(dtype=dtype, memory_format=memory_format(recipe)), labels.to(device))
+        for pixels, labels in inputs.train(
+            MicroBatch(0, begin + np.arange(images)) for begin in begins
+        )
     ]
 
 
 def _sums(flats: list[Tensor], comm: Comm, number: int) -> None:
     for _ in range(number):
-        waits = [comm.start_sum_(flat, f"alone {i}") for i, flat in enumerate(flats)]
+        waits = [comm.start_all_reduce_(flat, f"alone {i}") for i, flat in enumerate(flats)]
         for wait in waits:
             wait()
 
 
 def _apart(one: nn.Module, other: nn.Module) -> float:
-    """The largest difference of any two parameters."""
+    """Return the largest absolute difference between two models' parameters."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max((a.detach() - b.detach()).abs().max().item() for a, b in pairs)
 

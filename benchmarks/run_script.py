@@ -1,6 +1,6 @@
-"""Runs another project's script as it is: `python -m benchmarks.run_script SCRIPT [words …]`.
+"""Runner of another project's script: `python -m benchmarks.run_script SCRIPT [ARGUMENT …]`.
 
-As `python SCRIPT` does, but torchvision is imported before, as lsgd.vision does it: beside a CPU
+It works as `python SCRIPT` does, but imports torchvision first, as lsgd.vision does: with a CPU
 build of torch the script's own `import torchvision` would fail.
 """
 
@@ -12,9 +12,9 @@ import lsgd.vision  # noqa: F401
 
 
 def main(script: str) -> None:
-    """Run the script by the words that follow it in sys.argv."""
+    """Run the script with the arguments that follow it in sys.argv."""
     del sys.argv[0]
-    # Where Python looks for modules first: the folder of the script.
+    # Python looks for modules in the script's folder first.
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
 

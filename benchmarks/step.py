@@ -1,4 +1,4 @@
-"""What does lsgd's training step cost? `python -m benchmarks.step`."""
+"""Benchmark of lsgd's training step: `python -m benchmarks.step`."""
 
 import sys
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ import torch
 
 from benchmarks.bare_loop import BareLoop
 from benchmarks.comparison import Comparison, StepFunction, compare, step_of
-from benchmarks.scripts import Timm, Torchvision
+from benchmarks.scripts import TimmStep, TorchvisionStep
 from lsgd.comm import Comm
 from lsgd.job.command import run_command
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 
 OURS, BARE = "lsgd's step", "a bare loop"
-SCRIPTS = {"torchvision's training step": Torchvision, "timm's training step": Timm}
+SCRIPTS = {"torchvision's training step": TorchvisionStep, "timm's training step": TimmStep}
 
 
-def step_and_bare(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
-    """lsgd's step with its reducer, tally and guard, and the loop without."""
+def make_steps(recipe: Recipe, comm: Comm, device: torch.device) -> dict[str, StepFunction]:
+    """Return lsgd's training step and that of a BareLoop, by candidate name."""
     return {OURS: step_of(Learner(recipe, comm, device)), BARE: BareLoop(recipe, device).step}
 
 
@@ -33,17 +33,17 @@ against what is not finite. Images are made up, and on the device already.
   python -m benchmarks.step +recipe=fashion_bs1k
   python -m benchmarks.step +recipe=bs256 workers_per_pass=8 precision=bfloat16 channels_last=true
 """,
-    one=OURS,
-    other=BARE,
-    goal=1.02,
-    steps=step_and_bare,
+    measured_step=OURS,
+    baseline_step=BARE,
+    max_time_ratio=1.02,
+    make_steps=make_steps,
     scripts=SCRIPTS,
     peers=("timm",),
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the benchmark's command line and return the exit code."""
     return run_command(lambda: compare(STEP, argv))
 
 

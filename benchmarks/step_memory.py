@@ -1,6 +1,7 @@
-"""The memory of steps, measured in the process that makes them (a member: lsgd.bench.member).
+"""Measurement of the memory of training steps, in the process that makes them.
 
-benchmarks.memory starts it as `python -m benchmarks.step_memory`, a fresh process for each number.
+benchmarks.memory starts a fresh process `python -m benchmarks.step_memory` for each measurement;
+lsgd.bench.job_process runs it.
 """
 
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lsgd.bench.member import main
+from lsgd.bench.job_process import main
 from lsgd.comm import Comm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
@@ -19,36 +20,37 @@ from lsgd.step import train_step
 
 
 class StepMemory:
-    """An Assignment whose setting is the passes of a step, and whose candidate makes steps."""
+    """An Assignment whose candidate makes steps of as many micro-batches as the setting says."""
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
         self.recipe, self.comm, self.device = recipe, comm, device
         self.candidates: Mapping[str, Callable[[int], int]] = {"steps": self.make_steps}
 
     def prepare(self, setting: int) -> None:
-        """Make the model, and plan a step of `setting` passes."""
-        workers = setting * self.recipe.pass_workers
-        # No more examples than needed: the order of a whole ImageNet would be the peak.
+        """Build the model, and plan a step of `setting` micro-batches."""
+        workers = setting * self.recipe.micro_batch_workers
+        # The epoch has no more examples than needed: the order of all of ImageNet would be the
+        # peak.
         data = replace(self.recipe.data, train_examples=workers * self.recipe.worker_batch)
         recipe = replace(self.recipe, workers=workers, data=data)
         self.learner = Learner(recipe, self.comm, self.device)
         [self.task] = self.learner.strategy.tasks(0, [0])
-        assert len(self.task.passes) == setting
+        assert len(self.task.micro_batches) == setting
         self.inputs = SyntheticInputs(data, seed=recipe.seed, device=self.device)
 
     def make_steps(self, number: int) -> int:
-        """Make steps; returns the bytes that this process has needed at most."""
+        """Make `number` steps, and return this process's peak memory in bytes."""
         for _ in range(number):
-            train_step(self.learner, self.task, self.inputs.train(self.task.passes))
-        self.learner.strategy.settle()
+            train_step(self.learner, self.task, self.inputs.train(self.task.micro_batches))
+        self.learner.strategy.synchronize()
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return resident_peak()
 
 
 def resident_peak() -> int:
-    """Bytes that this process has had in RAM at most."""
-    # Not getrusage, which goes on from the peak of the process that this one was forked from.
+    """Return the peak resident memory of this process in bytes."""
+    # getrusage would include the peak of the process from which this one was forked.
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

@@ -1,1 +1,1 @@
-"""The documentation: its pages, and what makes a site of them."""
+"""The documentation: its pages, and the programs that build its site."""

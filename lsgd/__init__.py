@@ -4,18 +4,20 @@ import sys
 
 __version__ = "0.1.0"
 
-# `python -m lsgd.COMMAND`: this comes before the command's own imports, and nowhere else.
+# Under `python -m lsgd.COMMAND` this runs before the command's own imports.
 if sys.argv[:1] == ["-m"]:
-    # None of these is a program of its own, which Python would warn of.
-    from lsgd.at_once import answer
-    from lsgd.job.garbage import put_off
-    from lsgd.job.interrupt import leave_at_once
+    # Python warns if a module that it is about to run is imported here; none of these is a command.
+    from lsgd.early_replies import reply_early
+    from lsgd.job.garbage import defer_gc
+    from lsgd.job.interrupt import exit_on_interrupt
     from lsgd.job.parent import note_parent
     from lsgd.job.starting import prepare_for_torch
 
-    put_off()
-    leave_at_once()
+    defer_gc()
+    exit_on_interrupt()
     prepare_for_torch()
     note_parent()  # a launcher may be killed before the imports are over
-    # What Python was started with, less the words: the name of the module.
-    answer(sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("lsgd."), sys.argv[1:])
+    # sys.argv[0] is still "-m", so the name of the module is taken from Python's own command line.
+    reply_early(
+        sys.orig_argv[-len(sys.argv)].removeprefix("-m").removeprefix("lsgd."), sys.argv[1:]
+    )

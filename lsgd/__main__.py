@@ -1,111 +1,125 @@
-"""All commands of lsgd under one name: `lsgd COMMAND` does what `python -m lsgd.COMMAND` does."""
+"""The command `lsgd COMMAND`, which runs the same module as `python -m lsgd.COMMAND`."""
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lsgd import at_once
-from lsgd.errors import Refused
+from lsgd import early_replies
+from lsgd.errors import UsageError
 from lsgd.job.command import run_alone
-from lsgd.job.garbage import put_off
-from lsgd.job.interrupt import leave_at_once
+from lsgd.job.garbage import defer_gc
+from lsgd.job.interrupt import exit_on_interrupt
 from lsgd.job.starting import prepare_for_torch
-from lsgd.nearest import did_you_mean, written_here
 from lsgd.paths import recipe_names
 from lsgd.run import provenance
+from lsgd.suggestions import did_you_mean, suggest_equivalent
 
 COMMANDS = {
     "First steps": {
-        "demo": "the paper's scaling rule, shown on a laptop in two minutes",
-        "doctor": "is this machine fit for a run, and if not, what to type",
+        "demo": "show the paper's linear scaling rule on a laptop in two minutes",
+        "doctor": "check this machine's setup and print the fix for each problem",
         "prepare": "fetch or check a dataset, and index it",
     },
     "One run": {
-        "train": "train a recipe; the same words again resume it",
-        "launch": "start a training on many processes or machines, or print how",
-        "supervise": "start a job again from its checkpoint when a process dies",
-        "evaluate": "the validation error of a checkpoint or of plain weights",
-        "export": "a trained network for torchvision, ONNX or the Hugging Face Hub",
+        "train": "train a recipe; rerun the same command to resume it",
+        "launch": "start training on many processes or machines, or print how",
+        "supervise": "restart a job from its checkpoint when a process dies",
+        "evaluate": "compute the validation error of a checkpoint or of exported weights",
+        "export": "export a network to torchvision, ONNX or the Hugging Face Hub",
     },
     "Before a run": {
         "check": "compare a recipe with the paper, rule by rule",
-        "plan": "how long a run takes on a number of GPUs, computed beforehand",
-        "bench": "how fast the parts of a run are on this machine",
+        "plan": "predict how long a run takes on a number of GPUs",
+        "bench": "measure the data loaders and the scaling of this machine",
     },
     "Many runs": {
-        "study": "train all the runs of a table or a figure, and report them",
-        "search": "find the best lr, width, … of a recipe, by trials",
-        "report": "tables, figures and a page from run folders",
-        "compare": "where two runs part: in their recipes and in their metrics",
-        "track": "send runs to MLflow or to Weights & Biases",
+        "study": "train and report all runs of a table or a figure",
+        "search": "search for the best lr, width, … of a recipe",
+        "report": "write tables, figures and a page from run folders",
+        "compare": "find the first difference between two runs",
+        "track": "send runs to MLflow or Weights & Biases",
     },
 }
-"""Each command of a group with what it is for. The words stand here and not in the commands, since
-importing these takes seconds and needs torch."""
+"""The description of each command, by group and name.
+
+The descriptions are not in the commands' own modules, which need torch and seconds to import.
+"""
 
 USAGE = "usage: lsgd COMMAND ...   (or python -m lsgd COMMAND ...)"
 
 
-def listing() -> str:
-    """All commands in their groups, one line each, as --help prints them."""
+def format_overview() -> str:
+    """Return the overview of lsgd's commands that `lsgd --help` prints, one line per command."""
     groups = [
         "\n".join([f"{group}:", *(f"  {name:<10} {about}" for name, about in commands.items())])
         for group, commands in COMMANDS.items()
     ]
-    ending = "lsgd COMMAND --help says more; lsgd --version prints version and commit."
-    return "\n\n".join([USAGE, *groups, ending])
+    ending = "lsgd COMMAND --help says more; --version; --completion bash, zsh or fish."
+    return "\n".join([USAGE, "", *groups, "", ending])
 
 
-def listed() -> list[str]:
-    """The names of all commands."""
+def command_names() -> list[str]:
+    """Return the names of all lsgd commands, such as train and report."""
     return [name for commands in COMMANDS.values() for name in commands]
 
 
-def refuse(command: str) -> NoReturn:
-    """Raise Refused for a command that does not exist, with what does it, or the names nearest."""
+def refuse_unknown(command: str) -> NoReturn:
+    """Raise UsageError for an unknown lsgd command, suggesting the one that may be meant."""
     if command in recipe_names():
         remedy = f"it is a recipe: write lsgd train +recipe={command}"
     elif "=" in command:
         remedy = f"a command comes first, as in lsgd train {command}"
     else:
-        here = written_here(command, options=["--help", "--version"])
-        remedy = here.replace("write --", "write lsgd --") or did_you_mean(command, listed())
-    raise Refused(f"there is no command {command!r}; {remedy}")
+        here = suggest_equivalent(command, options=["--help", "--version", "--completion"])
+        remedy = here.replace("write --", "write lsgd --") or did_you_mean(command, command_names())
+    raise UsageError(f"there is no command {command!r}; {remedy}")
 
 
-def hand_over(command: str, words: Sequence[str]) -> None:
-    """Run the command's module in this process as `python -m` does; ends by its SystemExit."""
-    # Only the command itself, once it is imported, has more to do at Ctrl-C than to leave.
-    leave_at_once()
+def run_command_module(command: str, arguments: Sequence[str]) -> None:
+    """Run the module of an lsgd command as __main__ in this process, until its SystemExit."""
+    # Until the command is imported, Ctrl-C has nothing to save and may exit at once.
+    exit_on_interrupt()
     prepare_for_torch()
-    put_off()
-    at_once.answer(command, words)
-    # The module becomes __main__, by whose name the processes of a loader find it.
-    sys.argv[1:] = words
+    defer_gc()
+    early_replies.reply_early(command, arguments)
+    # The module becomes __main__, the name under which loader processes import it.
+    sys.argv[1:] = arguments
     runpy.run_module(f"lsgd.{command}", run_name="__main__", alter_sys=True)
 
 
 def main() -> int:
-    """The command line of this process; returns the exit code unless a command raises its own."""
-    return run_alone(lambda: command(sys.argv[1:]))
+    """Run or complete the `lsgd` command line of this process, and return its exit code."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks
+        from lsgd.completion import complete
+
+        complete({name: about for group in COMMANDS.values() for name, about in group.items()})
+    return run_alone(lambda: dispatch(sys.argv[1:]))
 
 
-def command(words: Sequence[str]) -> None:
-    """Do what the words ask for; ends by SystemExit if they name a command, which runs as it is."""
-    match words:
-        case ["-h" | "--help" | "help", name, *rest] if name in listed():
-            hand_over(name, [*rest, "--help"])
+def dispatch(arguments: Sequence[str]) -> None:
+    """Run the lsgd command in the arguments, or print help, version or shell completion code.
+
+    Running a command ends by its SystemExit.
+    """
+    match arguments:
+        case ["-h" | "--help" | "help", name, *rest] if name in command_names():
+            run_command_module(name, [*rest, "--help"])
         case ["help", name, *_]:
-            refuse(name)
+            refuse_unknown(name)
         case [] | ["-h" | "--help" | "help", *_]:
-            print(listing())
+            print(format_overview())
+        case ["--completion", shell, *_]:
+            from lsgd.completion import script
+
+            print(script(shell))
         case ["--version", *_]:
             print(provenance.version())
-        case [name, *rest] if name in listed():
-            hand_over(name, rest)
+        case [name, *rest] if name in command_names():
+            run_command_module(name, rest)
         case [name, *_]:
-            refuse(name)
+            refuse_unknown(name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a Python program imports: recipes, training, evaluation and runs, as the commands have them.
+"""The public Python API: load recipes, train, evaluate and read runs, as the commands do.
 
     >>> from tempfile import mkdtemp
     >>> from lsgd.api import evaluate, load_recipe, read_runs, train
@@ -10,98 +10,104 @@
     >>> kinds.count("epoch")
     2
     >>> [run] = read_runs(recipe.run_dir)
-    >>> run.number == error, run.state
+    >>> run.final_metric == error, run.state
     (True, 'finished')
     >>> scores = evaluate(run.path / "checkpoint.pt")
-    >>> scores["val"].rates["top1_error"] == run.epochs[2]["val_top1_error"]
+    >>> scores["val"].metrics["top1_error"] == run.epochs[2]["val_top1_error"]
     True
 
-What is refused, has diverged or was told to leave is raised: Refused, Diverged and Preempted, whose
-message is the sentence that the command would print, and all others of EndsEarly. Under a launcher
-every process makes the same calls. torch is imported by the first training or evaluation.
+Every early end of a run raises a subclass of ExitError, such as UsageError, DivergedError and
+PreemptedError; its message is the sentence that the command would print. Under a launcher every
+process makes the same calls. torch is imported by the first training or evaluation.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lsgd import config
-from lsgd.errors import Diverged, EndsEarly, Preempted, Refused
+from lsgd import config, paths
+from lsgd.errors import DivergedError, ExitError, PreemptedError, UsageError
 from lsgd.recipe import Recipe
-from lsgd.report.search import find_runs
+from lsgd.report.run_folders import find_runs
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 
 if TYPE_CHECKING:
-    from lsgd.tally import Scores
+    from lsgd.metric_sums import Scores
 
 __all__ = [
-    "Diverged",
-    "EndsEarly",
-    "Preempted",
+    "DivergedError",
+    "ExitError",
+    "PreemptedError",
     "Recipe",
-    "Refused",
     "Run",
+    "UsageError",
     "evaluate",
     "load_recipe",
     "read_runs",
     "train",
 ]
 
+# The names of these classes in version 0.1.
+Diverged, EndsEarly, Preempted, Refused = DivergedError, ExitError, PreemptedError, UsageError
 
-def load_recipe(*words: str) -> Recipe:
-    """The checked recipe that these words compose, the same as on a command line; raises Refused.
+
+def load_recipe(*overrides: str) -> Recipe:
+    """Compose and check a recipe from command-line overrides; raises UsageError.
 
     >>> recipe = load_recipe("+recipe=bs8k", "workers=128")
     >>> recipe.batch_size, recipe.total_steps, round(recipe.lr(recipe.first_step(5)), 3)
     (4096, 28080, 1.6)
     >>> load_recipe("+recipe=bs8k", "worker=128")
     Traceback (most recent call last):
-    lsgd.errors.Refused: there is no key 'worker'; did you mean workers?
+    lsgd.errors.UsageError: there is no key 'worker'; did you mean workers?
     """
-    return config.load_recipe(words)
+    return config.load_recipe(overrides)
 
 
 def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> float:
-    """Train the recipe, or what is left of it in its `run_dir`; return the number of the run.
+    """Train a recipe, or resume it in its `run_dir`; return the final metric.
 
-    `on_row` is called on process 0 with each row of metrics.jsonl, once it is written: its `kind`
-    is start, train (every `log_steps` steps), epoch, warning or diverged. What it raises ends the
-    run, which goes on from its last checkpoint when the same recipe is trained again.
+    `on_row` is called on process 0 with each row of metrics.jsonl, after it is written; the row's
+    `kind` is start, train (every `log_steps` steps), epoch, warning or diverged. An exception that
+    it raises ends the run; training the same recipe again resumes it from its last checkpoint.
 
-    Raises Refused before anything is written if the run makes no sense here, Diverged, Preempted,
-    and whatever else of EndsEarly ends a run.
+    Raises UsageError, before anything is written, if the recipe cannot be trained here;
+    DivergedError, PreemptedError and other subclasses of ExitError if they end the run.
     """
-    from lsgd.run.metrics import heard_by
+    from lsgd.job.guest import restore_process_settings
+    from lsgd.run.metrics import row_callback
     from lsgd.train import train
 
-    with heard_by(on_row):
+    with restore_process_settings(), row_callback(on_row):
         return train(recipe)
 
 
-def evaluate(checkpoint: Path | str, *words: str) -> "dict[str, Scores]":
-    """The scores of a checkpoint, or of the newest in a run folder, over each whole evaluation set
-    of its recipe, by the set's name.
+def evaluate(checkpoint: Path | str, *overrides: str) -> "dict[str, Scores]":
+    """Evaluate a checkpoint, or the newest one of a run folder; return scores by evaluation set.
 
-    Each has `rates` (loss, top1_error in percent, …) and the `counts` that they are made of. The
-    words say where and how it is evaluated, such as `data.root=…` or `device=cpu`; with
-    `+recipe=NAME` among them the file has plain weights, to be evaluated as that recipe has it.
-    Raises Refused.
+    Scores have `metrics` (loss, top1_error in percent, …) and the `counts` from which they are
+    computed. The overrides change where and how the evaluation runs, such as `data.root=…` or
+    `device=cpu`. With `+recipe=NAME` among them the file holds plain weights, which are evaluated
+    with that recipe. Raises UsageError.
     """
-    from lsgd.evaluate import scores
+    from lsgd.evaluate import evaluate_path
+    from lsgd.job.guest import restore_process_settings
 
-    return scores(Path(checkpoint), words)
+    with restore_process_settings():
+        return evaluate_path(paths.parse_path(checkpoint), overrides)
 
 
 def read_runs(*folders: Path | str) -> list[Run]:
-    """The runs in these folders and below them, in order, finished or not; raises Refused.
+    """Read all training runs in these folders and their subfolders; raises UsageError.
 
-    A run has its `path`, `recipe`, `state` and `number`, the row of each of its `epochs` by number
-    from 1, and all its `rows`. Folders that no run can be read from are left out.
+    Unfinished runs are included; folders without a readable run are skipped. A run has its `path`,
+    `recipe`, `state` and `final_metric`, the row of each of its `epochs` by number from 1, and all
+    its `rows`.
 
     >>> from lsgd.paths import digits_dir
     >>> read_runs(digits_dir())
     []
     """
-    runs, _ = find_runs([Path(folder) for folder in folders])
+    runs, _ = find_runs([paths.parse_path(folder) for folder in folders])
     return runs

@@ -1,13 +1,14 @@
-"""Where two runs part: `python -m lsgd.compare RUN RUN`, for two run folders.
+"""Find the first difference between two runs: `python -m lsgd.compare RUN RUN`.
 
-First the fields in which their recipes differ, those that decide what is computed before those that
-decide how fast and where. Then the first row of metrics.jsonl that differs, of those that both
-runs have: rows are matched by kind and step. What is of the hardware (speed, time waited for data)
-or of the division into passes (noise scale) is not compared, and a mean over steps only where it is
-over the same steps in both, as it is not with other log_steps or in the first row after a resume.
+Print the fields in which the two recipes differ, first those that decide what is computed, then
+those that decide how fast and where. Then print the first difference between the rows of
+metrics.jsonl, which are matched by kind and step. Values that depend on the hardware (speed, data
+wait) or on the division into micro-batches (noise scale) are not compared. A mean over steps is
+compared only if it covers the same steps in both runs, which it does not with other log_steps or in
+the first row after a resume.
 
-exit codes: 0 the runs do not part, 1 they part, 2 refused, as a folder holds no run or the two
-have no row in common.
+exit codes: 0 no difference, 1 a difference, 2 refused, as a folder holds no run or the two have no
+row in common.
 """
 
 import json
@@ -19,22 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsgd.errors import Refused
+from lsgd import paths
+from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
-from lsgd.recipe.differing import differing_fields
-from lsgd.run.read import NotARun, Run, read_run
+from lsgd.recipe.differences import differing_fields
+from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import PER_SECOND, Row
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
-OF_THE_STEP = {"epoch", "lr", "gradient_norm"}
-"""Values of a train row that are of its last step alone; others are means over its steps."""
-NOISE = {"gradient_square", "gradient_variance", "noise_scale"}
-"""Estimates from the gradients of single passes, so other ones with other passes."""
+LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm"}
+"""The values of a train row that describe its last step alone; others are means over its steps."""
+NOISE_SCALE_KEYS = {"gradient_square", "gradient_variance", "noise_scale"}
+"""The noise-scale estimates, which depend on how a step is divided into micro-batches."""
 
 
 @dataclass(frozen=True)
-class Parting:
-    """The first value in which two runs differ."""
+class FirstMismatch:
+    """The first value in which the metrics.jsonl rows of two runs differ."""
 
     kind: str
     step: int
@@ -44,20 +46,20 @@ class Parting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the rows that two runs have in common say."""
+    """The result of comparing the metrics.jsonl rows that two runs have in common."""
 
     rows: int
-    """Rows that both have and that are equal, to the tolerance."""
+    """The number of common rows before the first difference, equal within the tolerance."""
     last_step: int
-    """Step of the last of these; 0 without any."""
-    difference: float
-    """The largest relative difference in them."""
-    parting: Parting | None
-    """What stands in the row behind them, unless all are equal."""
+    """The step of the last equal row; 0 without any."""
+    max_difference: float
+    """The largest relative difference in the equal rows."""
+    first_mismatch: FirstMismatch | None
+    """The first difference; None if all common rows are equal."""
 
 
 def relative_difference(first: Any, second: Any) -> float:
-    """The difference of two values as a share of the larger one; infinite if one is no number.
+    """Return the relative difference of two metric values; infinite if unequal and not numbers.
 
     >>> relative_difference(2.0, 1.5), relative_difference(0, 0.0), relative_difference(None, None)
     (0.25, 0.0, 0.0)
@@ -72,67 +74,76 @@ def relative_difference(first: Any, second: Any) -> float:
 
 
 def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
-    """Compare the rows of two runs up to the first value that differs by more than the tolerance.
+    """Compare the metrics.jsonl rows of two runs up to the first difference above the tolerance.
 
-    Raises Refused if they have no row in common.
+    Raises UsageError if the runs have no row in common.
     """
     first, second = map(_rows, runs)
     rows, last_step, largest = 0, 0, 0.0
     for kind, step in (place for place in first if place in second):
         (row, begin), (other, other_begin) = first[kind, step], second[kind, step]
-        keys = [key for key in row if key in other and not _of_the_hardware(key)]
+        keys = [key for key in row if key in other and not _is_not_compared(key)]
         if begin != other_begin:
-            keys = [key for key in keys if key in OF_THE_STEP]
+            keys = [key for key in keys if key in LAST_STEP_KEYS]
         differences = {key: relative_difference(row[key], other[key]) for key in keys}
         for key, difference in differences.items():
-            # Worded so that no tolerance holds for a difference that is not a number.
+            # Written so that a difference of NaN is above any tolerance.
             if not difference <= tolerance:
                 values = row[key], other[key]
-                return Comparison(rows, last_step, largest, Parting(kind, step, key, values))
+                return Comparison(rows, last_step, largest, FirstMismatch(kind, step, key, values))
         rows, last_step = rows + 1, step
         largest = max([largest, *differences.values()])
     parting = _divergence(runs)
     if not rows and not parting:
-        raise Refused(
+        raise UsageError(
             f"{runs[0].path} and {runs[1].path} have no row of the same kind and step in "
             "metrics.jsonl; give runs that were trained for longer, or with the same log_steps"
         )
     return Comparison(rows, last_step, largest, parting)
 
 
-def _of_the_hardware(key: str) -> bool:
-    """Whether a value says how fast, where or in which passes it was computed, and not what."""
-    if key.removeprefix("train_") in NOISE:
+def _is_not_compared(key: str) -> bool:
+    """Return whether a metrics key depends on hardware or micro-batches and is not compared."""
+    if key.removeprefix("train_") in NOISE_SCALE_KEYS:
         return True
     return key in ("data_wait", "wire_bytes") or key.endswith(PER_SECOND)
 
 
 def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:
-    """The rows to compare by kind and step, in their order; with where their means begin, if so."""
+    """Return a run's metrics rows by (kind, step), each with the first step that its means cover.
+
+    That step is None for an epoch row.
+    """
     rows: dict[tuple[str, int], tuple[Row, int | None]] = {}
     begin = 0
     for row in run.rows:
         kind, step = row["kind"], row["step"]
         if kind in ("train", "epoch"):
             rows[kind, step] = row, begin if kind == "train" else None
-        # A mean begins anew with an epoch, and where a run resumes.
+        # Means restart with each epoch, and where a run resumes.
         if kind in ("start", "train", "epoch"):
             begin = step
     return rows
 
 
-def _divergence(runs: tuple[Run, Run]) -> Parting | None:
-    """That one run has diverged where the other goes on, or that both have, but not alike."""
+def _divergence(runs: tuple[Run, Run]) -> FirstMismatch | None:
+    """Return the mismatch if two runs differ in whether or why they diverged; else None.
+
+    If both have diverged, it is a difference of their messages. A run only counts as not diverged
+    if it has rows of later steps.
+    """
     ends = runs[0].diverged, runs[1].diverged
     if None not in ends and ends[0] != ends[1]:
         step = min(run.rows[-1]["step"] for run in runs)
-        return Parting("diverged", step, "text", ends)
+        return FirstMismatch("diverged", step, "text", ends)
     for run, other in (runs, runs[::-1]):
         if run.diverged is not None and other.diverged is None:
             step = run.rows[-1]["step"]
             if _last_step(other) > step:
                 values = run.diverged, "goes on"
-                return Parting("diverged", step, "text", values if run is runs[0] else values[::-1])
+                return FirstMismatch(
+                    "diverged", step, "text", values if run is runs[0] else values[::-1]
+                )
     return None
 
 
@@ -141,14 +152,14 @@ def _last_step(run: Run) -> int:
 
 
 def recipes_report(runs: tuple[Run, Run]) -> str:
-    """What the recipes have to do with each other: one sentence, and a table of what differs."""
+    """Return the report on two runs' recipes: one sentence and a table of differing fields."""
     fields = differing_fields((runs[0].recipe, runs[1].recipe))
     if not fields:
         return "The recipes are the same."
     differ = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
     decides = {True: "what is computed", False: "how fast and where"}
     rows = [[field.key, *map(_short, field.values), decides[field.trajectory]] for field in fields]
-    table = markdown(["field", *(str(run.path) for run in runs), "decides"], rows)
+    table = markdown_table(["field", *(str(run.path) for run in runs), "decides"], rows)
     return f"The recipes differ in {differ}, first in {fields[0].key}:\n\n{table}"
 
 
@@ -158,13 +169,13 @@ def _short(value: Any) -> str:
 
 
 def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
-    """What the rows of the two runs have to do with each other, in sentences."""
+    """Return the report, in sentences, on a comparison of two runs' metrics.jsonl rows."""
     equal = "to the bit"
-    if metrics.difference:
-        equal = f"to a relative difference of {metrics.difference:.2g}"
+    if metrics.max_difference:
+        equal = f"to a relative difference of {metrics.max_difference:.2g}"
     rows = "the row" if metrics.rows == 1 else f"the {metrics.rows} rows"
     common = f"equal {equal} in {rows} that both have up to step {metrics.last_step}"
-    if parting := metrics.parting:
+    if parting := metrics.first_mismatch:
         difference = relative_difference(*parting.values)
         apart = "" if math.isinf(difference) else f", a relative difference of {difference:.2g}"
         values = " and ".join(map(json.dumps, parting.values))
@@ -181,8 +192,8 @@ def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
 def _run(folder: Path) -> Run:
     try:
         return read_run(folder)
-    except NotARun as reason:
-        raise Refused(f"{folder} is no run folder: {reason}; give one that lsgd wrote") from None
+    except NotARunError as reason:
+        raise UsageError(f"{folder} is no run folder: {reason}; give one that lsgd wrote") from None
 
 
 def _tolerance(text: str) -> float:
@@ -196,10 +207,9 @@ def _tolerance(text: str) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = Parser("lsgd.compare", about, epilog=rest)
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="a run folder")
+    """Run the `lsgd compare` command line and return its exit code."""
+    parser = Parser("lsgd.compare", __doc__ or "")
+    parser.add_argument("runs", nargs=2, type=paths.parse_path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "--tolerance",
         type=_tolerance,
@@ -213,7 +223,7 @@ def main(argv: Sequence[str]) -> int:
         runs = _run(options.runs[0]), _run(options.runs[1])
         metrics = compare_metrics(runs, options.tolerance)
         print(f"{recipes_report(runs)}\n\n{metrics_report(runs, metrics)}")
-        return int(metrics.parting is not None)
+        return int(metrics.first_mismatch is not None)
 
     return run_alone(command)
 

@@ -1,14 +1,17 @@
-"""Makes a checked Recipe of conf/, recipes/ and `key=value` words; only this file knows Hydra."""
+"""The composition of recipes from conf/, recipes/ and overrides; only this file uses Hydra."""
 
 import argparse
+import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.conf import HydraConf
 from hydra.core.config_search_path import ConfigSearchPath
@@ -22,79 +25,80 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from yaml import YAMLError
 
 from lsgd import paths
-from lsgd.errors import Refused
-from lsgd.job.command import Parser, option_and_value
-from lsgd.nearest import did_you_mean, written_here
-from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe
-from lsgd.recipe.checks import check
-from lsgd.recipe.fields import all_fields, concerns, group_of, is_within, values_before
-from lsgd.recipe.folder import COUNTED, counts
-from lsgd.recipe.points import PublishedPoints, check_points
-from lsgd.recipe.proportion import in_proportion
-from lsgd.recipe.rehearsal import rehearsal
+from lsgd.errors import UsageError
+from lsgd.job.command import Parser, matching, option_and_value
+from lsgd.override_syntax import PATH_FIELDS, canonical, key_and_value, parse_text, quote
+from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
+from lsgd.recipe.checks import check_recipe
+from lsgd.recipe.dry_run import make_dry_run
+from lsgd.recipe.epoch_scaling import scale_epochs
+from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
+from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images
+from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
+from lsgd.suggestions import did_you_mean, suggest_equivalent
+from lsgd.untrusted_files import read_bounded
 
 T = TypeVar("T")
 
-EPILOG = """\
-{recipes}
+EXAMPLES = """
 
-groups, one file each in conf/:
-{groups}
-
-any field of the recipe is a word of its own:
-  worker_batch=64 epochs=30 seed=1      what is computed
-  comm=torch workers_per_pass=8 run_dir=runs/a
-                                        where and how fast; the trajectory stays the same
-  data.root=/data/imagenet              where the images are; lsgd.prepare makes them ready
-  inputs=synthetic                      made-up images, for a machine without data
-  model=timm/resnet18                   any network of torchvision or timm for images
-  rehearse=true                         the same run in miniature, in seconds
-  --cfg                                 print the run's configuration and train nothing
+examples:
+  python -m {program} recipe=digits                   a recipe; --recipes lists them
+  python -m {program} recipe=bs8k dry_run=true        the same run in miniature, in seconds
+  python -m {program} recipe=bs8k workers=128 seed=1  other fields; --fields lists them
 """
+MAX_FILE_BYTES = 2**22
+"""The maximum size in bytes of a configuration file."""
+MAX_DEPTH, MAX_VALUES = 20, 50_000
+"""The maximum nesting depth and number of values of a configuration, with its skip list."""
+RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
+"""The options that every command line of a recipe has."""
+NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 
 
-OPTIONS = ("--help", "--cfg")
-"""Those that each command line of a recipe has."""
-NO_RECIPE = "no recipe is given; write for example +recipe=digits, or --help to see them all"
-
-
-class RecipesRoot(SearchPathPlugin):
-    """A plugin that makes recipes/ a root of Hydra's search path, beside conf/."""
+class RecipesSearchPath(SearchPathPlugin):
+    """A Hydra plugin that adds lsgd's folder recipes/ to Hydra's search path, beside conf/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append recipes/; Hydra calls this whenever it composes."""
+        """Append lsgd's folder recipes/ to the search path of a Hydra composition."""
         search_path.append("lsgd", f"file://{paths.recipes_dir()}")
 
 
-Plugins.instance().register(RecipesRoot)
-# Without the settings of Hydra's own logs and launchers, which would be half of what is composed.
+Plugins.instance().register(RecipesSearchPath)
+# No defaults for Hydra's own logs and launchers, which would double the size of a composition.
 ConfigStore.instance().store("config", HydraConf(defaults=[]), group="hydra")
 
 
 class RecipeParser(Parser):
-    """A tool's words: those of a recipe, and the options that the tool adds with add_argument."""
+    """A command-line parser for the overrides of a recipe and the options that a command adds."""
 
-    def __init__(self, *, program: str, about: str, own: Sequence[str] = ()) -> None:
-        """`own` are the keys that the tool takes off the line before it is read."""
+    def __init__(self, *, program: str, about: str, command_keys: Sequence[str] = ()) -> None:
+        """Create a recipe parser; `command_keys` are keys that the command takes from its line."""
         super().__init__(
             program,
-            about,
-            keys=lambda: ["recipe", *own, *field_keys()],
-            usage=f"python -m {program} +recipe=NAME [key=value ...]",
-            epilog=EPILOG.format(recipes=_recipe_list(), groups=_group_list()),
+            about if "python -m" in about else about.rstrip() + EXAMPLES.format(program=program),
+            keys=lambda: ["recipe", *command_keys, *override_keys()],
+            usage=f"python -m {program} recipe=NAME [key=value ...] [options]",
         )
         self.add_argument("words", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
-        self.add_argument("--cfg", action="store_true", help=argparse.SUPPRESS)
+        self.add_listing(
+            "--recipes", "FILTER", "list the recipes whose line contains FILTER", recipe_list
+        )
+        self.add_listing(
+            "--fields", "PREFIX", "list the fields and groups that begin with PREFIX", field_list
+        )
+        trains = program == "lsgd.train"
+        printed = "print the run's configuration and exit" if trains else argparse.SUPPRESS
+        self.add_argument("--cfg", action="store_true", help=printed)
 
-    def read(self, argv: Sequence[str]) -> tuple[Recipe, argparse.Namespace]:
-        """The recipe that is asked for, and the options of the tool.
+    def parse(self, argv: Sequence[str]) -> tuple[Recipe, argparse.Namespace]:
+        """Parse a command line into the composed recipe and the command's own options.
 
-        Raises Refused with one sentence for whatever is wrong; `--help` and `--cfg` print and
-        raise SystemExit(0).
+        Raises UsageError for any error in it; `--help` and `--cfg` print and raise SystemExit(0).
         """
-        # Intermixed: options may stand among the words.
+        # Options may stand between overrides.
         arguments = self.parse_intermixed_args(argv)
         recipe = load_recipe(arguments.words)
         if arguments.cfg:
@@ -102,111 +106,125 @@ class RecipeParser(Parser):
             raise SystemExit(0)
         return recipe, arguments
 
-    def refuse(self, word: str, line: Sequence[str], *remedy: str, **more: Any) -> NoReturn:
-        """Refuse an option as the word that it would be here, if that says more."""
+    def reject_argument(
+        self, word: str, line: Sequence[str], *remedy: str, **more: Any
+    ) -> NoReturn:
+        """Raise UsageError for an unknown option, with the recipe override to write if any."""
         name, value = option_and_value(word, line)
         if (key := name.lstrip("-").replace("-", "_")) in ("batch_size", "recipe"):
-            words = [each for each in line if "=" in each and not each.startswith("-")]
-            _check_words([f"{key}={value}", *words])
-        super().refuse(word, line, *remedy, **more)
+            overrides = [each for each in line if "=" in each and not each.startswith("-")]
+            _check_overrides([f"{key}={value}", *overrides])
+        super().reject_argument(word, line, *remedy, **more)
 
 
-def check_line(argv: Sequence[str]) -> None:
-    """Refuse a command line that `load` would, by its words alone: nothing is composed."""
+def check_command_line(argv: Sequence[str]) -> None:
+    """Check a recipe's command line for errors that show before composition; raises UsageError."""
     parser = RecipeParser(program="lsgd.train", about="")
-    _check_words(parser.parse_intermixed_args(argv).words)
+    _check_overrides(_canonical(parser.parse_intermixed_args(argv).words))
 
 
-def load(argv: Sequence[str], *, program: str, about: str) -> Recipe:
-    """The recipe that a command line without options of its own asks for.
+def parse_recipe(argv: Sequence[str], *, program: str, about: str) -> Recipe:
+    """Compose the recipe of a command line that has only recipe overrides and common options.
 
-    Raises Refused or SystemExit(0), as RecipeParser.read does.
+    Raises UsageError or SystemExit(0), as RecipeParser.parse does.
     """
-    recipe, _ = RecipeParser(program=program, about=about).read(argv)
+    recipe, _ = RecipeParser(program=program, about=about).parse(argv)
     return recipe
 
 
-def load_recipe(words: Sequence[str]) -> Recipe:
-    """The checked recipe that these words compose, such as ["+recipe=bs8k", "workers=128"].
+def load_recipe(overrides: Sequence[str]) -> Recipe:
+    """Compose and check the recipe of overrides such as ["+recipe=bs8k", "workers=128"].
 
-    Its fields are those of the dataclass; `name`, `fingerprint`, `steps_per_epoch`, `total_steps`
-    and `lr(step)` of it stay from version to version. `target` is left out where words make another
-    run than the one that was published, whatever its seed. Raises Refused, with one sentence that
-    says what to write instead.
+    Its fields, `name`, `fingerprint`, `steps_per_epoch`, `total_steps` and `lr(step)` stay from
+    version to version. `target` is removed if the overrides change the published run in more than
+    the seed. Raises UsageError with one sentence that says what to write instead.
     """
+    overrides = _canonical(overrides)
     try:
-        recipe = from_mapping(_compose(words))
-    except Refused as refusal:
-        _refuse_epochs(refusal, words)
+        recipe = recipe_from_mapping(_compose(overrides))
+    except UsageError as refusal:
+        _refuse_epochs(refusal, overrides)
         raise
-    if recipe.target and not _is_as_published(recipe, words):
+    if recipe.target and not _is_as_published(recipe, overrides):
         recipe = replace(recipe, target=None)
-    return rehearsal(recipe) if recipe.rehearse else recipe
+    return make_dry_run(recipe) if recipe.rehearse else recipe
 
 
-def _refuse_epochs(refusal: Refused, words: Sequence[str]) -> None:
-    """Refuse with the words that would do, if a number of epochs is refused for want of others."""
-    numbers = [value for key, value in map(_split, words) if key == "epochs"]
-    rest = [word for word in words if _split(word)[0] != "epochs"]
-    recipe = _accepted(rest) if numbers and numbers[-1].isdecimal() else None
+def _refuse_epochs(refusal: UsageError, overrides: Sequence[str]) -> None:
+    """Raise UsageError with fitting overrides if only its number of epochs makes a recipe invalid.
+
+    They are those that would make it valid, in proportion to the number of epochs.
+    """
+    numbers = [value for key, value in map(key_and_value, overrides) if key == "epochs"]
+    rest = [word for word in overrides if key_and_value(word)[0] != "epochs"]
+    recipe = _recipe_or_none(rest) if numbers and numbers[-1].isdecimal() else None
     if recipe is None:
         return
-    others = in_proportion(recipe, int(numbers[-1]))
-    keys = {_split(word)[0] for word in others}
-    if _accepted([*(word for word in rest if _split(word)[0] not in keys), *others]):
+    others = scale_epochs(recipe, int(numbers[-1]))
+    keys = {key_and_value(word)[0] for word in others}
+    if _recipe_or_none([*(word for word in rest if key_and_value(word)[0] not in keys), *others]):
         why, _, _ = str(refusal).partition("; ")
-        raise Refused(f"{why}; in proportion write {' '.join(others)}") from None
+        raise UsageError(f"{why}; in proportion write {' '.join(others)}") from None
 
 
-def _accepted(words: Sequence[str]) -> Recipe | None:
-    """The recipe of these words, or None if they are refused."""
+def _recipe_or_none(overrides: Sequence[str]) -> Recipe | None:
+    """Compose and check the recipe of these overrides; return None if they are invalid."""
     try:
-        return from_mapping(_compose(words))
-    except Refused:
+        return recipe_from_mapping(_compose(overrides))
+    except UsageError:
         return None
 
 
-def _is_as_published(recipe: Recipe, words: Sequence[str]) -> bool:
-    """Whether the words leave the run as the file of its recipe has it, but for the seed.
+def _is_as_published(recipe: Recipe, overrides: Sequence[str]) -> bool:
+    """Return whether a recipe with overrides is still the published run, apart from its seed.
 
-    A published number that the words give themselves is taken to be of what they say.
+    A `target` among the overrides is taken to belong to the changed run.
     """
-    keys = {_split(word)[0] for word in words}
+    keys = {key_and_value(word)[0] for word in overrides}
     if keys <= {"recipe", "seed"} or any(key.startswith("target") for key in keys):
         return True
-    published = _published(*(word for word in words if _split(word)[0] == "recipe"))
+    published = _published_recipe(
+        *(word for word in overrides if key_and_value(word)[0] == "recipe")
+    )
     return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
 
 
 @cache
-def _published(*words: str) -> Recipe:
-    """The recipe as its file has it, of the word that chooses it alone."""
-    return from_mapping(_compose(words))
+def _published_recipe(*overrides: str) -> Recipe:
+    """Compose the published recipe that an override such as +recipe=bs8k chooses."""
+    return recipe_from_mapping(_compose(overrides))
 
 
 def load_data(option: str) -> Data:
-    """A dataset as its file in conf/data has it."""
+    """Load the dataset description conf/data/OPTION.yaml; raises UsageError if it is invalid."""
     file = _read_yaml(paths.conf_dir() / "data" / f"{option}.yaml")
-    schema: DictConfig = OmegaConf.structured(_blank(Data))
+    schema: DictConfig = OmegaConf.structured(_with_placeholders(Data))
     OmegaConf.set_readonly(schema, None)
-    data = OmegaConf.to_object(OmegaConf.merge(schema, file.data))
+    try:
+        data = OmegaConf.to_object(OmegaConf.merge(schema, file.data))
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{option}.yaml is no dataset ({_first_line(error)})") from None
     assert isinstance(data, Data)
     return data
 
 
-def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
-    """The checked recipe with these fields, changed by `key=value` words; raises Refused.
+def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recipe:
+    """Build and check a recipe from a mapping of fields, changed by overrides; raises UsageError.
 
-    A word such as inputs=dali or comm=torch chooses the loader or library and leaves the rest.
+    An override such as inputs=dali or comm=torch changes only the loader or library of its group.
     """
-    words = tuple(map(_by_its_field, words))
+    overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
         plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
-        given = plain, OmegaConf.from_dotlist(list(words))
+        given = plain, _parse_overrides(overrides, _text_keys())
         merged = OmegaConf.merge(_schema(Recipe), *given)
+        for key in PATH_FIELDS:
+            value = OmegaConf.select(merged, key)
+            if isinstance(value, str) and value.startswith("~"):
+                OmegaConf.update(merged, key, paths.expand_home(value))
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
-            raise Refused(_missing(missing))
+            raise UsageError(_missing_message(missing))
         recipe = OmegaConf.to_object(merged)
     except ConfigKeyError as error:
         _refuse_key(str(error.full_key))
@@ -215,42 +233,52 @@ def from_mapping(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
             _refuse_type(*next(_values_of_groups(given)))
         _refuse_type(str(error.full_key), error.value)
     except OmegaConfBaseException as error:
-        raise Refused(f"{_first_line(error)}; write the value itself") from None
+        raise UsageError(f"{_first_line(error)}; write the value itself") from None
+    except OverflowError:  # an integer above the largest float
+        _refuse_overflow(given)
     except YAMLError:
-        raise Refused(
-            f"a value in {' '.join(words)} cannot be read; close its brackets and quotes"
+        raise UsageError(
+            f"a value in {' '.join(overrides)} cannot be read; close its brackets and quotes"
         ) from None
     assert isinstance(recipe, Recipe)
     for key, entry in all_fields(Recipe):
-        # OmegaConf looks at the elements of a list, but not at lists in it.
+        # OmegaConf checks the elements of a list, but not nested lists.
         if entry.type in (list[int], list[float], list[str]):
             elements = OmegaConf.select(merged, key)
             if not all(isinstance(element, get_args(entry.type)) for element in elements):
                 _refuse_type(key, elements)
-        # And takes any number for true.
+        # OmegaConf takes any number for true …
         for source in given if entry.type is bool else ():
             value = OmegaConf.select(source, key)
             if isinstance(value, int) and value not in (0, 1):
                 _refuse_type(key, value)
-    for source in given:  # and any number for a text
+    for source in given:  # … and any number for a string
         for rule, reason in (OmegaConf.select(source, "deviations") or {}).items():
             if not isinstance(reason, str):
                 _refuse_type(f"deviations.{rule}", reason)
     if recipe.data.skip_list:
         recipe = replace(recipe, data=_without_skipped(recipe.data))
-    check(recipe)
+    check_recipe(recipe)
     return recipe
 
 
-def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
-    """The checked recipe that a run of any version was saved with, changed by `key=value` words.
+def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recipe:
+    """Build and check the recipe that a run of any lsgd version saved, changed by overrides.
 
-    Fields that the version did not have mean "as before". Settings of loaders and libraries that
-    this one does not have are left out: they come and go with versions, and no result depends on
-    them. Raises Refused, for what only a newer version knows too.
+    Fields that the saving version lacked get the value that means its behaviour. Settings of
+    loaders and libraries that this version lacks are dropped: no result depends on them. Raises
+    UsageError, also for fields and choices of a newer version.
     """
+    plain: Any = OmegaConf.to_container(values) if isinstance(values, DictConfig) else dict(values)
+    _check_saved_values(plain)
+    data = plain.get("data")
+    if isinstance(data, dict) and data.get("skip_list") is not None:
+        raise UsageError(
+            "a saved recipe names the images that it leaves out in data.skip, and not in a file as "
+            "data.skip_list does; remove data.skip_list there"
+        )
     before = OmegaConf.create()
-    for key, value in values_before(Recipe).items():
+    for key, value in as_before_values(Recipe).items():
         OmegaConf.update(before, key, value)
     try:
         completed = OmegaConf.merge(before, values)
@@ -262,119 +290,192 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *words: str) -> Recipe:
                 completed[group] = {key: settings[key] for key in settings if key in known}
         _check_choices(completed)
     except OmegaConfBaseException as error:
-        raise Refused(f"{_first_line(error)}; give the configuration of a run of lsgd") from None
-    return from_mapping(completed, *words)
+        raise UsageError(f"{_first_line(error)}; give the configuration of a run of lsgd") from None
+    return recipe_from_mapping(completed, *overrides)
 
 
 def _check_choices(values: DictConfig) -> None:
-    """Raise Refused for a choice that this version does not know, before a field that comes with
-    it is unknown too."""
+    """Raise UsageError for a value in a saved recipe that only a newer lsgd version knows.
+
+    It comes before the check of keys, since such a choice has fields that are unknown here too.
+    """
     workload = OmegaConf.select(values, "data.workload")
     for key, entry in all_fields(Recipe):
         value = OmegaConf.select(values, key)
-        if value is None or "one_of" not in entry.metadata or not concerns(entry, workload):
+        if value is None or "one_of" not in entry.metadata or not applies_to(entry, workload):
             continue
         try:
-            entry.metadata["one_of"].refuse(key, value)
-        except Refused:
-            raise Refused(
+            entry.metadata["one_of"].enforce(key, value)
+        except UsageError:
+            raise UsageError(
                 f"{key}={value} is unknown to this version of lsgd; go on with the version that "
                 "wrote it, or a newer one"
             ) from None
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in the config.yaml of a run folder of any version; raises Refused."""
-    return from_saved(_read_yaml(path))
+    """Read the recipe from the config.yaml of a run folder of any version; raises UsageError."""
+    return from_saved(_read_yaml(path, follow=False))  # a link may point to any other file
 
 
 def load_study(name: str) -> Study:
-    """The checked study `recipes/study/NAME.yaml`; raises Refused."""
-    if name not in studies():
-        raise Refused(f"+study={name} does not exist; {did_you_mean(name, studies())}")
+    """Load and check the study `recipes/study/NAME.yaml`; raises UsageError."""
+    if name not in study_names():
+        raise UsageError(f"+study={name} does not exist; {did_you_mean(name, study_names())}")
     study = _load_definition(Study, "study", name, hint="see the studies that are there")
-    check_study(study, recipes())
+    check_study(study, sorted_recipe_names())
     return study
 
 
-def load_search(name: str, *words: str) -> Search:
-    """The checked search `recipes/search/NAME.yaml`, changed by words such as `trials=60`.
+def load_search(name: str, *overrides: str) -> Search:
+    """Load and check the search `recipes/search/NAME.yaml`, with overrides such as `trials=60`.
 
-    Raises Refused. Whether the recipe takes the points of its space is another question.
+    Raises UsageError. It does not check that the recipe accepts the points of the search space.
     """
-    if name not in searches():
-        raise Refused(f"+search={name} does not exist; {did_you_mean(name, searches())}")
-    page = paths.shown(paths.recipes_dir() / "README.md")
+    if name not in search_names():
+        raise UsageError(f"+search={name} does not exist; {did_you_mean(name, search_names())}")
+    page = paths.display_path(paths.recipes_dir() / "README.md")
     hint = f"a search has {', '.join(SEARCH_FIELDS)}, as {page} says"
     try:
-        search = _load_definition(Search, "search", name, *words, hint=hint)
+        search = _load_definition(Search, "search", name, *overrides, hint=hint)
     except YAMLError:
-        raise Refused(f"a value in {' '.join(words)} cannot be read; close its brackets") from None
-    check_search(search, recipes())
+        raise UsageError(
+            f"a value in {' '.join(overrides)} cannot be read; close its brackets"
+        ) from None
+    check_search(search, sorted_recipe_names())
     return search
 
 
 def load_points(name: str) -> PublishedPoints:
-    """The checked convergence points `recipes/points/NAME.yaml`; raises Refused."""
+    """Load and check convergence points, `recipes/points/NAME.yaml`; raises UsageError."""
     points = _load_definition(PublishedPoints, "points", name, hint="see the points that are there")
     check_points(points)
     return points
 
 
-def _load_definition(kind: type[T], group: str, name: str, *words: str, hint: str) -> T:
-    """`recipes/GROUP/NAME.yaml`, changed by words; raises Refused, and YAMLError for the words."""
+def _load_definition(kind: type[T], group: str, name: str, *overrides: str, hint: str) -> T:
+    """Load a study, search or points file `recipes/GROUP/NAME.yaml` as a dataclass, with overrides.
+
+    Raises UsageError, and YAMLError for an override that cannot be parsed.
+    """
     values = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
     schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, None)
     try:
-        given = OmegaConf.from_dotlist(list(words))
+        given = _parse_overrides(
+            overrides, {key for key, entry in all_fields(kind) if entry.type is str}
+        )
         made = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
     except OmegaConfBaseException as error:
-        raise Refused(f"{group} {name}: {_first_line(error)}; {hint}") from None
+        raise UsageError(f"{group} {name}: {_first_line(error)}; {hint}") from None
     assert isinstance(made, kind)
     return made
 
 
-def all_points() -> list[PublishedPoints]:
-    """All shipped convergence points."""
-    folder = paths.recipes_dir() / "points"
-    return [load_points(path.stem) for path in sorted(folder.glob("*.yaml"))]
+def load_all_points() -> list[PublishedPoints]:
+    """Load all shipped files of convergence points; print a line for each that cannot be loaded."""
+    found, refusals = load_readable(paths.yaml_names(paths.recipes_dir() / "points"), load_points)
+    for refusal in refusals:
+        print(f"lsgd: passed over: {refusal}", file=sys.stderr)
+    return list(found.values())
 
 
-def searches() -> list[str]:
-    """Names of all shipped searches."""
-    return sorted(path.stem for path in (paths.recipes_dir() / "search").glob("*.yaml"))
+def load_readable(names: Sequence[str], load: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
+    """Load an object for each name; return the objects by name and the messages of all refusals."""
+    found, refusals = {}, []
+    for name in names:
+        try:
+            found[name] = load(name)
+        except UsageError as refusal:
+            refusals.append(str(refusal))
+    return found, refusals
 
 
-def studies() -> list[str]:
-    """Names of all shipped studies."""
-    return sorted(path.stem for path in (paths.recipes_dir() / "study").glob("*.yaml"))
+def search_names() -> list[str]:
+    """Return the names of all shipped hyper-parameter searches."""
+    return paths.yaml_names(paths.recipes_dir() / "search")
 
 
-def _read_yaml(path: Path) -> DictConfig:
+def study_names() -> list[str]:
+    """Return the names of all shipped studies of several recipes and seeds."""
+    return paths.yaml_names(paths.recipes_dir() / "study")
+
+
+def _read_yaml(path: Path, *, follow: bool = True) -> DictConfig:
+    """Read an untrusted YAML file; raises UsageError if it is not a mapping or cannot be read."""
     try:
-        values = OmegaConf.load(path)
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise Refused(f"{path.name} cannot be read ({_first_line(error)})") from None
+        text = read_bounded(path, MAX_FILE_BYTES, follow=follow).decode()
+        _check_events(text)
+        values = OmegaConf.load(io.StringIO(text))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{path.name} cannot be read ({_first_line(error)})") from None
     if not isinstance(values, DictConfig):
-        raise Refused(f"{path.name} is no mapping of keys to values")
+        raise UsageError(f"{path.name} is no mapping of keys to values")
     return values
 
 
+def _check_events(text: str) -> None:
+    """Raise YAMLError if a YAML text has aliases, too many values or too many levels."""
+    depth, loader = 0, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    for count, event in enumerate(yaml.parse(text, loader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if isinstance(event, yaml.AliasEvent) or depth > MAX_DEPTH or count > MAX_VALUES:
+            raise YAMLError(
+                f"an alias, more than {MAX_DEPTH} levels or more than {MAX_VALUES} values"
+            )
+
+
+def _check_saved_values(values: Any, *, depth: int = 0) -> int:
+    """Count the values of a saved recipe; raises UsageError for an interpolation or too many.
+
+    lsgd never writes an interpolation such as ${oc.env:HOME}. The limit also ends endless nesting.
+    """
+    match values:
+        case dict() | list() if depth < MAX_DEPTH:
+            each = values.items() if isinstance(values, dict) else enumerate(values)
+            count = sum(
+                1
+                + _check_saved_values(key, depth=depth + 1)
+                + _check_saved_values(value, depth=depth + 1)
+                for key, value in each
+            )
+        case dict() | list():
+            count = MAX_VALUES + 1
+        case str() if "${" in values:
+            raise UsageError(
+                f"a saved recipe has {values!r} in it, which stands for something else and is not "
+                "looked up; write the value itself"
+            )
+        case _:
+            return 0
+    if count > MAX_VALUES:
+        raise UsageError(
+            f"a saved recipe has more than {MAX_DEPTH} levels or {MAX_VALUES} values; give that "
+            "of a run of lsgd"
+        )
+    return count
+
+
 def _without_skipped(data: Data) -> Data:
-    """The dataset without the images that its skip list names, one path per line, `#` comments."""
+    """Remove the images in a dataset's skip list from its counts, and record their names.
+
+    The list has one path per line, and comments behind `#`.
+    """
     path = Path(data.skip_list or "")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
+        raise UsageError(
             f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
             "lsgd.prepare imagenet ROOT --check` has written, or leave it out"
         ) from None
     listed = {line.partition("#")[0].strip() for line in lines} - {""}
     skip = sorted(listed.difference(data.skip))
     train = sum(image.startswith("train/") for image in skip)
-    # What is left out is recorded by name; the file itself is not read again.
+    # The skipped images are recorded by name, so that the file is not read again.
     return replace(
         data,
         skip_list=None,
@@ -385,12 +486,13 @@ def _without_skipped(data: Data) -> Data:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The recipe's fields, and what follows from them as comments."""
+    """Format a recipe as YAML, with derived values such as batch_size as comments."""
     derived = (
         f"# batch_size: {recipe.batch_size}\n"
         f"# steps_per_epoch: {recipe.steps_per_epoch}\n"
         + "".join(
-            f"# from epoch {stage.epoch}: batch_size {stage.batch_size}, {stage.steps} steps\n"
+            f"# from epoch {stage.epoch}: batch_size {stage.batch_size}, {stage.steps_per_epoch} "
+            "steps\n"
             for stage in recipe.stages[1:]
         )
         + f"# lr: {recipe.lr(0):g} at step 0\n"
@@ -398,14 +500,14 @@ def to_yaml(recipe: Recipe) -> str:
     )
     values: Any = OmegaConf.to_container(OmegaConf.structured(recipe))
     for key, entry in all_fields(Recipe):
-        if not concerns(entry, recipe.data.workload):
+        if not applies_to(entry, recipe.data.workload):
             group, _, name = key.rpartition(".")
             del (values[group] if group else values)[name]
     return derived + OmegaConf.to_yaml(OmegaConf.create(values))
 
 
-def recipes() -> list[str]:
-    """Names of all shipped recipes, bs512 before bs1k."""
+def sorted_recipe_names() -> list[str]:
+    """Return the names of all shipped recipes, sorted by minibatch size: bs512 before bs1k."""
 
     def with_size(name: str) -> str:
         return re.sub(r"bs(\d+)(k?)", lambda m: f"{int(m[1]) * (1024 if m[2] else 1):06}", name)
@@ -415,8 +517,8 @@ def recipes() -> list[str]:
 
 @cache
 def _schema(kind: type[Recipe]) -> DictConfig:
-    """The types and defaults of a recipe's fields, to be merged with values and not changed."""
-    schema: DictConfig = OmegaConf.structured(_blank(kind))
+    """Return the cached OmegaConf schema of recipes: types and defaults, not to be modified."""
+    schema: DictConfig = OmegaConf.structured(_with_placeholders(kind))
     # The dataclasses are frozen, which OmegaConf takes for read-only, at every level of its own.
     OmegaConf.set_readonly(schema, None)
     for entry in fields(kind):
@@ -427,188 +529,232 @@ def _schema(kind: type[Recipe]) -> DictConfig:
     return schema
 
 
-def _blank(kind: Any) -> Any:
-    """The dataclass with all its groups, where what has no default is said to be missing."""
+def _with_placeholders(kind: Any) -> Any:
+    """Create an instance of a nested dataclass with ??? for each field without a default."""
     values: dict[str, Any] = {}
     for entry in fields(kind):
         if group := group_of(entry.type):
-            values[entry.name] = _blank(group)
+            values[entry.name] = _with_placeholders(group)
         elif entry.default is MISSING and entry.default_factory is MISSING:
             values[entry.name] = "???"
     return kind(**values)
 
 
 def _defaults() -> dict[str, Any]:
-    """The values that conf/config.yaml begins with, untyped: from_mapping refuses more clearly."""
+    """Return the untyped default of each recipe field, from which Hydra composes a recipe.
+
+    They are untyped since recipe_from_mapping has better messages for a wrong type.
+    """
     none = {entry.name: None for entry in fields(Recipe) if entry.default is None}
-    values = asdict(_blank(Recipe)) | none
-    del values["replaced"]  # which only a rehearsal sets
+    values = asdict(_with_placeholders(Recipe)) | none
+    del values["replaced"]  # only a dry run sets it
     return values
 
 
-def _compose(words: Sequence[str]) -> DictConfig:
-    _check_words(words)
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    _check_overrides(overrides)
     ConfigStore.instance().store("fields", _defaults())
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            composed: DictConfig = compose("config", overrides=_in_order(words))
+            composed: DictConfig = compose("config", overrides=_ordered_overrides(overrides))
             if isinstance(composed.deviations, DictConfig):
-                # With null a recipe takes back what the one in its `defaults` declares.
+                # null removes a deviation that a recipe in `defaults` declares.
                 declared = composed.deviations.items()
                 composed.deviations = {rule: why for rule, why in declared if why is not None}
-            _count_folder(composed.data)
+            _fill_folder_counts(composed.data)
             return composed
+    except (YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{mark.name}, line {mark.line + 1}" if mark else " ".join(overrides)
+        raise UsageError(f"{where}: {_first_line(error)}; mend that file") from None
     except OverrideParseException as error:
-        _refuse_word(str(error.override))
+        _refuse_override(str(error.override))
     except HydraException as error:
-        _refuse_composition(error, words)
+        _refuse_composition(error, overrides)
     except OmegaConfBaseException as error:
-        raise Refused(f"{_first_line(error)}; write the value itself") from None
+        raise UsageError(f"{_first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
 
 
-def _count_folder(data: Any) -> None:
-    """Give data=folder the numbers that its words do not give, from the index of the folder.
+def _fill_folder_counts(data: Any) -> None:
+    """Fill in the unset dataset sizes of data=folder from the index of the image folder.
 
-    What is composed has them from here on, and so has the config.yaml of a run: a run that goes on
-    or is evaluated keeps its own.
+    They become part of the recipe and so of a run's config.yaml: a resumed or evaluated run keeps
+    its own.
     """
     if not isinstance(data, DictConfig) or OmegaConf.select(data, "name") != "folder":
         return
-    missing = [key for key in COUNTED if OmegaConf.is_missing(data, key)]
+    missing = [key for key in INDEXED_FIELDS if OmegaConf.is_missing(data, key)]
     if missing and data.root is None:
-        raise Refused(
+        raise UsageError(
             "data=folder does not say which folder of images; write data.root=FOLDER, once `python "
             "-m lsgd.prepare folder FOLDER` has indexed it"
         )
     if missing and isinstance(data.root, str) and isinstance(data.index, str | None):
-        counted = counts(Path(data.root), Path(data.index) if data.index else None)
+        index = paths.parse_path(data.index) if data.index else None
+        counted = count_images(paths.parse_path(data.root), index)
         data.update({key: counted[key] for key in missing})
 
 
-def _split(word: str) -> tuple[str, str]:
-    """Key and value of an override, without the plus sign that adds or the tilde that removes."""
-    key, _, value = word.lstrip("+~").partition("=")
-    return key, value
+@cache
+def _text_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields that hold text: of type str or str | None."""
+    return frozenset(key for key, entry in all_fields(Recipe) if entry.type in (str, str | None))
 
 
-def _in_order(words: Sequence[str]) -> list[str]:
-    """The overrides of these words. What the hardware is comes last: its words go before those of a
-    recipe, which says what was fast where it was tried, and behind what is given word by word."""
-    hardware = [f"+{word}" for word in words if _split(word)[0] == "hardware"]
-    rest = [word for word in words if f"+{word}" not in hardware]
-    return [*(part for word in rest for part in _as_hydra_has_it(word)), *hardware]
+def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> DictConfig:
+    """Parse `key=value` overrides into a config; the keys in `text_keys` keep texts unparsed.
+
+    Raises YAMLError for a value that cannot be parsed.
+    """
+    parsed = OmegaConf.create()
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if equals and key in text_keys:
+            OmegaConf.update(parsed, key, parse_text(key, value))
+        else:
+            parsed.merge_with_dotlist([word])
+    return parsed
 
 
-def _as_hydra_has_it(word: str) -> list[str]:
-    """The word, with plus signs where it adds the first key to an empty group; a library's network
-    is a file of conf/model/ and its name."""
-    key, value = _split(word)
+def _ordered_overrides(overrides: Sequence[str]) -> list[str]:
+    """Translate a command line's overrides into Hydra's, with the hardware group after the recipe.
+
+    The group `hardware` comes last in Hydra's defaults list: its values take precedence over those
+    of a recipe, which were fast where it was tried, and single overrides over both.
+    """
+    hardware = [f"+{word}" for word in overrides if key_and_value(word)[0] == "hardware"]
+    rest = [word for word in overrides if f"+{word}" not in hardware]
+    return [*(part for word in rest for part in _to_hydra_overrides(word)), *hardware]
+
+
+def _to_hydra_overrides(override: str) -> list[str]:
+    """Translate one command-line override of a recipe into overrides in Hydra's grammar.
+
+    A key that may be new in an empty group gets plus signs, a text field quotes, and a network of a
+    library becomes model=library with its name.
+    """
+    key, value = key_and_value(override)
     if key == "model" and is_within(value, LIBRARIES):
         return ["model=library", f"model.name={value}"]
-    opens = word.startswith(("metric.epochs_to", "metric.steps_to", "model.options."))
-    return [f"++{word}" if opens else word]
+    if key in _text_keys() and "=" in override and not override.startswith("~"):
+        text = parse_text(key, value)
+        return [f"{override.partition('=')[0]}={'null' if text is None else quote(text)}"]
+    opens = override.startswith(("metric.epochs_to", "metric.steps_to", "model.options."))
+    return [f"++{override}" if opens else override]
 
 
-def _by_its_field(word: str) -> str:
-    """The word, with the field that has the name of a group's choice if it has the group alone."""
+def _expand_group_override(override: str) -> str:
+    """Expand a group override to its name field, such as comm=torch to comm.library=torch."""
     named = {"inputs": "inputs.loader", "comm": "comm.library"}
     named |= {group: f"{group}.name" for group in ("data", "model", "optim", "strategy")}
-    key, value = _split(word)
+    key, value = key_and_value(override)
     return f"{key if value.startswith('{') else named.get(key, key)}={value}"
 
 
-def _check_words(words: Sequence[str]) -> None:
-    """Refuse what Hydra would explain worse, or take for something else."""
-    chosen = [word for word in words if _split(word)[0] == "recipe"]
+def _canonical(words: Sequence[str]) -> list[str]:
+    """Rename the keys of overrides to those of Hydra, and strip plus signs before groups."""
+    groups = _groups()
+    return [
+        word[1:] if word.startswith("+") and key_and_value(word)[0] in groups else canonical(word)
+        for word in words
+    ]
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
+    chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
     if len(chosen) > 1:
-        raise Refused(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
-    for word in words:
-        key, value = _split(word)
+        raise UsageError(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
+    for word in overrides:
+        key, value = key_and_value(word)
         if not key or ("=" not in word and not word.startswith("~")):
-            _refuse_word(word)
+            _refuse_override(word)
         if key.replace("-", "_") == "batch_size":
-            _refuse_batch_size(value, [other for other in words if other is not word])
+            _refuse_batch_size(value, [other for other in overrides if other is not word])
         if key in ("lr", "optim.lr", "schedule.lr"):
-            raise Refused(
+            raise UsageError(
                 f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
                 "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
             )
         if key == "recipe":
-            _check_choice(word, value, recipes())
-            if not word.startswith("+"):
-                raise Refused(
-                    f"'{word}' needs a plus sign, since a recipe is added to conf/: write +{word}"
-                )
+            _check_choice(word, value, sorted_recipe_names())
+            if value in sorted_recipe_names():  # and not several, which are refused later
+                _check_recipe(value)
         if key in _groups() and word == f"~{key}":
-            raise Refused(_missing([key]))
-        if key in _groups() and "=" in word:
-            if key != "model" or not is_within(value, LIBRARIES):
-                _check_choice(word, value, _options(key))
-            if word.startswith("+"):
-                raise Refused(f"'{word}' has a plus sign too many; write {key}={value}")
+            raise UsageError(_missing_message([key]))
+        of_library = key == "model" and is_within(value, LIBRARIES)
+        if key in _groups() and "=" in word and not of_library:
+            _check_choice(word, value, choices(key))
         if re.match(r"hydra\b", key):
-            raise Refused(
+            raise UsageError(
                 f"'{word}' would change nothing, since Hydra only composes the recipe; write "
                 "run_dir=PATH for the folder of the run"
             )
 
 
-def _check_choice(word: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a file that is not there; a mapping and several values are left to Hydra."""
+def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
+    """Raise UsageError if an override chooses a file that its config group does not have."""
     if not value:
-        raise Refused(
-            NO_RECIPE if known == recipes() else f"'{word}' has no value; write {word}NAME"
+        raise UsageError(
+            NO_RECIPE
+            if known == sorted_recipe_names()
+            else f"'{override}' has no value; write {override}NAME"
         )
     mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
     if value.strip("'\"") not in known and not mapping and not several:
-        raise Refused(f"{word} does not exist; {did_you_mean(value, known)}")
+        raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
 
 
-def _refuse_word(word: str) -> NoReturn:
-    key, value = _split(word)
-    if "=" in word and re.fullmatch(r"[\w./-]+", key):
-        raise Refused(
-            f"the value in '{word}' cannot be read; close its brackets, or quote it twice: "
+def _refuse_override(override: str) -> NoReturn:
+    key, value = key_and_value(override)
+    if "=" in override and re.fullmatch(r"[\w./-]+", key):
+        raise UsageError(
+            f"the value in '{override}' cannot be read; close its brackets, or quote it twice: "
             f"'{key}=\"{value}\"'"
         ) from None
-    how = f"write +recipe={word}" if word in recipes() else written_here(word, options=OPTIONS)
-    how = how or f"write {'+recipe=NAME' if key == 'recipe' else 'for example epochs=30'}"
-    raise Refused(f"'{word}' is not of the form key=value; {how}") from None
+    if key == "recipe":
+        how = "write +recipe=NAME"
+    elif override in sorted_recipe_names():
+        how = f"write +recipe={override}"
+    else:
+        how = suggest_equivalent(override, options=RECIPE_OPTIONS)
+    how = how or "write for example epochs=30"
+    raise UsageError(f"'{override}' is not of the form key=value; {how}") from None
 
 
-def _refuse_composition(error: HydraException, words: Sequence[str]) -> NoReturn:
+def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoReturn:
     text = str(error)
     if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
         _refuse_key(unknown.group(1) or unknown.group(2))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
-        raise Refused(
+        raise UsageError(
             f"'{several.group(1)}' has several values and a run has one; write one, or a list in "
             "brackets where the key takes a list"
         ) from None
-    raise Refused(f"{' '.join(words)}: {_first_line(error)}") from None
+    raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
 
 
 def _refuse_key(key: str) -> NoReturn:
     known = _keys()
     if key == "deviations":
-        raise Refused(
+        raise UsageError(
             "deviations are given one by one, each with its reason; write +deviations.RULE=REASON"
         ) from None
     if key in known or key.startswith("deviations."):
-        raise Refused(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
+        raise UsageError(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
     if key in _groups():
-        raise Refused(
+        raise UsageError(
             f"what '{key}' is given is neither one of its choices nor keys that it has; write "
-            f"{key}=NAME for one of `--help`, or {key}.KEY=VALUE"
+            f"{key}=NAME for one of `--fields {key}`, or {key}.KEY=VALUE"
         ) from None
     hint = did_you_mean(key, [*known, *_groups(), "+recipe"])
-    raise Refused(f"there is no key '{key}'; {hint}") from None
+    raise UsageError(f"there is no key '{key}'; {hint}") from None
 
 
-_KINDS: dict[Any, tuple[str, str]] = {
+_TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "=30"),
     int | str: ("a whole number or auto", "=8"),
     float: ("a number", "=0.5"),
@@ -620,11 +766,11 @@ _KINDS: dict[Any, tuple[str, str]] = {
     dict[str, float]: ("a rate and its target", "={top1_error:24.1}"),
     dict[str, Any]: ("a group of keys", ".KEY=VALUE"),
 }
-"""The kind of value of a field, in words, and an example of how to write one."""
+"""The description of each field type in messages, and an example value."""
 
 
 def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]]:
-    """The groups of a recipe that these give one value, and that value."""
+    """Yield (group, value) for each recipe group that is set to a plain value instead of keys."""
     groups = [entry.name for entry in fields(Recipe) if group_of(entry.type)]
     for source in sources:
         for name in groups:
@@ -632,70 +778,83 @@ def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]
                 yield name, value
 
 
+def _refuse_overflow(sources: Sequence[DictConfig]) -> NoReturn:
+    """Raise UsageError that names the recipe field whose integer exceeds the largest float."""
+    for source in sources:
+        for key, _ in all_fields(Recipe):
+            value = OmegaConf.select(source, key)
+            if type(value) is int and abs(value) > sys.float_info.max:
+                raise UsageError(
+                    f"{key} has {len(str(abs(value)))} digits, and a number has at most 308; write "
+                    "a smaller one"
+                ) from None
+    raise UsageError("a number has at most 308 digits; write smaller ones") from None
+
+
 def _refuse_type(key: str, value: Any) -> NoReturn:
     if key.startswith("deviations."):
-        raise Refused(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
+        raise UsageError(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
     types = {key: entry.type for key, entry in all_fields(Recipe)}
-    field = field if field in types else field.rpartition(".")[0]  # of a rate of a mapping
+    field = field if field in types else field.rpartition(".")[0]  # a key of a dict field
     kind: Any = types[field]
     kind = {int | None: int, float | None: float}.get(kind, kind)
     if group := group_of(kind):
         what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
     else:
-        what, example = _KINDS.get(kind, ("a text", "=TEXT"))
+        what, example = _TYPE_DESCRIPTIONS.get(kind, ("a text", "=TEXT"))
     shown = json.dumps(value) if value is None or isinstance(value, bool) else value
     wrong = f"{field} has {shown} in it and" if element else f"{field}={shown}"
-    raise Refused(f"{wrong} is not {what}; write for example {field}{example}") from None
+    raise UsageError(f"{wrong} is not {what}; write for example {field}{example}") from None
 
 
 def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
     try:
-        recipe = from_mapping(_compose(rest))
+        recipe = recipe_from_mapping(_compose(rest))
         n, wanted = recipe.worker_batch, int(value)
-    except (Refused, ValueError):
-        raise Refused(
+    except (UsageError, ValueError):
+        raise UsageError(
             "batch_size is workers x worker_batch and not set itself; write workers=…"
         ) from None
     if wanted < n or wanted % n:
-        raise Refused(
+        raise UsageError(
             f"batch_size is workers x worker_batch, and {wanted} is not a multiple of "
             f"worker_batch={n}; write workers={max(1, round(wanted / n))}"
-            + _exactly(wanted, n, rest)
+            + _exact_batch_hint(wanted, n, rest)
         )
-    if recipe.strategy.asynchronous:
+    if recipe.strategy.is_asynchronous:
         batches = recipe.batch_size // n
-        raise Refused(
+        raise UsageError(
             f"batch_size is that of an update, {batches} x worker_batch={n}, and not set itself; "
             "write worker_batch=…"
         )
-    raise Refused(
+    raise UsageError(
         f"batch_size is workers x worker_batch = {recipe.workers} x {n}; "
         f"write workers={wanted // n}"
     )
 
 
-def _exactly(batch_size: int, n: int, rest: Sequence[str]) -> str:
-    """The words that make this batch with other, but not far other, workers; none if none do."""
+def _exact_batch_hint(batch_size: int, n: int, rest: Sequence[str]) -> str:
+    """Return a hint with workers and worker_batch of exactly this batch size; empty if none fit."""
     divisors = [d for d in range(max(2, n // 2), 2 * n + 1) if batch_size % d == 0]
     if divisors:
         other = min(divisors, key=lambda d: abs(d - n))
-        words = [f"workers={batch_size // other}", f"worker_batch={other}"]
-        if _accepted([*rest, *words]):
-            return f", or for {batch_size} {' '.join(words)}"
+        overrides = [f"workers={batch_size // other}", f"worker_batch={other}"]
+        if _recipe_or_none([*rest, *overrides]):
+            return f", or for {batch_size} {' '.join(overrides)}"
     return ""
 
 
-def _missing(keys: Sequence[str]) -> str:
+def _missing_message(keys: Sequence[str]) -> str:
     if "name" in keys:
         return NO_RECIPE
-    # A group without its name has not been chosen, and lacks more than that.
+    # If its name is missing, a group has not been chosen, so that its other fields are missing too.
     keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
     return f"{', '.join(keys)} has no value; write {keys[0]}=…"
 
 
-def field_keys() -> list[str]:
-    """All that a key=value word may give: the fields of a recipe, and its groups."""
+def override_keys() -> list[str]:
+    """Return all keys that an override may set: the fields of a recipe, and its config groups."""
     return [*_keys(), *_groups()]
 
 
@@ -704,31 +863,72 @@ def _keys() -> list[str]:
 
 
 def _groups() -> list[str]:
-    return sorted(path.name for path in paths.conf_dir().iterdir() if path.is_dir())
+    folders = (path for path in paths.conf_dir().iterdir() if path.is_dir())
+    return sorted(path.name for path in folders if path.name.isidentifier())
 
 
-def _options(group: str) -> list[str]:
-    found = sorted(path.stem for path in (paths.conf_dir() / group).glob("*.yaml"))
+def choices(group: str) -> list[str]:
+    """Return the choices of a config group, such as the optimizers of optim; none for others."""
+    if group not in _groups():
+        return []
+    found = paths.yaml_names(paths.conf_dir() / group)
     if group == "model":
         found.remove("library")
         found += [f"{library}/NAME" for library in LIBRARIES]
     return found
 
 
-def _group_list() -> str:
-    return "\n".join(f"  {group}={'|'.join(_options(group))}" for group in _groups())
+def recipe_list(part: str) -> str:
+    """Return a list, as text, of the shipped recipes whose names or claims contain a text.
+
+    Raises UsageError if there are none.
+    """
+    claims, refusals = load_readable(sorted_recipe_names(), _claim)
+    lines = [f"{name:<27} {claim}" for name, claim in claims.items()]
+    return matching(lines, part, "recipe", refusals)
 
 
-def _recipe_list() -> str:
-    folder = paths.recipes_dir() / "recipe"
-    lines = [f"  +recipe={name:<25} {_claim(folder / f'{name}.yaml')}" for name in recipes()]
-    return "\n".join(["recipes:", *lines])
+def field_list(prefix: str) -> str:
+    """Return a list, as text, of recipe groups and fields with this prefix, and their meanings.
+
+    Raises UsageError if there are none.
+    """
+    groups = [name for name in _groups() if name.startswith(prefix.partition(".")[0])]
+    headlines = [f"{name}={'|'.join(choices(name))}   [conf/{name}/]" for name in groups]
+    text = reference.field_list(prefix)
+    if not text and not headlines:
+        raise UsageError(
+            f"no field begins with {prefix!r}; {did_you_mean(prefix, override_keys())}"
+        )
+    return "\n".join([*headlines, text]).strip()
 
 
-def _claim(path: Path) -> str:
-    """The first comment line of a recipe says what it claims."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next(line[2:] for line in lines if line.startswith("# ") and "@package" not in line)
+def _claim(name: str) -> str:
+    """Return the first comment of a recipe's file, which states its claim; raises UsageError."""
+    comments = [line[2:] for line in _check_recipe(name) if line.startswith("# ")]
+    return next((line for line in comments if "@package" not in line), "(no comment says what)")
+
+
+def _check_recipe(name: str) -> list[str]:
+    """Read the lines of a shipped recipe's file; raises UsageError if Hydra would misread it."""
+    file = paths.recipes_dir() / "recipe" / f"{name}.yaml"
+    shown = paths.display_path(file)
+    try:
+        lines = read_bounded(file, MAX_FILE_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{shown} cannot be read ({_first_line(error)}); mend it") from None
+    first = next((line for line in lines if line.strip()), "")
+    if first.startswith("\ufeff"):
+        raise UsageError(
+            f"{shown} begins with a byte order mark, behind which Hydra does not see the first "
+            "line; save it as UTF-8 without one"
+        )
+    if not re.fullmatch(r"\s*#+\s*@package\s+_global_\s*", first):
+        raise UsageError(
+            f"{shown} does not begin with `# @package _global_`, so its fields would not be those "
+            "of a recipe; write that as its first line"
+        )
+    return lines
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,10 @@
-"""The linear scaling rule on a laptop: `python -m lsgd.demo` makes 16 runs and prints a table.
+"""Demonstrate the linear scaling rule on a laptop: train 16 small runs and print a table.
 
-A minibatch of 16 is the reference. 16 times as large, with the lr as it was, there are too few
-steps to learn; with the lr 16 times as large too (Goyal et al. 2017, section 2.1) the error comes
-back to the reference. What warmup adds does not show on a problem this small.
+    python -m lsgd.demo
+
+A minibatch of 16 is the reference. With a minibatch 16 times as large and the same lr there are too
+few steps to learn. With the lr 16 times as large too (Goyal et al. 2017, section 2.1) the error is
+that of the reference again. The effect of warmup does not show on a problem this small.
 """
 
 import contextlib
@@ -13,9 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lsgd import config
-from lsgd.errors import Refused
+from lsgd import config, paths
+from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_command
+from lsgd.override_syntax import format_override
 from lsgd.train import train
 
 RUNS = {
@@ -28,9 +31,9 @@ SEEDS = 4
 
 
 def demo(folder: Path) -> str:
-    """Train every run with every seed in a folder of its own; return the table as text.
+    """Train all runs of the demo, each in its own subfolder; return a table of errors as text.
 
-    A run that is there already is not made again, and one that was cut short goes on.
+    A finished run is not trained again, and an interrupted one is resumed.
     """
     rows = [f"{'digits, 30 epochs':<42}{'lr':>7}  top-1 error, mean ± std of {SEEDS} seeds"]
     for name, meaning in RUNS.items():
@@ -38,13 +41,18 @@ def demo(folder: Path) -> str:
         for seed in range(SEEDS):
             run_dir = folder / f"{name}-seed{seed}"
             recipe = config.load_recipe(
-                [f"+recipe={name}", f"seed={seed}", f"run_dir='{run_dir}'", "comm=single"]
+                [
+                    f"+recipe={name}",
+                    f"seed={seed}",
+                    format_override("run_dir", run_dir),
+                    "comm=single",
+                ]
             )
             print(f"{meaning}, seed {seed}: ", end="", flush=True)
             begin = time.monotonic()
             run_dir.mkdir(parents=True, exist_ok=True)
             log = folder / f"{name}-seed{seed}.log"
-            with log.open("a") as file, contextlib.redirect_stdout(file):
+            with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
                 errors.append(train(recipe))
             print(f"{errors[-1]:.2f} %  ({time.monotonic() - begin:.0f} s)", flush=True)
         spread = f"{statistics.mean(errors):5.1f} ± {statistics.stdev(errors):.1f} %"
@@ -53,18 +61,22 @@ def demo(folder: Path) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run the `lsgd demo` command line and return its exit code."""
     parser = Parser("lsgd.demo", __doc__ or "")
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("runs/demo"), help="where the runs go"
+        "folder",
+        nargs="?",
+        type=paths.parse_path,
+        default=Path("runs/demo"),
+        help="where the runs go",
     )
 
     def command() -> None:
-        # So that the table is the same on every machine, whatever its number of cores.
+        # One thread, so that the table does not depend on the machine's number of cores.
         os.environ["OMP_NUM_THREADS"] = "1"
         folder = parser.parse_args(argv).folder
         if "=" in folder.name:
-            raise Refused(
+            raise UsageError(
                 f"{folder} is no folder, and the demo takes nothing else; write lsgd.train for a "
                 "run of your own words"
             )

@@ -1,73 +1,116 @@
-"""The ways a run ends early, each with an exit code of its own."""
+"""The exceptions that end a run or a command early, each with its own exit code."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lsgd.sanitizing import sanitize
 
 
-class EndsEarly(Exception):
-    """Why a run or a command ends early: its message is a sentence for the user."""
+class ExitError(Exception):
+    """The base of all exceptions that end a run or a command early with a sentence for the user.
+
+    The message may contain foreign text; str() returns it sanitized.
+    """
 
     exit_code: int
-    here_only = False
-    """Whether other processes of the job may know nothing of it: then this one says it, and leaves
-    alone; else all raise it at the same place, process 0 says it, and they leave together."""
+    is_local = False
+    """Whether only this process may know of the error.
+
+    If so, this process prints it and exits alone. Otherwise all processes raise it at the same
+    place, process 0 prints it, and they exit together.
+    """
+
+    def __str__(self) -> str:
+        return sanitize(super().__str__())
 
 
-class Refused(EndsEarly):
-    """What was asked for cannot be done; the message says in one sentence what to write instead."""
+class UsageError(ExitError):
+    """An error in a user's input; its message says in a sentence what to write instead."""
 
     exit_code = 2
 
-    def __init__(self, message: str, *, here_only: bool = False) -> None:
+    def __init__(self, message: str, *, is_local: bool = False) -> None:
         super().__init__(message)
-        self.here_only = here_only
+        self.is_local = is_local
 
 
-class Diverged(EndsEarly):
-    """The loss or a gradient is no longer a number; the last checkpoint is from before that."""
+class DivergedError(ExitError):
+    """The end of a run by a non-finite loss or gradient; its last checkpoint is from before it."""
 
     exit_code = 3
 
 
-class InputFailed(EndsEarly):
-    """An image or a loader process failed while the run needed it; its checkpoint is intact."""
+class InputFailedError(ExitError):
+    """The failure to load an image, or of a loader process, in a run; checkpoints are intact."""
 
     exit_code = 4
-    here_only = True
+    is_local = True
 
 
-class PeerLost(EndsEarly):
-    """Another process of the job has gone, and its own message says why."""
+class PeerLostError(ExitError):
+    """The loss of another process of a distributed job, whose own message gives the reason."""
 
     exit_code = 5
-    here_only = True
+    is_local = True
 
 
-class TooLate(EndsEarly):
-    """A process that has come back finds the others further than what it was told; another life of
-    it may be in time."""
+class StaleRestartError(ExitError):
+    """The restart of a process in an epoch that its job has left; another restart may help."""
 
     exit_code = 1
-    here_only = True
+    is_local = True
 
 
-class NotSaved(EndsEarly):
-    """The state of the run could not be written; the checkpoints before it are intact."""
+class NotSavedError(ExitError):
+    """The failure to write a checkpoint or file of a run; earlier checkpoints are intact."""
 
     exit_code = 6
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""No space on the disk, none in the quota, none within the limit on the size of a file: what does
-not end a run while it may still pass."""
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The error numbers of a full disk, an exceeded quota and an exceeded file size limit.
+
+A write that is not essential waits for space and does not end the run.
+"""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended a training that has saved where it was; the message names the run folder and
-    what resumes it. A program that trains catches it as any other KeyboardInterrupt."""
+def disk_full_error(error: OSError, what: object = None) -> NotSavedError | None:
+    """Convert an OSError of a full disk to a NotSavedError; return None for any other OSError.
+
+    The message names `what` was written, by default the error's file.
+    """
+    if error.errno not in DISK_FULL_ERRNOS:
+        return None
+    ends = NotSavedError(
+        f"{what or error.filename or 'a file'} could not be written ({error.strerror}); free some "
+        "space, and the same command goes on"
+    )
+    ends.is_local = True
+    return ends
 
 
-class Preempted(EndsEarly):
-    """A signal told the job to leave, and it has saved where it was: the same words go on."""
+@contextmanager
+def converting_disk_full(what: object) -> Iterator[None]:
+    """Raise NotSavedError instead of OSError if the disk is full while this context writes."""
+    try:
+        yield
+    except OSError as error:
+        if ends := disk_full_error(error, what):
+            raise ends from None
+        raise
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """The end of a training by Ctrl-C, after a checkpoint was saved.
+
+    The message names the run folder and the command that resumes it. A program that trains catches
+    it as any other KeyboardInterrupt.
+    """
+
+
+class PreemptedError(ExitError):
+    """The preemption of the job by a signal, after it saved; the same command resumes it."""
 
     exit_code = 75
-    """EX_TEMPFAIL: what is not wrong and wants to be tried again."""
+    """The exit code EX_TEMPFAIL: a temporary failure, to be tried again."""

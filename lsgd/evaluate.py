@@ -1,86 +1,113 @@
-"""A checkpoint's error: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher.
+"""Evaluation of a checkpoint: `python -m lsgd.evaluate CHECKPOINT`, alone or under a launcher.
 
-The error of plain weights: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
+Plain weights need a recipe: `python -m lsgd.evaluate resnet50-0676ba61.pth +recipe=bs256`.
 """
 
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from lsgd import config
-from lsgd.comm import agree, joined
-from lsgd.errors import Refused
-from lsgd.evaluation import EvaluationProgress, evaluate, unwatched
+from lsgd import config, paths
+from lsgd.comm import joined
+from lsgd.errors import UsageError
+from lsgd.evaluation import EvaluationProgress, evaluate, ignore_progress
+from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.command import Parser, run_command
 from lsgd.job.device import choose_kernels, pick_device
-from lsgd.job.launcher import detect
+from lsgd.job.launcher import detect_launch
+from lsgd.metric_sums import Scores
+from lsgd.override_syntax import canonical
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
 from lsgd.run import checkpoint
 from lsgd.run.console import QUIET
-from lsgd.tally import Scores
-from lsgd.trained import make_trained, read_trained
+from lsgd.trained_model import build_trained, load_trained
 
 
-def scores(path: Path, words: Sequence[str] = ()) -> dict[str, Scores]:
-    """The scores of a checkpoint, or with `+recipe=NAME` among the words of plain weights."""
-    plain = any(word.startswith("+recipe=") for word in words)
-    return (evaluate_weights if plain else evaluate_checkpoint)(path, words)
+def evaluate_path(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
+    """Evaluate a checkpoint or, with `+recipe=NAME`, plain weights; return scores by set."""
+    plain = any(canonical(word).startswith("+recipe=") for word in overrides)
+    return (evaluate_weights if plain else evaluate_checkpoint)(path, overrides)
 
 
-def evaluate_checkpoint(path: Path, words: Sequence[str] = ()) -> dict[str, Scores]:
-    """The scores of a checkpoint, or of the newest in a run folder, over each whole evaluation set
-    of its recipe.
+def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
+    """Evaluate a checkpoint, or the newest one of a run folder, on each whole evaluation set.
 
-    `words` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
-    Refused if the checkpoint is damaged, the data is not there, or a word changes the trajectory.
+    `overrides` change execution fields of its recipe, such as data.root=… or val_batch=…. Raises
+    UsageError if the checkpoint is damaged, the data is missing, or an override changes the
+    trajectory.
     """
     remedy = (
         "give another, or, if it is a file of plain weights, add a recipe that says on which data "
         "and in which model, such as +recipe=bs256"
     )
-    recipe, saved = read_trained(path, words, remedy=remedy)
-    return _evaluate(recipe, str(path), saved.model, saved.parts)
+    recipe, saved = load_trained(path, overrides, remedy=remedy)
+    return _evaluate(recipe, str(path), saved.model, saved.parts, saved.data)
 
 
-def evaluate_weights(path: Path, words: Sequence[str]) -> dict[str, Scores]:
-    """The scores of plain weights, such as torchvision publishes, on the data of a recipe.
+def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
+    """Evaluate a file of plain weights, such as torchvision's, with a recipe's data and model.
 
-    Raises Refused if the file holds no weights, or not those of the recipe's model.
+    Raises UsageError if the file holds no weights, or those of another model.
     """
-    recipe = config.load_recipe(words)
+    recipe = config.load_recipe(overrides)
     try:
         weights = checkpoint.load_numbers(checkpoint.read(path))
     except ValueError as error:
-        raise Refused(
+        raise UsageError(
             f"{path} holds no weights ({error}); give a file that torch.save made of a state_dict"
         ) from None
     if isinstance(weights, dict) and "fingerprint" in weights:
-        raise Refused(f"{path} is a checkpoint of lsgd, which knows its recipe; leave out +recipe=")
+        raise UsageError(
+            f"{path} is a checkpoint of lsgd, which knows its recipe; leave out +recipe="
+        )
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
-        raise Refused(
+        raise UsageError(
             f"{path} holds no weights by their names; give a file that torch.save made of a "
             "state_dict"
         )
-    return _evaluate(recipe, str(path), weights, parts={})
+    return _evaluate(recipe, str(path), _bare_state_dict(weights), parts={}, data={})
+
+
+def _bare_state_dict(weights: dict[str, Any]) -> dict[str, Tensor]:
+    """Extract a state_dict from loaded weights, without name prefixes of wrapper modules.
+
+    It is taken out of a checkpoint as many scripts write it, and the prefixes of
+    DistributedDataParallel and torch.compile are removed.
+    """
+    for key in ("state_dict", "model"):
+        if isinstance(weights.get(key), dict):
+            weights = weights[key]
+    for prefix in ("module.", "_orig_mod.", "module."):
+        if all(str(name).startswith(prefix) for name in weights):
+            weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    return weights
 
 
 def _evaluate(
-    recipe: Recipe, name: str, weights: dict[str, Tensor], parts: dict[str, dict[str, Tensor]]
+    recipe: Recipe,
+    name: str,
+    weights: dict[str, Tensor],
+    parts: dict[str, dict[str, Tensor]],
+    data: Digests,
 ) -> dict[str, Scores]:
     device = pick_device(recipe.device)
-    choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
+    choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     with joined(recipe.comm, device) as comm:
-        trained = make_trained(recipe, name, weights, parts, comm, device)
-        inputs = agree(comm, trained.workload.inputs)
-        return evaluate(trained, inputs, watch=_progress_lines() if comm.rank == 0 else unwatched)
+        trained = build_trained(recipe, name, weights, parts, comm, device)
+        inputs, here = open_consistent_inputs(comm, trained.workload.inputs)
+        check_same_data(data, here)
+        return evaluate(
+            trained, inputs, on_progress=_progress_lines() if comm.rank == 0 else ignore_progress
+        )
 
 
 def _progress_lines() -> EvaluationProgress:
-    """Return a function that prints how far an evaluation is, every QUIET seconds, on stderr."""
+    """Return a callback that prints progress lines of an evaluation to stderr every few seconds."""
     printed = time.monotonic()
 
     def show(split: str, done: int, passes: int) -> None:
@@ -92,25 +119,32 @@ def _progress_lines() -> EvaluationProgress:
     return show
 
 
-def _in_words(split: str, scores: Scores) -> str:
-    """The number of examples of a set, its rates and its loss; val is not named."""
+def _format_scores(split: str, scores: Scores) -> str:
+    """Format the number of examples, the metrics and the loss of one evaluation set.
+
+    The set val is not named.
+    """
     kind, count = next(iter(scores.counts.items()))
-    rates = [METRICS[name].named(rate) for name, rate in scores.rates.items() if name != "loss"]
-    text = ", ".join([*rates, f"loss {scores.rates['loss']:.4f}"])
+    rates = [
+        METRICS[name].format_labelled(rate)
+        for name, rate in scores.metrics.items()
+        if name != "loss"
+    ]
+    text = ", ".join([*rates, f"loss {scores.metrics['loss']:.4f}"])
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run the `lsgd evaluate` command line and return its exit code."""
     parser = Parser(
         "lsgd.evaluate",
         "The error of a checkpoint: every validation example counts exactly once.",
-        keys=config.field_keys,
-        usage="python -m lsgd.evaluate CHECKPOINT [+recipe=NAME] [key=value ...]",
+        keys=config.override_keys,
+        usage="python -m lsgd.evaluate CHECKPOINT [recipe=NAME] [key=value ...]",
     )
     parser.add_argument(
         "checkpoint",
-        type=Path,
+        type=paths.parse_path,
         help="a run folder, or its checkpoint.pt; or, with +recipe=NAME, plain weights such as "
         "torchvision's resnet50-0676ba61.pth",
     )
@@ -120,9 +154,9 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         arguments = parser.parse_args(argv)
-        by_set = scores(arguments.checkpoint, arguments.words)
-        if detect().rank == 0:
-            print("\n".join(_in_words(split, of_set) for split, of_set in by_set.items()))
+        by_set = evaluate_path(arguments.checkpoint, arguments.words)
+        if detect_launch().rank == 0:
+            print("\n".join(_format_scores(split, of_set) for split, of_set in by_set.items()))
 
     return run_command(command)
 

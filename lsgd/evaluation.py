@@ -1,4 +1,4 @@
-"""Exact evaluation: every example of a set once, at any number of processes."""
+"""Exact evaluation: every example of a set counts once, with any number of processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from lsgd.comm import Comm, sum_
+from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Inputs
-from lsgd.job.preemption import Rounds
-from lsgd.tally import Scores, Tally
-from lsgd.workloads import Workload, scores
+from lsgd.job.preemption import LockstepRounds
+from lsgd.metric_sums import MetricSums, Scores
+from lsgd.workloads import Workload, compute_metrics
 
 
-class Evaluated(Protocol):
-    """A model on this process's device, with the workload that evaluates it: a Learner is."""
+class EvaluableModel(Protocol):
+    """The interface of a model that can be evaluated: network, workload, device and processes."""
 
     @property
     def workload(self) -> Workload:
-        """The evaluation sets, and what is counted in them."""
+        """The workload of the model, which has the evaluation sets and computes metrics."""
 
     @property
     def model(self) -> nn.Module:
-        """The network, with whatever running statistics it is to be evaluated with."""
+        """The network to evaluate, with its running statistics."""
 
     @property
     def comm(self) -> Comm:
-        """The processes that share the examples."""
+        """The communicator of the processes that divide the evaluation examples."""
 
     @property
     def device(self) -> torch.device:
-        """The device that the model is on."""
+        """The torch device that holds the network to evaluate."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with weights from elsewhere, which no Learner trains."""
+    """A network with loaded weights that is evaluated but not trained."""
 
     workload: Workload
     model: nn.Module
@@ -46,49 +46,49 @@ class TrainedModel:
 
 
 EvaluationProgress = Callable[[str, int, int], None]
-"""A function that learns how many passes over an evaluation set this process has made, of how many:
-set, passes done, passes."""
+"""The type of a progress callback: it gets the set, micro-batches done, micro-batches in all."""
 
 
-def unwatched(split: str, done: int, passes: int) -> None:
-    """Take note of no progress."""
+def ignore_progress(split: str, done: int, passes: int) -> None:
+    """Do nothing; the default progress callback of an evaluation."""
 
 
 @torch.inference_mode()
 def evaluate(
-    learner: Evaluated,
+    learner: EvaluableModel,
     inputs: Inputs,
     sets: Sequence[str] | None = None,
-    watch: EvaluationProgress = unwatched,
+    on_progress: EvaluationProgress = ignore_progress,
 ) -> dict[str, Scores]:
-    """Loss and rates over these evaluation sets, or all of the workload; the same on every process.
+    """Evaluate a model on all processes; return scores by evaluation set, equal on every process.
 
-    Each example is in one pass of one process, nothing is padded, and integer counts are summed, so
-    the rates do not depend on the number of processes or on the passes. The forward pass is without
-    autocast, also where training is in bfloat16, unless the recipe has evaluation.bfloat16. Raises
-    Preempted, on all processes, at the end of a pass.
+    Each example is in one micro-batch of one process, nothing is padded, and integer counts are
+    summed over processes, so the metrics do not depend on the number of processes or on
+    micro-batches. The forward pass runs without autocast, even if training is in bfloat16, unless
+    the recipe has evaluation.bfloat16. Raises PreemptedError, on all processes, at the end of a
+    micro-batch.
     """
     workload, model = learner.workload, learner.model
-    if not (splits := workload.sets if sets is None else sets):
+    if not (splits := workload.evaluation_sets if sets is None else sets):
         return {}
     try:
-        # Eager, since compiling for an evaluation takes longer than it saves.
-        with torch.compiler.set_stance("force_eager"), workload.evaluated(model, inputs):
+        # Compiling for an evaluation would take longer than it saves.
+        with torch.compiler.set_stance("force_eager"), workload.evaluation_mode(model, inputs):
             model.eval()
-            return {split: _evaluate_set(learner, inputs, split, watch) for split in splits}
+            return {split: _evaluate_set(learner, inputs, split, on_progress) for split in splits}
     finally:
         model.train()
 
 
 def _evaluate_set(
-    learner: Evaluated, inputs: Inputs, split: str, watch: EvaluationProgress
+    learner: EvaluableModel, inputs: Inputs, split: str, watch: EvaluationProgress
 ) -> Scores:
     workload, model, comm = learner.workload, learner.model, learner.comm
-    passes = workload.evaluation(split, comm.rank, comm.world_size)
-    # Process 0 has the most passes; the others make the rounds that they lack without examples.
-    most = len(workload.evaluation(split, 0, comm.world_size))
-    rounds = Rounds(comm.start_sum_)
-    tally = Tally(len(workload.counts), learner.device)
+    passes = workload.evaluation_micro_batches(split, comm.rank, comm.world_size)
+    # Process 0 has the most micro-batches; the others take part in its further rounds without any.
+    most = len(workload.evaluation_micro_batches(split, 0, comm.world_size))
+    rounds = LockstepRounds(comm.start_all_reduce_)
+    tally = MetricSums(len(workload.count_names), learner.device)
     watch(split, 0, len(passes))
     for done, (each, batch) in enumerate(zip(passes, inputs.evaluation(passes), strict=True), 1):
         tally.add(*workload.loss(model, batch, each))
@@ -97,4 +97,4 @@ def _evaluate_set(
     for _ in range(most - len(passes)):
         rounds.end_round()
     rounds.finish()
-    return scores(workload, tally.state(partial(sum_, comm)))
+    return compute_metrics(workload, tally.state(partial(all_reduce_, comm)))

@@ -1,31 +1,58 @@
-"""Files and folders that are there whole or not at all, and files that outlast a full disk."""
+"""File operations that are atomic, locked or robust against a full disk."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
-from lsgd.errors import FULL, Refused
+from lsgd.errors import DISK_FULL_ERRNOS, UsageError
+
+BLOCK = 2**16
+"""The bytes that are read at a time in the search for a file's last newline."""
+
+
+def create_empty(path: Path) -> BinaryIO:
+    """Create an empty file and open it for writing; an existing file is truncated, a link removed.
+
+    A link in another user's folder could lead to any file of this user.
+    """
+    if path.is_symlink():
+        path.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which gets its name when all is written; one of that name is replaced."""
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces the file at `path` if the context ends without error.
+
+    If the disk is full, the temporary file is removed and the OSError names `path`.
+    """
     partial = path.with_name(f".{path.name}.part")
-    with partial.open("wb") as file:
-        yield file
-    os.replace(partial, path)
+    try:
+        with create_empty(partial) as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        if error.errno in DISK_FULL_ERRNOS:
+            with suppress(OSError):
+                partial.unlink()
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
-def new_folder(folder: Path | None, *, parts_stay: bool = False) -> Iterator[Path | None]:
-    """The folder of an option --out, made at once so that nobody else takes it; None for None.
+def create_output_folder(
+    folder: Path | None, *, keep_partial: bool = False
+) -> Iterator[Path | None]:
+    """Create a command's output folder (--out) for this context; remove it if the context fails.
 
-    The folder is removed again if the caller fails or writes nothing. With `parts_stay` what was
-    written before a failure stays, since it took hours and is worth something by itself. Raises
-    Refused if the folder is there already or cannot be made.
+    It is created at once, before another process can, and also removed if it stays empty. With
+    `keep_partial` it is kept after a failure, since partial results took hours and are of use.
+    Without a folder the context has None. Raises UsageError if the folder exists or cannot be made.
     """
     if folder is None:
         yield None
@@ -33,24 +60,66 @@ def new_folder(folder: Path | None, *, parts_stay: bool = False) -> Iterator[Pat
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise Refused(
+        raise UsageError(
             f"--out {folder} is there already, and results are never overwritten; write another"
         ) from None
     except OSError as error:
-        raise Refused(f"--out {folder} cannot be made ({error.strerror}); write another") from None
+        raise UsageError(
+            f"--out {folder} cannot be made ({error.strerror}); write another"
+        ) from None
     complete = False
     try:
         yield folder
         complete = True
     finally:
-        if not (complete or parts_stay) or not any(folder.iterdir()):
+        if not (complete or keep_partial) or not any(folder.iterdir()):
             shutil.rmtree(folder)
 
 
-class Appended:
-    """A file to whose end is written, at once: what was written outlives the process.
+def lock(file: IO[Any], *, wait: bool) -> bool:
+    """Lock an open file for this process; return False if another process holds the lock.
 
-    Content that finds the disk full waits in `unwritten` until there is space again.
+    The lock ends when the file is closed or the process ends in any way. Raises OSError on a file
+    system without locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file, which is created if missing, and hold it in this context."""
+    with path.open("ab") as file:
+        lock(file, wait=True)
+        yield
+
+
+def truncate_torn_line(path: Path) -> None:
+    """Truncate a file after its last newline, and so remove a line that was not written completely.
+
+    A kill or a full disk leaves such a line, and a line that is appended to it would be lost too.
+    The caller must hold the lock for appending.
+    """
+    with path.open("r+b") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            if newline := file.read(end - start).rfind(b"\n") + 1:
+                end = start + newline
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+class AppendOnlyFile:
+    """An append-only file without buffering, so that written content outlives the process.
+
+    Content that a full disk does not take is kept in `unwritten` until there is space again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,16 +127,16 @@ class Appended:
         self.unwritten = bytearray()
 
     def write(self, content: bytes) -> None:
-        """Write the content, after what is still unwritten."""
+        """Append bytes to the file, after any bytes that a full disk left unwritten."""
         self.unwritten += content
         try:
             while self.unwritten:
                 del self.unwritten[: self.file.write(self.unwritten)]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
 
     def close(self) -> None:
-        """Try a last time to write what is unwritten."""
+        """Try once more to write bytes that a full disk left unwritten, and close the file."""
         self.write(b"")
         self.file.close()

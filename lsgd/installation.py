@@ -1,71 +1,87 @@
-"""How this installation of lsgd was made, and so which command adds to it.
+"""The origin of this installation of lsgd, and the commands that add packages to it.
 
-lsgd runs from a checkout, or is a package that pip installed from a wheel, a URL or an index. The
-hints of all messages come from here, since what is right in one of these is wrong in another.
+lsgd runs from a checkout, or as a package that pip installed from a wheel, a URL or an index. All
+messages take their hints from here, since each kind of installation needs another command.
 """
 
 import json
 import shlex
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from lsgd.paths import shown
+from lsgd.paths import display_path
 
 _PACKAGE = Path(__file__).resolve().parent
 
 
-def checkout() -> Path | None:
-    """The folder of the checkout that lsgd runs from; None for an installed package."""
+def checkout_folder() -> Path | None:
+    """Return the folder of the source checkout that lsgd runs from; None if it is installed."""
     return _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").is_file() else None
 
 
-def install(*extras: str) -> str:
-    """The command that installs these extras beside lsgd, or without any lsgd itself anew."""
+def is_installed(package: str) -> bool:
+    """Return whether a Python package is installed, without importing it.
+
+    A folder on sys.path with the package's name, such as wandb/, where that library keeps its runs,
+    can be imported but is no package.
+    """
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs these extras of lsgd; without extras, that reinstalls it."""
     named = f"[{','.join(extras)}]" if extras else ""
-    if root := checkout():
-        return pip("install", "-e", f"{shown(root)}{named}")
+    if root := checkout_folder():
+        return pip_command("install", "-e", f"{display_path(root)}{named}")
     if origin := _origin():
-        return pip("install", f"lsgd{named} @ {origin}")
-    # lsgd is on no index: what it needs is.
-    return pip("install", *_requirements(extras))
+        return pip_command("install", f"lsgd{named} @ {origin}")
+    # lsgd is on no index, but its requirements are.
+    return pip_command("install", *_requirements(extras))
 
 
-def pip(command: str, *words: str) -> str:
-    """The command line of pip for this Python; that of uv, whose environments lack pip."""
-    python = _called(Path(sys.executable))
+def pip_command(command: str, *arguments: str) -> str:
+    """Return a pip command line for this Python, or uv's in an environment that lacks pip."""
+    python = _shell_path(Path(sys.executable))
     if _has_pip():
-        return shlex.join([python, "-m", "pip", command, *words])
-    return shlex.join(["uv", "pip", command, "--python", python, *words])
+        return shlex.join([python, "-m", "pip", command, *arguments])
+    return shlex.join(["uv", "pip", command, "--python", python, *arguments])
 
 
 def _has_pip() -> bool:
-    """Return whether pip is installed; setuptools warns of distutils where pip itself is looked
-    for."""
+    """Return whether pip is installed in this Python environment.
+
+    Finding the module pip itself would make setuptools warn about distutils.
+    """
     try:
         return metadata.distribution("pip") is not None
     except metadata.PackageNotFoundError:
         return False
 
 
-def script(name: str) -> str:
-    """The command that runs a script of the checkout, such as setup/horovod.sh, for this Python."""
-    python, root = Path(sys.executable), checkout()
+def script_command(name: str) -> str:
+    """Return the command that runs a setup script of the checkout, such as setup/horovod.sh.
+
+    It passes this Python to the script, unless the script uses it by default.
+    """
+    python, root = Path(sys.executable), checkout_folder()
     if root is None:
-        return f"{shlex.join([name, _called(python)])} in a checkout of lsgd"
-    ours = python == root / ".venv/bin/python"  # which such a script takes by itself
-    return shlex.join([_called(root / name), *([] if ours else [_called(python)])])
+        return f"{shlex.join([name, _shell_path(python)])} in a checkout of lsgd"
+    ours = python == root / ".venv/bin/python"  # the default of such a script
+    return shlex.join([_shell_path(root / name), *([] if ours else [_shell_path(python)])])
 
 
-def _called(program: Path) -> str:
-    """The path of a program from the current folder, in which a shell would not look for a name."""
-    path = shown(program)
+def _shell_path(program: Path) -> str:
+    """Return a program's path as a shell needs it, with ./ before a bare file name."""
+    path = display_path(program)
     return path if "/" in path else f"./{path}"
 
 
 def _origin() -> str | None:
-    """The URL that pip installed lsgd from, as PEP 508 writes it; None if none is known or left."""
+    """Return the URL from which pip installed lsgd, in PEP 508 form; None if unknown or gone."""
     try:
         record = json.loads(metadata.distribution("lsgd").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -73,7 +89,7 @@ def _origin() -> str | None:
     url = str(record.get("url", ""))
     address = urlsplit(url)
     if vcs := record.get("vcs_info"):
-        if address.scheme == "file":  # which pip does not take after a name
+        if address.scheme == "file":  # pip does not accept it after a name
             return None
         folder = record.get("subdirectory")
         pinned = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
@@ -84,7 +100,7 @@ def _origin() -> str | None:
 
 
 def _requirements(extras: tuple[str, ...]) -> list[str]:
-    """What the extras need, or without any what lsgd itself needs, from the package's metadata."""
+    """Read the packages that these extras of lsgd, or without any lsgd itself, require."""
     markers = {f"extra == '{extra}'" for extra in extras} or {""}
     try:
         lines = metadata.requires("lsgd") or []

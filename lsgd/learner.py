@@ -1,5 +1,6 @@
-"""What a step changes: the model, the strategy's momentum and parts, the counts of the epoch."""
+"""The state that a training step changes: model, optimizer state, carried state and counts."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -9,163 +10,182 @@ from typing import Any
 import torch
 from torch import Tensor, nn, set_num_threads
 
-from lsgd.comm import Comm, sum_
-from lsgd.errors import Diverged, Refused
+from lsgd.comm import Comm, all_reduce_
+from lsgd.errors import DivergedError, UsageError
+from lsgd.inputs.consistency import Digests, check_same_data
 from lsgd.job import preemption
 from lsgd.job.device import choose_kernels
-from lsgd.job.launcher import cores, detect
+from lsgd.job.launcher import cores, detect_launch
 from lsgd.job.threads import choose_threads
+from lsgd.metric_sums import MetricSums, MetricSumsState, Scores
+from lsgd.models.lstm import check_bfloat16
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import Metric
 from lsgd.run.checkpoint import Checkpoint, order_hash
 from lsgd.strategy import open_strategy
 from lsgd.strategy.guard import LOWER_LR
-from lsgd.tally import Scores, State, Tally
-from lsgd.workloads import open_workload, scores
+from lsgd.workloads import compute_metrics, open_workload
 
 
 class Learner:
-    """This process's part in a run: its hosted workers, and everything that a step changes.
+    """The training state of this process: its model, strategy, carried state and metric sums.
 
-    It starts alike on every process, since only the recipe decides how.
+    Its initial state is the same on every process, since only the recipe determines it.
     """
 
-    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
-        self.recipe, self.comm, self.device = recipe, comm, device
-        choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
-        preemption.compile_unheard()
+    def __init__(
+        self, recipe: Recipe, comm: Comm, device: torch.device, data: Digests | None = None
+    ) -> None:
+        """Create the model and strategy of a run before step 0; `data` has dataset digests."""
+        self.recipe, self.comm, self.device, self.data = recipe, comm, device, data or {}
+        choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
+        preemption.block_stop_signals_in_compilers()
         self.workload = open_workload(recipe, device)
         self.model = self.workload.network().to(device)
         if recipe.compile:
-            compile_parts(self.model, graphs=recipe.cuda_graphs)
-        self.tally = Tally(len(self.workload.counts), device)
-        self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.tally)
+            compile_children(self.model, graphs=recipe.cuda_graphs)
+        self.metric_sums = MetricSums(len(self.workload.count_names), device)
+        self.strategy = open_strategy(recipe, self.workload, self.model, comm, self.metric_sums)
         if device.type == "cpu":
-            numbers = recipe.numbers_per_pass(len(self.strategy.hosted))
-            set_num_threads(choose_threads(numbers, cores(detect())))
+            numbers = recipe.values_per_micro_batch(len(self.strategy.hosted))
+            set_num_threads(choose_threads(numbers, cores(detect_launch())))
         bfloat16 = recipe.precision == "bfloat16"
+        if bfloat16:
+            check_bfloat16(self.model, device)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=bfloat16)
-        """The context of a forward pass in training."""
-        self.rates: dict[int, dict[str, float]] = {}
-        """What each epoch that has ended came to, by its number from 1, as in Checkpoint.rates."""
+        """The autocast context of a forward pass in training."""
+        self.epoch_metrics: dict[int, dict[str, float]] = {}
+        """The metrics of each finished epoch, by its number from 1, as in a Checkpoint."""
 
     @property
     def next_step(self) -> int:
-        """The next step of the run."""
+        """The number, from 0, of the next training step of the run."""
         return self.strategy.next_step
 
     @property
-    def passes_per_step(self) -> int:
-        """The number of passes that this process makes in a full step of the first epoch."""
-        return max(1, -(-len(self.strategy.hosted) // self.recipe.pass_workers))
+    def micro_batches_per_step(self) -> int:
+        """The number of micro-batches of this process in a full step of the first epoch."""
+        return max(1, -(-len(self.strategy.hosted) // self.recipe.micro_batch_workers))
 
-    def epochs_left(self) -> Iterator[tuple[int, list[int]]]:
-        """The epochs that have not ended, each with the steps that are still to be made.
+    def remaining_epochs(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the number of each unfinished epoch, with a list of its remaining steps.
 
-        There may be none, if the run had to leave in an evaluation, and there are no more once it
-        has what it was to stop at.
+        There may be none, if the run was preempted in its last evaluation. They end when the
+        recipe's stop goal is reached.
         """
         for epoch, steps in self.recipe.epochs_from(0):
-            if self.recipe.is_over(self.rates):
+            if self.recipe.has_reached_target(self.epoch_metrics):
                 return
-            if epoch + 1 not in self.rates:
+            if epoch + 1 not in self.epoch_metrics:
                 yield epoch, [step for step in steps if step >= self.next_step]
 
-    def now(self) -> dict[str, float | list[int]]:
-        """Where the last step was, and what the strategy says of it."""
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the epoch, the learning rate and the strategy's metrics of the last step."""
         return {
             "epoch": self.recipe.epoch(self.next_step),
             "lr": self.recipe.lr(self.next_step - 1),
-            **self.strategy.now(),
+            **self.strategy.step_metrics(),
         }
 
-    def counted(self) -> State:
-        """What all processes together have counted in this epoch; all of them call it."""
-        return self.strategy.counted()
+    def summed_counts(self) -> MetricSumsState:
+        """Return this epoch's loss and count sums over all processes; a collective call."""
+        return self.strategy.epoch_sums()
 
-    def keep(self, folder: Path) -> dict[str, str]:
-        """Write down in the run folder what the strategy has recorded; return it for the row."""
-        return self.strategy.keep(folder)
+    def save_artifacts(self, folder: Path) -> dict[str, str]:
+        """Save the strategy's files, such as push orders; return entries for the epoch's row."""
+        return self.strategy.save_artifacts(folder)
 
-    def scores(self, counted: State) -> Scores:
-        """What some counts of training come to."""
-        return scores(self.workload, counted)
+    def scores(self, counted: MetricSumsState) -> Scores:
+        """Convert summed training losses and counts into the mean loss and metrics."""
+        return compute_metrics(self.workload, counted)
 
-    def end_epoch(self, epoch: int, rates: dict[str, float]) -> None:
-        """Note what this epoch, counted from 0, came to, and start to count anew."""
-        self.rates[epoch + 1] = rates
-        self.tally.clear()
+    def end_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        """Record the metrics of a finished epoch, counted from 0, and reset the metric sums."""
+        self.epoch_metrics[epoch + 1] = metrics
+        self.metric_sums.clear()
 
-    def sets_after(self, epoch: int) -> tuple[str, ...]:
-        """The sets that are evaluated at the end of this epoch, counted from 0."""
-        return self.workload.sets if self.recipe.evaluates_after(epoch) else ()
+    def evaluation_sets_after(self, epoch: int) -> tuple[str, ...]:
+        """Return the names of the evaluation sets due after an epoch, counted from 0."""
+        return self.workload.evaluation_sets if self.recipe.evaluates_after(epoch) else ()
 
     @property
     def metric(self) -> Metric:
-        """What the number of the run is."""
-        return self.recipe.number_metric(self.workload.metric)
+        """The metric that defines how the final metric of the run is computed."""
+        return self.recipe.final_metric(self.workload.metric)
 
-    def number(self) -> float:
-        """The number of the run: for images the median of the last 5 top-1 errors, in percent
-        (Goyal et al. 2017, section 5.1), unless the recipe names another."""
-        return self.metric.number(self.rates)
+    def final_metric(self) -> float:
+        """Compute the number by which the run is judged from the metrics of its epochs.
+
+        For images it is the median of the last 5 top-1 errors, in percent (Goyal et al. 2017,
+        section 5.1), unless the recipe names another.
+        """
+        return self.metric.final_metric(self.epoch_metrics)
 
     def checkpoint(self) -> Checkpoint:
-        """Everything there is to save, whole on process 0; all of them call it.
+        """Collect a checkpoint of the run, which is complete on process 0; a collective call.
 
-        Raises Diverged on all of them rather than save what is not finite.
+        Raises DivergedError on all processes if the state is not finite.
         """
-        self.strategy.settle()
+        self.strategy.synchronize()
         step = self.next_step
-        epoch, _ = self.recipe.place(step)
-        parts = {part.name: part.state(partial(sum_, self.comm)) for part in self.strategy.parts}
+        epoch, _ = self.recipe.locate_step(step)
+        parts = {
+            part.name: part.state(partial(all_reduce_, self.comm))
+            for part in self.strategy.carried_states
+        }
         saved = Checkpoint(
             recipe=asdict(self.recipe),
             fingerprint=self.recipe.fingerprint,
             step=step,
             epoch=epoch,
-            order=order_hash(self.workload.order(epoch)),
+            order=order_hash(self.workload.example_order(epoch)),
             lr=self.recipe.lr(step - 1) if step else 0.0,
             model=self.model.state_dict(),
             optimizer=self.strategy.state(),
             parts=parts,
-            tally=self.counted(),
-            rates=dict(self.rates),
+            tally=self.summed_counts(),
+            rates=dict(self.epoch_metrics),
+            data=self.data,
         )
-        # The flag of a step is about its loss and gradient; this is about what they led to.
+        # A step checks its loss and gradient; the state that they led to is checked here.
         if not _finite([saved.model, saved.optimizer, saved.parts]):
-            raise Diverged(
+            raise DivergedError(
                 "a parameter, a momentum or something that the workers carry along, such as BN "
                 f"statistics, is not finite before step {step} and was not saved; {LOWER_LR}"
             )
         return saved
 
     def restore(self, saved: Checkpoint) -> None:
-        """Take up the run where the checkpoint left it.
+        """Load a checkpoint into the model, the optimizer, the carried state and the metric sums.
 
-        Raises Refused if this installation would go through the epoch in another order.
+        Raises UsageError if this version has another order of the epoch's examples, or if the run
+        was trained on other data.
         """
-        if saved.order != order_hash(self.workload.order(saved.epoch)):
-            raise Refused(
+        check_same_data(saved.data, self.data)
+        if saved.order != order_hash(self.workload.example_order(saved.epoch)):
+            raise UsageError(
                 f"the checkpoint goes through epoch {saved.epoch} in an order that this version of "
                 "lsgd does not make; resume with the version that wrote it"
             )
         self.model.load_state_dict(saved.model)
         self.strategy.restore(saved.optimizer, saved.step)
-        for part in self.strategy.parts:
+        for part in self.strategy.carried_states:
             part.restore(saved.parts[part.name])
-        # The counts are of all processes: one goes on from them, the others from nothing.
+        # The saved sums are those of all processes, so that only one may add to them.
         if self.comm.rank == 0:
-            self.tally.restore(saved.tally)
-        self.rates = dict(saved.rates)
+            self.metric_sums.restore(saved.tally)
+        self.epoch_metrics = dict(saved.rates)
 
 
 def _finite(states: list[Any]) -> bool:
-    """Whether all tensors in these nested values are finite."""
-    # An infinity is the minimum or the maximum, and NaN makes both NaN: 20 times as fast as to
-    # look at every number. One answer for all tensors, since each waits for the device.
-    bounds = [torch.isfinite(torch.stack(tensor.aminmax())).all() for tensor in _tensors(states)]
-    return bool(torch.stack(bounds).all())
+    """Return whether all tensors in nested dicts and lists have only finite elements."""
+    # An infinity is the minimum or the maximum, and NaN makes both NaN; aminmax is 20 times as fast
+    # as isfinite of every number. One result per device, since reading each one synchronizes;
+    # carried state may be on the host.
+    bounds: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+    for tensor in _tensors(states):
+        bounds[tensor.device].append(torch.isfinite(torch.stack(tensor.aminmax())).all())
+    return all(bool(torch.stack(each).all()) for each in bounds.values())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -185,22 +205,22 @@ def _has_code_of_its_own(module: nn.Module) -> bool:
     return not kind.__module__.startswith("torch.") and kind.forward is not nn.Module.forward
 
 
-def compile_parts(model: nn.Module, *, graphs: bool = False) -> None:
-    """Compile each part of the model in place, and within a stage each residual block.
+def compile_children(model: nn.Module, *, graphs: bool = False) -> None:
+    """Compile each child module of a model in place, and within a stage each residual block.
 
-    A model compiled as a whole has one backward function, which gives all gradients at its end,
-    too late for their sums to overlap with it. One that has no part but torch's own layers, which
-    torch leaves as they are, is compiled as a whole all the same. With `graphs` a GPU replays the
-    kernels of a part, forward and backward, as CUDA graphs of each shape.
+    The backward pass of a model that is compiled as a whole gives all gradients at its end, too
+    late to overlap their all-reduce with it. A model without modules but torch's own, which torch
+    does not compile, is compiled as a whole. With `graphs` a GPU replays the kernels of each child,
+    forward and backward, as CUDA graphs, one per shape.
     """
     mode = "reduce-overhead" if graphs else None
     own = [part for part in model.modules() if part is not model and _has_code_of_its_own(part)]
     if not own:
-        model.compile(dynamic=True, mode=mode)  # its sentences are of any length
+        model.compile(dynamic=True, mode=mode)  # sentences differ in length
         return
-    # All blocks share their code, and torch compiles one piece of code 8 times before it runs it
-    # eagerly: ResNet-50 has 8 kinds of blocks, and a step up to 4 kinds of passes. Not dynamic, as
-    # torch would take shapes that differ from block to block for unknown ones.
+    # All blocks share their code, which torch by default compiles 8 times before it runs it
+    # eagerly: ResNet-50 has 8 kinds of blocks, and a step up to 4 micro-batch sizes. Not dynamic,
+    # since torch would treat shapes that differ from block to block as unknown.
     torch.compiler.config.recompile_limit = 64
     for part in model.children():
         if any(True for _ in part.parameters()):

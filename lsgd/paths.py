@@ -1,15 +1,21 @@
-"""Where the shipped folders lie: beside the package in a checkout, inside it in a wheel."""
+"""Paths as users write them, and the data folders of this installation.
+
+These are beside the package in a checkout, and inside it in a wheel.
+"""
 
 import os
+import re
 from pathlib import Path
+
+from lsgd.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 
 
-def shipped(folder: str) -> Path:
-    """The folder `conf`, `recipes` or `data/digits` of this installation.
+def shipped_folder(folder: str) -> Path:
+    """Return the folder `conf`, `recipes` or `data/digits` of this installation.
 
-    Raises FileNotFoundError if it is in neither place, which means a broken installation.
+    Raises FileNotFoundError if it is missing, which means a broken installation.
     """
     for parent in (_PACKAGE, _PACKAGE.parent):
         if (parent / folder).is_dir():
@@ -18,34 +24,81 @@ def shipped(folder: str) -> Path:
 
 
 def conf_dir() -> Path:
-    """The folder with what recipes are made of."""
-    return shipped("conf")
+    """Return the folder conf/ of lsgd's Hydra config groups, which recipes combine."""
+    return shipped_folder("conf")
 
 
 def recipes_dir() -> Path:
-    """The folder with the recipes, a Hydra search-path root of its own."""
-    return shipped("recipes")
+    """Return the folder recipes/ of lsgd's recipes, studies and searches, a root for Hydra."""
+    return shipped_folder("recipes")
+
+
+def yaml_names(folder: Path) -> list[str]:
+    """Return the sorted names, without .yaml, of the files in a folder of conf/ or recipes/.
+
+    Files that editors and systems create, such as .#a.yaml, ._a.yaml or "a (copy).yaml", are left
+    out.
+    """
+    files = (path for path in folder.glob("*.yaml") if re.fullmatch(r"\w[\w.+-]*", path.stem))
+    return sorted(path.stem for path in files if path.is_file())
 
 
 def recipe_names() -> list[str]:
-    """Names of all shipped recipes, in no order."""
-    return [path.stem for path in (recipes_dir() / "recipe").glob("*.yaml")]
+    """Return the names of all shipped recipes."""
+    return yaml_names(recipes_dir() / "recipe")
 
 
 def digits_dir() -> Path:
-    """The folder with the one dataset that is shipped, and its source and licence."""
-    return shipped("data/digits")
+    """Return the folder of the digits dataset, which lsgd ships with its source and licence."""
+    return shipped_folder("data/digits")
 
 
-def shown(path: Path) -> str:
-    """The path as a message names it: from the current folder if it is in there, else whole."""
+SYSTEM_NAMES = {
+    "@eadir", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot", "lost+found",
+    "__macosx", "__pycache__", "$recycle.bin", "system volume information", "thumbs.db",
+    "desktop.ini",
+}  # fmt: skip
+"""The names, in lower case, of files that file systems, file servers and desktops create."""
+
+
+def is_leftover(name: str) -> bool:
+    """Return, by its name, whether a file or folder is hidden or created by the system.
+
+    >>> list(map(is_leftover, [".ipynb_checkpoints", "._cat.jpg", "@eaDir", "lost+found", "cat"]))
+    [True, True, True, True, False]
+    """
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def display_path(path: Path) -> str:
+    """Return a path as messages show it: relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def data_root(dataset: str) -> Path:
-    """Where a dataset is looked for when `data.root` is not given: `$LSGD_DATA/<dataset>`.
+    """Return the default `data.root` of a dataset: the folder `$LSGD_DATA/<dataset>`.
 
-    Without the environment variable: `data/<dataset>` in the current folder.
+    Without the environment variable it is `data/<dataset>` in the current folder.
     """
-    return Path(os.environ.get("LSGD_DATA", "data")) / dataset
+    return parse_path(os.environ.get("LSGD_DATA", "data")) / dataset
+
+
+def expand_home(text: str) -> str:
+    """Replace ~ or ~USER at the start of a path by that user's home folder.
+
+    A shell does so only at the start of a word, and not in data.root=~/sets or --index=~/a. Raises
+    UsageError if there is no such home.
+    """
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise UsageError(
+            f"{text} begins with ~, but there is no such home folder here; write the whole path, "
+            f"or ./{text} for a folder of that name"
+        )
+    return expanded
+
+
+def parse_path(text: Path | str) -> Path:
+    """Convert a text to a Path with ~ expanded; the argparse type of path options."""
+    return Path(expand_home(str(text)))

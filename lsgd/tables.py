@@ -1,19 +1,37 @@
-"""Tables in Markdown, which a terminal shows as well."""
+"""Markdown tables and text, which are also readable on a terminal."""
 
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-WIDEST = 40
-"""Characters of the widest cell that others are made as wide as."""
+MAX_PADDED_WIDTH = 40
+"""The maximum width in characters of a cell to which other cells of its column are padded."""
+# The start of a tag, an entity, a link, code or an escape.
+MARKUP = re.compile(r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\](?=[(:\[])|`|\\(?=[!-/:-@\[-`{-~]|\Z)")
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The lines of a table whose columns are as wide as their widest cell.
+def escape_markdown(text: str) -> str:
+    """Escape Markdown and HTML markup in a text, except code between backticks and emphasis.
 
-    Columns of numbers are set to the right, except the first; a `|` in a cell is escaped. From the
-    first column on that has a cell of more than 40 characters, nothing is filled up with blanks.
+    >>> print(escape_markdown("`<b>` of <b>a_b</b> [c](d) &lt; x < y"))
+    `<b>` of &lt;b>a_b&lt;/b> [c\\](d) &amp;lt; x < y
+    """
+    parts = re.split("(`[^`]+`)", text)
+    parts[::2] = [MARKUP.sub(_escaped, part) for part in parts[::2]]
+    return "".join(parts)
 
-    >>> print(markdown(["recipe", "error"], [["bs256", "23.60"], ["bs8k", "9.5"]]))
+
+def _escaped(markup: re.Match[str]) -> str:
+    return {"<": "&lt;", "&": "&amp;"}.get(markup[0], f"\\{markup[0]}")
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a head and rows of cells as a Markdown table with padded columns.
+
+    Numeric columns but the first are right-aligned; a `|` in a cell is escaped. From the first
+    column with a cell of more than 40 characters on, no cell is padded.
+
+    >>> print(markdown_table(["recipe", "error"], [["bs256", "23.60"], ["bs8k", "9.5"]]))
     | recipe | error |
     |--------|------:|
     | bs256  | 23.60 |
@@ -22,7 +40,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (head, *rows)]
     columns = list(zip(*lines, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    filled = len(list(takewhile(lambda width: width <= WIDEST, widths)))
+    filled = len(list(takewhile(lambda width: width <= MAX_PADDED_WIDTH, widths)))
     widths[filled:] = [0] * (len(widths) - filled)
     right = [index > 0 and _numbers(column[1:]) for index, column in enumerate(columns)]
     rule = [

@@ -1,4 +1,4 @@
-"""One run, from a recipe to its error: the page to read first.
+"""The training loop: one run from its recipe to its final metric; the module to read first.
 
     python -m lsgd.train +recipe=digits                               # alone, on a laptop
     torchrun --nproc-per-node 8 -m lsgd.train +recipe=bs8k            # the 8 GPUs of a machine
@@ -6,11 +6,11 @@
     mpirun -np 256 python -m lsgd.train +recipe=bs8k run_dir=runs/a   # a cluster; again: resumes
 
 A recipe has k workers of n images each (Goyal et al. 2017, section 2). Here the workers are
-virtual: however many processes there are, they host the k workers among them, and the run is the
-same. The data of a step flows like this:
+virtual: any number of processes hosts the k workers, and the trajectory is the same. The data of a
+step flows like this:
 
-    order of the epoch -> the passes of this process -> forward and backward, gradients add up
-                       -> sum over the processes, divided by kn -> momentum SGD at lr(epoch)
+    order of the epoch -> micro-batches of this process -> forward and backward, gradients add up
+                       -> all-reduce, division by kn -> momentum SGD at lr(epoch)
 """
 
 import sys
@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from itertools import tee
 
 from lsgd import config
-from lsgd.autotune import with_fastest_pass
-from lsgd.comm import agree, joined
-from lsgd.errors import Preempted
+from lsgd.autotune import resolve_workers_per_pass
+from lsgd.comm import joined
+from lsgd.errors import PreemptedError
 from lsgd.evaluation import evaluate
 from lsgd.inputs import Inputs
+from lsgd.inputs.consistency import open_consistent_inputs
 from lsgd.job import preemption
 from lsgd.job.command import run_command
 from lsgd.job.device import pick_device
@@ -32,91 +33,103 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_world_size
 from lsgd.run import checkpoint, metrics
 from lsgd.run.folder import open_run
-from lsgd.run.saver import Saver
+from lsgd.run.saver import CheckpointSaver
 from lsgd.step import train_step
 from lsgd.workloads import open_workload
 
 
 def train(recipe: Recipe) -> float:
-    """Train the recipe, or what is left of it in its run folder; return the number of the run.
+    """Train the recipe, or resume it in its run folder; return the final metric.
 
-    For images it is the paper's: the median top-1 validation error of the last 5 epochs, in percent
-    (section 5.1).
-    Raises Refused before anything is written if the run makes no sense here, Diverged as soon as a
-    loss or gradient is not finite, and Preempted once a signal to any process has made all of them
-    save and leave.
+    For images the metric is the paper's: the median top-1 validation error of the last 5 epochs, in
+    percent (section 5.1).
+
+    Raises UsageError, before anything is written, if the recipe cannot be trained here;
+    DivergedError as soon as a loss or gradient is not finite; PreemptedError after a signal to any
+    process has made all processes save and exit.
     """
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
-        inputs = agree(comm, lambda: open_workload(recipe, device).inputs())
+        inputs, data = open_consistent_inputs(comm, lambda: open_workload(recipe, device).inputs())
         with open_run(recipe, comm) as run:
-            recipe, choices = with_fastest_pass(recipe, run.workers_per_pass, comm, device)
-            learner = Learner(recipe, comm, device)
+            recipe, choices = resolve_workers_per_pass(recipe, run.workers_per_pass, comm, device)
+            learner = Learner(recipe, comm, device, data)
             if run.content:
-                learner.restore(checkpoint.load(run.content, run.path))
+                learner.restore(checkpoint.decode_checkpoint(run.content, run.checkpoint_path))
             with metrics.open_log(learner, run.folder) as log:
                 log.start(learner, inputs.name, *choices)
                 if run.warning:
                     log.warn(learner.next_step, run.warning)
-                saver = Saver(run.folder, comm, log, keep=recipe.keep_checkpoints)
+                saver = CheckpointSaver(run.folder, comm, log, keep=recipe.keep_checkpoints)
                 with (
-                    preemption.listening(run.folder),
+                    preemption.defer_stop_signals(run.folder),
                     saver,
                     profiling(learner, inputs, run.folder, log),
                 ):
                     train_epochs(learner, inputs, saver, log)
-                number = learner.number()
-                log.end(recipe.outcome(learner.metric, number))
-            return number
+                final_metric = learner.final_metric()
+                log.end(recipe.format_result(learner.metric, final_metric))
+            return final_metric
 
 
-def train_epochs(learner: Learner, inputs: Inputs, saver: Saver, log: metrics.Log) -> None:
-    """Train what is left of the run; after a signal all processes save after the same step."""
+def train_epochs(
+    learner: Learner, inputs: Inputs, saver: CheckpointSaver, log: metrics.Log
+) -> None:
+    """Train the remaining epochs of a run; on preemption all processes save after the same step."""
     try:
-        for epoch, steps in learner.epochs_left():
+        for epoch, steps in learner.remaining_epochs():
             train_epoch(learner, inputs, epoch, steps, saver, log)
-    except Preempted:
+    except PreemptedError:
         saver.save(learner.checkpoint())
-        raise preemption.left(learner.next_step, saver.folder) from None
+        raise preemption.stop_exception(learner.next_step, saver.folder) from None
 
 
 def train_epoch(
-    learner: Learner, inputs: Inputs, epoch: int, steps: list[int], saver: Saver, log: metrics.Log
+    learner: Learner,
+    inputs: Inputs,
+    epoch: int,
+    steps: list[int],
+    saver: CheckpointSaver,
+    log: metrics.Log,
 ) -> None:
-    """The given steps of the run, all of this epoch, then evaluation and a checkpoint."""
+    """Train the remaining steps of an epoch, then evaluate the model and save a checkpoint."""
     recipe, strategy = learner.recipe, learner.strategy
-    # Two readers of the same tasks: the loader takes them some steps ahead.
+    # Two iterators over the same tasks, since the loader prefetches some steps.
     tasks, ahead = tee(strategy.tasks(epoch, steps))
     batches = log.watch_training(
-        inputs.train(each for task in ahead for each in task.passes), steps
+        inputs.train(each for task in ahead for each in task.micro_batches), steps
     )
-    meter = metrics.Meter(learner, learner.counted(), batches)
+    meter = metrics.Meter(learner, learner.summed_counts(), batches)
     for task in tasks:
         train_step(learner, task, batches)
         done = learner.next_step
         if done % recipe.log_steps == 0:
-            log.write("train", done, **learner.now(), **meter.read(learner.counted()))
-        due = strategy.check() or (recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0)
+            log.write(
+                "train", done, **learner.step_metrics(), **meter.read(learner.summed_counts())
+            )
+        due = strategy.poll() or (recipe.checkpoint_steps and done % recipe.checkpoint_steps == 0)
         if due and done <= steps[-1]:
             saver.save(learner.checkpoint())
 
-    strategy.settle()
-    counted = learner.counted()
-    speed, rates = meter.whole(counted), learner.scores(counted).named("train")
-    sets = learner.sets_after(epoch)
+    due = strategy.synchronize()
+    sums = learner.summed_counts()
+    speed, epoch_metrics = meter.read_epoch(sums), learner.scores(sums).with_prefix("train")
+    if due:
+        saver.save(learner.checkpoint())
+    sets = learner.evaluation_sets_after(epoch)
     for split, scores in evaluate(learner, inputs, sets, log.watch_evaluation).items():
-        rates |= scores.named(split)
-    learner.end_epoch(epoch, rates)
+        epoch_metrics |= scores.with_prefix(split)
+    learner.end_epoch(epoch, epoch_metrics)
     done = learner.next_step
-    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **rates, **speed)
+    log.write("epoch", done, epoch=epoch + 1, lr=recipe.lr(done - 1), **epoch_metrics, **speed)
     saver.save(learner.checkpoint(), milestone=recipe.drops_in(epoch))
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code: 2 if refused, 3 if diverged, 75 if preempted, …"""
-    about = "Train a recipe; the same words again resume it."
-    return run_command(lambda: train(config.load(argv, program="lsgd.train", about=about)))
+    """Run the `lsgd train` command line and return its exit code, such as 75 if preempted."""
+    about = "Train a recipe; rerun the same command to resume it."
+    return run_command(lambda: train(config.parse_recipe(argv, program="lsgd.train", about=about)))
 
 
 if __name__ == "__main__":

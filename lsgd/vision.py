@@ -1,9 +1,9 @@
-"""torchvision, importable beside a CPU build of torch too.
+"""The modules of torchvision, importable beside a CPU build of torch too.
 
 torchvision on PyPI is a CUDA build. Beside a CPU torch its compiled operators do not load, and its
-import stops at `operator torchvision::nms does not exist`. Declaring the two operators that it
-refers to is enough: models, datasets and transforms need no compiled one. Where the operators do
-load, nothing is declared, since a second declaration would end the process.
+import fails with `operator torchvision::nms does not exist`. It is enough to declare the two
+operators to which it refers: models, datasets and transforms need no compiled operator. They are
+declared only if they do not load, since a second declaration would abort the process.
 """
 
 import sys
@@ -17,7 +17,7 @@ except RuntimeError as error:
         raise
     for _module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[_module]
-    # Kept, since the declarations end with the object.
+    # Kept in a module variable, since the declarations end with the object.
     _operators = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -47,21 +47,19 @@ esac
 # --- Build it, unless the cache has it -------------------------------------------------------
 
 build() {
-    local banner release='' missing=''
-    find_cuda "$beside" "$cuda"
+    local missing=''
+    find_cuda "$beside" "$cuda" "$cuda" # apex refuses an nvcc of any other release
     [[ -n $cuda_home ]] ||
-        refuse "the CUDA toolkit (nvcc) is missing${CUDA_HOME:+ in CUDA_HOME=$CUDA_HOME}; install CUDA" \
-            "toolkit $cuda, or set CUDA_HOME to where it is, then run setup/apex.sh again"
-    banner=$("$cuda_home/bin/nvcc" --version)
-    if [[ $banner =~ release\ ([0-9.]+), ]]; then release=${BASH_REMATCH[1]}; fi
-    [[ $release == "$cuda" ]] ||
-        refuse "nvcc of $cuda_home is of CUDA ${release:-?}, and torch $torch is built for CUDA $cuda;" \
-            "install CUDA toolkit $cuda, or set CUDA_HOME to where it is"
+        refuse "torch $torch is built for CUDA $cuda, and no whole toolkit of it is" \
+            "here${cuda_lacks:+ ($cuda_lacks)}; $cuda_remedy, then run setup/apex.sh again"
     command -v git >/dev/null || missing="$missing git"
     command -v "${CXX:-c++}" >/dev/null || missing="$missing g++"
     [[ -f $python_header ]] || missing="$missing python3-dev"
     [[ -z $missing ]] ||
         refuse "building it needs$missing, not found here (Debian: 'sudo apt install$missing')"
+    # What its setup.py imports.
+    pip install --quiet 'setuptools>=70.1' wheel packaging ninja ||
+        refuse "the packages that the build imports could not be installed (see pip's message above)"
 
     begin_build
     complete_cuda "$work/cuda"
@@ -69,14 +67,16 @@ build() {
     git -C "$work/apex" fetch --quiet --depth 1 "$source" "$commit" ||
         refuse "$source at ${commit:0:12} could not be fetched (see git's message above)"
     git -C "$work/apex" -c advice.detachedHead=false checkout --quiet FETCH_HEAD
+    mv "$work/apex/setup.py" "$work/apex/setup_of_apex.py"
+    cp "$here/amp_c.py" "$work/apex/setup.py"
 
-    say "compiling ${commit:0:12} for torch $torch with nvcc $release, for ${architectures}, once; log: $log"
+    say "compiling ${commit:0:12} for torch $torch with nvcc of CUDA $cuda, for ${architectures}, once; log: $log"
     if [[ $architectures == all ]]; then
         say "no GPU is in sight, so it is for every architecture that apex knows; TORCH_CUDA_ARCH_LIST=9.0" \
             "compiles for an H100 or H200 alone."
     fi
     # What compiles has the torch and setuptools of $python; ninja, where it is, starts MAX_JOBS compilers.
-    build_wheel env CUDA_HOME="$cuda_home" APEX_CPP_EXT=1 APEX_CUDA_EXT=1 NVCC_APPEND_FLAGS="--threads 4" \
+    build_wheel env CUDA_HOME="$cuda_home" APEX_CUDA_EXT=1 NVCC_APPEND_FLAGS="--threads 4" \
         MAX_JOBS="${MAX_JOBS:-$compilers}" \
         TMPDIR="$work/tmp" \
         "$python" -m pip wheel -v --disable-pip-version-check --no-cache-dir --no-build-isolation \
@@ -84,11 +84,6 @@ build() {
 }
 
 find_wheel
-if [[ -z $wheel ]]; then
-    # What its setup.py imports.
-    pip install --quiet 'setuptools>=70.1' wheel packaging ninja ||
-        refuse "the packages that the build imports could not be installed (see pip's message above)"
-    build
-fi
+if [[ -z $wheel ]]; then build; fi
 install_wheel 'import torch, amp_C; from apex.optimizers import FusedSGD'
 say "${commit:0:12} installed from $wheel"

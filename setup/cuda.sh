@@ -1,19 +1,62 @@
 # shellcheck shell=bash
-# Sourced by the scripts that compile: where the CUDA toolkit is, and one that a linker understands.
+# Sourced by the scripts that compile: which CUDA toolkit is whole, and one that a linker understands.
 
-# Set cuda_home to the toolkit in CUDA_HOME if that is set, else to the first that is found, or to
-# nothing. $1 is the folder in which torch lies and $2 the CUDA that torch is built for: a toolkit
-# from PyPI (nvidia-cuda-nvcc, -crt, -cccl and nvidia-nvvm) is beside torch, in nvidia/cu13.
+# A file of each part of a toolkit that a build uses, and the extra of PyPI's cuda-toolkit that brings
+# it: nvcc, what nvcc starts and includes, and what torch's headers for extensions include.
+cuda_parts=(
+    bin/nvcc=nvcc
+    nvvm/bin/cicc=nvvm
+    include/crt/host_config.h=crt
+    include/cuda_runtime.h=cudart
+    include/nv/target=cccl
+    include/cublas_v2.h=cublas
+    include/cusolverDn.h=cusolver
+    include/cusparse.h=cusparse
+)
+
+# Set cuda_home to the first toolkit that has all of cuda_parts and whose release matches the pattern
+# $3: the one in CUDA_HOME if that is set, else that of the nvcc in PATH, PyPI's, or /usr/local/cuda.
+# $1 is the folder in which torch lies and $2 the CUDA that torch is built for. Where there is none,
+# cuda_home is empty, cuda_lacks says what each is short of, and cuda_remedy how to get a whole one.
 find_cuda() {
-    local nvcc places=("${CUDA_HOME:-}")
+    local nvcc part lacks release number extras='' of_pypi="$1/nvidia/cu${2%%.*}"
+    local places=("${CUDA_HOME:-}")
     if [[ -z ${CUDA_HOME:-} ]]; then
         # Most machines have no nvcc in PATH, which is no failure.
         nvcc=$(command -v nvcc) && nvcc=$(readlink -f "$nvcc") || nvcc=
-        places=("${nvcc%/bin/nvcc}" "$1/nvidia/cu${2%%.*}" /usr/local/cuda)
+        places=("${nvcc%/bin/nvcc}" "$of_pypi")
+        if [[ ! /usr/local/cuda -ef ${places[0]} ]]; then places+=(/usr/local/cuda); fi
     fi
-    for cuda_home in "${places[@]}" ''; do
-        if [[ -x $cuda_home/bin/nvcc && -f $cuda_home/include/cuda_runtime.h ]]; then return; fi
+    cuda_lacks=
+    for cuda_home in "${places[@]}"; do
+        lacks=
+        number=0
+        for part in "${cuda_parts[@]}"; do
+            if [[ -e $cuda_home/${part%%=*} ]]; then continue; fi
+            lacks="$lacks${lacks:+, }${part%%=*}"
+            number=$((number + 1))
+        done
+        if [[ -z $lacks ]]; then
+            release=$("$cuda_home/bin/nvcc" --version) || release=
+            if [[ $release =~ release\ ([0-9.]+), ]]; then release=${BASH_REMATCH[1]}; else release=; fi
+            # shellcheck disable=SC2053  # a pattern
+            if [[ $release == $3 ]]; then return; fi
+            lacks="$cuda_home is of CUDA ${release:-?}"
+        elif [[ -z ${CUDA_HOME:-} ]] && ((number >= ${#cuda_parts[@]} - 1)); then
+            continue # no toolkit: nothing, or a script in PATH that runs the nvcc of one
+        else
+            lacks="$cuda_home lacks $lacks"
+        fi
+        cuda_lacks="$cuda_lacks${cuda_lacks:+; }$lacks"
     done
+    cuda_home=
+    cuda_remedy="install CUDA toolkit $2"
+    if ((${2%%.*} >= 13)); then # PyPI's older ones have a folder for each part
+        for part in "${cuda_parts[@]}"; do extras="$extras${extras:+,}${part#*=}"; done
+        # shellcheck disable=SC2154  # set by learn
+        cuda_remedy="$cuda_remedy ('$python -m pip install \"cuda-toolkit[$extras]==$2.*\"')"
+    fi
+    cuda_remedy="$cuda_remedy, or set CUDA_HOME to where one is"
 }
 
 # PyPI's toolkit has its libraries in lib, each under the name with its version alone, and nvcc and

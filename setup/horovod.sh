@@ -58,7 +58,7 @@ if [[ $cuda != none ]]; then
     if [[ $architectures != all || ${HOROVOD:-} == nccl ]]; then for_gpus=yes; fi
 fi
 if [[ $for_gpus == yes ]]; then
-    find_cuda "$beside" "$cuda"
+    find_cuda "$beside" "$cuda" "${cuda%%.*}.*" # releases of one CUDA are compatible
     # torch's own NCCL first: it is the one in the process at run time.
     for nccl_home in "${HOROVOD_NCCL_HOME:-}" "$beside/nvidia/nccl" /usr/local /usr ''; do
         if [[ -n $nccl_home && -f $nccl_home/include/nccl.h ]]; then break; fi
@@ -89,17 +89,23 @@ serves() {
 built_for=horovod-$version-torch-$torch-$tag-mpi-$mpi-nccl-
 key=$built_for$nccl
 missing_cuda=
+remedy=
 if [[ $for_gpus == yes && $nccl == none ]]; then
-    missing_cuda=${nccl_home:+the CUDA toolkit (nvcc)}
-    if [[ -n $cuda_home ]]; then missing_cuda='NCCL (nccl.h)'; fi
-    missing_cuda=${missing_cuda:-the CUDA toolkit (nvcc) and NCCL (nccl.h)}
-    cuda_remedy="for GPUs install CUDA toolkit $cuda, or set CUDA_HOME and HOROVOD_NCCL_HOME to where they are, then run setup/horovod.sh again"
-    if [[ ${HOROVOD:-} == nccl ]]; then refuse "HOROVOD=nccl needs $missing_cuda, not found here; $cuda_remedy"; fi
+    if [[ -z $cuda_home ]]; then
+        missing_cuda="a whole CUDA toolkit${cuda_lacks:+ ($cuda_lacks)}"
+        remedy=$cuda_remedy
+    fi
+    if [[ -z $nccl_home ]]; then
+        missing_cuda="$missing_cuda${missing_cuda:+ and }NCCL (nccl.h)"
+        remedy="${remedy:+$remedy; }set HOROVOD_NCCL_HOME to where NCCL is"
+    fi
+    remedy="for GPUs $remedy, then run setup/horovod.sh again"
+    if [[ ${HOROVOD:-} == nccl ]]; then refuse "HOROVOD=nccl needs $missing_cuda, not found here; $remedy"; fi
 fi
 if [[ $installed == "$built_for"* ]] && { [[ -n $missing_cuda ]] || serves "${installed#"$built_for"}"; }; then
     contents="Gloo, MPI: $mpi, NCCL: ${installed#"$built_for"}"
     if [[ -n $missing_cuda && $installed == *-nccl-none ]]; then
-        say "the Horovod in place is for CPU tensors, as $missing_cuda is missing; $cuda_remedy."
+        say "the Horovod in place is for CPU tensors, as $missing_cuda is missing; $remedy."
     else
         say "$version ($contents) is in place$mpi_hint."
     fi
@@ -144,7 +150,7 @@ build() {
         fi
     elif [[ -n $missing_cuda ]]; then
         say "torch $torch is a CUDA build, but $missing_cuda is missing, so Horovod is built for CPU" \
-            "tensors; $cuda_remedy."
+            "tensors; $remedy."
     elif [[ $cuda != none ]]; then
         say "torch $torch is a CUDA build and no GPU is in sight, so Horovod is built for CPU tensors;" \
             "for the GPUs of other nodes: HOROVOD_BUILD_CUDA_CC_LIST=90 (an H100 or H200 alone), or" \

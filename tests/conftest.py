@@ -1,4 +1,4 @@
-"""Settings, hooks and fixtures of all tests; what they need of a machine: helpers.capabilities."""
+"""Settings, hooks and fixtures of all tests; helpers.capabilities checks what the machine has."""
 
 import os
 import platform
@@ -11,32 +11,40 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import capabilities
-from helpers import undisturbed as undisturbed_run
-from helpers.budget import pytest_runtest_makereport, pytest_runtest_protocol  # noqa: F401
-from helpers.soak import Soak
+from helpers import reference_run as undisturbed_run
+from helpers.budget import CpuTimeReport
+from helpers.launching import SERVERS
+from helpers.soak import FaultSeries
 from hypothesis import settings
 
 from lsgd import config
 from lsgd.train import train
 
-# Threads that wait for each other on busy cores are slower than one, by far; so in child processes.
+# On busy cores, threads that wait for each other are far slower than a single one. This holds in
+# child processes too.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What a shell starts in the background ignores Ctrl-C, and hands that on to children.
+# A shell's background processes ignore Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Nothing fails by how long it takes; tests/helpers/budget.py says what is too much.
+# No test fails by its duration; tests/helpers/budget.py has the limits on processor time.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--budget", default="", help="the suite of tests/budgets.toml that this is")
+    parser.addoption("--cpu-record", help="file that this run adds its processor seconds to")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(capabilities)
+    config.pluginmanager.register(CpuTimeReport(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long fault series run only where the marker is asked for: make soak.
+    """Deselect the long fault series unless the marker `soak` is requested, as by make soak.
 
-    But for those of their cases that are marked soak(everywhere=True).
+    Cases marked soak(everywhere=True) stay.
     """
     if "soak" not in (config.option.markexpr or ""):
         marks = {item: item.get_closest_marker("soak") for item in items}
@@ -49,24 +57,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts = {key: len(terminalreporter.getreports(key)) for key in ("passed", "failed", "skipped")}
     outcome = ", ".join(f"{count} {key}" for key, count in counts.items())
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    Soak().note(f"\nseed {Soak().seed}, {os.cpu_count()} cores, {versions}: tests {outcome}\n")
+    FaultSeries().note(
+        f"\nseed {FaultSeries().seed}, {os.cpu_count()} cores, {versions}: tests {outcome}\n"
+    )
 
 
 @pytest.fixture(scope="session")
-def soak() -> Soak:
-    """The seed and the record of the fault tests."""
-    return Soak()
+def soak() -> FaultSeries:
+    """Return the seed and the record of the fault tests."""
+    return FaultSeries()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers() -> Iterator[None]:
+    """Stop the servers of forked launches after the tests."""
+    with SERVERS:
+        yield
 
 
 @pytest.fixture(scope="session")
 def test_data() -> Path:
-    """The folder with real datasets; tests that use it are marked `data`."""
+    """Return the folder with real datasets; tests that use it are marked `data`."""
     return capabilities.TEST_DATA
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder that every disturbed run of its words has to be equal to."""
+    """Return the run folder to which every disturbed run of the same overrides must be equal."""
     folder = tmp_path_factory.mktemp("undisturbed")
     train(config.load_recipe([*undisturbed_run.WORDS, f"run_dir={folder}"]))
     return folder
@@ -74,10 +91,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of lsgd with small studies and a search; the trials of its mpirun train nothing."""
+    """Return a copy of lsgd with small studies and a search, whose mpirun trains nothing.
+
+    Its reports have empty figures: tests/report draws them, which takes longer than a small study.
+    """
     folder = tmp_path_factory.mktemp("installation")
     for name in ("lsgd", "conf", "recipes", "data/digits"):
         shutil.copytree(capabilities.REPOSITORY / name, folder / name)
+    with (folder / "lsgd/report/drawing.py").open("a") as file:
+        file.write("\n\ndef draw_figure(name, title, alt, *_, **__):\n")
+        file.write("    return Figure(name, title, alt, '<svg></svg>', b'')\n")
     for name, recipes, seeds in (
         ("small", ["digits", "digits_unscaled"], [0, 1]),
         ("single", ["digits"], [0]),
@@ -87,6 +110,16 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"# Hardware: any.\ntitle: {name}\nquestion: Does it work?\nsource: tests\n"
             f"baseline: digits\nseeds: {seeds}\nentries:\n{entries}"
         )
+    (folder / "recipes/study/claimed.yaml").write_text(
+        "# Hardware: any.\ntitle: claimed\nquestion: Is it decided?\nsource: tests\n"
+        "baseline: digits\nseeds: [0, 1, 2]\nspread: 1.0\nentries:\n"
+        "  - {recipe: digits, label: a}\n  - {recipe: digits_unscaled, label: b}\n"
+        "  - {recipe: digits_no_warmup, label: c}\nclaims:\n"
+        "  - {says: b is as good as c, recipe: digits_unscaled, relation: as_good_as,"
+        " other: digits_no_warmup, within: 9}\n"
+        "  - {says: a is worse than b, recipe: digits, relation: worse_than,"
+        " other: digits_unscaled}\n"
+    )
     (folder / "recipes/search/small.yaml").write_text(
         "# Hardware: any.\ntitle: small\nrecipe: digits\n"
         "words: [epochs=4, schedule.warmup_epochs=1, 'schedule.milestones=[3]']\n"
@@ -103,12 +136,12 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MiB; mounting needs the rights of root."""
+    """Return a mounted disk of 4 MiB; mounting needs the rights of root."""
     folder = tmp_path / "small"
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=4m", "lsgd-test", str(folder)]
     if subprocess.run(["mount", *options], capture_output=True).returncode:
-        capabilities.missing("mount", "no right to mount a small disk", "tests as root")
+        capabilities.skip_or_fail("mount", "no right to mount a small disk", "tests as root")
     try:
         yield folder
     finally:

@@ -1,1 +1,1 @@
-"""What the owner of a GPU runs once, in slices of minutes that can be killed: `make gpu`."""
+"""Benchmarks for the owner of a GPU, run once in resumable slices of minutes: `make gpu`."""

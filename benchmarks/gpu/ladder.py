@@ -1,6 +1,8 @@
-"""The report on what there is of the ladder: `python -m benchmarks.gpu.ladder FOLDER STUDY WORDS…`.
+"""Report on the ladder's runs so far.
 
-WORDS are those with which lsgd.study trains its trials. A report takes the place of an earlier one.
+    python -m benchmarks.gpu.ladder FOLDER STUDY OVERRIDES…
+
+OVERRIDES are those with which lsgd.study trains its runs. A report replaces an earlier one.
 """
 
 import sys
@@ -10,17 +12,17 @@ from pathlib import Path
 from lsgd import config
 from lsgd.job.command import run_command
 from lsgd.report import report
-from lsgd.run.tuned import tune
-from lsgd.study.trials import trials
+from lsgd.run.tuned import apply_search_results
+from lsgd.study.planned_runs import planned_runs
 
 
-def write_ladder(out: Path, name: str, words: Sequence[str]) -> None:
-    """Report on the trials that have begun, if any has."""
-    study = tune(config.load_study(name))
-    folders = [each.folder for each in trials(study, words) if each.folder.is_dir()]
+def write_ladder(out: Path, name: str, overrides: Sequence[str]) -> None:
+    """Report on the study's runs that have started, if there are any."""
+    study = apply_search_results(config.load_study(name))
+    folders = [each.folder for each in planned_runs(study, overrides) if each.folder.is_dir()]
     if folders:
-        # Where this machine has the images is no part of what was trained.
-        computed = [word for word in words if not word.startswith("data.root=")]
+        # The location of the images on this machine does not describe what was trained.
+        computed = [word for word in overrides if not word.startswith("data.root=")]
         report(folders, study, out, computed, f"python -m benchmarks.gpu --out {out.parent}")
 
 

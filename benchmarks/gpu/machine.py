@@ -1,7 +1,7 @@
-"""The machine that the figures of a folder are of: one for all of them.
+"""The machine on which all results of a folder were measured.
 
-`python -m benchmarks.gpu.machine DEVICE` prints what torch finds, as JSON. It is a process of its
-own, since one that has asked for a GPU keeps memory of it.
+`python -m benchmarks.gpu.machine DEVICE` prints torch's description of it as JSON. It is a separate
+process, since one that has initialized CUDA keeps memory of the GPU.
 """
 
 import json
@@ -9,27 +9,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lsgd.errors import Refused
-from lsgd.files import whole
-from lsgd.job.children import failure, finished
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write
+from lsgd.job.children import describe_failure, run_with_limit
 
 FILE = "machine.json"
 LIMIT = 300.0
-"""Seconds in which torch is imported, also from a slow disk, and the driver answers."""
+"""The time limit in seconds of importing torch, even from a slow disk, and asking the driver."""
 
 Machine = dict[str, Any]
-"""`device`, `gpu` (its name, or None), `torch` (its version), and `lines` for people."""
+"""`device`, `gpu` (its name, or None), `torch` (its version), and `lines` for the report."""
 
 
 def find_machine(device: str) -> Machine:
-    """The machine of this process; raises Refused without the device."""
+    """Return the description of this machine; raise UsageError if it lacks the device."""
     command = [sys.executable, "-m", "benchmarks.gpu.machine", device]
-    code, text = finished(command, limit=LIMIT)
+    code, text = run_with_limit(command, limit=LIMIT)
     if code != 0:
-        raise Refused(f"torch cannot be asked for the machine: {failure(code, text, LIMIT)}")
+        raise UsageError(
+            f"torch cannot be asked for the machine: {describe_failure(code, text, LIMIT)}"
+        )
     found: Machine = json.loads(text.splitlines()[-1])
     if device == "cuda" and found["gpu"] is None:
-        raise Refused(
+        raise UsageError(
             f"torch {found['torch']} finds no GPU here, and this measures one; run it where there "
             "is one, or write --tiny to try it in small on a CPU"
         )
@@ -37,35 +39,35 @@ def find_machine(device: str) -> Machine:
 
 
 def keep_machine(folder: Path, found: Machine) -> None:
-    """Note whose figures are in the folder; raises Refused if they are another machine's."""
+    """Save the machine in the folder; raise UsageError if its results are another machine's."""
     file = folder / FILE
     if not file.exists():
-        with whole(file) as out:
+        with atomic_write(file) as out:
             out.write(json.dumps(found, indent=1).encode() + b"\n")
     kept = read_machine(folder)
     for key in ("device", "gpu", "torch"):
         if kept[key] != found[key]:
-            raise Refused(
+            raise UsageError(
                 f"--out {folder} has figures of {key} {kept[key]}, and here it is {found[key]}; "
                 "write another folder"
             )
 
 
 def read_machine(folder: Path) -> Machine:
-    """The machine whose figures are in the folder."""
+    """Return the machine whose results are in the folder."""
     kept: Machine = json.loads((folder / FILE).read_text(encoding="utf-8"))
     return kept
 
 
 def main(device: str) -> None:
-    """Print the machine as JSON."""
+    """Print the machine's description as JSON."""
     import torch
 
-    from lsgd.bench.setting import machine_lines, setting
+    from lsgd.bench.setting import environment_facts, machine_lines
     from lsgd.doctor.machine import nvidia
 
     usable = device == "cpu" or torch.cuda.is_available()
-    here = setting(torch.device(device if usable else "cpu"), "timm")
+    here = environment_facts(torch.device(device if usable else "cpu"), "timm")
     gpu = here["machine"]["gpu"]
     lines = machine_lines(here)
     if gpu:

@@ -1,67 +1,67 @@
-"""What has become of a slice: kept in its folder, and written last."""
+"""The outcome of a benchmark slice, written into its folder as its last file."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lsgd.files import whole
+from lsgd.files import atomic_write
 from lsgd.run.remaining import duration
 
 DONE = "done"
 FAILED = "failed"
-LATE = "out of time"
-GOES_ON = "goes on"
-"""It was told to leave at its limit, and has saved: the next call goes on from there."""
+OUT_OF_TIME = "out of time"
+RESUMABLE = "goes on"
+"""The outcome of a training that was preempted at its limit and saved; the next call resumes it."""
 STOPPED = "stopped"
-"""The whole command was told to end."""
+"""The outcome of a slice that was stopped together with the whole command."""
 
 FILE = "outcome.json"
 LOG = "log.txt"
 REPORT = "report"
-"""The folder in a slice's own in which its command keeps what it has found."""
+"""The subfolder of a slice's folder in which its command saves its results."""
 PROMPT = "$ "
-"""What each start writes into the log first, before its command."""
+"""The beginning of the log's line with the command, written at each start."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The end of the last start of a slice, and what all of them took."""
+class SliceOutcome:
+    """The outcome of a benchmark slice's last start, and the duration of all its starts."""
 
     outcome: str
     why: str
-    """How it failed, with the last line of its log; empty if it did not."""
+    """The reason of a failure, with the last line of the log; empty without a failure."""
     command: str
     seconds: float
-    """Of all starts that came to an end."""
+    """The duration in seconds of all starts that have ended."""
     version: str
-    """The lsgd that was run, with its commit."""
+    """The version and commit of the lsgd that was run."""
 
     def __str__(self) -> str:
         return f"{self.outcome}, {duration(self.seconds)}"
 
 
-def read_outcome(folder: Path) -> Outcome | None:
-    """The outcome of the slice with this folder; None if no start of it has come to an end."""
+def read_outcome(folder: Path) -> SliceOutcome | None:
+    """Return the outcome of a benchmark slice by its folder, or None if no start has ended."""
     try:
-        return Outcome(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return SliceOutcome(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Write the outcome into the folder, whole or not at all."""
-    with whole(folder / FILE) as file:
+def write_outcome(folder: Path, outcome: SliceOutcome) -> None:
+    """Write a benchmark slice's outcome into its folder atomically."""
+    with atomic_write(folder / FILE) as file:
         file.write(json.dumps(asdict(outcome), indent=1).encode() + b"\n")
 
 
 def is_done(folder: Path) -> bool:
-    """Whether the slice with this folder has its result."""
+    """Return whether the benchmark slice with this folder has its result."""
     outcome = read_outcome(folder)
     return outcome is not None and outcome.outcome == DONE
 
 
 def starts(folder: Path) -> int:
-    """How often the slice with this folder was started; starts that were killed count too."""
+    """Return how often the benchmark slice with this folder was started, killed starts included."""
     if not (folder / LOG).exists():
         return 0
     lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,8 +1,8 @@
-"""A short run with profile=true, of which the phases are kept, and its rows.
+"""Short training run with profile=true, which saves its phase times and rows.
 
     python -m benchmarks.gpu.phases FOLDER +recipe=bs256 data.train_examples=10240
 
-Images are made up. One epoch of 28 steps or more is long enough to be timed and traced.
+Images are made up. An epoch of at least 28 steps is long enough to be timed and traced.
 """
 
 import sys
@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lsgd import config
-from lsgd.errors import Refused
-from lsgd.files import new_folder, whole
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write, create_output_folder
 from lsgd.job.command import run_command
 from lsgd.train import train
 
@@ -23,17 +23,17 @@ SHORT = (
 )
 
 
-def keep_phases(out: Path, words: Sequence[str]) -> None:
-    """Train, and keep phases, rows and configuration in the new folder.
+def save_phases(out: Path, overrides: Sequence[str]) -> None:
+    """Train the recipe, and save its phase times, rows and configuration in the new folder.
 
-    Raises Refused if it is there already, or the run was too short.
+    Raises UsageError if the folder exists, or if the run was too short.
     """
-    with new_folder(out), TemporaryDirectory(prefix="lsgd-profile-") as run:
-        recipe = config.load_recipe([*words, *SHORT])
+    with create_output_folder(out), TemporaryDirectory(prefix="lsgd-profile-") as run:
+        recipe = config.load_recipe([*overrides, *SHORT])
         train(replace(recipe, run_dir=run))
         phases = list(Path(run).glob("profile/*/README.md"))
         if not phases:
-            raise Refused(
+            raise UsageError(
                 "no phases were timed: the run had too few steps; write more data.train_examples"
             )
         for name, content in (
@@ -41,9 +41,9 @@ def keep_phases(out: Path, words: Sequence[str]) -> None:
             ("metrics.jsonl", Path(run, "metrics.jsonl").read_bytes()),
             ("README.md", phases[0].read_bytes()),
         ):
-            with whole(out / name) as file:
+            with atomic_write(out / name) as file:
                 file.write(content)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command(lambda: keep_phases(Path(sys.argv[1]), sys.argv[2:])))
+    raise SystemExit(run_command(lambda: save_phases(Path(sys.argv[1]), sys.argv[2:])))

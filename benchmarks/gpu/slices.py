@@ -1,4 +1,4 @@
-"""The slices: what is asked of a GPU, each by a command that ends within minutes or goes on."""
+"""The slices of the GPU benchmarks: commands that finish within minutes or can be resumed."""
 
 import os
 import shlex
@@ -10,37 +10,37 @@ from pathlib import Path
 import benchmarks
 from benchmarks.gpu.outcome import REPORT
 from lsgd import paths
-from lsgd.installation import install
+from lsgd.installation import install_command
 
 ROOT = Path(os.path.relpath(Path(benchmarks.__file__).parent.parent))
-"""The checkout, seen from the current folder."""
+"""The checkout, relative to the current folder."""
 TEST_DATA = "LSGD_TEST_DATA"
 """The environment variable that names the folder with the data of the tests."""
 CIFAR10 = ("train.npz", "cifar-10-batches-py", "data_batch_1")
-"""The files of CIFAR-10, one of which is there in each form of it."""
-KEPT = "{report}"
-"""The word, or the part of one, that stands for the folder in which a command keeps its result."""
+"""The files by which CIFAR-10 is found; each of its formats has one of them."""
+RESULT_PLACEHOLDER = "{report}"
+"""The placeholder in arguments for the folder in which a command saves its result."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A command, and what it needs."""
+    """A benchmark or test command for a GPU, with its requirements."""
 
     name: str
-    words: tuple[str, ...]
-    """What follows the name of the Python."""
-    lacks: str = ""
-    """Why it cannot be run on this machine; empty if it can."""
+    arguments: tuple[str, ...]
+    """The arguments of the Python interpreter."""
+    missing_requirement: str = ""
+    """The reason why it cannot run on this machine; empty if it can."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    trains: bool = False
-    """Whether it saves and leaves when it is told to, and goes on by the same words."""
+    is_resumable: bool = False
+    """Whether a signal makes it save a checkpoint and exit, and the same command resumes it."""
 
     def command(self, folder: Path) -> list[str]:
-        """The words, for the slice with this folder."""
-        return [word.replace(KEPT, str(folder / REPORT)) for word in self.words]
+        """Return the arguments for the slice with this folder."""
+        return [word.replace(RESULT_PLACEHOLDER, str(folder / REPORT)) for word in self.arguments]
 
-    def shown(self, folder: Path) -> str:
-        """The command as it may be typed anywhere: without where this machine has its data."""
+    def shell_command(self, folder: Path) -> str:
+        """Return the command as a user would type it, without the paths of this machine's data."""
         set_here = [f"{name}={value}" for name, value in self.environment.items()]
         command = shlex.join([*set_here, "python", *self.command(folder)])
         data = os.environ.get(TEST_DATA)
@@ -48,29 +48,29 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The words that make the commands large, for a GPU, or small."""
+class SliceSettings:
+    """The overrides and options that make the slices large, for a GPU, or tiny."""
 
     device: str
     environment: Mapping[str, str]
     tests: tuple[str, ...]
-    """Where pytest looks for tests that are marked `gpu`."""
+    """The paths in which pytest looks for tests that are marked `gpu`."""
     step: tuple[str, ...]
     passes: tuple[int, ...]
-    """Workers of a pass."""
+    """The numbers of workers in a micro-batch."""
     rounds: tuple[str, ...]
     inputs: tuple[str, ...]
     profile: tuple[str, ...]
     study: str
     seeds: tuple[int, ...]
-    trials: tuple[str, ...]
+    run_overrides: tuple[str, ...]
     whole_run: tuple[str, ...]
 
 
-# A step of 1024 images takes 0.3 to 2 s on GPUs of 2016 to 2024: of four candidates 84 of them end
-# in time. What torch compiles stays in its cache, so that a slice that was too slow gets further
-# with the next call.
-FULL = Sizes(
+# A step of 1024 images takes 0.3 to 2 s on GPUs of 2016 to 2024, so the 84 steps of four candidates
+# finish in time. torch caches what it compiles, so a slice that was too slow progresses further in
+# the next call.
+FULL = SliceSettings(
     device="cuda",
     environment={},
     tests=("tests",),
@@ -81,13 +81,13 @@ FULL = Sizes(
     profile=("+recipe=bs256", "workers_per_pass=8", "data.train_examples=10240"),
     study="cifar10_figure1",
     seeds=(0, 1, 2),
-    # In float32, as the recipes have it: another precision would be another study.
-    trials=("workers_per_pass=auto",),
+    # The precision stays float32, as in the recipes, since another one would make another study.
+    run_overrides=("workers_per_pass=auto",),
     whole_run=("+recipe=bs8k",),
 )
 
-# Compiling takes longer than all the rest, and is left out.
-TINY = Sizes(
+# Compiling would take longer than everything else, so it is disabled.
+TINY = SliceSettings(
     device="cpu",
     environment={"TORCH_COMPILE_DISABLE": "1"},
     tests=("tests/rules/test_batchnorm.py",),
@@ -102,13 +102,13 @@ TINY = Sizes(
     profile=("+recipe=digits", "workers=4", "data.train_examples=2560"),
     study="digits",
     seeds=(0,),
-    trials=("epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.5"),
+    run_overrides=("epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.5"),
     whole_run=("+recipe=digits",),
 )
 
 
-def all_slices(sizes: Sizes) -> list[Slice]:
-    """Every slice of these sizes, in the order in which they are run."""
+def all_slices(sizes: SliceSettings) -> list[Slice]:
+    """Return every slice of these sizes, in the order in which they run."""
     steps = list(_steps(sizes))
     names = ",".join(each.name for each in steps if each.name.startswith("step-"))
     whole_run = ("-m", "benchmarks.gpu.whole_run", names, *sizes.whole_run, "precision=bfloat16")
@@ -118,24 +118,38 @@ def all_slices(sizes: Sizes) -> list[Slice]:
         _inputs(sizes),
         Slice(
             "profile",
-            ("-m", "benchmarks.gpu.phases", KEPT, *sizes.profile, *_fast(sizes, compiled=True)),
+            (
+                "-m",
+                "benchmarks.gpu.phases",
+                RESULT_PLACEHOLDER,
+                *sizes.profile,
+                *_fast(sizes, compiled=True),
+            ),
             environment=sizes.environment,
         ),
-        Slice("imagenet", (*whole_run, "--out", KEPT), lacks=_report_lacks()),
-        # Last, since it takes as long as it is given.
+        Slice(
+            "imagenet",
+            (*whole_run, "--out", RESULT_PLACEHOLDER),
+            missing_requirement=_report_lacks(),
+        ),
+        # The ladder is last, since it takes all the time that it gets.
         *(_ladder(sizes, seed) for seed in sizes.seeds),
     ]
 
 
-def trial_words(sizes: Sizes) -> tuple[str, ...]:
-    """The words that hold for all trials of the ladder, and change nothing of what is published."""
+def ladder_overrides(sizes: SliceSettings) -> tuple[str, ...]:
+    """Return the overrides of the ladder's runs; at full size the published trajectory stays."""
     root = _cifar10(sizes)
-    return (f"device={sizes.device}", *sizes.trials, *([f"data.root={root}"] if root else []))
+    return (
+        f"device={sizes.device}",
+        *sizes.run_overrides,
+        *([f"data.root={root}"] if root else []),
+    )
 
 
-def _tests(sizes: Sizes) -> Slice:
+def _tests(sizes: SliceSettings) -> Slice:
     places = [str(ROOT / place) for place in sizes.tests]
-    words = (
+    arguments = (
         "-m",
         "pytest",
         "-c",
@@ -147,41 +161,41 @@ def _tests(sizes: Sizes) -> Slice:
     )
     return Slice(
         "tests",
-        (*words, f"--junit-xml={KEPT}/junit.xml", *places),
-        lacks=_unless_installed("pytest", "hypothesis", extra="dev"),
-        # A test that is skipped for want of a GPU has shown nothing.
+        (*arguments, f"--junit-xml={RESULT_PLACEHOLDER}/junit.xml", *places),
+        missing_requirement=_unless_installed("pytest", "hypothesis", extra="dev"),
+        # Without a GPU such a test must fail, since a skipped one shows nothing.
         environment={"LSGD_REQUIRE": "gpu"} if sizes is FULL else {},
     )
 
 
-def _steps(sizes: Sizes) -> Iterator[Slice]:
-    """A whole step, and what per-worker BN costs in it, by the size of a pass."""
+def _steps(sizes: SliceSettings) -> Iterator[Slice]:
+    """Yield slices of the whole step, and of per-worker BN's cost in it, by micro-batch size."""
     for what in ("step", "batchnorm"):
         for workers in sizes.passes:
-            # With one worker in a pass per-worker BN is plain BN.
+            # With one worker in a micro-batch per-worker BN is plain BN.
             if what == "batchnorm" and workers == 1:
                 continue
             for compiled in (False, True):
                 yield _measured(sizes, what, workers, compiled=compiled)
-    # The smallest pass, which waits longest for its kernels to be launched.
+    # CUDA graphs are tried on the smallest micro-batch, which waits longest for kernel launches.
     yield _measured(sizes, "step", min(sizes.passes), compiled=True, graphs=True)
 
 
 def _measured(
-    sizes: Sizes, what: str, workers: int, *, compiled: bool, graphs: bool = False
+    sizes: SliceSettings, what: str, workers: int, *, compiled: bool, graphs: bool = False
 ) -> Slice:
     size = f"workers_per_pass={workers}"
-    words = (*sizes.step, size, *_fast(sizes, compiled=compiled), *sizes.rounds)
+    arguments = (*sizes.step, size, *_fast(sizes, compiled=compiled), *sizes.rounds)
     replayed = ("cuda_graphs=true",) if graphs else ()
     how = "-graphs" if graphs else "-compiled" if compiled else ""
     return Slice(
         f"{what}-{workers}{how}",
-        ("-m", f"benchmarks.{what}", *words, *replayed, "--out", KEPT),
+        ("-m", f"benchmarks.{what}", *arguments, *replayed, "--out", RESULT_PLACEHOLDER),
         environment=sizes.environment,
     )
 
 
-def _fast(sizes: Sizes, *, compiled: bool) -> tuple[str, ...]:
+def _fast(sizes: SliceSettings, *, compiled: bool) -> tuple[str, ...]:
     compiles = "true" if compiled else "false"
     return (
         f"device={sizes.device}",
@@ -191,36 +205,47 @@ def _fast(sizes: Sizes, *, compiled: bool) -> tuple[str, ...]:
     )
 
 
-def _inputs(sizes: Sizes) -> Slice:
-    """The loaders on ImageNet where lsgd finds it, else on the photographs of the tests."""
+def _inputs(sizes: SliceSettings) -> Slice:
+    """Return the loaders' slice, on ImageNet if lsgd finds it, else on the tests' photographs."""
     root = paths.data_root("imagenet")
     test_data = os.environ.get(TEST_DATA)
-    words = (*sizes.inputs, *_fast(sizes, compiled=True), "--out", KEPT)
+    arguments = (*sizes.inputs, *_fast(sizes, compiled=True), "--out", RESULT_PLACEHOLDER)
     lacks = _unless_installed("nvidia.dali", extra="dali")
     if sizes is FULL and _has(root, "train*"):
-        words = ("-m", "lsgd.bench", "inputs", *words)
+        arguments = ("-m", "lsgd.bench", "inputs", *arguments)
     elif test_data:
-        words = ("-m", "benchmarks.gpu.sample", test_data, *words)
+        arguments = ("-m", "benchmarks.gpu.sample", test_data, *arguments)
     else:
         lacks = lacks or (
             f"no images: neither ImageNet at {root}, which LSGD_DATA names, nor photographs of the "
             f"tests, which {TEST_DATA} would name"
         )
-        words = ("-m", "lsgd.bench", "inputs", *words)
-    return Slice("inputs", words, lacks=lacks, environment=sizes.environment)
+        arguments = ("-m", "lsgd.bench", "inputs", *arguments)
+    return Slice("inputs", arguments, missing_requirement=lacks, environment=sizes.environment)
 
 
-def _ladder(sizes: Sizes, seed: int) -> Slice:
-    words = ("-m", "lsgd.study", f"+study={sizes.study}", f"seeds=[{seed}]", *trial_words(sizes))
+def _ladder(sizes: SliceSettings, seed: int) -> Slice:
+    arguments = (
+        "-m",
+        "lsgd.study",
+        f"+study={sizes.study}",
+        f"seeds=[{seed}]",
+        *ladder_overrides(sizes),
+    )
     lacks = _report_lacks()
     root = paths.data_root("cifar10")
     if sizes is FULL and not _has(root, *CIFAR10) and not _cifar10(sizes):
         lacks = lacks or f"no CIFAR-10 at {root}; python -m lsgd.prepare cifar10 fetches it"
-    return Slice(f"ladder-seed{seed}", (*words, "--np", "1"), lacks=lacks, trains=True)
+    return Slice(
+        f"ladder-seed{seed}",
+        (*arguments, "--np", "1"),
+        missing_requirement=lacks,
+        is_resumable=True,
+    )
 
 
-def _cifar10(sizes: Sizes) -> Path | None:
-    """Where the tests have CIFAR-10, if it is not where lsgd looks for it by itself."""
+def _cifar10(sizes: SliceSettings) -> Path | None:
+    """Return the tests' CIFAR-10, or None if lsgd finds the dataset in its default place."""
     test_data = os.environ.get(TEST_DATA)
     if sizes is not FULL or not test_data or _has(paths.data_root("cifar10"), *CIFAR10):
         return None
@@ -229,7 +254,7 @@ def _cifar10(sizes: Sizes) -> Path | None:
 
 
 def _has(root: Path, *patterns: str) -> bool:
-    """Whether a dataset is there: a checkout has a folder for each, with how to prepare it."""
+    """Return whether a dataset's files exist, since a checkout has a folder for every dataset."""
     return any(next(root.glob(pattern), None) for pattern in patterns)
 
 
@@ -238,15 +263,15 @@ def _report_lacks() -> str:
 
 
 def _unless_installed(*modules: str, extra: str) -> str:
-    """Which of the modules are not installed, and what installs them; empty if all are."""
+    """Return which of the modules are missing and what installs them; empty if none is."""
     missing = [name for name in modules if not _is_installed(name)]
     if not missing:
         return ""
-    return f"not installed: {', '.join(missing)}; {install(extra)}"
+    return f"not installed: {', '.join(missing)}; {install_command(extra)}"
 
 
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it would be in
+    except ModuleNotFoundError:  # the parent package is missing
         return False

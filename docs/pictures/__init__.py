@@ -1,1 +1,1 @@
-"""The drawings of the pages, each by the program of its name: `python -m docs.pictures.floors`."""
+"""The drawings of the documentation, each by its own module: `python -m docs.pictures.floors`."""

@@ -1,4 +1,4 @@
-"""Draws the floors that the import contracts have: `python -m docs.pictures.floors`."""
+"""Drawing of the import layers in lsgd's import contracts: `python -m docs.pictures.floors`."""
 
 import re
 import tomllib
@@ -10,15 +10,15 @@ from docs.pictures.svg import CODE_LETTER, WIDTH, Drawing, write
 NAME = "floors"
 ROOT = Path(__file__).resolve().parents[2]
 EDGE, PAD, GAP, LINE = 10, 8, 20, 26
-"""The edge of the drawing, that of a floor, the gap between two names, the height of a line."""
+"""The drawing's margin, a layer's padding, the gap between names and the height of a line."""
 HALF = (WIDTH - 3 * EDGE) / 2
-"""The width of a package whose inner floors are shown."""
+"""The width of a package whose inner layers are shown."""
 PAGE = "train"
 """The module to read first."""
 
 
 def contracts() -> dict[str, list[str]]:
-    """The floors of each package, from the top down, as pyproject.toml has them."""
+    """Return the layers of each package from the top down, as in pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     kept: list[dict[str, Any]] = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
     layered = [each for each in kept if each["type"] == "layers"]
@@ -26,7 +26,7 @@ def contracts() -> dict[str, list[str]]:
 
 
 def modules(layer: str) -> list[str]:
-    """The modules of a floor.
+    """Return the modules of a layer.
 
     >>> modules("(check) | report : run")
     ['check', 'report', 'run']
@@ -35,7 +35,7 @@ def modules(layer: str) -> list[str]:
 
 
 def draw() -> str:
-    """The whole house, and below it the inside of each package that has floors of its own."""
+    """Return the drawing as SVG: lsgd's layers, and below them those inside each package."""
     house, *packages = contracts().items()
     drawing = Drawing(
         NAME,
@@ -58,7 +58,7 @@ def draw() -> str:
 def _draw_floors(
     drawing: Drawing, package: str, layers: list[str], left: float, top: float, width: float
 ) -> float:
-    """Draw the floors of a package from here down; return where they end."""
+    """Draw the layers of a package below `top`, and return the y coordinate of their end."""
     for layer in layers:
         lines = _lines(package, modules(layer), width - 2 * PAD)
         height = len(lines) * LINE + 4
@@ -73,7 +73,7 @@ def _draw_floors(
 
 
 def _lines(package: str, names: list[str], width: float) -> list[list[str]]:
-    """The names on a floor in lines of this width; that of a folder ends in a slash."""
+    """Arrange the names of a layer in lines of this width; a folder's name ends in a slash."""
     folder = ROOT / package.replace(".", "/")
     lines: list[list[str]] = [[]]
     for name in names:

@@ -1,4 +1,4 @@
-"""Draws a small forest, recursive and folded: `python -m docs.pictures.launches`."""
+"""Drawing of a forest, evaluated recursively and folded: `python -m docs.pictures.launches`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ NAME = "launches"
 Tree = int | tuple["Tree", "Tree"]
 FOREST: tuple[Tree, ...] = ((((1, 2), 3), (4, 5)), (6, 7), ((8, 9), (10, (11, 12))))
 LEAF, LEVEL, RADIUS = 36.0, 60.0, 17.0
-"""The way from a leaf to the next one, from a level to the one above, and the radius of a node."""
+"""The distance between leaves, the distance between levels, and the radius of a node."""
 EDGE = 10
 
 
-class Calls(nn.Module):
-    """A network that gives each row the number of the call which has computed it."""
+class CallNumbers(nn.Module):
+    """A network whose output rows are the numbers of the calls that computed them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[int] = []
-        """How many rows each call had."""
+        """The number of rows of each call."""
 
     def leaf(self, word: Tensor) -> Tensor:
-        """A leaf, or many at once."""
+        """Compute leaves in one call, and return its number for each of them."""
         return self._note(len(word))
 
     def node(self, left: Tensor, right: Tensor) -> Tensor:
-        """A node above two others, or many at once."""
+        """Compute inner nodes in one call, and return its number for each of them."""
         return self._note(len(left))
 
     def _note(self, rows: int) -> Tensor:
@@ -41,7 +41,7 @@ class Calls(nn.Module):
 
 
 def encode(f: Any, tree: Tree) -> list[Any]:
-    """All nodes of a tree, each behind its children."""
+    """Record the nodes of a tree in a Fold, and return them with children before parents."""
     if isinstance(tree, int):
         return [f.add("leaf", tree)]
     left, right = (encode(f, child) for child in tree)
@@ -49,53 +49,59 @@ def encode(f: Any, tree: Tree) -> list[Any]:
 
 
 def one_by_one() -> tuple[list[int], list[int]]:
-    """The number of the call that computes each node, by recursion, and the rows of each call."""
-    calls = Calls()
+    """Return the number of the call that computes each node by recursion, and each call's rows."""
+    calls = CallNumbers()
     unfold = Unfold(calls)
     (made,) = unfold.apply(calls, [[node for tree in FOREST for node in encode(unfold, tree)]])
     return made.flatten().int().tolist(), calls.rows
 
 
 def folded() -> tuple[list[int], list[int]]:
-    """The same of the folded forest."""
-    calls = Calls()
-    schedule = merge([Graph.of(encode, tree) for tree in FOREST])
+    """Return the number of the launch that computes each folded node, and each launch's rows."""
+    calls = CallNumbers()
+    schedule = merge([Graph.record(encode, tree) for tree in FOREST])
     (made,) = schedule.apply(calls)
     assert schedule.launches == len(calls.rows)
     return made.flatten().int().tolist(), calls.rows
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a node is drawn: its column, its height above the leaves, and its children."""
+class NodePosition:
+    """The position of a node in the drawing, and those of its children.
+
+    The column counts leaves from the left, and the height levels above the leaves.
+    """
 
     column: float
     height: int
-    children: tuple["Place", ...] = ()
+    children: tuple["NodePosition", ...] = ()
 
 
-def places() -> list[Place]:
-    """The place of every node, in the order of `encode`."""
+def node_positions() -> list[NodePosition]:
+    """Return the position of every node, in the order of `encode`."""
     columns = count(0.0)
     found = []
     for tree in FOREST:
         found += _places(tree, columns)
-        columns = count(next(columns) + 0.5)  # trees are apart
+        columns = count(next(columns) + 0.5)  # a gap between trees
     return found
 
 
-def _places(tree: Tree, columns: Iterator[float]) -> list[Place]:
+def _places(tree: Tree, columns: Iterator[float]) -> list[NodePosition]:
     if isinstance(tree, int):
-        return [Place(next(columns), 0)]
+        return [NodePosition(next(columns), 0)]
     left, right = (_places(child, columns) for child in tree)
     children = left[-1], right[-1]
     column = sum(child.column for child in children) / 2
     height = 1 + max(child.height for child in children)
-    return [*left, *right, Place(column, height, children)]
+    return [*left, *right, NodePosition(column, height, children)]
 
 
 def draw() -> str:
-    """Both, one below the other; in each node the number of the call that computes it."""
+    """Return the drawing as SVG, the recursive calls above the folded ones.
+
+    Each node shows the number of the call that computes it.
+    """
     single, single_rows = one_by_one()
     number, rows = folded()
     shared = [_told(launch, calls) for launch, calls in enumerate(rows, start=1)]
@@ -106,7 +112,7 @@ def draw() -> str:
         f"{len(single_rows)} in all. Folded, calls of one method that do not need each other are "
         f"one launch: {'; '.join(shared)}.",
     )
-    height = LEVEL * max(place.height for place in places())
+    height = LEVEL * max(place.height for place in node_positions())
     bottom = 60 + height + RADIUS
     drawing.text(EDGE, 24, f"by recursion: {len(single_rows)} calls", "head", "start")
     _draw_forest(drawing, single, bottom)
@@ -125,10 +131,10 @@ def _told(launch: int, calls: int) -> str:
 
 
 def _draw_forest(drawing: Drawing, numbers: Sequence[int], bottom: float) -> None:
-    def at(place: Place) -> tuple[float, float]:
+    def at(place: NodePosition) -> tuple[float, float]:
         return 35 + LEAF * place.column, bottom - LEVEL * place.height
 
-    drawn = places()
+    drawn = node_positions()
     for place in drawn:
         for child in place.children:
             drawing.line(at(place), at(child))

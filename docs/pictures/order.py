@@ -1,4 +1,4 @@
-"""Draws an epoch of an asynchronous run in virtual time: `python -m docs.pictures.order`."""
+"""Drawing of an epoch of asynchronous training in virtual time: `python -m docs.pictures.order`."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ import torch
 from docs.pictures.svg import WIDTH, Drawing, write
 from lsgd.api import Recipe, load_recipe
 from lsgd.strategy.clock import step_seconds
-from lsgd.strategy.order import Push
+from lsgd.strategy.order import ScriptedPush
 from lsgd.strategy.placement import place
 from lsgd.strategy.virtual import VirtualEpoch, server_loads, virtual_epoch
 from lsgd.workloads import open_workload
 
 NAME = "order"
-WORDS = (
+OVERRIDES = (
     "+recipe=digits",
     "strategy=async",
     "workers=3",
@@ -23,39 +23,42 @@ WORDS = (
     "cluster.latency_us=15000",
     "cluster.seed=59",
 )
-"""A run of 3 workers with very uneven steps, of which an epoch has 12 pushes."""
+"""The overrides of a run of 3 workers with very uneven steps and 12 pushes in an epoch."""
 LEFT, RIGHT = 105.0, WIDTH - 25.0
-"""Where the first second begins and the last one ends."""
+"""The left and right edge of the time axis."""
 STALENESS, SERVER, FIRST, APART, BAR = 68.0, 106.0, 186.0, 64.0, 34.0
-"""The heights at which the staleness of pushes, the server and the first worker are, the way to the
-next one, and the height of a bar."""
+"""The y coordinates of the drawing's rows.
+
+Those of the staleness, the server and the first worker; then the distance between workers and the
+height of a bar.
+"""
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A push, with its times in virtual seconds."""
+class TimedPush:
+    """A push with its times in virtual seconds."""
 
-    push: Push
+    push: ScriptedPush
     begins: float
-    """When its worker has read the parameters, and begins to compute."""
+    """The time at which the worker has read the parameters and starts to compute."""
     ends: float
     arrives: float
 
     @property
     def staleness(self) -> int:
-        """The updates of others since the worker has read."""
+        """The updates by other workers between this worker's read and its push."""
         return self.push.applied[0] - self.push.read[0]
 
 
 def epoch_of(recipe: Recipe) -> VirtualEpoch:
-    """The first epoch, for the parameters that the recipe's network has."""
+    """Return the first virtual epoch of the recipe, with the sizes of its network's parameters."""
     parameters = list(open_workload(recipe, torch.device("cpu")).network().parameters())
     slices = place([each.numel() for each in parameters], 1, recipe.strategy.placement)
     return virtual_epoch(recipe, server_loads(slices, parameters[0].element_size()), 0)
 
 
-def computed(recipe: Recipe, epoch: VirtualEpoch) -> list[Computed]:
-    """The pushes of an epoch in the order in which the server handles them."""
+def timed_pushes(recipe: Recipe, epoch: VirtualEpoch) -> list[TimedPush]:
+    """Return the pushes of an epoch in the order in which the server handles them."""
     pushes, timeline = epoch.script.pushes, epoch.timeline
     seconds = step_seconds(
         recipe.cluster,
@@ -70,15 +73,15 @@ def computed(recipe: Recipe, epoch: VirtualEpoch) -> list[Computed]:
         ends = arrives - wait
         begins = ends - float(seconds[push.worker, made[push.worker]])
         made[push.worker] += 1
-        drawn.append(Computed(push, begins, ends, arrives))
+        drawn.append(TimedPush(push, begins, ends, arrives))
     return drawn
 
 
 def draw() -> str:
-    """Workers and server as lines, computations as bars, reads and pushes as arrows."""
-    recipe = load_recipe(*WORDS)
+    """Return the drawing as SVG: computations as bars, reads and pushes as arrows."""
+    recipe = load_recipe(*OVERRIDES)
     epoch = epoch_of(recipe)
-    pushes = computed(recipe, epoch)
+    pushes = timed_pushes(recipe, epoch)
     staleness = [each.staleness for each in pushes]
     drawing = Drawing(
         NAME,

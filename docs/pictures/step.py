@@ -1,4 +1,4 @@
-"""Draws how the data of a step flows: `python -m docs.pictures.step`."""
+"""Drawing of the data flow of a training step: `python -m docs.pictures.step`."""
 
 from docs.pictures.svg import WIDTH, Drawing, write
 from lsgd.rules import sampler
@@ -11,8 +11,8 @@ WORKER = (WIDTH - 2 * EDGE) / WORKERS
 
 
 def draw() -> str:
-    """The order of the epoch, the workers by process, the sum and the update, from the top down."""
-    shares = [sampler.share(WORKERS, PROCESSES, rank) for rank in range(PROCESSES)]
+    """Return the drawing as SVG: the epoch's order, workers by process, the sum, the update."""
+    shares = [sampler.contiguous_share(WORKERS, PROCESSES, rank) for rank in range(PROCESSES)]
     hosted = ", ".join(str(len(share)) for share in shares)
     drawing = Drawing(
         NAME,
@@ -53,9 +53,9 @@ def _draw_process(drawing: Drawing, rank: int, share: range) -> None:
     drawing.line((left + width / 2, 278), (left + width / 2, 318), "arrow")
 
 
-def _draw_bar(drawing: Drawing, top: float, words: str, kind: str) -> None:
+def _draw_bar(drawing: Drawing, top: float, label: str, kind: str) -> None:
     drawing.box(EDGE, top, WIDTH - 2 * EDGE, 46, kind)
-    drawing.text(WIDTH / 2, top + 23, words)
+    drawing.text(WIDTH / 2, top + 23, label)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The few shapes that drawings are made of, as SVG in the light or dark colours of its reader."""
+"""Basic shapes of the drawings, as SVG in the light or dark colours of the reader's browser."""
 
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 WIDTH = 700
-"""A telephone shows half of it, so that letters of 18 become letters of 9, and none is smaller."""
+"""The width of a drawing; a telephone shows it at half size, and the letters of 18 at size 9."""
 SIZES = {"head": 22, "text": 20, "small": 18, "code": 18}
-"""The kinds of text: the height of their letters."""
+"""The letter heights by kind of text."""
 CODE_LETTER = 11.1
 """The width of a letter of code, in the widest of the usual fonts."""
 SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Liberation Sans',sans-serif"
@@ -43,7 +43,7 @@ DARK = {
 
 
 class Drawing:
-    """A drawing that grows downwards; its places are counted from the upper left corner.
+    """A drawing that grows downwards, with coordinates from the upper left corner.
 
     The title and the description are for readers who cannot see it.
     """
@@ -52,34 +52,36 @@ class Drawing:
         self.name, self.title, self.description = name, title, description
         self.shapes: list[str] = []
 
-    def text(self, x: float, y: float, words: str, kind: str = "text", at: str = "middle") -> None:
-        """A line of text whose letters stand at the height y: x is its middle, start or end."""
+    def text(
+        self, x: float, y: float, content: str, kind: str = "text", at: str = "middle"
+    ) -> None:
+        """Add a line of text at the height y, with its middle, start or end at x."""
         place = f'x="{_short(x)}" y="{_short(y + 0.35 * SIZES[kind])}" text-anchor="{at}"'
         named = "" if kind == "text" else f' class="{kind}"'
-        self.shapes.append(f"<text {place}{named}>{escape(words, quote=False)}</text>")
+        self.shapes.append(f"<text {place}{named}>{escape(content, quote=False)}</text>")
 
     def box(self, x: float, y: float, width: float, height: float, kind: str = "plain") -> None:
-        """A box with round corners, from its upper left one."""
+        """Add a box with round corners, whose upper left corner is (x, y)."""
         numbers = zip(("x", "y", "width", "height"), (x, y, width, height), strict=True)
         place = " ".join(f'{key}="{_short(value)}"' for key, value in numbers)
         self.shapes.append(f'<rect {place} rx="6" class="{kind}"/>')
 
     def disc(self, x: float, y: float, radius: float, kind: str = "plain") -> None:
-        """A disc around its middle."""
+        """Add a disc with its middle at (x, y)."""
         place = f'cx="{_short(x)}" cy="{_short(y)}" r="{_short(radius)}"'
         self.shapes.append(f'<circle {place} class="{kind}"/>')
 
     def line(
         self, begin: tuple[float, float], end: tuple[float, float], kind: str = "line"
     ) -> None:
-        """A line; an `arrow`, or a `dashed` one, points to its end."""
+        """Add a line; the kinds `arrow` and `dashed` have an arrowhead at the end."""
         (x, y), (to_x, to_y) = begin, end
         tip = "" if kind == "line" else f' marker-end="url(#{self.name}-tip)"'
         way = f"M{_short(x)} {_short(y)} L{_short(to_x)} {_short(to_y)}"
         self.shapes.append(f'<path d="{way}" class="{kind}"{tip}/>')
 
     def svg(self, height: float) -> str:
-        """The file of the drawing, which ends at this height."""
+        """Return the SVG file of the drawing, cut at this height."""
         size = f'viewBox="0 0 {WIDTH} {_short(height)}" width="{WIDTH}" height="{_short(height)}"'
         named = f'role="img" aria-labelledby="{self.name}-title {self.name}-about"'
         dark = "".join(f"{rule}\n" for rule in _rules(DARK))
@@ -103,7 +105,7 @@ class Drawing:
 
 
 def write(name: str, svg: str) -> None:
-    """Write a drawing beside its program, and say where it is."""
+    """Write a drawing beside its module, and print its path."""
     path = Path(__file__).with_name(f"{name}.svg")
     path.write_text(svg, encoding="utf-8")
     print(path)
@@ -114,5 +116,5 @@ def _rules(styles: dict[str, str]) -> Iterable[str]:
 
 
 def _short(number: float) -> str:
-    """A number to a tenth of a pixel, the same on every machine."""
+    """Format a number to a tenth of a pixel, the same on every machine."""
     return f"{round(number, 1):g}"

@@ -1,1 +1,1 @@
-"""What the site of the documentation is made with."""
+"""The modules that build the site of the documentation."""

@@ -1,4 +1,4 @@
-"""The help of every command, as the command itself prints it."""
+"""The help texts of all commands, as the commands print them."""
 
 import os
 import re
@@ -8,15 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lsgd.__main__ import COMMANDS
 
-PARTS = re.compile(r"^(?:WHAT:| +DATASET|usage: python -m lsgd.launch .*)$", re.M)
+PARTS = re.compile(r"^(?:WHAT:| +DATASET|launchers:)$", re.M)
 """The line in the help of a command below which its parts are listed."""
 PART = re.compile(r"^ {2,4}([a-z][\w-]*)(?:  |$)", re.M)
-LISTS = re.compile(r"\n(?:recipes|studies|searches):\n(?:  .*\n)+")
-"""What is listed in recipes/README.md, once for all commands."""
 
 
 def helps() -> str:
-    """Every command and each of its parts: a heading and its help."""
+    """Return a heading and the help of every command and of each of its subcommands."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         texts = list(pool.map(_command, [name for group in COMMANDS.values() for name in group]))
     return "\n\n".join(texts)
@@ -31,7 +29,7 @@ def _command(name: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """The names listed in a help, such as those of the datasets."""
+    """Return the names listed in a help text, such as those of the datasets."""
     if (start := PARTS.search(text)) is None:
         return []
     listed, *_ = re.split(r"\n\n|\npython", text[start.end() :], maxsplit=1)
@@ -39,10 +37,16 @@ def _parts(text: str) -> list[str]:
 
 
 def _help(*words: str) -> str:
-    command = [sys.executable, "-m", "lsgd", *words, "--help"]
+    text = _printed(*words, "--help")
+    return f"{text}\n{_printed(*words, '--explain')}" if "--explain" in text else text
+
+
+def _printed(*words: str) -> str:
+    command = [sys.executable, "-m", "lsgd", *words]
     environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1"}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=True)
-    return LISTS.sub("\n", done.stdout)
+    return subprocess.run(
+        command, env=environment, text=True, capture_output=True, check=True
+    ).stdout
 
 
 def _shown(heading: str, text: str) -> str:

@@ -1,12 +1,13 @@
-"""Which files of the repository are pages of the site, and what is made while it is built.
+"""MkDocs hooks that select the site's pages and generate parts of them.
 
-A page keeps the path that it has in the repository, so that its links hold in both. A file of code
-to which a page links is a page too. Between markers, such as `<!-- fields -->` and `<!-- end -->`,
-a page in the repository says what the site has there, which is made here.
+A page keeps its path in the repository, so that its links work in both places. A code file to which
+a page links becomes a page too. Between markers, such as `<!-- fields -->` and `<!-- end -->`, a
+page in the repository describes what the site generates there.
 """
 
 import re
 from collections.abc import Callable, Iterator
+from html import escape, unescape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,13 +35,19 @@ PAGES = (
 STYLE = "docs/site/pages.css"
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
 CODE = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
-"""The endings of files that are shown as pages, with their languages."""
+"""The suffixes of code files that are shown as pages, with their languages."""
+BOOSTS = {"CHANGELOG.md": 0.1, "results/": 0.5, "docs/how-to/": 2.0, "docs/tutorials/": 2.0}
+"""The factors on the search score of pages, by the prefix of their paths.
+
+Readers who search want a guide, and rarely the history of a term.
+"""
+BLOCK = re.compile(r'<div class="[^"]*highlight[^"]*"(?=>)(.*?)</pre>', re.DOTALL)
 MADE: dict[str, Callable[[], str]] = {"commands": commands.helps, "fields": fields.tables}
-"""What a page has from each marker to the end that follows."""
+"""The functions that generate the text between each marker and the next end marker."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """All pages, what they show and the code to which they link."""
+    """Return the site's files: all pages, the files they show, and the code to which they link."""
     for file in list(files):
         if file.src_dir == config.docs_dir:
             files.remove(file)
@@ -61,7 +68,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with what is made for it, and links to the pages of code."""
+    """Return the page with generated parts and links to code pages; set its rank in searches."""
+    boosts = (boost for path, boost in BOOSTS.items() if page.file.src_uri.startswith(path))
+    page.meta.setdefault("search", {}).setdefault("boost", next(boosts, 1.0))
     for marker, make in MADE.items():
         before, begin, rest = markdown.partition(f"<!-- {marker} -->")
         if begin:
@@ -69,12 +78,28 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(lambda link: _to_page(link, page.file.src_uri, files), markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make the copy buttons of a page's consoles copy the commands without their output."""
+    return BLOCK.sub(_with_commands, html)
+
+
+def _with_commands(block: re.Match[str]) -> str:
+    """Add the commands to copy to a block of code if it is a console."""
+    text = unescape(re.sub("<[^>]*>", "", block[1].removeprefix(">")))
+    commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    if not commands:
+        return block[0]
+    end = block.start(1) - block.start()
+    copied = escape("\n".join(commands))
+    return f'{block[0][:end]} data-copy="{copied}"{block[0][end:]}'
+
+
 def _file(uri: str, config: MkDocsConfig) -> File:
     return File(uri, str(ROOT), config.site_dir, config.use_directory_urls)
 
 
 def _targets(page: str) -> Iterator[str]:
-    """The files of the repository to which a page links."""
+    """Yield the files of the repository to which a page links."""
     for target, _ in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
         path = (ROOT / page).parent.joinpath(target).resolve()
         if path.is_file() and path.is_relative_to(ROOT):
@@ -82,7 +107,7 @@ def _targets(page: str) -> Iterator[str]:
 
 
 def _to_page(link: re.Match[str], source: str, files: Files) -> str:
-    """A link, which leads to the page of a file of code, and to the README of a folder."""
+    """Rewrite a link if its target is a code file, a notebook or a folder with a README."""
     target, anchor = link[1], link[2] or ""
     path = (ROOT / source).parent.joinpath(target).resolve()
     if path.is_dir() and (path / "README.md").exists():
@@ -102,7 +127,7 @@ def _as_page(uri: str) -> str:
 
 
 def _notebook(path: Path, config: MkDocsConfig) -> Iterator[File]:
-    """A notebook as it was executed: a page, and the figures in it."""
+    """Yield the page of an executed notebook, and the figures in it."""
     uri = path.relative_to(ROOT).with_suffix("")
     text, resources = MarkdownExporter().from_filename(str(path))  # type: ignore[no-untyped-call]
     figures: dict[str, Any] = resources["outputs"]
@@ -113,7 +138,7 @@ def _notebook(path: Path, config: MkDocsConfig) -> Iterator[File]:
 
 
 def _list_results(config: MkDocsConfig) -> None:
-    """Name each folder of results in the navigation, the newest first."""
+    """Add each folder of results to the navigation, the newest first."""
     assert config.nav is not None
     (listed,) = (entry["Results"] for entry in config.nav if "Results" in entry)
     for path in sorted((ROOT / "results").glob("*/README.md"), reverse=True):

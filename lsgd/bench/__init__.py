@@ -1,1 +1,1 @@
-"""How fast the parts of a run are on this machine, compared in a way that noise cannot decide."""
+"""Benchmarks of the parts of a run on this machine, with speeds compared in interleaved rounds."""

@@ -1,6 +1,6 @@
-"""DALI without our order: its own reader, shuffle buffer and random crops.
+"""A loader with DALI's own reader, shuffle buffer and random crops, for comparison with lsgd's.
 
-Our pipeline is compared with it, on the same files, threads, crop distribution and resize.
+lsgd's DALI pipeline is compared with it on equal files, threads, crop distribution and resize.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,14 @@ from torch.utils.dlpack import from_dlpack
 from lsgd.bench.loaders import Loader, LoaderSetting
 from lsgd.inputs import Batch
 from lsgd.inputs.dali import normalise, resize
+from lsgd.job.device import is_nvidia
 from lsgd.rules import augmentation
 
 
 def dali_reader(common: LoaderSetting, batches: int) -> Loader:
-    """A loader of training images in DALI's own order, with `batches` batches in a round."""
+    """Return a loader of training images by DALI's own reader, of `batches` batches per round."""
     settings, device = common.recipe.inputs, common.device
-    on_gpu = device.type == "cuda" and settings.decode_on != "cpu"
+    on_gpu = is_nvidia(device) and settings.decode_on != "cpu"
     pipeline = dali.Pipeline(
         batch_size=common.batch,
         num_threads=max(1, common.decoders),
@@ -39,8 +40,8 @@ def dali_reader(common: LoaderSetting, batches: int) -> Loader:
             raise StopIteration
         left -= 1
 
-    # DALI calls this before it begins a batch. Its reader has no end: without this it would work
-    # ahead while others are measured, and have its first batches at no cost.
+    # DALI calls this before it starts a batch. DALI's reader is endless: without this it would
+    # prefetch while other loaders are measured, and its first batches would cost nothing.
     pipeline.iter_setup = before_batch
     pipeline.build()
 
@@ -48,7 +49,7 @@ def dali_reader(common: LoaderSetting, batches: int) -> Loader:
         nonlocal left
         left = batches
         pipeline.reset()
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        stream = torch.cuda.current_stream(device) if is_nvidia(device) else None
         for _ in range(batches + 1):
             try:
                 images, labels = pipeline.run(stream)
@@ -61,7 +62,7 @@ def dali_reader(common: LoaderSetting, batches: int) -> Loader:
 
 
 def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
-    """DALI's graph of normalised images and their labels."""
+    """Build DALI's graph that reads, crops and normalises images; return images and labels."""
     data, settings, index = common.recipe.data, common.recipe.inputs, common.index
     files, labels = fn.readers.file(
         files=[index.path(example) for example in range(len(index))],
@@ -75,7 +76,7 @@ def _graph(common: LoaderSetting, on_gpu: bool) -> tuple[Any, Any]:
         files,
         random_area=augmentation.AREA,
         random_aspect_ratio=(3 / 4, 4 / 3),
-        num_attempts=augmentation.TRIES,
+        num_attempts=augmentation.MAX_TRIES,
         output_type=types.RGB,
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,

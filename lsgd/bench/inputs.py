@@ -1,6 +1,7 @@
-"""Is training fed fast enough? `python -m lsgd.bench inputs`, from the command line to its report.
+"""The benchmark of loaders against the model: `python -m lsgd.bench inputs`.
 
-The report is Markdown, for a README as for a terminal.
+It reports whether the loader or the model bounds the training. The report is Markdown, for a README
+or a terminal.
 """
 
 from collections.abc import Sequence
@@ -9,27 +10,29 @@ from dataclasses import asdict
 import numpy as np
 
 from lsgd.bench import results
+from lsgd.bench.loader_memory import resident_after_epochs
 from lsgd.bench.loaders import (
     DALI,
+    DALI_READER,
     PLAIN,
-    READER,
     TORCHVISION,
     LoaderSetting,
     loader_setting,
     open_loaders,
     timed_work,
 )
-from lsgd.bench.resident import resident_after_epochs
-from lsgd.bench.setting import Result, machine_lines, setting
-from lsgd.bench.timing import Samples, check_rounds, estimate, measure, ratio
+from lsgd.bench.setting import Result, environment_facts, machine_lines
+from lsgd.bench.timing import Samples, check_rounds, estimate, measure, speed_ratio
 from lsgd.bench.training import MODEL, TOGETHER, FedTraining, measure_training
 from lsgd.config import RecipeParser
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 ABOUT = """\
-Is training fed fast enough? On the files and the device of a recipe, the images/s of
+Measure whether the loaders are fast enough for training, on the files and the device of a recipe.
+
+The images/s are those of
 
   ours, DALI            lsgd's loaders, in the order of the recipe and with its windows
   ours, torchvision
@@ -51,32 +54,36 @@ Memory that grows over short epochs may be holes between freed batches, which gl
 MALLOC_MMAP_THRESHOLD_=4194304 in the environment it keeps none, and what grows then is held.
 """
 
-GOALS = ((DALI, READER, 0.97), (DALI, PLAIN, 1.3), (TORCHVISION, PLAIN, 1.0))
-"""At least how many times as fast as another a loader of ours is to be."""
+GOALS = ((DALI, DALI_READER, 0.97), (DALI, PLAIN, 1.3), (TORCHVISION, PLAIN, 1.0))
+"""Goals of our loaders: the loader, another loader, and the minimum ratio of their speeds."""
 GROWTH = 3.0
-"""Percent by which a loader's memory may grow, from the first epoch to the last."""
+"""The acceptable growth of a loader's memory from the first to the last epoch, in percent."""
 IN_RECIPES = {DALI: "dali", TORCHVISION: "torchvision"}
 """The value of inputs.loader for each of our loaders."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure what the command line asks for, print the report and keep it in --out."""
+    """Run the loader benchmark by its command line, print its report and save it in --out."""
     line = RecipeParser(program="lsgd.bench inputs", about=ABOUT)
-    line.usage = f"{line.usage} [--rounds N] [--images N] [--steps N] [--epochs N] [--out FOLDER]"
     line.add_argument(
-        "--rounds", type=int, default=7, help="how often each is measured (7); 0: no speeds"
+        "--rounds", type=int, default=7, metavar="N", help="measure each N times (7); 0: no speeds"
     )
-    line.add_argument("--images", type=int, default=2000, help="per round and loader (2000)")
+    line.add_argument(
+        "--images", type=int, default=2000, metavar="N", help="images per round and loader (2000)"
+    )
     line.add_argument(
         "--steps",
         type=int,
-        help="of the training per round; by default about as many as --images makes; 0: no model",
+        metavar="N",
+        help="training steps per round (default: those of --images); 0: no model",
     )
-    line.add_argument("--epochs", type=int, default=0, help="over which memory is watched (0)")
+    line.add_argument(
+        "--epochs", type=int, default=0, metavar="N", help="watch memory over N epochs (0)"
+    )
     results.add_out(line, "inputs")
-    recipe, options = line.read(argv)
+    recipe, options = line.parse(argv)
     _check(options.rounds, options.images, options.steps, options.epochs)
-    with results.recording("inputs", line.prog, argv, options.out) as record:
+    with results.open_record("inputs", line.prog, argv, options.out) as record:
         result = bench(
             recipe,
             options.words,
@@ -85,22 +92,22 @@ def main(argv: Sequence[str]) -> None:
             steps=options.steps,
             epochs=options.epochs,
         )
-        record.end(result, report(result))
+        record.write_report(result, report(result))
 
 
 def bench(
     recipe: Recipe,
-    words: Sequence[str],
+    overrides: Sequence[str],
     *,
     rounds: int,
     images: int,
     steps: int | None,
     epochs: int,
 ) -> Result:
-    """Measure a recipe, which these words compose.
+    """Measure the speeds of data loaders and of training with them, and the loaders' memory.
 
-    The result has the setting; with rounds `loaders`, with steps too `training`, with epochs
-    `memory_bytes`; and in `missing` why a loader is not measured.
+    The result has the setting; with rounds `loaders`, with steps too `training`, and with epochs
+    `memory_bytes`. `missing` has the reason why a loader is not measured.
     """
     common = loader_setting(recipe)
     result = _setting(common) | {"rounds": rounds, "missing": {}}
@@ -128,14 +135,14 @@ def bench(
         for name, loader in IN_RECIPES.items():
             print(f"{epochs} epochs with {name} alone", flush=True)
             try:
-                result["memory_bytes"][name] = resident_after_epochs(words, loader, epochs)
-            except Refused as refusal:
+                result["memory_bytes"][name] = resident_after_epochs(overrides, loader, epochs)
+            except UsageError as refusal:
                 result["missing"][name] = str(refusal)
     return result
 
 
 def report(result: Result) -> str:
-    """The result as a report in Markdown."""
+    """Format the result of the loader benchmark as a Markdown report."""
     files = result["files"]
     lines = [
         f"{result['recipe']}: batches of {result['batch']} images, {result['decoders']} decoders, "
@@ -156,13 +163,13 @@ def report(result: Result) -> str:
 
 def _loaders(result: Result) -> list[str]:
     speeds: Samples = result["loaders"]
-    against = [name for name in (PLAIN, READER) if name in speeds]
+    against = [name for name in (PLAIN, DALI_READER) if name in speeds]
     rows = [
         [
             name,
             estimate(values).shown(".0f"),
             *(
-                "1" if name == other else ratio(speeds, name, other).shown(".3f")
+                "1" if name == other else speed_ratio(speeds, name, other).shown(".3f")
                 for other in against
             ),
         ]
@@ -171,16 +178,16 @@ def _loaders(result: Result) -> list[str]:
     verdicts = []
     for name, other, goal in GOALS:
         if name in speeds and other in speeds:
-            times = ratio(speeds, name, other)
+            times = speed_ratio(speeds, name, other)
             verdicts.append(
-                f"- {name}, at least {goal:g} times {other}: {times.against(goal)}, "
+                f"- {name}, at least {goal:g} times {other}: {times.compare_at_least(goal)}, "
                 f"{times.shown('.3f')}"
             )
     return [
         f"{result['rounds']} rounds of {result['images_per_round']} images; medians (and "
         "intervals of 95 %)",
         "",
-        markdown(["alone", "images/s", *(f"times {name}" for name in against)], rows),
+        markdown_table(["alone", "images/s", *(f"times {name}" for name in against)], rows),
         "",
         *verdicts,
         "",
@@ -193,12 +200,12 @@ def _training(training: FedTraining, steps: int) -> list[str]:
         [
             name,
             estimate(speeds[name]).shown(".0f"),
-            "1" if name == loader else ratio(speeds, name, loader).shown(".3f"),
+            "1" if name == loader else speed_ratio(speeds, name, loader).shown(".3f"),
         ]
         for name in (loader, MODEL, TOGETHER)
     ]
     return [
-        markdown([f"training, steps a round: {steps}", "images/s", f"times {loader}"], rows),
+        markdown_table([f"training, steps a round: {steps}", "images/s", f"times {loader}"], rows),
         "",
         f"- {training.verdict()}",
         "",
@@ -216,13 +223,13 @@ def _memory(memory: dict[str, list[int]]) -> list[str]:
         mebibytes = [f"{size / 2**20:.0f}" for size in sizes]
         rows.append([name, *mebibytes, f"{growth:+.1f} % (under {GROWTH:g} %: {met})"])
     head = ["MiB in memory after epoch", *(str(epoch + 1) for epoch in range(epochs)), "growth"]
-    return [markdown(head, rows), ""]
+    return [markdown_table(head, rows), ""]
 
 
 def _setting(common: LoaderSetting) -> Result:
-    """The setting that the figures depend on."""
+    """Return facts about machine, recipe and image files on which loader speeds depend."""
     recipe, ids = common.recipe, np.arange(len(common.index))
-    return setting(common.device) | {
+    return environment_facts(common.device) | {
         "recipe": recipe.name,
         "seed": recipe.seed,
         "batch": common.batch,
@@ -236,7 +243,7 @@ def _setting(common: LoaderSetting) -> Result:
 
 
 def _check(rounds: int, images: int, steps: int | None, epochs: int) -> None:
-    """Refuse numbers that measure nothing."""
+    """Raise UsageError for options of the loader benchmark that are invalid or measure nothing."""
     if rounds:
         check_rounds(rounds)
     for option, value, least in (
@@ -245,9 +252,9 @@ def _check(rounds: int, images: int, steps: int | None, epochs: int) -> None:
         ("--epochs", epochs, 0),
     ):
         if value < least:
-            raise Refused(f"{option} {value} is not possible; write {least} or more")
+            raise UsageError(f"{option} {value} is not possible; write {least} or more")
     if not rounds and epochs < 2:
-        raise Refused(
+        raise UsageError(
             f"--rounds 0 with --epochs {epochs} measures nothing; write --rounds 7 for speeds, or "
             "--epochs 5 for memory"
         )

@@ -1,9 +1,9 @@
-"""Jobs of several processes that wait until they are told to work, so that they can take turns.
+"""Benchmark jobs of several processes, which wait for requests so that jobs can take turns.
 
-Each process runs a module that ends in lsgd.bench.member's main. What is measured is driven from
-here: a request, a line of JSON, goes to process 0, which tells the others, and its answer comes
-when all are through. A job that waits takes no time of the CPU, over torch.distributed. A job of
-one process without a launcher is what has its memory to itself.
+Each process runs a module that ends in lsgd.bench.job_process's main. The benchmark sends a
+request, a line of JSON, to process 0, which broadcasts it to the others; the reply comes when all
+have finished. A waiting job over torch.distributed uses no CPU time. A job of one process without a
+launcher measures its memory separately from that of the benchmark.
 """
 
 import json
@@ -18,34 +18,35 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, TextIO
 
-from lsgd.errors import Refused
-from lsgd.job.children import Child, failure, started
-from lsgd.job.launcher import cores, detect
+from lsgd.errors import UsageError
+from lsgd.job.children import Child, describe_failure, running_child
+from lsgd.job.launcher import cores, detect_launch
+from lsgd.job.network import TORCHRUN_HERE
 
 FUSION = str(128 * 2**20)
-"""Horovod's own HOROVOD_FUSION_THRESHOLD, in bytes, which lsgd.comm.horovod would set to 0."""
+"""Horovod's default HOROVOD_FUSION_THRESHOLD in bytes, which lsgd.comm.horovod would set to 0."""
 
-LEAVING = 30.0
-"""Seconds that a launcher gets to end its processes when one of them has gone."""
+EXIT_TIMEOUT = 30.0
+"""Seconds that a launcher has to end its processes after one of them has exited."""
 
 
 class Job:
-    """Processes that are up and have met."""
+    """A running benchmark job, whose processes have connected to each other."""
 
     def __init__(self, name: str, child: Child, stream: TextIO, limit: float) -> None:
         self.name, self._child, self._stream, self._limit = name, child, stream, limit
 
     def prepare(self, setting: Any) -> Any:
-        """Prepare a setting on all processes; returns what process 0 says about it.
+        """Prepare a benchmark's setting on all processes and return the reply of process 0.
 
-        Raises Refused, with one sentence, if they refuse, die or take longer than the limit.
+        Raises UsageError, with one sentence, if they refuse, die or exceed the time limit.
         """
         return self._ask("prepare", setting)
 
     def run(self, candidate: str, argument: int) -> Any:
-        """Run a candidate on all processes, to its end on all; returns what process 0 returns.
+        """Run a benchmark's candidate on all processes to its end and return process 0's result.
 
-        Raises Refused as prepare does.
+        Raises UsageError as prepare does.
         """
         return self._ask("run", candidate, argument)
 
@@ -54,15 +55,15 @@ class Job:
             print(json.dumps(request), file=self._stream, flush=True)
             line = self._stream.readline()
         except TimeoutError:
-            refuse(self.name, self._child, self._limit)
+            raise_job_error(self.name, self._child, self._limit)
         except ConnectionError:
             line = ""
         if not line:
-            self._child.wait(LEAVING)
-            refuse(self.name, self._child, self._limit)
+            self._child.wait(EXIT_TIMEOUT)
+            raise_job_error(self.name, self._child, self._limit)
         answer = json.loads(line)
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise UsageError(answer["refused"])
         return answer["done"]
 
 
@@ -71,25 +72,26 @@ def open_job(
     module: str,
     library: str,
     processes: int,
-    words: Sequence[str],
+    overrides: Sequence[str],
     *,
     limit: float,
     environment: Mapping[str, str] = {},
 ) -> Iterator[Job]:
-    """A job of processes of a module, with the recipe of these words, over a library of lsgd.comm.
+    """Start a benchmark job of several processes that run a module over a library of lsgd.comm.
 
-    Raises Refused if they have not met in `limit` seconds, which is also the limit of each request.
-    Afterwards all of them have ended. What the caller's environment has goes before `environment`.
+    Raises UsageError if they have not connected within `limit` seconds, which is also the limit of
+    each request. All processes have ended when the context exits. Variables of the caller's
+    environment take precedence over `environment`.
     """
     name = f"{processes} {'process' if processes == 1 else 'processes'} over {library}"
     if library == "single":
         name = "a process of its own"
-    threads = max(1, cores(detect()) // processes)
+    threads = max(1, cores(detect_launch()) // processes)
     ours = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
     with open_command(
         name,
-        [*python(library, processes), "-m", module],
-        [library, *words],
+        [*python_command(library, processes), "-m", module],
+        [library, *overrides],
         environment={**ours, **environment},
         limit=limit,
     ) as job:
@@ -100,14 +102,15 @@ def open_job(
 def open_command(
     name: str,
     command: Sequence[str],
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     environment: Mapping[str, str] = {},
     limit: float,
 ) -> Iterator[Job]:
-    """The job of a command whose further words are the address of a socket and then `words`.
+    """Start a benchmark job from a command that takes the address of a socket and `arguments`.
 
-    Raises Refused as open_job does. What the caller's environment has goes before `environment`.
+    Raises UsageError as open_job does. Variables of the caller's environment take precedence over
+    `environment`.
     """
     with TemporaryDirectory(prefix="lsgd-bench-") as folder:
         address = Path(folder, "socket")
@@ -115,15 +118,15 @@ def open_command(
             try:
                 server.bind(str(address))
             except OSError as error:
-                raise Refused(
+                raise UsageError(
                     f"{folder} is no place for a socket ({error}); write TMPDIR=/tmp before the "
                     "command"
                 ) from None
             server.listen()
             with (
-                # What the caller has set stays.
-                started(
-                    [*command, str(address), *words], environment={**environment, **os.environ}
+                # The caller's variables take precedence.
+                running_child(
+                    [*command, str(address), *arguments], environment={**environment, **os.environ}
                 ) as child,
                 _meet(name, child, server, limit) as connection,
                 connection.makefile("rw") as stream,
@@ -132,30 +135,34 @@ def open_command(
                 yield Job(name, child, stream, limit)
 
 
-def python(library: str, processes: int) -> list[str]:
-    """The words that start Python in the processes of a job of this library."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    horovodrun = ["-m", "horovod.runner.launch", "--gloo", "-np", str(processes), sys.executable]
-    launchers = {"single": [], "torch": torchrun, "horovod": horovodrun}
+def python_command(library: str, processes: int) -> list[str]:
+    """Return the command that starts Python on several processes, by a library's launcher."""
+    count = str(processes)
+    torchrun = ["-m", "torch.distributed.run", *TORCHRUN_HERE, "--nproc-per-node", count]
+    horovodrun = ["-m", "horovod.runner.launch", "--gloo", "--disable-cache", "-np", count]
+    launchers = {"single": [], "torch": torchrun, "horovod": [*horovodrun, sys.executable]}
     return [sys.executable, *launchers[library]]
 
 
-def numbers(option: str, text: str, *, least: int) -> list[int]:
-    """The numbers, each once, of an option such as `--np 2,4`; raises Refused."""
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise Refused(
+def parse_numbers(option: str, text: str, *, least: int) -> list[int]:
+    """Parse a command-line list such as `--np 2,4` into distinct numbers.
+
+    Raises UsageError for other texts, and for numbers below `least`.
+    """
+    items = text.split(",")
+    if not all(word.isdecimal() and int(word) >= least for word in items):
+        raise UsageError(
             f"{option} {text} is not a list of numbers from {least} on; write for example "
             f"{option} {least},{2 * least}"
         )
-    return list(dict.fromkeys(map(int, words)))
+    return list(dict.fromkeys(map(int, items)))
 
 
-def refuse(name: str, child: Child, limit: float) -> NoReturn:
-    """End a job that has failed, and raise Refused with the reason in one sentence."""
+def raise_job_error(name: str, child: Child, limit: float) -> NoReturn:
+    """Stop a failed benchmark job and raise UsageError with the reason in one sentence."""
     code = child.process.poll()
     text = child.stop()
-    # Launchers bury lsgd's own sentence, and the signal of a crash, under messages of their own.
+    # Launchers print lsgd's sentence, and the signal of a crash, among messages of their own.
     sentences = [line.partition("lsgd: ")[2] for line in text.splitlines() if "lsgd: " in line]
     crash = re.search(r"\b(SIG(?:SEGV|ABRT|BUS|FPE|ILL|KILL))\b", text)
     if sentences:
@@ -163,12 +170,12 @@ def refuse(name: str, child: Child, limit: float) -> NoReturn:
     elif crash and code is not None:
         why = f"a process crashed with {crash[1]}"
     else:
-        why = failure(code, text, limit)
+        why = describe_failure(code, text, limit)
         if code is None:
             why += "; --limit, where there is one, allows more"
     if "SIGKILL" in why:
         why += ", which is mostly for lack of memory"
-    raise Refused(f"{name}: {why}")
+    raise UsageError(f"{name}: {why}")
 
 
 def _meet(name: str, child: Child, server: socket.socket, limit: float) -> socket.socket:
@@ -179,4 +186,4 @@ def _meet(name: str, child: Child, server: socket.socket, limit: float) -> socke
             return server.accept()[0]
         except TimeoutError:
             if child.process.poll() is not None or time.monotonic() - begin > limit:
-                refuse(name, child, limit)
+                raise_job_error(name, child, limit)

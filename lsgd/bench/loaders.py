@@ -1,4 +1,4 @@
-"""The loaders that are compared: ours, and what one would use without lsgd, on the same files."""
+"""The loaders under comparison: lsgd's, a plain DataLoader and DALI's reader, on the same files."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,45 +14,45 @@ from lsgd import paths
 from lsgd.bench.setting import check_measurable, check_not_launched
 from lsgd.bench.timing import TimedWork
 from lsgd.comm import Comm, open_comm
-from lsgd.errors import Refused
-from lsgd.inputs import IN_MEMORY, Batch, Inputs, open_inputs
-from lsgd.inputs.index import Index, open_indexes
-from lsgd.job.device import pick_device
-from lsgd.job.launcher import cores, detect
+from lsgd.errors import UsageError
+from lsgd.inputs import IN_MEMORY_DATASETS, Batch, Inputs, open_inputs
+from lsgd.inputs.index import ImageIndex, open_indexes
+from lsgd.job.device import needs_pinned_memory, pick_device, synchronize
+from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Recipe
 from lsgd.rules import augmentation, sampler
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 from lsgd.vision import datasets, transforms
 
 DALI, TORCHVISION = "ours, DALI", "ours, torchvision"
-PLAIN, READER = "plain DataLoader", "DALI's reader"
+PLAIN, DALI_READER = "plain DataLoader", "DALI's reader"
 
 Loader = Callable[[int], Iterable[Batch]]
-"""The batches of a round, given its number; after the last one nothing is under way."""
+"""A function that yields the batches of a round, given its number, and then has none in flight."""
 
 
 @dataclass(frozen=True)
 class LoaderSetting:
-    """The settings that all loaders have in common."""
+    """The settings that all compared data loaders share."""
 
     recipe: Recipe
     device: torch.device
     comm: Comm
     root: Path
-    index: Index
+    index: ImageIndex
     """The index of the training images."""
     decoders: int
-    """Threads or processes that decode."""
+    """The number of threads or processes that decode."""
 
     @property
     def batch(self) -> int:
-        """The number of images of a pass."""
-        return self.recipe.pass_workers * self.recipe.worker_batch
+        """The number of images in a micro-batch of the compared loaders."""
+        return self.recipe.micro_batch_workers * self.recipe.worker_batch
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """The loaders that could be opened, by name, and why the others could not."""
+    """The opened data loaders by name, and the reasons why others could not be opened."""
 
     alone: dict[str, Loader]
     ours: dict[str, Inputs]
@@ -60,11 +60,14 @@ class Loaders:
 
 
 def loader_setting(recipe: Recipe) -> LoaderSetting:
-    """The common settings of this recipe's loaders; raises Refused if it has no image files."""
+    """Return the settings for comparing a recipe's data loaders, which need image files.
+
+    Raises UsageError for a recipe without image files, and if a launcher started several processes.
+    """
     check_measurable(recipe)
-    if recipe.rehearse or recipe.data.name in IN_MEMORY:
+    if recipe.rehearse or recipe.data.name in IN_MEMORY_DATASETS:
         what = "a rehearsal" if recipe.rehearse else recipe.data.name
-        raise Refused(
+        raise UsageError(
             f"{what} has no image files to load; write for example +recipe=bs256 data.root=FOLDER"
         )
     check_not_launched("the loaders of one are compared")
@@ -79,39 +82,39 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
         comm=open_comm(replace(recipe.comm, library="single"), device),
         root=root,
         index=index,
-        decoders=cores(detect()) if decoders is None else decoders,
+        decoders=cores(detect_launch()) if decoders is None else decoders,
     )
 
 
 def open_loaders(common: LoaderSetting, *, rounds: int, batches: int) -> Loaders:
-    """Every loader that is installed, for `rounds` rounds of `batches` batches."""
+    """Open every installed data loader, to load `rounds` rounds of `batches` batches."""
     opened: dict[str, Inputs] = {}
     missing: dict[str, str] = {}
     try:
         opened[DALI] = _open(common, "dali")
-    except Refused as refusal:
-        missing[DALI] = missing[READER] = str(refusal)
+    except UsageError as refusal:
+        missing[DALI] = missing[DALI_READER] = str(refusal)
     opened[TORCHVISION] = _open(common, "torchvision")
     plan = plan_batches(common.recipe, rounds, batches)
-    alone = {name: requests(inputs, plan) for name, inputs in opened.items()}
+    alone = {name: planned_loader(inputs, plan) for name, inputs in opened.items()}
     if common.index.in_shards():
         why = f"it reads image files, and {common.root} has tar shards"
-        return Loaders(alone, opened, missing | {PLAIN: why, READER: why})
+        return Loaders(alone, opened, missing | {PLAIN: why, DALI_READER: why})
     alone[PLAIN] = plain_dataloader(common, batches)
-    if READER not in missing:
+    if DALI_READER not in missing:
         from lsgd.bench.dali_reader import dali_reader
 
-        alone[READER] = dali_reader(common, batches)
+        alone[DALI_READER] = dali_reader(common, batches)
     return Loaders(alone, opened, missing)
 
 
-def requests(inputs: Inputs, plan: list[list[Pass]]) -> Loader:
-    """A loader of ours, asked for the passes of each round as the training asks for them."""
+def planned_loader(inputs: Inputs, plan: list[list[MicroBatch]]) -> Loader:
+    """Return a function that loads a round's planned micro-batches with a loader of lsgd."""
     return lambda number: inputs.train(plan[number])
 
 
 def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
-    """torchvision's ImageFolder and transforms behind a DataLoader, as tutorials have it."""
+    """Return a loader by PyTorch's DataLoader and torchvision's ImageFolder, as in tutorials."""
     data, decoders, device = common.recipe.data, common.decoders, common.device
     dataset = _Folder(
         common.root / "train",
@@ -137,8 +140,8 @@ def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
         num_workers=decoders,
         prefetch_factor=common.recipe.inputs.prefetch if decoders else None,
         persistent_workers=decoders > 0,
-        pin_memory=device.type == "cuda",
-        # A fork in the midst of DALI's threads may hang.
+        pin_memory=needs_pinned_memory(device),
+        # A fork while DALI's threads run may hang.
         multiprocessing_context="forkserver" if decoders else None,
     )
 
@@ -150,31 +153,31 @@ def plain_dataloader(common: LoaderSetting, batches: int) -> Loader:
 
 
 class _Folder(datasets.ImageFolder):  # type: ignore[misc]
-    """An unchanged ImageFolder; as a class of this file it makes processes import lsgd.vision."""
+    """torchvision's ImageFolder, as a class whose import in a process imports lsgd.vision too."""
 
 
-def plan_batches(recipe: Recipe, rounds: int, batches: int) -> list[list[Pass]]:
-    """The passes of the run from its first step on, in rounds of `batches` passes."""
-    passes: list[Pass] = []
+def plan_batches(recipe: Recipe, rounds: int, batches: int) -> list[list[MicroBatch]]:
+    """Return the micro-batches of a run from its first step on, in rounds of `batches` each."""
+    passes: list[MicroBatch] = []
     step = 0
     while len(passes) < rounds * batches:
-        passes += passes_of_step(recipe, step)
+        passes += micro_batches_of_step(recipe, step)
         step += 1
     return [passes[number * batches : (number + 1) * batches] for number in range(rounds)]
 
 
-def passes_of_step(recipe: Recipe, step: int) -> list[Pass]:
-    """The passes that a single process makes in a step of the run."""
-    epoch, step_of_epoch = recipe.place(step)
+def micro_batches_of_step(recipe: Recipe, step: int) -> list[MicroBatch]:
+    """Return the micro-batches of a step of the run on a single process."""
+    epoch, step_of_epoch = recipe.locate_step(step)
     workers = recipe.stage(epoch).workers
-    return sampler.step_passes(
+    return sampler.step_micro_batches(
         _order(recipe.data.train_examples, recipe.seed, epoch),
         epoch=epoch,
         step=step_of_epoch,
         workers=workers,
         worker_batch=recipe.worker_batch,
         hosted=range(workers),
-        workers_per_pass=recipe.pass_workers,
+        workers_per_pass=recipe.micro_batch_workers,
     )
 
 
@@ -184,24 +187,18 @@ def _order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def timed_work(loader: Loader, device: torch.device) -> TimedWork:
-    """The work of a loader that is timed: a round, to its end."""
+    """Return a function that loads a whole round of batches with a loader, for timing."""
     return lambda number: consume(loader(number), device)
 
 
 def consume(batches: Iterable[Batch], device: torch.device) -> int:
-    """Take every batch when it is ready; returns the number of images, when all work is done."""
+    """Load every batch of images, wait for the device and return the number of images."""
     images = 0
     for pixels, labels in batches:
-        pixels[:, 0, 0, 0].sum()  # needs a value of each image, so that all are made
+        pixels[:, 0, 0, 0].sum()  # reads a value of each image, so that all are loaded
         images += len(labels)
-    finish(device)
+    synchronize(device)
     return images
-
-
-def finish(device: torch.device) -> None:
-    """Wait until the device, if it is a GPU, has done all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _open(common: LoaderSetting, loader: str) -> Inputs:

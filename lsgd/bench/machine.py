@@ -1,4 +1,4 @@
-"""The machine and the versions, on which a measurement depends besides the code."""
+"""Facts about the machine and the installed versions, on which measurements depend."""
 
 import os
 import platform
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from lsgd.job.device import cpu
-from lsgd.job.launcher import cores, detect
+from lsgd.job.device import cpu, device_name
+from lsgd.job.launcher import cores, detect_launch
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """CPU, cores, GPU if it is used, and how busy the machine has been in the last minute."""
+    """Return facts about this machine by name: CPU, cores, GPU if used, load and system."""
     return {
         "cpu": cpu(),
-        "cores": cores(detect()),
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "cores": cores(detect_launch()),
+        "gpu": None if device.type == "cpu" else device_name(device),
         "load_average": os.getloadavg()[0],
         "threads_of_torch": torch.get_num_threads(),
         "system": platform.platform(),
@@ -30,9 +30,12 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def versions(*peers: str) -> dict[str, str]:
-    """The versions of Python, lsgd, what decides its speed and the packages `peers`, as far as they
-    are installed; with a GPU that torch can use, those of CUDA, cuDNN and NCCL too."""
-    # DALI's package is named for a release of CUDA.
+    """Return the installed versions of Python, lsgd, its dependencies and the packages `peers`.
+
+    Packages that are not installed are omitted. With a GPU that torch can use, it also has the
+    versions of CUDA, cuDNN and NCCL.
+    """
+    # The name of DALI's package contains the CUDA release.
     dali = {name for name in metadata.packages_distributions().get("nvidia", ()) if "dali" in name}
     names = ["lsgd", "torch", "torchvision", "pillow", "numpy", "hydra-core", "horovod"]
     installed = {"python": platform.python_version()}

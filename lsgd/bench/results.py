@@ -1,4 +1,4 @@
-"""The record of a measurement: a report on the screen, and with --out in a new folder."""
+"""The record of a benchmark: a report on the screen, and with --out files in a new folder."""
 
 import json
 import shlex
@@ -8,52 +8,58 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lsgd import paths
 from lsgd.bench.setting import Result
-from lsgd.files import new_folder, whole
+from lsgd.files import atomic_write, create_output_folder
 
 
 @dataclass(frozen=True)
-class Record:
-    """The record that one run of a benchmark leaves behind."""
+class BenchmarkRecord:
+    """The output of one run of a benchmark: a report, and files in a folder if given."""
 
     name: str
     """The name of the benchmark on the command line."""
     command: str
     folder: Path | None
 
-    def keep(self, result: Result) -> None:
-        """Write NAME.json with what is measured so far, in place of an earlier one."""
+    def write_result(self, result: Result) -> None:
+        """Write a benchmark's measurements so far to NAME.json, replacing an earlier version."""
         if self.folder:
             text = json.dumps(result | {"command": self.command}, indent=1)
             _write(self.folder / f"{self.name}.json", text)
 
-    def end(self, result: Result, report: str) -> None:
-        """Print the report; keep it as README.md, beside all that was measured."""
+    def write_report(self, result: Result, report: str) -> None:
+        """Print a benchmark's report, and write it to README.md and its result to NAME.json."""
         print(f"\n{report}", flush=True)
         if self.folder:
-            self.keep(result)
+            self.write_result(result)
             _write(self.folder / "README.md", report)
             print(f"\nkept in {self.folder}")
 
 
 def add_out(line: ArgumentParser, name: str) -> None:
-    """Give the command line of the benchmark of this name its option --out."""
+    """Add the option --out, a folder for results, to the command line of a benchmark."""
     line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help=f"a new folder for README.md and {name}.json"
+        "--out",
+        type=paths.parse_path,
+        metavar="FOLDER",
+        help=f"a new folder for README.md and {name}.json",
     )
 
 
 @contextmanager
-def recording(name: str, program: str, argv: Sequence[str], out: Path | None) -> Iterator[Record]:
-    """The record of the benchmark of this name, which a program was asked for by these words.
+def open_record(
+    name: str, program: str, argv: Sequence[str], out: Path | None
+) -> Iterator[BenchmarkRecord]:
+    """Open the record of a benchmark's run, and create its folder `out` if given.
 
-    A folder `out` is made at once; what is kept in it stays if a later part of the benchmark fails.
-    Raises Refused, before anything is measured, if the folder is there already.
+    The folder is created at once, and its files are kept if a later part of the benchmark fails.
+    Raises UsageError, before anything is measured, if the folder exists.
     """
-    with new_folder(out, parts_stay=True) as folder:
-        yield Record(name, f"{program} {shlex.join(argv)}", folder)
+    with create_output_folder(out, keep_partial=True) as folder:
+        yield BenchmarkRecord(name, f"{program} {shlex.join(argv)}", folder)
 
 
 def _write(file: Path, text: str) -> None:
-    with whole(file) as out:
+    with atomic_write(file) as out:
         out.write(f"{text}\n".encode())

@@ -1,6 +1,6 @@
-"""Training steps that the processes of a job share: what `python -m lsgd.bench scaling` measures.
+"""Training steps shared by the processes of a job, which `python -m lsgd.bench scaling` measures.
 
-`python -m lsgd.bench.scaled_steps` is one of these processes, as lsgd.bench.member runs them.
+`python -m lsgd.bench.scaled_steps` is one of these processes, as lsgd.bench.job_process runs them.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lsgd.bench.member import main
+from lsgd.bench.job_process import main
 from lsgd.comm import Comm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
@@ -22,9 +22,9 @@ STRONG, WEAK = "strong", "weak"
 
 
 class ScaledSteps:
-    """An Assignment whose setting is strong or weak, and whose candidate makes steps.
+    """A benchmark's assignment that makes training steps under strong or weak scaling.
 
-    STRONG shares the workers of the recipe out among the processes, WEAK gives each as many.
+    STRONG divides the recipe's workers among the processes, WEAK gives each process as many.
     """
 
     def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
@@ -32,19 +32,19 @@ class ScaledSteps:
         self.candidates: Mapping[str, Callable[[int], None]] = {}
 
     def prepare(self, setting: str) -> dict[str, Any]:
-        """Make the model; raises Refused if there are more processes than workers."""
-        self.candidates = {}  # the former one leaves the memory first
+        """Build the model for a kind of scaling, or raise UsageError for too many processes."""
+        self.candidates = {}  # frees the previous model first
         factor = self.comm.world_size if setting == WEAK else 1
         recipe = replace(self.recipe, workers=factor * self.recipe.workers)
         check_world_size(recipe, self.comm.world_size)
-        # An epoch of one step, since what is measured is made up.
+        # An epoch of one step suffices, since the images are synthetic.
         recipe = replace(
             recipe, data=replace(recipe.data, train_examples=recipe.batch_size), tail="drop"
         )
         learner = Learner(recipe, self.comm, self.device)
         inputs = SyntheticInputs(recipe.data, seed=recipe.seed, device=self.device)
         [task] = learner.strategy.tasks(0, [0])
-        batches = list(inputs.train(task.passes))
+        batches = list(inputs.train(task.micro_batches))
 
         def steps(number: int) -> None:
             for _ in range(number):
@@ -56,7 +56,7 @@ class ScaledSteps:
             "over": self.comm.library,
             "threads": torch.get_num_threads(),
             "images": recipe.batch_size,
-            "workers_per_pass": max(len(each.workers) for each in task.passes),
+            "workers_per_pass": max(len(each.workers) for each in task.micro_batches),
         }
 
 

@@ -1,6 +1,6 @@
-"""The gain from more processes on this machine: `python -m lsgd.bench scaling`.
+"""The benchmark of strong and weak scaling on this machine: `python -m lsgd.bench scaling`.
 
-The report is Markdown, for a README as for a terminal.
+The report is Markdown, for a README or a terminal.
 """
 
 from argparse import Namespace
@@ -9,19 +9,26 @@ from contextlib import ExitStack
 from typing import Any
 
 from lsgd.bench import results
-from lsgd.bench.job import Job, numbers, open_job
+from lsgd.bench.job import Job, open_job, parse_numbers
 from lsgd.bench.scaled_steps import STRONG, WEAK
-from lsgd.bench.setting import Result, check_not_launched, noted, recipe_lines, setting_of
-from lsgd.bench.timing import Samples, TimedWork, check_rounds, estimate, measure, ratio
+from lsgd.bench.setting import (
+    Result,
+    check_not_launched,
+    recipe_facts,
+    recipe_lines,
+    record_refusal,
+)
+from lsgd.bench.timing import Samples, TimedWork, check_rounds, estimate, measure, speed_ratio
 from lsgd.config import RecipeParser
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import seconds
 from lsgd.job.device import pick_device
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 ABOUT = """\
-What do more processes bring on this machine? Training steps of a recipe, on made-up images that
-are on the device already, with
+Measure how training scales with the processes of this machine.
+
+Training steps of a recipe run on synthetic images that are on the device already, with
 
   strong scaling    the recipe as it is, its workers shared by more and more processes
   weak scaling      as many workers for each process as the recipe has in all
@@ -36,46 +43,46 @@ the processes of a job, unless OMP_NUM_THREADS says how many threads each has.
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure what the command line asks for, print the report and keep it in --out."""
+    """Run the scaling benchmark by its command line, print its report and save it in --out."""
     line = RecipeParser(program="lsgd.bench scaling", about=ABOUT)
-    line.usage = (
-        f"{line.usage} [--np N,…] [--rounds N] [--steps N] [--limit SECONDS] [--out FOLDER]"
-    )
-    line.add_argument("--np", default="1,2,4", help="processes; 1 is what they are compared with")
-    line.add_argument("--rounds", type=int, default=8, help="how often each is measured (8)")
-    line.add_argument("--steps", type=int, default=2, help="of a job in a round (2)")
+    line.add_argument("--np", default="1,2,4", metavar="N,…", help="numbers of processes (1,2,4)")
+    line.add_argument("--rounds", type=int, default=8, metavar="N", help="measure each N times (8)")
+    line.add_argument("--steps", type=int, default=2, metavar="N", help="steps of a round (2)")
     line.add_argument(
         "--limit", type=seconds, default=300, help="seconds after which a round is given up (300)"
     )
     results.add_out(line, "scaling")
-    recipe, options = line.read(argv)
+    recipe, options = line.parse(argv)
     check_not_launched("this benchmark starts its own")
-    processes = numbers("--np", options.np, least=1)
+    processes = parse_numbers("--np", options.np, least=1)
     check_rounds(options.rounds)
     if options.steps <= 0:
-        raise Refused(f"--steps {options.steps} is not possible; write a number above 0")
-    result = setting_of(recipe, pick_device(recipe.device)) | {
+        raise UsageError(f"--steps {options.steps} is not possible; write a number above 0")
+    result = recipe_facts(recipe, pick_device(recipe.device)) | {
         "rounds": options.rounds,
         "steps_per_round": options.steps,
     }
-    with results.recording("scaling", line.prog, argv, options.out) as record:
+    with results.open_record("scaling", line.prog, argv, options.out) as record:
         bench(result, sorted({1, *processes}), options, record)
         if not result["speeds"]:
-            raise Refused("; ".join(result["missing"].values()))
-        record.end(result, report(result))
+            raise UsageError("; ".join(result["missing"].values()))
+        record.write_report(result, report(result))
 
 
 def bench(
-    result: Result, processes: Sequence[int], options: Namespace, record: results.Record
+    result: Result, processes: Sequence[int], options: Namespace, record: results.BenchmarkRecord
 ) -> None:
-    """Measure each kind of scaling: facts about each job go into `jobs` of the result, its images/s
-    into `speeds`, and what is not measured with the reason into `missing`."""
+    """Measure training speed on these numbers of processes, under strong and weak scaling.
+
+    The measurements are stored in `result`: `jobs` gets facts about each job, `speeds` its
+    images/s, and `missing` the reason for what is not measured.
+    """
     result |= {"jobs": {}, "speeds": {}, "missing": {}}
     with ExitStack() as running:
         jobs: dict[int, Job] = {}
         for number in processes:
-            with noted(result, f"{number} processes"):
-                # Waiting jobs of torch.distributed leave the cores to the one that works.
+            with record_refusal(result, f"{number} processes"):
+                # Waiting jobs of torch.distributed use no CPU time of the running one.
                 opening = open_job(
                     "lsgd.bench.scaled_steps", "torch", number, options.words, limit=options.limit
                 )
@@ -83,23 +90,23 @@ def bench(
         for kind in (STRONG, WEAK):
             facts = {}
             for number, job in jobs.items():
-                with noted(result, f"{kind} scaling on {number} processes"):
+                with record_refusal(result, f"{kind} scaling on {number} processes"):
                     facts[str(number)] = job.prepare(kind)
             if "1" not in facts:
-                continue  # which all are compared with
+                continue  # the baseline is missing
             print(f"{kind} scaling, {options.rounds} rounds", flush=True)
             works = {
                 number: _steps(jobs[int(number)], kind, options.steps, of_job["images"])
                 for number, of_job in facts.items()
             }
-            with noted(result, f"{kind} scaling"):
+            with record_refusal(result, f"{kind} scaling"):
                 speeds = measure(works, options.rounds, what=f"{kind} scaling")
                 result["jobs"][kind], result["speeds"][kind] = facts, speeds
-            record.keep(result)
+            record.write_result(result)
 
 
 def report(result: Result) -> str:
-    """The result as a report in Markdown."""
+    """Format the result of the scaling benchmark as a Markdown report."""
     lines = [
         *recipe_lines(result),
         f"{result['rounds']} rounds; medians (and intervals of 95 %)",
@@ -112,7 +119,7 @@ def report(result: Result) -> str:
 
 
 def table(kind: str, speeds: Samples, jobs: dict[str, Any], cores: int) -> str:
-    """The images/s and the efficiency of the jobs of one kind of scaling, in Markdown."""
+    """Format the images/s and efficiency by number of processes as a Markdown table."""
     head = [
         f"{kind} scaling: processes",
         "cores each",
@@ -123,7 +130,7 @@ def table(kind: str, speeds: Samples, jobs: dict[str, Any], cores: int) -> str:
     ]
     rows = []
     for number, values in speeds.items():
-        job, times, processes = jobs[number], ratio(speeds, number, "1"), int(number)
+        job, times, processes = jobs[number], speed_ratio(speeds, number, "1"), int(number)
         low, middle, high = (100 * x / processes for x in (times.low, times.median, times.high))
         rows.append(
             [
@@ -135,7 +142,7 @@ def table(kind: str, speeds: Samples, jobs: dict[str, Any], cores: int) -> str:
                 f"{middle:.0f} % ({low:.0f} to {high:.0f})" if processes > 1 else "100 %",
             ]
         )
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def _steps(job: Job, kind: str, steps: int, images: int) -> TimedWork:

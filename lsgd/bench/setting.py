@@ -1,4 +1,4 @@
-"""The setting that the figures of a benchmark depend on, and its lines in a report."""
+"""The setting on which a benchmark's measurements depend, and its lines in a report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,24 +8,28 @@ from typing import Any
 import torch
 
 from lsgd.bench.machine import machine, versions
-from lsgd.errors import Refused
-from lsgd.job.launcher import detect
+from lsgd.errors import UsageError
+from lsgd.job.launcher import detect_launch
 from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_known
+from lsgd.recipe.checks import check_supported
 
 Result = dict[str, Any]
-"""The measurements of a benchmark and the setting they depend on, as JSON can hold them."""
+"""The measurements of a benchmark and their setting, as JSON values."""
 
 
 def check_measurable(recipe: Recipe) -> None:
-    """Raise Refused for a recipe that no benchmark measures: images are made up or read, and each
-    of several processes makes whole updates."""
+    """Raise UsageError for a recipe that benchmarks do not support.
+
+    They support image recipes whose processes make synchronous updates by all-reduce.
+    """
     remedy = "a short run of it with profile=true shows where its time goes"
-    check_known(recipe, "this benchmark", remedy, workloads=("images",), strategies=("allreduce",))
+    check_supported(
+        recipe, "this benchmark", remedy, workloads=("images",), strategies=("allreduce",)
+    )
 
 
-def setting(device: torch.device, *peers: str) -> Result:
-    """The date, the machine and the versions, those of the packages `peers` among them."""
+def environment_facts(device: torch.device, *peers: str) -> Result:
+    """Return the date, device, machine and installed versions for a benchmark's result."""
     return {
         "date": date.today().isoformat(),
         "device": device.type,
@@ -34,19 +38,19 @@ def setting(device: torch.device, *peers: str) -> Result:
     }
 
 
-def setting_of(recipe: Recipe, device: torch.device, *peers: str) -> Result:
-    """The entries of setting(), and the fields of the recipe that decide how long a step takes.
+def recipe_facts(recipe: Recipe, device: torch.device, *peers: str) -> Result:
+    """Return facts by name: the environment, and recipe fields that decide a step's duration.
 
-    Raises Refused as check_measurable does.
+    Raises UsageError as check_measurable does.
     """
     check_measurable(recipe)
-    return setting(device, *peers) | {
+    return environment_facts(device, *peers) | {
         "recipe": recipe.name,
         "model": recipe.model.name,
         "image_size": recipe.data.image_size,
         "workers": recipe.workers,
         "worker_batch": recipe.worker_batch,
-        "workers_per_pass": recipe.pass_workers,
+        "workers_per_pass": recipe.micro_batch_workers,
         "precision": recipe.precision,
         "channels_last": recipe.channels_last,
         "compile": recipe.compile,
@@ -55,7 +59,7 @@ def setting_of(recipe: Recipe, device: torch.device, *peers: str) -> Result:
 
 
 def machine_lines(result: Result) -> list[str]:
-    """The lines of a report on what setting() has noted: the machine, and the versions."""
+    """Format the machine and installed versions of a benchmark as lines of its report."""
     hardware = result["machine"]
     return [
         f"{hardware['gpu'] or 'no GPU'}; {hardware['cpu']}, {hardware['cores']} cores, threads: "
@@ -66,7 +70,7 @@ def machine_lines(result: Result) -> list[str]:
 
 
 def recipe_lines(result: Result) -> list[str]:
-    """The lines of a report on what setting_of() has noted: the recipe, and machine_lines."""
+    """Format the recipe, machine and versions of a benchmark as lines of its report."""
     batch = result["workers"] * result["worker_batch"]
     layout = "channels_last" if result["channels_last"] else "channels first"
     return [
@@ -79,17 +83,20 @@ def recipe_lines(result: Result) -> list[str]:
 
 
 def check_not_launched(what: str) -> None:
-    """Raise Refused if a launcher has started several processes; `what` says what is measured."""
-    if (launch := detect()).world_size > 1:
-        raise Refused(
+    """Raise UsageError if a launcher such as torchrun started several processes.
+
+    `what` says what is measured.
+    """
+    if (launch := detect_launch()).world_size > 1:
+        raise UsageError(
             f"{launch.launcher} started {launch.world_size} processes, and {what}; start it without"
         )
 
 
 @contextmanager
-def noted(result: Result, what: str) -> Iterator[None]:
-    """Note a refusal inside as missing from the result, so that the rest is still measured."""
+def record_refusal(result: Result, what: str) -> Iterator[None]:
+    """Catch a UsageError of a part of a benchmark and record it in the result's `missing`."""
     try:
         yield
-    except Refused as refusal:
+    except UsageError as refusal:
         result["missing"][what] = str(refusal)

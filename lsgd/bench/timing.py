@@ -1,8 +1,8 @@
-"""The one way to compare speeds: interleaved rounds, ratios within a round, medians, an interval.
+"""Comparison of speeds by ratios within interleaved rounds, with medians and intervals.
 
-A machine is not equally fast all the time. So each round measures every candidate once, one right
-after the other, and a ratio compares two candidates within a round; what slows a whole round down
-cancels. The interval is made of order statistics, which supposes nothing about how times spread.
+A machine's speed varies over time. So each round measures every candidate once, one right after the
+other, and a ratio compares two candidates within a round; a slowdown of a whole round cancels. The
+intervals are made of order statistics, which assume nothing about the distribution.
 """
 
 import math
@@ -13,45 +13,49 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 
 CONFIDENCE = 0.95
 LEAST_ROUNDS = 6
-"""The fewest rounds whose whole range holds the median with at least 95 %."""
+"""The fewest rounds whose whole range contains the median with at least 95 % probability."""
 
 TimedWork = Callable[[int], int]
-"""A function that does the work of the round of this number; returns the amount of work."""
+"""A function that does the work of a round, given its number, and returns the amount of work."""
 Samples = dict[str, list[float]]
-"""A number of each candidate in each round: mostly its work per second."""
+"""A measurement of each candidate in each round, mostly its work per second."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median, and the interval that holds the true one with at least 95 %."""
+    """The median of measurements with its confidence interval of at least 95 %."""
 
     median: float
     low: float
     high: float
 
-    def against(self, bar: float) -> str:
-        """Whether this is at least the bar: `yes`, `no`, or `not resolved` if the bar is inside."""
-        if self.low <= bar <= self.high:
-            return "not resolved"
-        return "yes" if self.low > bar else "no"
+    def compare_at_least(self, threshold: float) -> str:
+        """Return whether the estimate is at least `threshold`: `yes`, `no` or `not resolved`.
 
-    def within(self, bar: float) -> str:
-        """Whether this is at most the bar: `yes`, `no`, or `not resolved` if the bar is inside."""
-        return {"yes": "no", "no": "yes"}.get(self.against(bar), "not resolved")
+        It is not resolved if `threshold` is within the interval.
+        """
+        if self.low <= threshold <= self.high:
+            return "not resolved"
+        return "yes" if self.low > threshold else "no"
+
+    def compare_at_most(self, threshold: float) -> str:
+        """Return whether the estimate is at most `threshold`: `yes`, `no` or `not resolved`."""
+        return {"yes": "no", "no": "yes"}.get(self.compare_at_least(threshold), "not resolved")
 
     def shown(self, form: str) -> str:
-        """The median and its interval, all in the format `form`, such as `.3f`."""
+        """Format the median and its confidence interval with a format such as `.3f`."""
         return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
 
 
 def measure(candidates: Mapping[str, TimedWork], rounds: int, *, what: str) -> Samples:
-    """The speed of every candidate in every round, after a first one that does not count.
+    """Measure the work per second of every candidate of a benchmark in every round.
 
-    Neighbours are in each other's way most, so every round goes through them in another order.
+    A first round is not counted. Neighbours disturb each other most, so every round has another
+    order.
     """
     check_rounds(rounds)
     speeds: Samples = {name: [] for name in candidates}
@@ -70,43 +74,49 @@ def measure(candidates: Mapping[str, TimedWork], rounds: int, *, what: str) -> S
 
 
 def check_rounds(rounds: int) -> None:
-    """Raise Refused for so few rounds that they have no interval."""
+    """Raise UsageError for fewer rounds of a benchmark than a confidence interval needs."""
     if rounds < LEAST_ROUNDS:
-        raise Refused(
+        raise UsageError(
             f"--rounds {rounds} is too few for an interval of 95 %; write {LEAST_ROUNDS} or more"
         )
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The median of the rounds with the narrowest symmetric interval of order statistics."""
+    """Return the median of measurements with the narrowest symmetric confidence interval.
+
+    The ends of the interval are order statistics.
+    """
     ordered = sorted(values)
     k = _cut(len(ordered))
     return Estimate(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
-def ratio(speeds: Samples, name: str, baseline: str) -> Estimate:
-    """The speed of a candidate over that of the baseline, compared within each round."""
+def speed_ratio(speeds: Samples, name: str, baseline: str) -> Estimate:
+    """Return the ratio of a candidate's speed to the baseline's, compared within each round."""
     pairs = zip(speeds[name], speeds[baseline], strict=True)
     return estimate([ours / theirs for ours, theirs in pairs])
 
 
-def cost(speeds: Samples, name: str, baseline: str) -> Estimate:
-    """The time of a candidate over that of the baseline, compared within each round."""
-    return ratio(speeds, baseline, name)
+def time_ratio(speeds: Samples, name: str, baseline: str) -> Estimate:
+    """Return the ratio of a candidate's time to the baseline's, compared within each round."""
+    return speed_ratio(speeds, baseline, name)
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: each candidate is first in turn, and every second cycle is reversed."""
+    """Return the order in which a round measures its candidates, another one in each round.
+
+    Each candidate is first in turn, and every second cycle is reversed.
+    """
     start = number % len(names)
     turned = [*names[start:], *names[:start]]
     return turned if number // len(names) % 2 == 0 else turned[::-1]
 
 
 def _cut(rounds: int) -> int:
-    """The number of lowest, and of highest, values that the interval can leave out.
+    """Return how many of the lowest and of the highest measurements an interval can omit.
 
-    The true median lies below the (k+1)-th lowest of n values with probability
-    P(binomial(n, 1/2) <= k), and likewise above.
+    The true median is below the (k+1)-th lowest of n values with probability P(binomial(n, 1/2) <=
+    k), and likewise above.
 
     >>> [_cut(rounds) for rounds in (6, 8, 9, 11, 12, 20)]
     [0, 0, 1, 1, 2, 5]

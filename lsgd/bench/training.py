@@ -1,13 +1,14 @@
-"""A loader, the model and both together: which of the two bounds the training."""
+"""The speeds of a loader, of the model and of both together, which show the bottleneck."""
 
 from dataclasses import dataclass
 
-from lsgd.bench.loaders import LoaderSetting, consume, finish, requests
-from lsgd.bench.timing import Samples, estimate, measure, ratio
+from lsgd.bench.loaders import LoaderSetting, consume, planned_loader
+from lsgd.bench.timing import Samples, estimate, measure, speed_ratio
 from lsgd.inputs import Inputs
 from lsgd.inputs.synthetic import SyntheticInputs
+from lsgd.job.device import synchronize
 from lsgd.learner import Learner
-from lsgd.run.metrics import Timed
+from lsgd.run.metrics import TimedBatches
 from lsgd.step import train_step
 
 MODEL, TOGETHER = "the model", "together"
@@ -15,15 +16,15 @@ MODEL, TOGETHER = "the model", "together"
 
 @dataclass(frozen=True)
 class FedTraining:
-    """The measurement, and the loader that fed the training."""
+    """The speeds of training with a data loader, of each alone, and the waits for images."""
 
     loader: str
     speeds: Samples
     waiting: list[float]
-    """The share of each round of both together in which the model waited for images."""
+    """The fraction of each round of both together in which the model waited for images."""
 
     def verdict(self) -> str:
-        """A sentence on whether the loader or the model bounds the training."""
+        """Return a sentence that says whether the loader or the model bounds the training."""
         loader, model, both = (
             f"{estimate(self.speeds[name]).median:.0f} images/s"
             for name in (self.loader, MODEL, TOGETHER)
@@ -32,7 +33,7 @@ class FedTraining:
             "yes": "The model bounds",
             "no": "The loader bounds",
             "not resolved": "Which of the two bounds is not resolved",
-        }[ratio(self.speeds, self.loader, MODEL).against(1)]
+        }[speed_ratio(self.speeds, self.loader, MODEL).compare_at_least(1)]
         return (
             f"{bounds}: {self.loader} alone brings {loader}, the model alone takes {model}; "
             f"together they make {both} and wait for images "
@@ -43,29 +44,31 @@ class FedTraining:
 def measure_training(
     common: LoaderSetting, name: str, inputs: Inputs, *, rounds: int, steps: int
 ) -> FedTraining:
-    """Measure rounds of `steps` steps, fed by this loader and by images that are on the device
-    already, and rounds of the loader alone."""
+    """Measure the speeds of a loader alone, of training alone, and of training with the loader.
+
+    Each round has `steps` steps.
+    """
     recipe, device = common.recipe, common.device
     learner = Learner(recipe, common.comm, device)
     plan = [
         [
             task
             for step in range(number * steps, (number + 1) * steps)
-            for task in learner.strategy.tasks(recipe.place(step)[0], [step])
+            for task in learner.strategy.tasks(recipe.locate_step(step)[0], [step])
         ]
         for number in range(rounds + 1)
     ]
-    passes = [[each for task in of_round for each in task.passes] for of_round in plan]
+    passes = [[each for task in of_round for each in task.micro_batches] for of_round in plan]
     images = [sum(len(each.examples) for each in of_round) for of_round in passes]
     on_device = SyntheticInputs(recipe.data, seed=recipe.seed, device=device)
     waited = [0.0] * (rounds + 1)
 
     def train(source: Inputs, number: int) -> float:
-        """Train for a round; returns the seconds waited for images."""
-        batches = Timed(source.train(passes[number]))
+        """Train for a round and return the seconds that training waited for images."""
+        batches = TimedBatches(source.train(passes[number]))
         for task in plan[number]:
             train_step(learner, task, batches)
-        finish(device)
+        synchronize(device)
         return batches.waited
 
     def model(number: int) -> int:
@@ -76,7 +79,7 @@ def measure_training(
         waited[number] = train(inputs, number)
         return images[number]
 
-    alone = requests(inputs, passes)
+    alone = planned_loader(inputs, passes)
     speeds = measure(
         {
             name: lambda number: consume(alone(number), device),

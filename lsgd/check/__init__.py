@@ -1,43 +1,46 @@
-"""Is a recipe its paper's? `python -m lsgd.check +recipe=NAME` builds the run and finds out.
+"""Checks of a recipe against its paper: `python -m lsgd.check +recipe=NAME`.
 
-Nothing is trained and no data is needed. What a training would use is built and examined: the
-network, its optimizer, the lr of every step, the order of every epoch, the loader. Images come from
-torchvision's loader, with which DALI's agrees; for datasets held in memory the recipe's own words
-are taken.
+Nothing is trained and no data is needed. The checks build what a training run would use and examine
+it: the network, its optimizer, the lr of every step, the order of every epoch, the loader. Images
+come from torchvision's loader, with which DALI's agrees; for datasets held in memory the
+augmentation is taken from the recipe.
 """
 
 from dataclasses import replace
 
 import torch
 
-from lsgd.check import images, network, passes, rate, step
-from lsgd.check.finding import Fact, Finding
-from lsgd.check.papers import ask
+from lsgd.check import images, learning_rate, network, sampling, step
+from lsgd.check.observation import Observation, RuleResult
+from lsgd.check.papers import apply_rules
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 
-__all__ = ["Fact", "Finding", "ask", "build", "facts", "findings"]
+__all__ = ["Observation", "RuleResult", "apply_rules", "build_learner", "observe", "rule_results"]
 
 
-def build(recipe: Recipe) -> Learner:
-    """The learner of the run, as a single process on the CPU has it, where apex has no updates."""
+def build_learner(recipe: Recipe) -> Learner:
+    """Build a recipe's model, optimizer and strategy in one CPU process, without apex.
+
+    Where the recipe has apex's fused updates, torch's are used.
+    """
     recipe = replace(recipe, optim=replace(recipe.optim, fused="torch"))
     return Learner(recipe, SingleComm(), torch.device("cpu"))
 
 
-def findings(learner: Learner) -> list[Finding]:
-    """A finding for each rule of its paper on the run of this learner, which is not changed."""
-    return ask(learner.recipe, facts(learner))
+def rule_results(learner: Learner) -> list[RuleResult]:
+    """Apply each rule of the recipe's paper to an untrained learner and return the results."""
+    return apply_rules(learner.recipe, observe(learner))
 
 
-def facts(learner: Learner) -> list[Fact]:
-    """All that is found out about the run of this learner."""
+def observe(learner: Learner) -> list[Observation]:
+    """Observe all properties of a learner and its run for which papers have rules."""
     recipe = learner.recipe
     return [
-        *images.facts(recipe),
-        *network.facts(learner),
-        *step.facts(learner),
-        *rate.facts(learner),
-        *passes.facts(learner),
+        *images.observe(recipe),
+        *network.observe(learner),
+        *step.observe(learner),
+        *learning_rate.observe(learner),
+        *sampling.observe(learner),
     ]

@@ -1,16 +1,16 @@
-"""Is this recipe its paper's? `python -m lsgd.check +recipe=NAME [key=value ...]`."""
+"""The command line `python -m lsgd.check +recipe=NAME [key=value ...]`."""
 
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from lsgd import config
-from lsgd.check import Finding, build, findings
+from lsgd.check import RuleResult, build_learner, rule_results
 from lsgd.check.papers import PAPERS
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import run_command
 from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_known
+from lsgd.recipe.checks import check_supported
 
 ABOUT = """\
 Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule, sampler
@@ -19,17 +19,17 @@ Where the run differs, the recipe has to say so, in `deviations: {rule: reason}`
 if it does and 2 if not.
 """
 WIDTHS = 20, 10, 56
-"""The widths of the columns rule, section and what the run does; the verdict ends at 99."""
+"""The widths of the columns for rule, section and run; the verdict ends at column 99."""
 
 
-def table(recipe: Recipe, results: Sequence[Finding]) -> str:
-    """A table of one row per rule; a deviation has the paper's way and the reason in addition."""
+def table(recipe: Recipe, results: Sequence[RuleResult]) -> str:
+    """Format the results of a paper's rules as a table, with the reason of each deviation."""
     declared = recipe.deviations
     lines = [_row("rule", "section", "this run", "")]
     for finding in results:
-        verdict = "same" if finding.same else "deviation"
+        verdict = "same" if finding.is_followed else "deviation"
         lines.append(_row(finding.rule, finding.section, finding.run, verdict))
-        if not finding.same:
+        if not finding.is_followed:
             lines.append(_row("", "", f"paper: {finding.paper}", ""))
             reason = declared.get(finding.rule) or "not declared"
             lines.append(_row("", "", f"why: {reason}", ""))
@@ -45,26 +45,30 @@ def _row(rule: str, section: str, text: str, verdict: str) -> str:
     )
 
 
-def verdict(recipe: Recipe, results: Sequence[Finding]) -> str:
-    """The concluding sentence; raises Refused unless the deviations are those declared."""
+def verdict(recipe: Recipe, results: Sequence[RuleResult]) -> str:
+    """Return a sentence on how many of its paper's rules a recipe follows.
+
+    Raises UsageError for undeclared deviations, and for declared ones that do not occur.
+    """
     who = PAPERS[recipe.paper].WHO
-    deviating = [finding.rule for finding in results if not finding.same]
+    deviating = [finding.rule for finding in results if not finding.is_followed]
     undeclared = [rule for rule in deviating if not recipe.deviations.get(rule)]
     absent = [rule for rule in recipe.deviations if rule not in deviating]
     complaints = []
     if undeclared:
-        words = " ".join(f"\"+deviations.{rule}='…'\"" for rule in undeclared)
+        overrides = " ".join(f"\"+deviations.{rule}='…'\"" for rule in undeclared)
         complaints.append(
             f"deviates from {who} in {_and(undeclared)} and does not say so: put it right, or "
-            f"say why with {words}"
+            f"say why with {overrides}"
         )
     if absent:
-        words = " ".join(f"deviations.{rule}=null" for rule in absent)
+        overrides = " ".join(f"deviations.{rule}=null" for rule in absent)
         complaints.append(
-            f"declares a deviation in {_and(absent)} that is not there: take it back with {words}"
+            f"declares a deviation in {_and(absent)} that is not there: take it back with "
+            f"{overrides}"
         )
     if complaints:
-        raise Refused(f"{recipe.name} {'; it '.join(complaints)}")
+        raise UsageError(f"{recipe.name} {'; it '.join(complaints)}")
     if not deviating:
         return f"{recipe.name} follows {who} in all {len(results)} rules"
     return (
@@ -78,17 +82,17 @@ def _and(rules: Sequence[str]) -> str:
 
 
 def check(recipe: Recipe) -> None:
-    """Print the table and the verdict; raises Refused if they differ from what is declared.
+    """Print how a recipe follows each rule of its paper, and a concluding sentence.
 
-    So it does for what no paper here is about.
+    Raises UsageError if the deviations are not those declared, or for unsupported recipes.
     """
     remedy = "the paper has no rules for another, so train it without this check"
-    check_known(recipe, "lsgd.check", remedy, workloads=("images",), strategies=("allreduce",))
+    check_supported(recipe, "lsgd.check", remedy, workloads=("images",), strategies=("allreduce",))
     if recipe.rehearse:
-        raise Refused("rehearse=true is the run in miniature; check the run itself, without it")
+        raise UsageError("rehearse=true is the run in miniature; check the run itself, without it")
     print(recipe.summary())
     print(f"asked by the rules of {PAPERS[recipe.paper].TITLE}", end="\n\n", flush=True)
-    results = findings(build(recipe))
+    results = rule_results(build_learner(recipe))
     print(table(recipe, results), end="\n\n", flush=True)
     if unasked := PAPERS[recipe.paper].rules(recipe).keys() - {each.rule for each in results}:
         text = (
@@ -99,8 +103,8 @@ def check(recipe: Recipe) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    return run_command(lambda: check(config.load(argv, program="lsgd.check", about=ABOUT)))
+    """Check the recipe of a command line against its paper and return the exit code."""
+    return run_command(lambda: check(config.parse_recipe(argv, program="lsgd.check", about=ABOUT)))
 
 
 if __name__ == "__main__":

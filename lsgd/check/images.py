@@ -1,4 +1,4 @@
-"""Checks of the dataset, and of what becomes of an image on its way to the network."""
+"""Observations of the dataset, and of the processing of images before the network."""
 
 import math
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from lsgd.check.finding import Fact
-from lsgd.inputs import IN_MEMORY
-from lsgd.inputs.index import Index, write_index
+from lsgd.check.observation import Observation
+from lsgd.inputs import IN_MEMORY_DATASETS
+from lsgd.inputs.index import ImageIndex, write_index
 from lsgd.inputs.normalise import Normalise
 from lsgd.inputs.torchvision import FolderInputs
 from lsgd.recipe import Data, Recipe
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 CPU = torch.device("cpu")
 SIZES = ((340, 260), (260, 390))
-"""Width and height of the images that the loader reads."""
+"""The widths and heights of the images that the loader reads."""
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 GREY = [0.299, 0.587, 0.114]
@@ -32,24 +32,24 @@ EIGENVALUES = np.array([0.2175, 0.0188, 0.0045])
 EIGENVECTORS = np.array(
     [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
 )
-JITTERED = "as in fb.resnet.torch"
-"""Colours are jittered by 0.6 to 1.4, and lit by a standard deviation of 0.1."""
+FB_RESNET_COLOURS = "as in fb.resnet.torch"
+"""The value of fb.resnet.torch's colours: jitter by 0.6 to 1.4, and lighting with std 0.1."""
 
 
-def facts(recipe: Recipe) -> list[Fact]:
-    """The dataset, and what becomes of an image."""
+def observe(recipe: Recipe) -> list[Observation]:
+    """Return observations of a recipe's dataset and of its image processing."""
     if recipe.inputs.loader == "synthetic":
         return [_data(recipe)]  # made-up images are neither cropped nor normalised
     common = [_data(recipe), _normalisation(recipe.data)]
-    if recipe.data.name in IN_MEMORY:
+    if recipe.data.name in IN_MEMORY_DATASETS:
         return [*common, *_in_memory(recipe.data)]
     return [*common, *_of_files(recipe)]
 
 
-def _data(recipe: Recipe) -> Fact:
+def _data(recipe: Recipe) -> Observation:
     data, made_up = recipe.data, recipe.inputs.loader == "synthetic"
     sizes = (data.train_examples, data.val_examples, data.classes, data.channels, data.image_size)
-    return Fact(
+    return Observation(
         "data",
         f"{'made-up images for ' * made_up}{data.name}, {data.train_examples:,} and "
         f"{data.val_examples:,} images, {data.image_size} x {data.image_size}",
@@ -57,14 +57,17 @@ def _data(recipe: Recipe) -> Fact:
     )
 
 
-def _normalisation(data: Data) -> Fact:
-    """Other datasets have other means; ImageNet's are those of fb.resnet.torch."""
+def _normalisation(data: Data) -> Observation:
+    """Observe whether pixels are normalised by the mean and standard deviation of each channel.
+
+    ImageNet's are compared with those of fb.resnet.torch, those of other datasets with the recipe.
+    """
     pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     output = Normalise(data, CPU)(pixels.repeat(1, data.channels, 1, 1))
     mean, std = (MEAN, STD) if data.name == "imagenet" else (data.mean, data.std)
     expected = (pixels / 255 - _per_colour(mean)) / _per_colour(std)
     same = torch.allclose(output, expected, atol=1e-5)
-    return Fact(
+    return Observation(
         "normalisation",
         "by the mean and standard deviation of each colour" if same else "otherwise",
         same,
@@ -75,21 +78,23 @@ def _per_colour(values: list[float]) -> Tensor:
     return torch.tensor(values)[:, None, None]
 
 
-def _in_memory(data: Data) -> list[Fact]:
+def _in_memory(data: Data) -> list[Observation]:
     kinds = {"none": "none", "shift_flip": "padded, shifted by up to 4 pixels, flipped"}
     return [
-        Fact("augmentation", kinds.get(data.augmentation, data.augmentation), None),
-        Fact("evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False),
+        Observation("augmentation", kinds.get(data.augmentation, data.augmentation), None),
+        Observation(
+            "evaluation_crop", f"the whole image of {data.image_size} x {data.image_size}", False
+        ),
     ]
 
 
-def _of_files(recipe: Recipe) -> list[Fact]:
-    """Training and validation images from the loader, compared with what PIL makes of the files."""
+def _of_files(recipe: Recipe) -> list[Observation]:
+    """Observe how the loader processes image files, by comparison with PIL on the same files."""
     side, normalise = recipe.data.image_size, Normalise(recipe.data, CPU)
     ids = np.arange(len(SIZES))
     with _loader(recipe) as (inputs, stored):
-        train = {epoch: next(inputs.train([Pass(epoch, ids)]))[0] for epoch in range(3)}
-        val = next(inputs.evaluation([Pass(None, ids, range(0), split="val")]))[0]
+        train = {epoch: next(inputs.train([MicroBatch(epoch, ids)]))[0] for epoch in range(3)}
+        val = next(inputs.evaluation([MicroBatch(None, ids, range(0), split="val")]))[0]
 
     def matches(batch: Tensor, images: NDArray[np.generic]) -> bool:
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
@@ -115,16 +120,16 @@ def _of_files(recipe: Recipe) -> list[Fact]:
     windows = _windows(recipe)
     uses = {name or "unknown" for name in (trained, evaluated)}
     return [
-        Fact(
+        Observation(
             "augmentation",
             str(windows)
             if trained
             else f"none that we know (data.augmentation={recipe.data.augmentation})",
             windows if trained else None,
         ),
-        Fact("resize", _antialiased(uses), uses),
+        Observation("resize", _antialiased(uses), uses),
         _colour(recipe) if coloured else _other_colour("as stored" if as_stored else "unknown"),
-        Fact(
+        Observation(
             "evaluation_crop",
             f"short side {round(side * augmentation.RESIZE)}, centre {side}"
             if evaluated
@@ -138,13 +143,16 @@ def _antialiased(filters: set[str]) -> str:
     return " and ".join(f"antialiased {name}" for name in sorted(filters))
 
 
-def _colour(recipe: Recipe) -> Fact:
-    """What is drawn of colours, over 10,000 draws; the loader's pixels say the rest."""
+def _colour(recipe: Recipe) -> Observation:
+    """Observe the random jitter and lighting of training images' colours, over 10,000 draws.
+
+    The caller has compared the loader's pixels with these draws.
+    """
     draw = {"seed": recipe.seed, "epoch": 0}
-    factors = augmentation.jitters(np.arange(10_000), **draw)
+    factors = augmentation.jitter_factors(np.arange(10_000), **draw)
     least, most = factors.min(axis=0), factors.max(axis=0)
-    # Along the colours' own directions, in their own standard deviations.
-    along = augmentation.lightings(np.arange(10_000), **draw) @ EIGENVECTORS / EIGENVALUES
+    # In the basis of the colours' eigenvectors, in units of their eigenvalues.
+    along = augmentation.lighting_offsets(np.arange(10_000), **draw) @ EIGENVECTORS / EIGENVALUES
     spread = np.cov(along.T)
     independent = np.abs(np.corrcoef(np.concatenate((factors.T, along.T))) - np.eye(6)).max() < 0.05
     run = (
@@ -158,22 +166,22 @@ def _colour(recipe: Recipe) -> Fact:
         and np.allclose(np.sqrt(np.diag(spread)), 0.1, rtol=0.05)
         and bool(independent)
     )
-    return Fact("colour", run, JITTERED if same else "otherwise")
+    return Observation("colour", run, FB_RESNET_COLOURS if same else "otherwise")
 
 
-def _other_colour(run: str) -> Fact:
-    return Fact("colour", run, run)
+def _other_colour(run: str) -> Observation:
+    return Observation("colour", run, run)
 
 
 @dataclass(frozen=True)
-class Windows:
-    """The crops of training images, over 10,000 draws."""
+class CropSamples:
+    """Statistics of the random crops and flips of training images, over 10,000 draws."""
 
     area: tuple[float, float]
-    """The range of their share of the image."""
+    """The range of the crops' share of the image area."""
     aspect: tuple[float, float]
     flipped: float
-    """The share that is mirrored."""
+    """The share of flipped images."""
 
     def __str__(self) -> str:
         return (
@@ -181,10 +189,10 @@ class Windows:
             f"{self.aspect[0]:.2f} to {self.aspect[1]:.2f}, flip {self.flipped:.1f}"
         )
 
-    def start_at(self, share: float) -> bool:
-        """Whether they have this share of the area to all of it, aspects of 3/4 to 4/3, and flips.
+    def has_min_area(self, share: float) -> bool:
+        """Return whether areas span `share` to 1, aspects 3/4 to 4/3, and half of the crops flip.
 
-        A pixel more or less, and a draw in ten thousand.
+        Tolerances allow for a pixel and for the sampling error of ten thousand draws.
         """
         (least, most), (narrow, wide) = self.area, self.aspect
         return (
@@ -196,7 +204,7 @@ class Windows:
         )
 
 
-def _windows(recipe: Recipe) -> Windows:
+def _windows(recipe: Recipe) -> CropSamples:
     ids = np.arange(10_000)
     side = 10_000  # so large that whole pixels make no difference
     windows = augmentation.crop_windows(
@@ -204,13 +212,13 @@ def _windows(recipe: Recipe) -> Windows:
     )
     width, height = windows[:, 2] / side, windows[:, 3] / side
     area, aspect = width * height, width / height
-    mirrored = augmentation.flips(ids, seed=recipe.seed, epoch=0).mean()
-    return Windows((area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored))
+    mirrored = augmentation.flip_mask(ids, seed=recipe.seed, epoch=0).mean()
+    return CropSamples((area.min(), area.max()), (aspect.min(), aspect.max()), float(mirrored))
 
 
 @contextmanager
 def _loader(recipe: Recipe) -> Iterator[tuple[FolderInputs, list[Image.Image]]]:
-    """The loader of image files on a few files, and the images that these contain."""
+    """Open torchvision's loader on a few temporary image files; yield it and the images."""
     generator = np.random.default_rng(0)
     stored = [
         Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
@@ -222,7 +230,7 @@ def _loader(recipe: Recipe) -> Iterator[tuple[FolderInputs, list[Image.Image]]]:
             file = root / f"{label}.png"
             image.save(file)
             rows.append((file.name.encode(), b"", 0, file.stat().st_size, label, *image.size))
-        index = Index(root, write_index(root, "train", rows))
+        index = ImageIndex(root, write_index(root, "train", rows))
         data = replace(recipe.data, skip=[])
         inputs = FolderInputs(
             data, (index, index), recipe.inputs, seed=recipe.seed, device=CPU, decoders=0
@@ -235,7 +243,7 @@ def _drawn(
 ) -> NDArray[np.uint8]:
     ids = np.arange(len(stored))
     windows = augmentation.crop_windows(np.array(SIZES), ids, seed=seed, epoch=epoch)
-    mirrored = augmentation.flips(ids, seed=seed, epoch=epoch)
+    mirrored = augmentation.flip_mask(ids, seed=seed, epoch=epoch)
     images = []
     for image, (left, top, width, height), flip in zip(stored, windows, mirrored, strict=True):
         window = image.crop((left, top, left + width, top + height))
@@ -245,10 +253,13 @@ def _drawn(
 
 
 def _coloured(images: NDArray[np.uint8], *, seed: int, epoch: int) -> NDArray[np.float64]:
-    """Jitter and lighting as fb.resnet.torch has them, one after the other on pixels in [0, 1]."""
+    """Apply the random colour jitter and lighting of fb.resnet.torch to a batch of images."""
     draw, coloured = {"seed": seed, "epoch": epoch}, []
     ids = np.arange(len(images))
-    factors, light = augmentation.jitters(ids, **draw), augmentation.lightings(ids, **draw)
+    factors, light = (
+        augmentation.jitter_factors(ids, **draw),
+        augmentation.lighting_offsets(ids, **draw),
+    )
     for pixels, (brightness, contrast, saturation), added in zip(
         images / 255, factors, light, strict=True
     ):
@@ -260,7 +271,7 @@ def _coloured(images: NDArray[np.uint8], *, seed: int, epoch: int) -> NDArray[np
 
 
 def _centre(image: Image.Image, side: int, resample: Image.Resampling) -> NDArray[np.uint8]:
-    """The centre of the image after its short side is resized, to 256 for a centre of 224."""
+    """Resize an image as for evaluation, to a short side of 256 for 224, and crop its centre."""
     short = side * 256 / 224
     width, height = (math.floor(length * short / min(image.size)) for length in image.size)
     left, top = (width - side) // 2, (height - side) // 2

@@ -1,4 +1,4 @@
-"""Checks of the network as it is built: its shape, and how its weights start."""
+"""Observations of the built network: its layers and initial weights."""
 
 import functools
 import math
@@ -7,29 +7,30 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from lsgd.check.finding import Fact
+from lsgd.check.observation import Observation
 from lsgd.learner import Learner
 from lsgd.vision import models
 
 BLOCKS = (models.resnet.Bottleneck, models.resnet.BasicBlock)
 
 
-def facts(learner: Learner) -> list[Fact]:
-    """The layers that the network has, and how they start."""
+def observe(learner: Learner) -> list[Observation]:
+    """Return observations of a network's layers and of their initial weights."""
     model = learner.model
     return [
         _model(learner),
         *([_stride(model)] if _blocks(model) else []),
         _conv_init(model),
         *([_fc_init(model)] if _linear(model) else []),
-        *([*_gammas(model), _batchnorm_eps(model)] if _norms(model.modules()) else []),
+        *([_last_gamma(model)] if _last_norms(model) else []),
+        *([_other_gammas(model), _batchnorm_eps(model)] if _norms(model.modules()) else []),
     ]
 
 
-def _model(learner: Learner) -> Fact:
+def _model(learner: Learner) -> Observation:
     built = _shapes(learner.model)
     count = sum(weight.numel() for weight in learner.model.parameters())
-    return Fact(
+    return Observation(
         "model",
         f"{learner.recipe.model.name}: {count:,} parameters in {len(built) + 2} tensors",
         built == _resnet50(),
@@ -43,34 +44,34 @@ def _resnet50() -> dict[str, torch.Size]:
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """The parameters' shapes without the head's: the number of classes is for the data to say."""
+    """Return the shapes of a network's parameters by name, without the classification layer's."""
     return {n: weight.shape for n, weight in model.named_parameters() if not n.startswith("fc.")}
 
 
-def _stride(model: nn.Module) -> Fact:
-    """The stride of the convolutions within blocks; shortcuts are 1 x 1 in any network."""
+def _stride(model: nn.Module) -> Observation:
+    """Observe the kernel sizes of strided convolutions in residual blocks, without shortcuts."""
     striding = {
         conv.kernel_size
         for block in _blocks(model)
         for conv in block.children()
         if isinstance(conv, nn.Conv2d) and conv.stride != (1, 1)
     }
-    return Fact(
+    return Observation(
         "stride",
         "stride 2 in convolutions of " + " and ".join(f"{a} x {b}" for a, b in sorted(striding)),
         striding,
     )
 
 
-def _conv_init(model: nn.Module) -> Fact:
-    """The start of the convolutions, and of the linear layers before the one of the logits."""
+def _conv_init(model: nn.Module) -> Observation:
+    """Observe how convolutions, and linear layers other than the last, are initialised."""
     convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     linear = _linear(model)[:-1]
     layers: list[nn.Conv2d | nn.Linear] = [*convs, *linear]
     sides = ("out", "in")
     side = next((s for s in sides if all(_is_he(layer.weight, s) for layer in layers)), None)
     biased = any(layer.bias is not None and layer.bias.any() for layer in layers)
-    return Fact(
+    return Observation(
         "conv_init",
         f"{len(convs)} convolutions {f'and {len(linear)} linear layers ' if linear else ''}"
         + (f"as N(0, 2 / fan {side})" if side else "otherwise")
@@ -79,44 +80,58 @@ def _conv_init(model: nn.Module) -> Fact:
     )
 
 
-def _fc_init(model: nn.Module) -> Fact:
+def _fc_init(model: nn.Module) -> Observation:
     head = _linear(model)[-1]
     weights, biased = head.weight, head.bias is not None and bool(head.bias.any())
     bias = "and a bias that is not 0" if biased else "and bias 0"
-    return Fact(
+    return Observation(
         "fc_init",
         f"standard deviation {weights.std():.2g}, mean {weights.mean():.1g}, {bias}",
         0.01 if _is_normal(weights, 0.01) and not biased else None,
     )
 
 
-def _gammas(model: nn.Module) -> list[Fact]:
-    last = [_norms(block.children())[-1] for block in _blocks(model)]
-    norms = _norms(model.modules())
-    others = [m for m in norms if all(m is not each for each in last)]
-    of_last = Fact(
+def _last_gamma(model: nn.Module) -> Observation:
+    gammas = [_gamma(norm) for norm in _last_norms(model)]
+    return Observation(
         "last_gamma",
-        f"{_values([m.weight for m in last])} in the last BN of {len(last)} blocks",
-        {float(gamma) for m in last for gamma in m.weight.detach().unique()},
+        f"{_values(gammas)} in the last norm of {len(gammas)} blocks",
+        {float(each) for gamma in gammas for each in gamma.detach().unique()},
     )
-    return [
-        *([of_last] if last else []),
-        Fact(
-            "other_gammas",
-            f"{_values([m.weight for m in others])} in {len(others)} other BNs, and beta "
-            f"{_values([m.bias for m in norms])}",
-            all((m.weight == 1).all() for m in others) and not any(m.bias.any() for m in norms),
-        ),
-    ]
 
 
-def _batchnorm_eps(model: nn.Module) -> Fact:
+def _gamma(norm: nn.Module) -> Tensor:
+    return norm.get_parameter("weight")
+
+
+def _other_gammas(model: nn.Module) -> Observation:
+    last, norms = _last_norms(model), _norms(model.modules())
+    others = [m for m in norms if all(m is not each for each in last)]
+    return Observation(
+        "other_gammas",
+        f"{_values([m.weight for m in others])} in {len(others)} other BNs, and beta "
+        f"{_values([m.bias for m in norms])}",
+        all((m.weight == 1).all() for m in others) and not any(m.bias.any() for m in norms),
+    )
+
+
+def _last_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the last norm layer of every residual block.
+
+    Networks of libraries have a list of them in `last_norms`.
+    """
+    if (paths := getattr(model, "last_norms", None)) is not None:
+        return [model.get_submodule(path) for path in paths]
+    return [_norms(block.children())[-1] for block in _blocks(model)]
+
+
+def _batchnorm_eps(model: nn.Module) -> Observation:
     found = {norm.eps for norm in _norms(model.modules())}
-    return Fact("batchnorm_eps", " and ".join(f"{eps:g}" for eps in sorted(found)), found)
+    return Observation("batchnorm_eps", " and ".join(f"{eps:g}" for eps in sorted(found)), found)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    # Those of timm are known by what they can do.
+    # Blocks of timm are recognised by their method zero_init_last.
     known = [m for m in model.modules() if isinstance(m, BLOCKS) or hasattr(m, "zero_init_last")]
     return [block for block in known if _norms(block.children())]
 
@@ -126,18 +141,18 @@ def _norms(modules: Iterable[nn.Module]) -> list[nn.modules.batchnorm._BatchNorm
 
 
 def _linear(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers; the last one gives the logits."""
+    """Return the linear layers of a network; the last one computes the logits."""
     return [m for m in model.modules() if isinstance(m, nn.Linear)]
 
 
 def _is_he(weight: Tensor, side: str) -> bool:
-    """Whether a weight (out, in, …) starts as He's initialisation by the fan of this side."""
+    """Return whether a weight (out, in, …) has He's initialisation, by its fan in or fan out."""
     fan = weight.shape[("out", "in").index(side)] * math.prod(weight.shape[2:])
     return _is_normal(weight, math.sqrt(2 / fan))
 
 
 def _is_normal(weight: Tensor, std: float) -> bool:
-    """Whether mean and standard deviation are within five of their own standard deviations."""
+    """Return whether mean and standard deviation are within five standard errors of N(0, std²)."""
     weight = weight.detach().double()
     centred = abs(weight.mean()) < 5 * std / math.sqrt(weight.numel())
     return bool(centred and abs(weight.std() / std - 1) < 5 / math.sqrt(2 * weight.numel()))

@@ -1,9 +1,10 @@
-"""Checks of one step: weight decay, normalisation of the gradient, momentum, BN, number formats.
+"""Observations of one step: weight decay, gradient scale, momentum, BN, number formats.
 
-Most are made on a miniature of the run: apart from its optimizer and precision of arithmetic, what
-a step does is the same for 3 workers of 4 images in a small network as for the recipe's own.
+Most use a miniature of the run: apart from its optimizer and arithmetic precision, a step does the
+same for 3 workers of 4 images in a small network as for the recipe's own.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,25 +15,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.check.finding import Fact
+from lsgd.check.observation import Observation
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch
 from lsgd.learner import Learner
 from lsgd.models import DTYPES
 from lsgd.recipe import Averaging, BatchGrowth, Recipe
 from lsgd.rules import optim
-from lsgd.rules.batchnorm import RunningStatistics
-from lsgd.rules.sampler import Pass
+from lsgd.rules.batchnorm import RunningStatistics, WorkerBatchNorm
+from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
 from lsgd.strategy.allreduce import AllReduce
 
 WORKERS, IMAGES, SIDE = 3, 4, 8
-RATES = (0.1, 0.4, 0.4, 0.04)
-"""Learning rates that rise, stand still and drop, so that the forms of momentum differ."""
+LEARNING_RATES = (0.1, 0.4, 0.4, 0.04)
+"""Learning rates that rise, stay and drop, so that the two equations of momentum differ."""
 
 
-def facts(learner: Learner) -> list[Fact]:
-    """BN, gradient, momentum, decay and number formats; without BN what there is of the others."""
+def observe(learner: Learner) -> list[Observation]:
+    """Return observations of a training step: BN, gradient, momentum, decay and number formats.
+
+    Observations of BN are left out for a network without BN.
+    """
     recipe = learner.recipe
     has_norms = bool(_norms(learner))
     return [
@@ -50,7 +54,7 @@ def facts(learner: Learner) -> list[Fact]:
 
 
 def miniature(recipe: Recipe) -> Learner:
-    """A learner that makes the steps of this recipe at the size of a few images."""
+    """Return a learner that trains as this recipe does, with a small network and few images."""
     data = replace(
         recipe.data,
         train_examples=2 * WORKERS * IMAGES + IMAGES + 2,
@@ -60,7 +64,7 @@ def miniature(recipe: Recipe) -> Learner:
         mean=[0.5],
         std=[0.5],
     )
-    # Both change gradients after they have been normalised; _momentum and _lars name them.
+    # Clipping and LARS change normalised gradients; _momentum and _lars observe them.
     optimizer = replace(recipe.optim, clip_norm=None)
     if optimizer.name == "lars":
         optimizer = replace(optimizer, name="sgd")
@@ -84,36 +88,36 @@ def miniature(recipe: Recipe) -> Learner:
 
 
 def _allreduce(learner: Learner) -> AllReduce:
-    """The strategy, whose reducer and optimizer are examined."""
+    """Return the learner's all-reduce strategy, whose reducer and optimizer are examined."""
     assert isinstance(learner.strategy, AllReduce)
     return learner.strategy
 
 
 def _running(learner: Learner) -> RunningStatistics:
-    """BN's running statistics, all that the workers of the miniature carry along."""
-    [running] = learner.strategy.parts
+    """Return the running statistics of BN in a miniature learner."""
+    [running] = learner.strategy.carried_states
     assert isinstance(running, RunningStatistics)
     return running
 
 
-def _weight_decay(learner: Learner) -> Fact:
-    decays, of_norms = _decays(learner), _of_norms(learner)
-    others = [p for p in learner.model.parameters() if p not in of_norms]
+def _weight_decay(learner: Learner) -> Observation:
+    decays, still = _decays(learner), optim.undecayed_parameters(learner.model)
+    others = [p for p in learner.model.parameters() if p not in still]
     untouched = [p for p in learner.model.parameters() if p not in decays]
-    # Of what is not of BN, biases have one dimension and weights have more.
+    # Outside of BN, biases have one dimension and weights have more.
     weights = frozenset(decays.get(p, 0.0) for p in others if p.dim() > 1)
     biases = frozenset(decays.get(p, 0.0) for p in others if p.dim() == 1)
-    return Fact(
+    return Observation(
         "weight_decay",
         _by_value([decays.get(p, 0.0) for p in others])
         + (f"; {len(untouched)} are not trained" if untouched else ""),
-        Decays(weights, biases, len(untouched)),
+        WeightDecayGroups(weights, biases, len(untouched)),
     )
 
 
-def _batchnorm_decay(learner: Learner) -> Fact:
+def _batchnorm_decay(learner: Learner) -> Observation:
     decays, of_norms = _decays(learner), _of_norms(learner)
-    return Fact(
+    return Observation(
         "batchnorm_decay",
         _by_value([decays.get(p, 0.0) for p in of_norms]),
         frozenset(decays.get(p, 0.0) for p in of_norms),
@@ -121,17 +125,17 @@ def _batchnorm_decay(learner: Learner) -> Fact:
 
 
 @dataclass(frozen=True)
-class Decays:
-    """The decays of parameters that are not of BN."""
+class WeightDecayGroups:
+    """The distinct weight decays of a network's parameters outside of BN."""
 
     weights: frozenset[float]
     biases: frozenset[float]
     untouched: int
-    """The parameters that are not trained at all."""
+    """The number of parameters that are not trained."""
 
 
 def _decays(learner: Learner) -> dict[nn.Parameter, float]:
-    """The decay of each parameter that the optimizer has, or that LARS adds before it."""
+    """Return the weight decay of each optimized parameter, whether SGD or LARS applies it."""
     return {
         parameter: float(group["weight_decay"] + group.get(optim.LARS_DECAY, 0.0))
         for group in _allreduce(learner).optimizer.param_groups
@@ -144,7 +148,7 @@ def _norms(learner: Learner) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 def _of_norms(learner: Learner) -> set[nn.Parameter]:
-    """Gamma and beta, which are recognised by the type of their module."""
+    """Return the parameters gamma and beta of all BN layers of a learner's network."""
     return {p for module in _norms(learner) for p in module.parameters(recurse=False)}
 
 
@@ -153,22 +157,25 @@ def _by_value(decays: Sequence[float]) -> str:
     return ", ".join(f"{kind:g} on {decays.count(kind)} tensors" for kind in kinds)
 
 
-def _momentum(recipe: Recipe) -> Fact:
-    """The optimizer against both equations; (10) with momentum correction moves as (9) does."""
+def _momentum(recipe: Recipe) -> Observation:
+    """Observe which of two equations of momentum SGD a recipe's optimizer follows.
+
+    Equation (10) with momentum correction gives the updates of (9).
+    """
     if recipe.optim.name != "sgd":
-        return Fact("momentum", f"{recipe.optim.name}, not momentum SGD", None)
+        return Observation("momentum", f"{recipe.optim.name}, not momentum SGD", None)
     form, nesterov, m = _found_form(_allreduce(miniature(recipe)).optimizer, _gradient_itself)
     run = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
     run = f"{run if form else 'neither equation (9) nor (10)'}, m = {m:g}"
     limit = recipe.optim.clip_norm
     if limit is not None:
         run += f", of gradients shortened to norm {limit:g}"
-    return Fact("momentum", run, Momentum(form, nesterov, m, limit))
+    return Observation("momentum", run, Momentum(form, nesterov, m, limit))
 
 
 @dataclass(frozen=True)
 class Momentum:
-    """How SGD updates: the equation, 0 if it is neither, and what else there is to choose."""
+    """An observed update rule of momentum SGD: its equation (0 for an unknown one) and settings."""
 
     equation: int
     nesterov: bool
@@ -178,20 +185,21 @@ class Momentum:
 
 @dataclass(frozen=True)
 class Lars:
-    """How LARS updates, if its gradients are scaled as in its paper; else the equation is 0."""
+    """An observed update rule of LARS: its equation (0 for an unknown one) and settings."""
 
     equation: int
-    """9 has the ratio alone in the momentum, 10 the lr too."""
+    """The equation: with 9 only the ratio is inside the momentum, with 10 the lr too.
+    0 is for gradients that are not scaled as in the paper."""
     nesterov: bool
     m: float
     trust: float
     eps: float
     adapts: frozenset[str]
-    """The kinds of tensors that are scaled: weights, biases, norms."""
+    """The kinds of tensors whose gradient is scaled: weights, biases, norms."""
 
 
-def _lars(learner: Learner) -> Fact:
-    """The optimizer of a miniature against the paper's rule behind both equations."""
+def _lars(learner: Learner) -> Observation:
+    """Observe which of two equations of LARS an optimizer follows, on a miniature of the recipe."""
     rule, of_norms = learner.recipe.optim, _of_norms(learner)
     optimizer = _lars_of_miniature(learner.recipe)
 
@@ -214,35 +222,40 @@ def _lars(learner: Learner) -> Fact:
     run = f"as equation ({form})" if form else "neither as equation (9) nor as (10)"
     run += f", {'Nesterov' if nesterov else 'not Nesterov'}, m = {m:g}, trust {rule.trust:g}, "
     run += f"eps {rule.eps:g}, of {' and '.join(sorted(kinds, reverse=True))}"
-    return Fact("lars", run, Lars(form, nesterov, m, rule.trust, rule.eps, kinds))
+    return Observation("lars", run, Lars(form, nesterov, m, rule.trust, rule.eps, kinds))
 
 
 def _lars_of_miniature(recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of this recipe over the network of its miniature."""
+    """Return the recipe's LARS optimizer over the small network of its miniature."""
     model = miniature(recipe).model
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return optim.make_optimizer(model, **vars(recipe.optim))
 
 
-Scaled = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
-"""What a gradient becomes, with the weights and the group of its tensor, before the momentum."""
+GradientTransform = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
+"""A function of a gradient, its weights and parameter group: the term that enters the momentum."""
 
 
 def _gradient_itself(gradient: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
     return gradient + float(group["weight_decay"]) * w
 
 
-def _found_form(optimizer: torch.optim.Optimizer, scaled: Scaled) -> tuple[int, bool, float]:
-    """The equation by which it makes steps of made-up gradients, 0 for neither, Nesterov and m."""
+def _found_form(
+    optimizer: torch.optim.Optimizer, scaled: GradientTransform
+) -> tuple[int, bool, float]:
+    """Return which equation of SGD an optimizer follows, whether with Nesterov, and its momentum.
+
+    The equation is found on random gradients; it is 9, 10, or 0 for neither.
+    """
     groups = optimizer.param_groups
     cases = [(p, p.detach().clone(), group) for group in groups for p in group["params"]]
     generator = torch.Generator().manual_seed(0)
     gradients = [
         [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p, _, _ in cases]
-        for _ in RATES
+        for _ in LEARNING_RATES
     ]
-    for lr, step in zip(RATES, gradients, strict=True):
+    for lr, step in zip(LEARNING_RATES, gradients, strict=True):
         for (parameter, _, _), gradient in zip(cases, step, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(gradient)
@@ -264,13 +277,16 @@ def _by_hand(
     gradients: list[Tensor],
     m: float,
     group: dict[str, Any],
-    scaled: Scaled,
+    scaled: GradientTransform,
     form: int,
     nesterov: bool,
 ) -> Tensor:
-    """The weights after steps with these gradients at RATES, by equation (9) or (10)."""
+    """Compute the weights after steps of SGD by equation (9) or (10), without an optimizer.
+
+    The steps have LEARNING_RATES.
+    """
     buffer = torch.zeros_like(w)
-    for gradient, lr in zip(gradients, RATES, strict=True):
+    for gradient, lr in zip(gradients, LEARNING_RATES, strict=True):
         g = scaled(gradient, w, group)
         if form == 9:
             buffer = m * buffer + g
@@ -281,8 +297,8 @@ def _by_hand(
     return w
 
 
-def _lr_of_a_step(recipe: Recipe) -> Fact:
-    """The lr at the moment of the update, on both sides of the first drop."""
+def _lr_of_a_step(recipe: Recipe) -> Observation:
+    """Observe which learning rate the updates before and after the first drop of it use."""
     learner = miniature(recipe)
     small = learner.recipe
     used: list[float] = []
@@ -292,19 +308,19 @@ def _lr_of_a_step(recipe: Recipe) -> Fact:
     lrs = [small.lr(step) for step in range(small.total_steps)]
     drop = next((step for step, lr in enumerate(lrs) if lr < lrs[0]), 1)
     for step in (drop - 1, drop):
-        [task] = learner.strategy.tasks(small.place(step)[0], [step])
-        train_step(learner, task, _made_up(task.passes))
+        [task] = learner.strategy.tasks(small.locate_step(step)[0], [step])
+        train_step(learner, task, _made_up(task.micro_batches))
     groups = len(used) // 2
     same = used == [lrs[drop - 1]] * groups + [lrs[drop]] * groups
-    return Fact(
+    return Observation(
         "lr_of_a_step",
         "the update of a step uses " + ("its lr" if same else "another lr than the step's"),
         same,
     )
 
 
-def _gradient(recipe: Recipe) -> Fact:
-    """The scale of `.grad` after a full step, and after a short one of uneven workers."""
+def _gradient(recipe: Recipe) -> Observation:
+    """Observe the scale of the gradient in a full step, and in a short one of uneven workers."""
     ratios = [_gradient_ratio(recipe, step=step) for step in (0, 2)]
     if all(ratio is not None and abs(ratio - 1) < 1e-9 for ratio in ratios):
         run = "the sum over all images divided by their number"
@@ -313,23 +329,23 @@ def _gradient(recipe: Recipe) -> Fact:
     else:
         run = f"{ratios[0]:.3g} times the mean over the kn images of a step (k = {WORKERS}, n = "
         run += f"{IMAGES}), {ratios[1]:.3g} times in a short one"
-    return Fact(
+    return Observation(
         "gradient",
         run,
         run.startswith("the sum"),
     )
 
 
-def _smoothing(recipe: Recipe) -> Fact:
+def _smoothing(recipe: Recipe) -> Observation:
     share = recipe.label_smoothing
     run = f"{share:g} of a label is spread over all classes" if share else "none"
-    return Fact("label_smoothing", run, share)
+    return Observation("label_smoothing", run, share)
 
 
 def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
-    """The gradient of a step over the mean of all its images' gradients, if it is parallel.
+    """Return the ratio of a step's gradient to the mean over its images; None if not parallel.
 
-    As the optimizer is given it; by equation (10) it is changed where it is.
+    The gradient is read as the optimizer receives it, since equation (10) changes it in place.
     """
     learner = miniature(recipe)
     given: list[Tensor] = []
@@ -337,11 +353,11 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
         lambda *_: given.extend(p.grad.flatten().clone() for p in parameters if p.grad is not None)
     )
     [task] = learner.strategy.tasks(0, [step])
-    running, passes = _running(learner), task.passes
+    running, passes = _running(learner), task.micro_batches
     parameters = list(learner.model.parameters())
     total = torch.zeros(())
     for each, (images, labels) in zip(passes, _made_up(passes), strict=True):
-        running.start_pass(each)
+        running.start_micro_batch(each)
         losses = F.cross_entropy(
             learner.model(images),
             labels,
@@ -350,7 +366,7 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
         )
         total = total + losses.sum()
     mean = torch.autograd.grad(total / sum(len(each.examples) for each in passes), parameters)
-    running.seen.zero_()
+    running.pending_update.zero_()
     train_step(learner, task, _made_up(passes))
     expected = torch.cat([gradient.flatten() for gradient in mean])
     actual = torch.cat(given)
@@ -358,8 +374,8 @@ def _gradient_ratio(recipe: Recipe, *, step: int) -> float | None:
     return ratio if torch.allclose(actual, ratio * expected, rtol=1e-6, atol=1e-12) else None
 
 
-def _made_up(passes: list[Pass]) -> Iterator[Batch]:
-    """Batches of noise, the same for the same passes."""
+def _made_up(passes: list[MicroBatch]) -> Iterator[Batch]:
+    """Yield random images and labels for micro-batches, the same each time."""
     generator = torch.Generator().manual_seed(0)
     for each in passes:
         shape = (len(each.examples), 1, SIDE, SIDE)
@@ -367,68 +383,98 @@ def _made_up(passes: list[Pass]) -> Iterator[Batch]:
         yield images, torch.randint(10, (len(images),), generator=generator)
 
 
-def _batchnorm(learner: Learner) -> Fact:
-    """The statistics of a layer of the miniature, for 3 images of each of two workers in a pass."""
-    small = miniature(learner.recipe)
-    layer = _norms(small)[0]
-    kinds = {type(norm) for norm in _norms(learner)}
+def _batchnorm(learner: Learner) -> Observation:
+    """Observe over which images each BN layer takes its statistics, with two workers."""
+    found: dict[str, list[str]] = {}
+    for path, module in learner.model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            found.setdefault(_statistics(module), []).append(path)
+    others = {run: paths for run, paths in found.items() if run != OF_ONE_WORKER}
+    run = next(iter(found)) if len(found) == 1 else ""
+    return Observation(
+        "batchnorm",
+        run or "; ".join(f"{run} in {paths[0]}" for run, paths in others.items()),
+        not others,
+    )
+
+
+OF_ONE_WORKER = "over one worker's images, in any pass"
+
+
+def _statistics(layer: nn.modules.batchnorm._BatchNorm) -> str:
+    """Describe over which images a BN layer takes its statistics, found by its outputs."""
+    layer = copy.deepcopy(layer).double().eval()
+    with torch.no_grad():
+        layer.weight.fill_(2)  # a gamma of 0 would make all outputs equal
+    after = copy.deepcopy(layer)
+    layer.training = True  # but not for layers inside it, such as dropout
     images = _features(layer)[:6]
-    _running(small).start_pass(Pass(0, np.arange(6), range(2)))
+    if isinstance(layer, WorkerBatchNorm):
+        layer.workers, layer.rows_per_image = 2, 1
+        layer.seen = images.new_zeros(2, layer.num_features)
     with torch.no_grad():
         output = layer(images)
         workers = [_normalised(images[worker::2], layer) for worker in (0, 1)]
         alone = torch.stack(workers, dim=1).flatten(0, 1)
         together = _normalised(images, layer)
-    if kinds != {type(layer)}:
-        run = "not all BNs are of one kind"
-    elif torch.allclose(output, alone, atol=1e-9):
-        run = "over one worker's images, in any pass"
-    elif torch.allclose(output, together, atol=1e-9):
-        run = "over all images of a pass"
-    else:
-        run = "neither over one worker's images nor over those of a pass"
-    return Fact(
-        "batchnorm",
-        run,
-        run.startswith("over one"),
-    )
+        _make_identity(after)
+        if torch.allclose(output, after(alone), atol=1e-9):
+            return OF_ONE_WORKER
+        if torch.allclose(output, after(together), atol=1e-9):
+            return "over all images of a pass"
+    return "neither over one worker's images nor over those of a pass"
+
+
+def _make_identity(layer: nn.modules.batchnorm._BatchNorm) -> None:
+    """Change a BN layer to return its input in evaluation, apart from an activation inside it."""
+    for tensor, value in (
+        (layer.running_mean, 0),
+        (layer.running_var, 1 - layer.eps),
+        (layer.weight, 1),
+        (layer.bias, 0),
+    ):
+        assert tensor is not None
+        tensor.fill_(value)
 
 
 def _features(layer: nn.modules.batchnorm._BatchNorm) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    shape = (7, layer.num_features, 5, 5)
-    # Mean and scale are not 0 and 1, and differ between images: so groups are told apart.
+    size = (5,) if isinstance(layer, nn.BatchNorm1d) else (5, 5)
+    shape = (7, layer.num_features, *size)
+    # Mean and scale are not 0 and 1, and differ between images, which distinguishes groups.
     return (
         torch.randn(shape, generator=generator, dtype=torch.float64)
-        * torch.arange(1.0, 8.0, dtype=torch.float64).reshape(7, 1, 1, 1)
+        * torch.arange(1.0, 8.0, dtype=torch.float64).reshape(7, 1, *(1 for _ in size))
         + 2
     )
 
 
 def _normalised(group: Tensor, layer: nn.modules.batchnorm._BatchNorm) -> Tensor:
-    mean = group.mean((0, 2, 3), keepdim=True)
-    var = group.var((0, 2, 3), correction=0, keepdim=True)
-    gamma, beta = (each.reshape(1, -1, 1, 1) for each in (layer.weight, layer.bias))
+    over = (0, *range(2, group.dim()))
+    mean = group.mean(over, keepdim=True)
+    var = group.var(over, correction=0, keepdim=True)
+    of_channels = (1, -1, *(1 for _ in over[1:]))
+    gamma, beta = (each.reshape(of_channels) for each in (layer.weight, layer.bias))
     return gamma * (group - mean) / (var + layer.eps).sqrt() + beta
 
 
-def _running_average(recipe: Recipe) -> Fact:
-    """The share of the old mean and variance, 0 and 1, that is left after a step of two workers.
+def _running_average(recipe: Recipe) -> Observation:
+    """Observe the momentum of BN's running statistics, in a step of two workers.
 
-    Without meaning where evaluations do not use them.
+    The old mean and variance are 0 and 1. The share has no meaning if evaluations measure BN.
     """
     if recipe.measures_bn:
-        return Fact("running_average", "measured anew before an evaluation", None)
+        return Observation("running_average", "measured anew before an evaluation", None)
     small = miniature(recipe)
     running = _running(small)
     layer = running.layers[0]
     images = _features(layer)
     with torch.no_grad():
         for group in images.split((4, 3)):  # two passes
-            running.start_pass(Pass(0, np.arange(len(group))))
+            running.start_micro_batch(MicroBatch(0, np.arange(len(group))))
             layer(group)
     running.end_step(active_workers=2)
-    small.strategy.settle()
+    small.strategy.synchronize()
     groups = images.split((4, 3))
     mean = torch.stack([group.mean((0, 2, 3)) for group in groups]).mean(0)
     var = torch.stack([group.var((0, 2, 3)) for group in groups]).mean(0)
@@ -436,7 +482,7 @@ def _running_average(recipe: Recipe) -> Fact:
     assert layer.running_var is not None
     remaining = torch.cat((1 - layer.running_mean / mean, (var - layer.running_var) / (var - 1)))
     even = bool(remaining.max() - remaining.min() < 1e-6)
-    return Fact(
+    return Observation(
         "running_average",
         f"momentum {remaining.mean():.3g}, once per step, the mean over workers"
         if even
@@ -445,15 +491,15 @@ def _running_average(recipe: Recipe) -> Fact:
     )
 
 
-def _precision(learner: Learner) -> Fact:
+def _precision(learner: Learner) -> Observation:
     with learner.autocast:
         one = torch.ones(1, 1, dtype=DTYPES[learner.recipe.precision])
         kinds = {(one @ one).dtype, *(p.dtype for p in learner.model.parameters())}
     names = sorted(str(kind).removeprefix("torch.") for kind in kinds)
-    return Fact("precision", " and ".join(names), set(names))
+    return Observation("precision", " and ".join(names), set(names))
 
 
-def _compression(learner: Learner) -> Fact:
+def _compression(learner: Learner) -> Observation:
     compresses = _allreduce(learner).reducer.compresses
     run = "fp16 between processes" if compresses else "none"
-    return Fact("gradient_compression", run, compresses)
+    return Observation("gradient_compression", run, compresses)

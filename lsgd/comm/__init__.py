@@ -1,132 +1,155 @@
-"""The processes of one job, and the library they talk over."""
+"""Communication between the processes of one job, over a choice of libraries."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-# Not `import torch`: once comm/torch.py is imported, that name in here is the submodule.
-from torch import AcceleratorError, OutOfMemoryError, Tensor, cuda, get_num_threads, set_num_threads
+# Not `import torch`: once comm/torch.py is imported, that name is the submodule here.
+from torch import AcceleratorError, OutOfMemoryError, Tensor, get_num_threads, set_num_threads
 from torch import device as Device
 
-from lsgd.errors import EndsEarly, Interrupted, PeerLost, Refused
-from lsgd.installation import script
-from lsgd.job.launcher import Launch, cores, detect
+from lsgd.errors import ExitError, PeerLostError, TrainingInterrupted, UsageError
+from lsgd.installation import script_command
+from lsgd.job.device import device_count, device_name
+from lsgd.job.launcher import Launch, cores, detect_launch, omp_num_threads
+from lsgd.job.system import usable_cores
 from lsgd.job.threads import choose_threads
 from lsgd.recipe import CommSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lsgd.comm.pair import Pair
+    from lsgd.comm.pair import ProcessPair
 
 T = TypeVar("T")
 
 
 class Comm(Protocol):
-    """The processes of one job, of which this is number `rank`."""
+    """Communicator of the processes of one job, as seen by the process of this `rank`."""
 
     library: str
-    """The library that carries the sums, in words."""
+    """Description of the communication library, for messages."""
     rank: int
     world_size: int
 
-    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Begin to replace the tensor, in place, by its sum over the processes.
+    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Start an all-reduce that replaces the tensor, in place, by its sum over the processes.
 
         The returned function waits for it. All processes start the same sums in the same order;
-        `name` is the same for all and no two sums of one name are under way at once.
+        `name` is equal on all of them, and no two pending sums have the same name.
         """
 
     def broadcast_object(self, value: T) -> T:
-        """The value that process 0 has, on every process."""
+        """Broadcast the value that process 0 passes, and return it on every process."""
 
     def gather_objects(self, value: T) -> list[T]:
-        """The values of all processes, in the order of their ranks, on every process."""
+        """Gather the values that all processes pass; return them in rank order on every process."""
 
     def close(self) -> None:
-        """Leave the job, as all its processes do now; raises PeerLost if one has left before."""
+        """Close the communicator: leave the job together with all its processes.
+
+        Raises PeerLostError if one has left earlier.
+        """
 
 
 @runtime_checkable
-class Messenger(Comm, Protocol):
-    """A Comm whose processes also send each other tensors, from the CPU to the CPU.
+class MessagingComm(Comm, Protocol):
+    """Communicator with point-to-point messages between processes, from CPU to CPU.
 
-    Many may be under way at once, from one process to another with different tags; each of the
-    returned functions waits for one.
+    Several messages may be under way from one process to another, with different tags. Each
+    returned function waits for one message.
     """
 
     def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
-        """Begin to send a tensor, which is not to be changed before it has been waited for."""
+        """Start sending a CPU tensor to a process; it must not change before the send has ended.
+
+        The returned function waits for the end.
+        """
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
-        """Begin to replace a tensor, in place, by one of the same size from the sender."""
+        """Start receiving a CPU tensor from a process in place, into a tensor of the same size.
+
+        The returned function waits for the end.
+        """
 
 
 @runtime_checkable
-class Pairing(Comm, Protocol):
-    """A Comm any two of whose processes can have a connection of their own."""
+class PairwiseComm(Comm, Protocol):
+    """Communicator that can open separate connections between any two processes."""
 
-    def open_pairs(self, wanted: "Sequence[tuple[str, int]]") -> "list[Pair]":
-        """The connections of these names, whose other ends other processes open meanwhile, or this
-        one itself, each as the other side: 0 or 1. All processes call it. Raises PeerLost if an
-        other end does not come."""
+    def open_pairs(self, wanted: "Sequence[tuple[str, int]]") -> "list[ProcessPair]":
+        """Open several two-process connections, each given by its name and this end's side.
+
+        Other processes open the other ends meanwhile. Sides are 0 and 1; one process may open both.
+        All processes call it. Raises PeerLostError if the process of another end does not join in
+        time.
+        """
 
 
 @runtime_checkable
-class Living(Pairing, Protocol):
-    """A Comm whose processes may be lost and come back while the others go on."""
+class ElasticComm(PairwiseComm, Protocol):
+    """Communicator of an elastic job, whose processes may restart while others continue."""
 
     process: int
-    """The number of this process; its rank is its place in the group of the moment."""
-    life: int
-    """How many times it has come back."""
-    outside: bool
-    """Whether it has come back since all have met."""
+    """Number of this process, which stays the same; its rank is its place in the current group."""
+    restart_count: int
+    """Number of restarts of this process."""
+    is_outside_group: bool
+    """Whether this process has restarted and is not in the current group yet."""
 
-    def welcome(self, answer: Callable[[], object]) -> None:
-        """From now on let process 0 answer so what a process asks that comes back."""
+    def answer_restarted(self, answer: Callable[[], object]) -> None:
+        """Make process 0 answer each query of a restarted process by a call of `answer`.
 
-    def wait_for_life(self, process: int, after: int) -> int:
-        """Wait until a process is back in a later life than this one; returns which. Raises
-        RuntimeError at the end of the job."""
+        The answer is what `answer` returns at the time.
+        """
 
-    def open_pair(self, name: str, side: int) -> "Pair":
-        """The connection of this name, whose other end another process opens meanwhile."""
+    def wait_for_restart(self, process: int, after: int) -> int:
+        """Wait until a process has restarted more often than `after`; return its restart count.
 
-    def meet(self, name: str, members: list[tuple[int, int]] | None) -> None:
-        """Make the group anew of these processes and lives, which one of them tells the others
-        under this name, if it is not the one that there is."""
+        Raises RuntimeError at the end of the job.
+        """
+
+    def open_pair(self, name: str, side: int) -> "ProcessPair":
+        """Open a two-process connection by its name, which the other process opens meanwhile."""
+
+    def form_group(self, name: str, members: list[tuple[int, int]] | None) -> None:
+        """Form a new process group of these members, unless it equals the current one.
+
+        Members are pairs of a process and its restart count. One process passes them; the others
+        pass None and receive them under this name.
+        """
 
 
 def open_comm(settings: CommSettings, device: Device) -> Comm:
-    """Join the processes that the launcher started, over `settings.library` (auto chooses).
+    """Join the launcher's processes over the configured library; return their communicator.
 
-    Those that have not met after `join_timeout` seconds give up; once they have, one that is silent
-    for `timeout` seconds is given up. Raises Refused if the library does not suit the launcher, or
-    counts other processes than it.
+    It is `settings.library`, or chosen for `auto`. Processes that have not joined after
+    `join_timeout` seconds give up; later, a process that does not respond for `timeout` seconds
+    counts as lost. Raises UsageError if the library does not suit the launcher, or sees another
+    number of processes.
     """
-    launch = detect()
+    launch = detect_launch()
     library = settings.library
     chosen = choose_library(launch, device) if library == "auto" else library
     comm = _open(chosen, launch, device, settings)
     if comm.world_size != launch.world_size:
         comm.close()
-        raise Refused(
+        raise UsageError(
             f"{launch.launcher} started {launch.world_size} processes but {comm.library} sees "
             f"{comm.world_size}: every process would train alone; {_remedy(chosen, launch)}"
         )
-    if "OMP_NUM_THREADS" not in os.environ:
+    if not omp_num_threads():
         set_num_threads(cores(launch))
     return comm
 
 
 @contextmanager
 def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
-    """Within this context the processes are joined, as open_comm does; in the end they leave.
+    """Open a communicator of the launcher's processes, and close it at the end of the context.
 
-    Only together they close the connection, as NCCL waits for all of them then, without a limit.
-    One that fails alone leaves it open, says at once what has failed, and is ended by run_command,
+    All processes close it together, since NCCL waits for all of them without a limit. A process
+    that fails alone leaves it open and raises its error at once; run_command then ends the process,
     by which the others notice.
     """
     comm = open_comm(settings, device)
@@ -135,20 +158,25 @@ def joined(settings: CommSettings, device: Device) -> Iterator[Comm]:
     except BaseException as error:
         if comm.world_size == 1:
             comm.close()
-        elif isinstance(error, Interrupted):  # all have saved the same step, and leave
-            with suppress(PeerLost):
+        elif isinstance(
+            error, TrainingInterrupted
+        ):  # all processes have saved the same step, and exit
+            with suppress(PeerLostError):
                 comm.close()
-        elif isinstance(error, EndsEarly) and not error.here_only:
+        elif isinstance(error, ExitError) and not error.is_local:
             try:
                 comm.close()
-            except PeerLost:
-                error.here_only = True
+            except PeerLostError:
+                error.is_local = True
         raise
     comm.close()
 
 
 def choose_library(launch: Launch, device: Device) -> str:
-    """The library of comm=auto: Horovod where it is built for launcher and device, else torch."""
+    """Choose the communication library of comm=auto for this launcher and device.
+
+    It is Horovod if built for both, else torch; single for one process.
+    """
     match launch.launcher:
         case "none":
             return "single"
@@ -159,71 +187,74 @@ def choose_library(launch: Launch, device: Device) -> str:
 
 
 def describe(comm: Comm, device: Device) -> str:
-    """A line on how this job runs; it says how many GPUs stay idle."""
-    launch = detect()
+    """Return a log line on this job's processes, library, device, threads and idle GPUs."""
+    launch = detect_launch()
     line = "1 process" if comm.world_size == 1 else f"{comm.world_size} processes"
     if launch.launcher != "none":
         line += f" by {launch.launcher} over {comm.library}"
-    hardware = "CPU" if device.type == "cpu" else cuda.get_device_name(device)
+    hardware = "CPU" if device.type == "cpu" else device_name(device)
     line += f", {hardware}, threads per process: {get_num_threads()}"
     if device.type == "cpu" and get_num_threads() < choose_threads(None, cores(launch)):
         line += " (passes this small have no work for more)"
-    bound, all_ = len(os.sched_getaffinity(0)), os.cpu_count()
+    bound, all_ = len(usable_cores()), os.cpu_count()
     if bound != all_:
         line += f" (bound to {bound} of {all_} cores)"
     if device.type == "cpu":
         return line
-    gpus = cuda.device_count()
+    gpus = device_count(device)
     if gpus > launch.local_size:
         line += f"; {gpus - launch.local_size} GPUs stay idle: torchrun --nproc-per-node {gpus}"
     return line
 
 
 @contextmanager
-def with_peers(*errors: type[Exception]) -> Iterator[None]:
-    """Make these errors of a communication library say what they mean: PeerLost."""
+def peer_errors(*errors: type[Exception]) -> Iterator[None]:
+    """Convert these errors of a communication library into PeerLostError (context manager)."""
     try:
         yield
     except (OutOfMemoryError, AcceleratorError):
-        raise  # RuntimeErrors too, but of this process
+        raise  # subclasses of RuntimeError, but errors of this process itself
     except errors as error:
         why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
-        raise PeerLost(
+        raise PeerLostError(
             f"another process has left the job, or the network has ({why}); its own message says "
             "why, the checkpoint is intact, and the same words and run_dir resume it"
         ) from None
 
 
-def sum_(comm: Comm, tensor: Tensor) -> None:
-    """Replace the tensor, in place, by its sum over the processes, and wait for it."""
-    comm.start_sum_(tensor, "sum")()
+def all_reduce_(comm: Comm, tensor: Tensor) -> None:
+    """Replace a tensor, in place, by its sum over the processes, and wait for it."""
+    comm.start_all_reduce_(tensor, "sum")()
 
 
-def agree(comm: Comm, action: Callable[[], T]) -> T:
-    """Run the action on every process; if any is refused, all are, with the first one's message."""
+def all_or_raise(comm: Comm, action: Callable[[], T]) -> T:
+    """Run the action on every process; if any raises UsageError, raise it on all.
+
+    The message is that of the first process that failed.
+    """
     refusal, result = None, None
     try:
         result = action()
-    except Refused as error:
+    except UsageError as error:
         refusal = str(error)
     refusals = [(rank, text) for rank, text in enumerate(comm.gather_objects(refusal)) if text]
     if refusals:
         rank, text = refusals[0]
-        raise Refused(text if rank == 0 else f"process {rank}: {text}")
+        raise UsageError(text if rank == 0 else f"process {rank}: {text}")
     return result  # type: ignore[return-value]
 
 
-def from_first(comm: Comm, action: Callable[[], T]) -> T:
-    """The result of the action on process 0, or its refusal, on every process."""
+def broadcast_from_rank0(comm: Comm, action: Callable[[], T]) -> T:
+    """Run the action on process 0; return its result, or raise its UsageError, on all processes."""
     outcome: tuple[T | None, str | None] = (None, None)
     if comm.rank == 0:
         try:
             outcome = action(), None
-        except Refused as error:
+        except UsageError as error:
             outcome = None, str(error)
     result, refusal = comm.broadcast_object(outcome)
     if refusal is not None:
-        raise Refused(refusal)
+        raise UsageError(refusal)
     return result  # type: ignore[return-value]
 
 
@@ -237,18 +268,20 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
         case "torch":
             from lsgd.comm.torch import TorchComm
 
-            if launch.life is not None:
-                from lsgd.comm.lives import LivingComm
+            if launch.restart_count is not None:
+                from lsgd.comm.elastic import ElasticTorchComm
 
-                return LivingComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
+                return ElasticTorchComm(
+                    launch, device=device, timeout=timeout, join_timeout=join_timeout
+                )
             return TorchComm(launch, device=device, timeout=timeout, join_timeout=join_timeout)
         case "horovod":
             try:
                 from lsgd.comm.horovod import HorovodComm
             except ImportError as error:
-                raise Refused(
+                raise UsageError(
                     f"comm=horovod, but Horovod cannot be imported ({error}); build it for this "
-                    f"torch with {script('setup/horovod.sh')}, or write comm=torch"
+                    f"torch with {script_command('setup/horovod.sh')}, or write comm=torch"
                 ) from None
             return HorovodComm(timeout=timeout, join_timeout=join_timeout)
     raise ValueError(library)
@@ -256,10 +289,10 @@ def _open(library: str, launch: Launch, device: Device, settings: CommSettings) 
 
 def _horovod_suits(launcher: str, device: Device) -> bool:
     try:
-        from lsgd.comm.horovod import suits
+        from lsgd.comm.horovod import is_built_for
     except ImportError:
         return False
-    return suits(launcher, device)
+    return is_built_for(launcher, device)
 
 
 def _remedy(library: str, launch: Launch) -> str:

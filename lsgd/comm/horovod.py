@@ -1,7 +1,8 @@
 """Processes joined by Horovod: Gloo or MPI between CPUs, NCCL between GPUs.
 
-Only its asynchronous all-reduce is used. `hvd.DistributedOptimizer` sums over accumulation passes
-without dividing and refuses channels_last gradients, so the reducer is ours.
+Of Horovod only the asynchronous all-reduce is used. `hvd.DistributedOptimizer` sums over
+accumulation passes without dividing and refuses channels_last gradients, so lsgd has its own
+reducer.
 """
 
 import os
@@ -9,8 +10,8 @@ import socket
 from collections.abc import Callable
 from typing import TypeVar
 
-# Our buckets are already large; fusing them again would let the timing choose the order of sums,
-# and with it the last bits of the result.
+# The buckets are already large. Fusing them again would make the order of sums, and with it the
+# last bits of the result, depend on timing.
 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
 
 import horovod.torch as hvd
@@ -18,8 +19,9 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
-from lsgd.comm import with_peers
-from lsgd.errors import Refused
+from lsgd.comm import peer_errors
+from lsgd.errors import UsageError
+from lsgd.job.network import hostname, hostname_problem, list_interfaces
 
 if not hasattr(hvd, "init"):
     raise ImportError("its compiled part does not fit this torch")
@@ -27,25 +29,28 @@ if not hasattr(hvd, "init"):
 T = TypeVar("T")
 
 
-def built() -> dict[str, bool]:
-    """The parts with which the installed Horovod is compiled, or not."""
+def built_parts() -> dict[str, bool]:
+    """Return whether the installed Horovod is built with Gloo, MPI and NCCL, by name."""
     parts = {"Gloo": hvd.gloo_built, "MPI": hvd.mpi_built, "NCCL": hvd.nccl_built}
     return {name: bool(is_built()) for name, is_built in parts.items()}
 
 
-def suits(launcher: str, device: torch.device) -> bool:
-    """Whether the installed Horovod is built for launcher (MPI, but for horovodrun) and device."""
+def is_built_for(launcher: str, device: torch.device) -> bool:
+    """Return whether the installed Horovod is built for this launcher and device.
+
+    Launchers other than horovodrun need MPI.
+    """
     if launcher == "srun" and "PMIX_RANK" not in os.environ:
         # Without `srun --mpi=pmix` MPI aborts the process.
         return False
     launches = hvd.gloo_built() if launcher == "horovodrun" else hvd.mpi_built()
-    return bool(launches and (device.type == "cpu" or hvd.nccl_built()))
+    return bool(launches and (device.type == "cpu" or (device.type == "cuda" and hvd.nccl_built())))
 
 
 def _reach_horovodrun(timeout: float) -> None:
-    """Raise Refused if horovodrun cannot be reached; Horovod would abort and name nothing.
+    """Raise UsageError if horovodrun is unreachable or this machine's name does not resolve.
 
-    Over MPI there is no such meeting place.
+    Horovod would abort or crash without naming the cause. MPI needs no such connection.
     """
     host = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
@@ -54,46 +59,52 @@ def _reach_horovodrun(timeout: float) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=timeout).close()
     except OSError as error:
-        raise Refused(
+        raise UsageError(
             f"process {os.environ.get('HOROVOD_RANK')} could not reach horovodrun at {host}:{port} "
             f"within {timeout:g} s ({error.strerror or error}); name the network that the machines "
             "share with horovodrun --network-interfaces",
-            here_only=True,
+            is_local=True,
         ) from None
+    if problem := hostname_problem(hostname(), list_interfaces()):
+        raise UsageError(
+            f"process {os.environ.get('HOROVOD_RANK')}: {problem.finding}, at which Horovod would "
+            f"crash; {problem.fix}, or start with torchrun",
+            is_local=True,
+        )
 
 
 class HorovodComm:
-    """The processes of a job over Horovod."""
+    """Communicator of the processes of a job over Horovod."""
 
     def __init__(self, *, timeout: float, join_timeout: float) -> None:
         _reach_horovodrun(join_timeout)
-        # Otherwise Horovod waits for a silent process for ever.
+        # Otherwise Horovod waits for a hanging process for ever.
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(timeout)))
         hvd.init()
         controller = "MPI" if hvd.mpi_built() and hvd.mpi_enabled() else "Gloo"
         self.library = f"Horovod ({controller}{', NCCL' if hvd.nccl_built() else ''})"
         self.rank, self.world_size = hvd.rank(), hvd.size()
 
-    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Begin to sum the tensor in place; Horovod matches the sums of all processes by `name`."""
-        with with_peers(HorovodInternalError):
+    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Start an in-place all-reduce; Horovod matches the sums of all processes by `name`."""
+        with peer_errors(HorovodInternalError):
             handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
 
         def wait() -> None:
-            with with_peers(HorovodInternalError):
+            with peer_errors(HorovodInternalError):
                 hvd.synchronize(handle)
 
         return wait
 
     def broadcast_object(self, value: T) -> T:
-        """The value that process 0 has, pickled and sent to every process."""
-        with with_peers(HorovodInternalError):
+        """Broadcast the value of process 0, pickled, and return it on every process."""
+        with peer_errors(HorovodInternalError):
             received: T = hvd.broadcast_object(value, root_rank=0, name="object")
         return received
 
     def gather_objects(self, value: T) -> list[T]:
-        """The values of all processes, pickled and exchanged."""
-        with with_peers(HorovodInternalError):
+        """Gather the values of all processes, pickled; return them in rank order on all."""
+        with peer_errors(HorovodInternalError):
             values: list[T] = hvd.allgather_object(value, name="objects")
         return values
 

@@ -1,4 +1,4 @@
-"""Two processes of a job that send each other tensors, whatever becomes of the others."""
+"""Connections between two processes of a job, which work whatever happens to other processes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,67 +15,73 @@ from torch.distributed import (  # type: ignore[attr-defined]
     Work,
 )
 
-from lsgd.comm import Comm, with_peers
-from lsgd.errors import PeerLost
+from lsgd.comm import Comm, peer_errors
+from lsgd.errors import PeerLostError
 
 PAUSE = 0.005
 """Seconds between two exchanges of addresses."""
 
 
-class Pair:
-    """A connection over gloo, from the CPU to the CPU. Its other end has the other `side`, 0 or 1.
+class ProcessPair:
+    """Connection between two processes over gloo, from CPU to CPU.
 
-    It is a group of its own, so that the death of a third process does not touch it. Raises
-    PeerLost if the other does not come within `join_timeout` seconds.
+    The two ends have side 0 and 1. It is a process group of its own, so the death of a third
+    process does not affect it. Raises PeerLostError if the other end does not join within
+    `join_timeout` seconds.
     """
 
     def __init__(self, store: Store, side: int, *, timeout: float, join_timeout: float) -> None:
         self.other, self.timeout = 1 - side, timedelta(seconds=timeout)
-        with with_peers(RuntimeError):
+        with peer_errors(RuntimeError):
             self.group: Any = ProcessGroupGloo(store, side, 2, timedelta(seconds=join_timeout))
 
     def start_send(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin to send a tensor, which is not to be changed before the returned function has
-        waited for it."""
-        with with_peers(RuntimeError):
+        """Start sending a tensor to the other process; it must not change before the end.
+
+        The returned function waits for the end.
+        """
+        with peer_errors(RuntimeError):
             return partial(self._wait, self.group.send([tensor], self.other, 0))
 
     def send(self, tensor: Tensor) -> None:
-        """Send a tensor; raises PeerLost if the other is gone."""
+        """Send a tensor to the other process; raise PeerLostError if that is lost."""
         self.start_send(tensor)()
 
     def receive(self, tensor: Tensor) -> None:
-        """Replace a tensor, in place, by one of the same size; raises PeerLost if the other is
-        gone, or silent for `timeout` seconds."""
-        with with_peers(RuntimeError):
+        """Receive a tensor from the other process in place, into a tensor of the same size.
+
+        Raises PeerLostError if the other process is lost, or sends nothing for `timeout` seconds.
+        """
+        with peer_errors(RuntimeError):
             work = self.group.recv([tensor], self.other, 0)
         self._wait(work)
 
     def _wait(self, work: Work) -> None:
-        with with_peers(RuntimeError):
+        with peer_errors(RuntimeError):
             work.wait(self.timeout)
 
 
 def open_pairs(
     comm: Comm, wanted: Sequence[tuple[str, int]], *, timeout: float, join_timeout: float
-) -> list[Pair]:
-    """The connections of these names and sides, of which other processes open the other ends.
+) -> list[ProcessPair]:
+    """Open several two-process connections over gloo, each given by its name and side.
 
-    All processes of the job call it. They tell each other their addresses in few messages to all: a
-    client of the job's store for each connection would be slow to come and may look up names.
+    The side is that of this process's end. Other processes open the other ends meanwhile, and all
+    processes of the job call it. They exchange their addresses in a few collective messages, since
+    a client of the job's store for each connection would be slow to connect and may look up names.
     """
     addresses = _Addresses()
-    pairs: dict[int, Pair] = {}
-    failures: list[PeerLost] = []
+    pairs: dict[int, ProcessPair] = {}
+    failures: list[PeerLostError] = []
 
     def connect(index: int, name: str, side: int) -> None:
         try:
             store = PrefixStore(name, addresses)
-            pairs[index] = Pair(store, side, timeout=timeout, join_timeout=join_timeout)
-        except PeerLost as error:
+            pairs[index] = ProcessPair(store, side, timeout=timeout, join_timeout=join_timeout)
+        except PeerLostError as error:
             failures.append(error)
 
-    # All at once, since each waits for its other end.
+    # In parallel, since each waits for its other end.
     threads = [
         Thread(target=connect, args=(index, *each), daemon=True)
         for index, each in enumerate(wanted)
@@ -96,7 +102,7 @@ def open_pairs(
 
 
 class _Addresses(Store):
-    """A store of this process alone, for gloo, which learns from others what these have set."""
+    """In-memory store of gloo's addresses, which also receives those of the other processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +115,7 @@ class _Addresses(Store):
         self.learn(self.own)
 
     def learn(self, known: dict[str, bytes]) -> None:
-        """Take what another process has set."""
+        """Add the store entries of another process, and wake waiting threads."""
         with self._changed:
             self._known |= known
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""One process, which is the whole job: every sum is already there."""
+"""Communicator of a job with one process, where every sum is the value itself."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,22 +9,22 @@ T = TypeVar("T")
 
 
 class SingleComm:
-    """The job of one process: a sum over it is the value itself."""
+    """Communicator of a job with a single process, in which no communication is needed."""
 
     library = "comm=single"
     rank = 0
     world_size = 1
 
-    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
-        """Return at once: the tensor already is the sum."""
+    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """Return a wait function that does nothing, since the tensor already is the sum."""
         return lambda: None
 
     def broadcast_object(self, value: T) -> T:
-        """The value, which is that of process 0."""
+        """Return the value that is passed, since this process is process 0."""
         return value
 
     def gather_objects(self, value: T) -> list[T]:
-        """The value of the only process."""
+        """Return a list with the value of the only process."""
         return [value]
 
     def close(self) -> None:

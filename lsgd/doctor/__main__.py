@@ -1,8 +1,9 @@
-"""Is this machine fit, and if not, what to type: `python -m lsgd.doctor`.
+"""Check this machine's setup and print the fix for each problem: `python -m lsgd.doctor`.
 
-Looks at everything that a run may use, one line each: pass; fail, with what to type or do; or not
-needed here. Libraries load, images are decoded and sums are made in processes of their own, so that
-what crashes or hangs is named and harms nothing. Nothing is installed, changed or left running.
+Checks everything that a run may use, one line each: pass; fail, with what to type or do; optional,
+with how to get it; or not needed here. Child processes load libraries, decode images and try
+all-reduce, so that a crash or a hang is reported and does no harm. Nothing is installed, changed or
+left running.
 """
 
 import argparse
@@ -20,10 +21,12 @@ from typing import NoReturn
 
 import lsgd
 from lsgd.doctor import datasets, machine, software, sums
-from lsgd.doctor.child import Answer, ask
-from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
+from lsgd.doctor.child import ProbeResult, run_probe
 from lsgd.job import children
 from lsgd.job.command import Parser, run_alone, seconds
+from lsgd.job.network import list_interfaces
+from lsgd.job.system import usable_cores
 
 EPILOG = """\
 exit codes: 0 a run is possible here, 1 something that every run needs fails
@@ -43,17 +46,17 @@ LABELS = {PASS: "pass", FAIL: "FAIL", ABSENT: "-"}
 NAME_WIDTH = 23
 
 
-def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
-    """Yield every item as soon as it is known, in the order in which a user needs them."""
+def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[CheckItem]:
+    """Check this machine's setup; yield each result once known, in the order a user needs them."""
 
-    def later(probe: str, *arguments: str) -> Future[Answer]:
-        return pool.submit(ask, probe, *arguments, limit=limit)
+    def later(probe: str, *arguments: str) -> Future[ProbeResult]:
+        return pool.submit(run_probe, probe, *arguments, limit=limit)
 
     answers = {
         probe: later(probe)
         for probe in (
             "torch", "torchvision", "recipes", "tensorboard", "setuptools", "horovod", "network",
-            "data",
+            "data", "memory",
         )
     }  # fmt: skip
     jpeg = later("dali", "cpu")
@@ -74,12 +77,13 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     yield mpi
     yield software.slurm(limit=limit)
     host = answers["network"].result()
-    [network] = _safely("network", lambda: [machine.network(host, machine.interfaces())])
+    [network] = _safely("network", lambda: [machine.network(host, list_interfaces())])
     yield network
     gpus = 0 if "problem" in torch.facts else len(torch.facts.get("gpus", []))
-    yield from _safely("NCCL network", lambda: [machine.nccl_network(machine.interfaces(), gpus)])
+    yield from _safely("NCCL network", lambda: [machine.nccl_network(list_interfaces(), gpus)])
     yield from _safely("open files", lambda: [machine.open_files()])
     yield from _safely("shared memory", lambda: [machine.shared_memory()])
+    yield machine.memory(answers["memory"].result())
     yield software.dali(jpeg.result(), where="CPU")
     if torch.facts.get("gpus") and "problem" not in torch.facts:
         yield software.dali(later("dali", "cuda").result(), where="GPU")
@@ -89,22 +93,24 @@ def examine(limit: float, pool: ThreadPoolExecutor) -> Iterator[Item]:
     yield from sums.all_reduces(torch, horovod, mpi, network, limit=limit)
 
 
-def _safely(name: str, check: Callable[[], list[Item]]) -> list[Item]:
-    """The items of a check in this process; what goes wrong on an odd machine fails as one item."""
+def _safely(name: str, check: Callable[[], list[CheckItem]]) -> list[CheckItem]:
+    """Run a check in this process; turn an OSError or ValueError into a failed result."""
     try:
         return check()
     except (OSError, ValueError) as error:
-        return [Item(name, FAIL, f"it cannot be looked at: {error}", "report it: a bug of lsgd")]
+        return [
+            CheckItem(name, FAIL, f"it cannot be looked at: {error}", "report it: a bug of lsgd")
+        ]
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    # Not run_command: where no launcher is understood the doctor has to answer too.
+    """Run the command line of the check of this machine's setup; return the exit code."""
+    # Not run_command: the doctor has to work where no launcher is recognised.
     return run_alone(lambda: diagnose(_parser().parse_args(argv)))
 
 
 def _parser() -> Parser:
-    parser = Parser("lsgd.doctor", __doc__ or "", epilog=EPILOG)
+    parser = Parser("lsgd.doctor", f"{__doc__}\n{EPILOG}")
     parser.add_argument("--json", action="store_true", help="print what is found for programs")
     parser.add_argument(
         "--limit",
@@ -117,20 +123,20 @@ def _parser() -> Parser:
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    """Print every item as it is found, and the verdict; returns 0 if a run is possible, else 1."""
+    """Check this machine's setup and print results and verdict; return 0 if a run can start."""
     signal.signal(signal.SIGTERM, _terminated)
-    pool = ThreadPoolExecutor(max(2, min(4, len(os.sched_getaffinity(0)))))
+    pool = ThreadPoolExecutor(max(2, min(4, len(usable_cores()))))
     items = []
     try:
         if not options.json:
-            print(f"lsgd {lsgd.__version__} on {socket.gethostname()}: is this machine fit?\n")
+            print(f"lsgd {lsgd.__version__} on {socket.gethostname()}: the setup of this machine\n")
         for item in examine(options.limit, pool):
             items.append(item)
             if not options.json:
                 print(line(item), flush=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        children.close()
+        children.end_children()
     fit = not any(item.status == FAIL and item.required for item in items)
     if options.json:
         report = {"lsgd": lsgd.__version__, "host": socket.gethostname(), "fit": fit}
@@ -140,10 +146,13 @@ def diagnose(options: argparse.Namespace) -> int:
     return 0 if fit else 1
 
 
-def line(item: Item) -> str:
-    """The item in one line and its fix in another; folded and coloured on a terminal."""
-    label, needless = LABELS[item.status], "not needed here: " * (item.status == ABSENT)
-    head = f"{label:<4}  {item.name:<{NAME_WIDTH}}  {needless}{item.found}"
+def line(item: CheckItem) -> str:
+    """Format a check's result and its fix, a line each, folded and coloured on a terminal."""
+    label, absent = LABELS[item.status], ""
+    if item.status == ABSENT:
+        # After "not needed", a fix would read as advice to do what is not needed.
+        absent = "optional: " if item.fix else "not needed here: "
+    head = f"{label:<4}  {item.name:<{NAME_WIDTH}}  {absent}{item.found}"
     fix = _folded(f"      -> {item.fix}", 9)
     head = _folded(head, NAME_WIDTH + 8)
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
@@ -163,8 +172,8 @@ def _folded(text: str, indent: int) -> str:
     )
 
 
-def verdict(items: Sequence[Item]) -> str:
-    """The conclusion from all items, in a sentence."""
+def verdict(items: Sequence[CheckItem]) -> str:
+    """Return the conclusion of all checks as a sentence: whether a run is possible, what fails."""
     needed = [item.name for item in items if item.status == FAIL and item.required]
     if needed:
         return f"No run is possible here before this is mended: {', '.join(needed)}."

@@ -1,4 +1,4 @@
-"""Runs the doctor's probes in processes of their own, which may crash or hang."""
+"""The runner of the doctor's probes in child processes, which may crash or hang."""
 
 import json
 import sys
@@ -8,31 +8,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lsgd.job.children import failure, finished
+from lsgd.job.children import describe_failure, run_with_limit
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The facts that a probe has found, or why it has failed."""
+class ProbeResult:
+    """The result of one probe of this machine's setup: the facts found, or why it failed."""
 
     facts: dict[str, Any]
-    why: str = ""
-    """Why the probe failed, in words; empty if it ended well."""
+    failure_reason: str = ""
+    """The reason of the failure; empty if the probe succeeded."""
 
 
-def ask(
+def run_probe(
     probe: str,
     *arguments: str,
     limit: float,
     launcher: Sequence[str] = (sys.executable,),
     environment: Mapping[str, str] = {},
-) -> Answer:
-    """Run a function of lsgd.doctor.probe in a process of its own, or in those of a launcher."""
+) -> ProbeResult:
+    """Run a probe of this machine in a child process, or in a launcher's; return its result."""
     with TemporaryDirectory(prefix="lsgd-doctor-") as folder:
         answer = Path(folder, "answer.json")
         program = ["-m", "lsgd.doctor.probe", str(answer), str(limit), probe, *arguments]
-        code, text = finished([*launcher, *program], limit=limit, environment=environment)
+        code, text = run_with_limit([*launcher, *program], limit=limit, environment=environment)
         facts = json.loads(answer.read_text()) if answer.exists() else {}
     if why := facts.pop("error", ""):
-        return Answer(facts, why)
-    return Answer(facts, failure(code, text, limit) if code != 0 or not facts else "")
+        return ProbeResult(facts, why)
+    return ProbeResult(facts, describe_failure(code, text, limit) if code != 0 or not facts else "")

@@ -1,31 +1,36 @@
-"""Items on the datasets: where each is looked for, and whether it is complete."""
+"""The checks of the datasets: where each is expected, and whether it is complete."""
 
 import os
 from collections.abc import Mapping
 
-from lsgd.doctor.child import Answer
-from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
+from lsgd.doctor.child import ProbeResult
+from lsgd.paths import expand_home
 
 
-def datasets(answer: Answer, environment: Mapping[str, str] = os.environ) -> list[Item]:
-    """One item per dataset, after one on the folder that LSGD_DATA names, if it is set."""
+def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -> list[CheckItem]:
+    """Return the check results of all datasets, after that of the folder LSGD_DATA, if set."""
     facts = answer.facts.get("datasets", [])
     items = [_dataset(**each) for each in facts]
-    if answer.why:
+    if answer.failure_reason:
         after = f" after {facts[-1]['name']}" if facts else ""
         fix = "fetch the dataset that it stopped at again, or see recipes above"
-        items.append(Item("data", FAIL, f"reading stopped{after}: {answer.why}", fix))
+        items.append(
+            CheckItem("data", FAIL, f"reading stopped{after}: {answer.failure_reason}", fix)
+        )
     if (root := environment.get("LSGD_DATA")) is not None:
-        items.insert(0, _data_folder(root, [each["name"] for each in facts if each["there"]]))
+        items.insert(
+            0, _data_folder(expand_home(root), [each["name"] for each in facts if each["there"]])
+        )
     return items
 
 
-def _data_folder(root: str, names: list[str]) -> Item:
+def _data_folder(root: str, names: list[str]) -> CheckItem:
     if names:
-        return Item("LSGD_DATA", PASS, f"{root} has {', '.join(names)}")
+        return CheckItem("LSGD_DATA", PASS, f"{root} has {', '.join(names)}")
     kind = "has no dataset in it" if os.path.isdir(root) else "is no folder"
     fix = "let LSGD_DATA name the folder that has imagenet, cifar10, … as folders, or unset it"
-    return Item("LSGD_DATA", FAIL, f"{root} {kind}", fix)
+    return CheckItem("LSGD_DATA", FAIL, f"{root} {kind}", fix)
 
 
 def _dataset(
@@ -37,13 +42,13 @@ def _dataset(
     bundled: bool,
     there: bool,
     holds: str,
-) -> Item:
+) -> CheckItem:
     label = f"data: {name}"
     if problem is not None:
         what, _, remedy = problem.partition("; ")
-        return Item(label, FAIL, what, remedy or prepare)
+        return CheckItem(label, FAIL, what, remedy or prepare)
     if bundled:
-        return Item(label, PASS, f"{holds}, shipped with lsgd")
+        return CheckItem(label, PASS, f"{holds}, shipped with lsgd")
     if not there:
-        return Item(label, ABSENT, f"not at {root}", f"`{prepare}` makes it ready")
-    return Item(label, PASS, f"{holds} at {root}")
+        return CheckItem(label, ABSENT, f"not at {root}", f"`{prepare}` makes it ready")
+    return CheckItem(label, PASS, f"{holds} at {root}")

@@ -1,36 +1,37 @@
-"""Items on the machine: its cores, GPUs, network, limits and disk."""
+"""The checks of the machine: its cores, GPUs, network, limits and disk."""
 
-import fcntl
-import ipaddress
 import os
 import re
 import resource
 import shutil
-import socket
-import struct
+import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from lsgd import installation
-from lsgd.doctor.child import Answer
-from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
-from lsgd.job.children import finished
+from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
+from lsgd.doctor.child import ProbeResult
+from lsgd.job import network as meeting
+from lsgd.job.children import run_with_limit
+from lsgd.job.launcher import omp_num_threads
+from lsgd.job.network import Hostname, NetworkInterface
+from lsgd.job.system import usable_cores
 
 FILES = 1024
-"""Open files that a process may want: images, decoding processes and a socket for each peer."""
+"""The open files that a process may need: images, decoding processes and a socket for each peer."""
 SHARED_GB = 0.5
-"""Free shared memory, in which NCCL and MPI meet."""
+"""The free shared memory, in GB, that NCCL and MPI need."""
 DISK_GB = 2.0
-"""Free disk of a run: several checkpoints of 0.2 GB each for ResNet-50, and its logs."""
+"""The free disk space, in GB, that a run needs.
 
-_SIOCGIFADDR = 0x8915
+It is for several checkpoints of 0.2 GB each for ResNet-50, and its logs.
+"""
 
 
-def cores(quota: float | None) -> Item:
-    """The cores that this process may use, and the threads that each process of a run would."""
-    usable, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+def cores(quota: float | None) -> CheckItem:
+    """Check that OMP_NUM_THREADS is valid and suits the CPU cores that this process may use."""
+    usable, all_ = len(usable_cores()), os.cpu_count() or 1
     finding = f"{usable} of {all_}"
     numbers: dict[str, float] = {"cores": usable, "all_cores": all_}
     if quota is not None:
@@ -38,16 +39,19 @@ def cores(quota: float | None) -> Item:
         finding += f", {quota:g} of them by the cgroup's quota"
     threads = os.environ.get("OMP_NUM_THREADS")
     finding += f"; OMP_NUM_THREADS={threads}" if threads else ""
-    if quota is not None and quota < usable and threads is None:
+    if threads and not omp_num_threads():
+        fix = "`unset OMP_NUM_THREADS`, or export a number"
+        return CheckItem("cores", FAIL, f"{finding}, which OpenMP ignores", fix, numbers=numbers)
+    if quota is not None and quota < usable and not threads:
         fix = f"export OMP_NUM_THREADS={max(1, int(quota))}, since more threads than that only wait"
-        return Item("cores", FAIL, finding, fix, numbers=numbers)
-    return Item("cores", PASS, finding, numbers=numbers)
+        return CheckItem("cores", FAIL, finding, fix, numbers=numbers)
+    return CheckItem("cores", PASS, finding, numbers=numbers)
 
 
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """The number of cores that the control groups leave this process, or None for all."""
+    """Return the number of CPU cores that control groups allow this process, or None for all."""
     if not own.exists():
         return None
     quotas = []
@@ -76,12 +80,12 @@ def _quota(folder: Path) -> float | None:
 
 
 def nvidia(limit: float) -> str | None:
-    """The version of the NVIDIA driver; empty if it does not work, None without a card."""
+    """Return the version of the NVIDIA driver; empty if it does not work, None without a GPU."""
     module = Path("/proc/driver/nvidia/version")
     if module.exists() and (number := re.search(r"\d+\.\d+(\.\d+)?", module.read_text())):
         return number[0]
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    code, text = finished(query, limit=limit)
+    code, text = run_with_limit(query, limit=limit)
     if code == 0 and text.strip():
         return text.split()[0]
     return "" if _has_card() else None
@@ -93,34 +97,34 @@ def _has_card() -> bool:
             vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
         except OSError:
             continue
-        # NVIDIA's number, and the class of displays: its network cards have another one.
+        # NVIDIA's vendor id, and the class of displays: its network cards have another class.
         if vendor.strip() == "0x10de" and kind.startswith("0x03"):
             return True
     return False
 
 
 def gpus(
-    torch: Answer, driver: str | None, environment: Mapping[str, str] = os.environ
-) -> list[Item]:
-    """Driver, CUDA, the GPUs and NCCL, of which none is needed on a machine without a GPU."""
+    torch: ProbeResult, driver: str | None, environment: Mapping[str, str] = os.environ
+) -> list[CheckItem]:
+    """Check the GPU driver, CUDA, the GPUs and NCCL; none is needed on a machine without a GPU."""
     facts, names = torch.facts, torch.facts.get("gpus", [])
     if driver is None and not names:
         why = "no NVIDIA GPU is found"
-        return [Item(name, ABSENT, why) for name in ("GPU driver", "CUDA", "GPUs", "NCCL")]
+        return [CheckItem(name, ABSENT, why) for name in ("GPU driver", "CUDA", "GPUs", "NCCL")]
     if not driver and names:
-        items = [Item("GPU driver", PASS, "of unknown version, but torch uses it")]
+        items = [CheckItem("GPU driver", PASS, "of unknown version, but torch uses it")]
     elif not driver:
         fix = "install NVIDIA's driver, until `nvidia-smi` lists the GPU"
-        items = [Item("GPU driver", FAIL, "an NVIDIA GPU, but no driver that works", fix)]
+        items = [CheckItem("GPU driver", FAIL, "an NVIDIA GPU, but no driver that works", fix)]
     else:
-        items = [Item("GPU driver", PASS, driver)]
-    if torch.why:
-        items.append(Item("CUDA", FAIL, "torch does not load", "see torch"))
+        items = [CheckItem("GPU driver", PASS, driver)]
+    if torch.failure_reason:
+        items.append(CheckItem("CUDA", FAIL, "torch does not load", "see torch"))
     elif facts["cuda"] is None:
         plain = facts["version"].partition("+")[0]
-        again = installation.pip("install", "--force-reinstall", f"torch=={plain}")
+        again = installation.pip_command("install", "--force-reinstall", f"torch=={plain}")
         fix = f"`{again}` from PyPI, which has the CUDA build"
-        items.append(Item("CUDA", FAIL, f"torch {facts['version']} is a CPU build", fix))
+        items.append(CheckItem("CUDA", FAIL, f"torch {facts['version']} is a CPU build", fix))
     elif problem := facts.get("problem"):
         fix = (
             "`unset CUDA_VISIBLE_DEVICES`, which hides them"
@@ -128,69 +132,26 @@ def gpus(
             else "update the driver, or install a torch for the CUDA that `nvidia-smi` shows"
         )
         finding = f"{facts['cuda']} of torch does not fit: {problem}"
-        items.append(Item("CUDA", FAIL, finding, fix))
+        items.append(CheckItem("CUDA", FAIL, finding, fix))
     else:
-        items.append(Item("CUDA", PASS, f"{facts['cuda']}, fits the driver"))
+        items.append(CheckItem("CUDA", PASS, f"{facts['cuda']}, fits the driver"))
     if names and not facts.get("problem"):
         listed = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-        items.append(Item("GPUs", PASS, listed, numbers={"gpus": len(names)}))
-        items.append(Item("NCCL", PASS, f"{facts['nccl']}, torch's own"))
+        items.append(CheckItem("GPUs", PASS, listed, numbers={"gpus": len(names)}))
+        items.append(CheckItem("NCCL", PASS, f"{facts['nccl']}, torch's own"))
     else:
-        items.append(Item("GPUs", FAIL, "torch can use none", "see GPU driver and CUDA"))
-        items.append(Item("NCCL", ABSENT, "no GPU to use it"))
+        items.append(CheckItem("GPUs", FAIL, "torch can use none", "see GPU driver and CUDA"))
+        items.append(CheckItem("NCCL", ABSENT, "no GPU to use it"))
     return items
 
 
-@dataclass(frozen=True)
-class Interface:
-    """A network interface of this machine."""
-
-    name: str
-    up: bool
-    addresses: tuple[str, ...]
-
-    @property
-    def loopback(self) -> bool:
-        """Whether no other machine can reach it."""
-        return any(ipaddress.ip_address(each).is_loopback for each in self.addresses)
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.addresses[0] if self.addresses else 'without an address'}"
-
-
-def interfaces() -> list[Interface]:
-    """All network interfaces of this machine, with their IPv4 addresses."""
-    addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for name in addresses:
-            try:
-                reply = fcntl.ioctl(
-                    any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
-                )
-            except OSError:
-                continue  # it has no IPv4 address
-            # In the kernel's struct ifreq these bytes are the address.
-            addresses[name].append(socket.inet_ntoa(reply[20:24]))
-    if (table := Path("/proc/net/if_inet6")).exists():
-        # A line has the address in hexadecimal first, and the name of the interface last.
-        for words in map(str.split, table.read_text().splitlines()):
-            addresses.get(words[-1], []).append(str(ipaddress.ip_address(bytes.fromhex(words[0]))))
-    return [Interface(name, _is_up(name), tuple(own)) for name, own in addresses.items()]
-
-
-def _is_up(name: str) -> bool:
-    try:
-        return bool(int(Path(f"/sys/class/net/{name}/flags").read_text(), 16) & 1)
-    except OSError:
-        return False
-
-
 def network(
-    answer: Answer, interfaces: list[Interface], environment: Mapping[str, str] = os.environ
-) -> Item:
-    """The interface over which processes would meet: one that is named, or the hostname's."""
-    outward = [each for each in interfaces if each.up and each.addresses and not each.loopback]
-    other = outward[0] if outward else None
+    answer: ProbeResult,
+    interfaces: list[NetworkInterface],
+    environment: Mapping[str, str] = os.environ,
+) -> CheckItem:
+    """Check the network interface by which processes connect: the configured or the hostname's."""
+    other = meeting.external_interface(interfaces)
     export = f"export GLOO_SOCKET_IFNAME={other.name if other else 'lo'}"
     for variable in ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
         if named := environment.get(variable):
@@ -198,59 +159,56 @@ def network(
             if chosen is None:
                 names = ", ".join(each.name for each in interfaces)
                 fix = f"export {variable}={other.name if other else 'lo'}"
-                return Item("network", FAIL, f"{variable}={named}, but there are {names}", fix)
+                return CheckItem("network", FAIL, f"{variable}={named}, but there are {names}", fix)
             if not chosen.up or not chosen.addresses:
                 state = "has no address" if chosen.up else "is down"
                 fix = f"`ip link set {named} up`, or export {variable} with another one's name"
-                return Item("network", FAIL, f"{variable}={named}, which {state}", fix)
-            return Item("network", PASS, f"{chosen}, up, by {variable}")
-    if answer.why:
-        return Item("network", FAIL, f"asking for the hostname failed: {answer.why}", export)
-    host, addresses = answer.facts["host"], answer.facts["addresses"]
-    address = other.addresses[0] if other else "127.0.0.1"
-    hosts = f"write `{address} {host}` into /etc/hosts"
-    if not addresses:
-        # torchrun --standalone then waits for ever, and Horovod's Gloo crashes.
-        return Item("network", FAIL, f"the hostname {host} does not resolve", hosts)
-    hosts += f", or {export}"
-    chosen = next((each for each in interfaces if set(each.addresses) & set(addresses)), None)
-    # The whole of 127.0.0.0/8 is lo's; Debian gives the hostname 127.0.1.1.
-    if chosen is None and ipaddress.ip_address(addresses[0]).is_loopback:
-        chosen = next((each for each in interfaces if each.loopback), None)
-    if chosen is None:
-        finding = f"{host} resolves to {addresses[0]}, which no interface here has"
-        return Item("network", FAIL, finding, hosts)
+                return CheckItem("network", FAIL, f"{variable}={named}, which {state}", fix)
+            return CheckItem("network", PASS, f"{chosen}, up, by {variable}")
+    if answer.failure_reason:
+        return CheckItem(
+            "network", FAIL, f"asking for the hostname failed: {answer.failure_reason}", export
+        )
+    host = Hostname(answer.facts["host"], answer.facts["addresses"])
+    if problem := meeting.hostname_problem(host, interfaces):
+        # Horovod's Gloo crashes on a hostname without an address, whatever is exported.
+        fix = f"{problem.fix}, or {export}" if host.addresses else problem.fix
+        return CheckItem("network", FAIL, problem.finding, fix)
+    chosen = meeting.hostname_interface(host, interfaces)
+    assert chosen is not None
     if not chosen.up:
         fix = f"`ip link set {chosen.name} up`, or {export}"
-        return Item("network", FAIL, f"{chosen}, to which {host} resolves, is down", fix)
+        return CheckItem("network", FAIL, f"{chosen}, to which {host.name} resolves, is down", fix)
     if not chosen.loopback:
-        return Item("network", PASS, f"{chosen}, up, to which {host} resolves")
-    finding = f"{chosen.name}: {host} is {addresses[0]}, enough for one machine"
+        return CheckItem("network", PASS, f"{chosen}, up, to which {host.name} resolves")
+    finding = f"{chosen.name}: {host.name} is {host.addresses[0]}, enough for one machine"
     if int(environment.get("SLURM_JOB_NUM_NODES", 1)) > 1:
-        return Item("network", FAIL, finding, hosts)
+        fix = f"{meeting.hosts_file_fix(host, interfaces)}, or {export}"
+        return CheckItem("network", FAIL, finding, fix)
     if other is None:
-        return Item("network", PASS, finding)
-    return Item("network", PASS, finding, f"for several machines, {export} ({address}, up) on each")
+        return CheckItem("network", PASS, finding)
+    several = f"for several machines, {export} ({other.addresses[0]}, up) on each"
+    return CheckItem("network", PASS, finding, several)
 
 
 def nccl_network(
-    interfaces: list[Interface], gpus: int, environment: Mapping[str, str] = os.environ
-) -> Item:
-    """The interface by which NCCL would meet: one that is named, or the first that it prefers.
+    interfaces: list[NetworkInterface], gpus: int, environment: Mapping[str, str] = os.environ
+) -> CheckItem:
+    """Check the network interface that NCCL would use: a configured one, or the one it prefers.
 
-    NCCL's own rules (its documentation of NCCL_SOCKET_IFNAME): a list of beginnings of names, whole
-    names after =, or those to leave out after ^; without it names that begin with ib, then any
+    The rules are those of NCCL's documentation of NCCL_SOCKET_IFNAME: a list of prefixes of names,
+    exact names after =, or excluded prefixes after ^; without it names that begin with ib, then any
     others, then docker's, then lo.
     """
     if not gpus:
-        return Item("NCCL network", ABSENT, "no GPU to use it")
+        return CheckItem("NCCL network", ABSENT, "no GPU to use it")
     usable = [each for each in interfaces if each.up and each.addresses]
     named = environment.get("NCCL_SOCKET_IFNAME", "")
     if not named:
         order = sorted(usable, key=lambda each: (each.loopback, *_rank(each.name)))
         if not order:
-            return Item("NCCL network", FAIL, "no interface is up", "`ip link set NAME up`")
-        return Item("NCCL network", PASS, f"{order[0]}, up, which NCCL prefers")
+            return CheckItem("NCCL network", FAIL, "no interface is up", "`ip link set NAME up`")
+        return CheckItem("NCCL network", PASS, f"{order[0]}, up, which NCCL prefers")
     without, whole = named.startswith("^"), named.lstrip("^").startswith("=")
     names = named.lstrip("^=").split(",")
 
@@ -258,50 +216,77 @@ def nccl_network(
         return name in names if whole else name.startswith(tuple(names))
 
     if chosen := [each for each in usable if matches(each.name) != without]:
-        return Item("NCCL network", PASS, f"{chosen[0]}, up, by NCCL_SOCKET_IFNAME={named}")
+        return CheckItem("NCCL network", PASS, f"{chosen[0]}, up, by NCCL_SOCKET_IFNAME={named}")
     known = ", ".join(each.name for each in usable)
     fix = "export NCCL_SOCKET_IFNAME with the name of one of these, or unset it"
-    return Item("NCCL network", FAIL, f"NCCL_SOCKET_IFNAME={named}, but there are {known}", fix)
+    return CheckItem(
+        "NCCL network", FAIL, f"NCCL_SOCKET_IFNAME={named}, but there are {known}", fix
+    )
 
 
 def _rank(name: str) -> tuple[bool, bool]:
     return name.startswith("docker"), not name.startswith("ib")
 
 
-def open_files() -> Item:
-    """Whether a process may open enough files: RLIMIT_NOFILE."""
+def open_files() -> CheckItem:
+    """Check that a process may open enough files by its limit RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     numbers: dict[str, float] = {"open_files": soft}
     if soft == resource.RLIM_INFINITY or soft >= FILES:
         limit = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} per process"
-        return Item("open files", PASS, limit, numbers=numbers)
+        return CheckItem("open files", PASS, limit, numbers=numbers)
     fix = (
         f"`ulimit -n {min(hard, 65536) if hard > 0 else 65536}` before the start"
         if hard < 0 or hard >= FILES
         else "have the limit `nofile` raised in /etc/security/limits.conf, to 65536"
     )
     finding = f"{soft} per process, of {FILES} that a run may want"
-    return Item("open files", FAIL, finding, fix, numbers=numbers)
+    return CheckItem("open files", FAIL, finding, fix, numbers=numbers)
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> Item:
-    """The size of /dev/shm and the free space in it."""
+def shared_memory(folder: Path = Path("/dev/shm")) -> CheckItem:
+    """Check that the shared memory of this machine, /dev/shm, has enough free space."""
     fix = "give the container more: `docker run --shm-size=8g`, or an emptyDir of medium Memory"
     try:
         state = os.statvfs(folder)
     except OSError as error:
-        return Item("shared memory", FAIL, f"{folder}: {error.strerror}", fix)
+        if sys.platform != "linux":
+            return CheckItem("shared memory", ABSENT, f"{folder} is a folder of Linux alone")
+        return CheckItem("shared memory", FAIL, f"{folder}: {error.strerror}", fix)
     size, free = (n * state.f_frsize / 1e9 for n in (state.f_blocks, state.f_bavail))
     numbers = {"size_gb": size, "free_gb": free}
     finding = f"{free:.3g} of {size:.3g} GB free in {folder}"
     if free < SHARED_GB:
-        return Item("shared memory", FAIL, finding, fix, numbers=numbers)
-    return Item("shared memory", PASS, finding, numbers=numbers)
+        return CheckItem("shared memory", FAIL, finding, fix, numbers=numbers)
+    return CheckItem("shared memory", PASS, finding, numbers=numbers)
 
 
-def run_folder(runs: Path = Path("runs")) -> list[Item]:
-    """Whether runs can be written to their default folder, and the free space on its disk."""
-    # The folder may be still to make: the disk is that of the nearest one above which exists.
+def memory(answer: ProbeResult) -> CheckItem:
+    """Check how many virtual workers of recipe bs256 fit into a GPU's or the machine's memory."""
+    plan = "`python -m lsgd.plan memory +recipe=NAME` says what fits"
+    if answer.failure_reason:
+        return CheckItem(
+            "memory",
+            FAIL,
+            f"it cannot be planned: {answer.failure_reason}",
+            "see torch and recipes",
+        )
+    workers, size = answer.facts["workers"], answer.facts["gb"]
+    passes = ", ".join(f"{most} in {precision}" for precision, most in workers.items())
+    finding = (
+        f"{size:.3g} GB of {answer.facts['where']}: a pass of bs256, ResNet-50 at 224 pixels, has "
+        f"space for about so many workers of 32 images: {passes}"
+    )
+    numbers = {"memory_gb": size, **{f"workers_{each}": most for each, most in workers.items()}}
+    if workers["float32"] < 1:
+        fix = f"write a smaller worker_batch, data.image_size or model; {plan}"
+        return CheckItem("memory", FAIL, finding, fix, numbers=numbers)
+    return CheckItem("memory", PASS, finding, numbers=numbers)
+
+
+def run_folder(runs: Path = Path("runs")) -> list[CheckItem]:
+    """Check that the default folder of runs is writable, and the free space on its disk."""
+    # The folder may not exist yet: its disk is that of the nearest existing parent.
     nearest = runs.absolute()
     while not nearest.exists():
         nearest = nearest.parent
@@ -313,15 +298,15 @@ def run_folder(runs: Path = Path("runs")) -> list[Item]:
     except OSError as error:
         finding = f"{runs.absolute()} cannot be written: {error.strerror}"
         fix = "change to a folder that you can write to, or write run_dir=FOLDER"
-        return [Item("run folder", FAIL, finding, fix, required=True)]
+        return [CheckItem("run folder", FAIL, finding, fix, required=True)]
     free = shutil.disk_usage(nearest).free / 1e9
-    return [Item("run folder", PASS, str(runs.absolute()), required=True), disk(free)]
+    return [CheckItem("run folder", PASS, str(runs.absolute()), required=True), disk(free)]
 
 
-def disk(free_gb: float) -> Item:
-    """Whether the disk that runs are written to has enough free space."""
+def disk(free_gb: float) -> CheckItem:
+    """Check that the disk for runs has enough free space."""
     finding, numbers = f"{free_gb:.3g} GB free for runs", {"free_gb": free_gb}
     if free_gb >= DISK_GB:
-        return Item("disk", PASS, finding, numbers=numbers)
+        return CheckItem("disk", PASS, finding, numbers=numbers)
     fix = f"free some, or write run_dir=FOLDER where there are {DISK_GB:g} GB or more"
-    return Item("disk", FAIL, finding, fix, numbers=numbers)
+    return CheckItem("disk", FAIL, finding, fix, numbers=numbers)

@@ -1,14 +1,13 @@
 """The doctor's probes: `python -m lsgd.doctor.probe ANSWER LIMIT PROBE …`, a process for each.
 
-Each probe imports the library that it is about and yields facts for JSON, each time all that it
-knows by then, so that a later crash does not take the earlier facts with it.
+Each probe imports the library that it is about and yields facts for JSON, each time all that it has
+found so far, so that a later crash does not lose the earlier facts.
 """
 
 import io
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsgd import paths
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.installation import is_installed
 
 if TYPE_CHECKING:
     from lsgd.recipe import Data
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 SUMMED_MB = 16
-"""Megabytes of a single all-reduce; about the size of a bucket of gradients."""
+"""The megabytes of one all-reduce; about the size of a gradient bucket."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write what a probe finds, or the error that it raises, to the file ANSWER."""
+    """Run a probe of this machine and write its facts, or the error it raises, to a JSON file."""
     answer, limit, name, *arguments = argv
-    # The doctor waits no longer than that; should it have been killed, this ends all the same.
+    # The doctor waits no longer than this; the alarm ends this process if the doctor is killed.
     signal.alarm(int(float(limit)) + 5)
     try:
         for facts in PROBES[name](*arguments):
             _write(Path(answer), facts)
     except Exception as error:
         traceback.print_exc()
-        # Of several processes the first to fail knows why; the others have only lost a peer.
+        # Of several processes, the first failure is the cause; the others have only lost a peer.
         if not Path(answer).exists():
             reason = str(error).strip().partition("\n")[0]
             _write(Path(answer), {"error": f"{type(error).__name__}: {reason}"})
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def torch_() -> Iterator[Facts]:
-    """Version and build of torch, and each GPU once a sum has been computed on it."""
+    """Yield torch's version and CUDA build, and the GPUs up to the first that cannot compute."""
     import torch
 
     facts: Facts = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
@@ -64,44 +64,44 @@ def torch_() -> Iterator[Facts]:
             properties = torch.cuda.get_device_properties(i)
             facts["gpus"].append(f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
             torch.ones(2, device=f"cuda:{i}").sum().item()
-    except Exception as error:  # of many types, and all mean the same
+    except Exception as error:  # many types, all of which mean an unusable GPU
         facts["problem"] = str(error).strip().partition("\n")[0]
     yield facts
 
 
 def torchvision() -> Iterator[Facts]:
-    """The version of torchvision, and whether lsgd.vision stood in for its compiled operators."""
+    """Yield the version of torchvision, and whether lsgd.vision replaced its compiled operators."""
     from lsgd import vision
 
     yield {"version": version("torchvision"), "stood_in": hasattr(vision, "_operators")}
 
 
 def tensorboard() -> Iterator[Facts]:
-    """The version of tensorboard, once the part of it that torch writes with could be imported."""
+    """Yield the version of tensorboard, after importing its writer of event files."""
     import_module("tensorboard.summary.writer.event_file_writer")
     yield {"version": version("tensorboard")}
 
 
 def setuptools() -> Iterator[Facts]:
-    """The version of setuptools, from which alone Python 3.12 has the distutils of horovodrun."""
+    """Yield the version of setuptools, after importing it and distutils, which horovodrun needs."""
     import_module("setuptools")  # first, since it brings the second
     import_module("distutils")
     yield {"version": version("setuptools")}
 
 
 def horovod() -> Iterator[Facts]:
-    """The version of the installed Horovod, and the parts it is built with."""
-    if find_spec("horovod") is None:
+    """Yield the version of Horovod and what it is built with, or no version if not installed."""
+    if not is_installed("horovod"):
         yield {"version": None}
         return
-    from lsgd.comm.horovod import built
+    from lsgd.comm.horovod import built_parts
 
-    yield {"version": version("horovod"), "built": built()}
+    yield {"version": version("horovod"), "built": built_parts()}
 
 
 def apex() -> Iterator[Facts]:
-    """The version of NVIDIA's apex, once it has made an update where a run would make it."""
-    if find_spec("apex") is None:
+    """Yield the version of NVIDIA's apex, after an update on the device a run would use."""
+    if not is_installed("apex"):
         yield {"version": None}
         return
     import torch
@@ -115,15 +115,15 @@ def apex() -> Iterator[Facts]:
 
 
 def compiler() -> Iterator[Facts]:
-    """Why torch.compile makes no kernels for the GPU, or nothing."""
+    """Yield why torch.compile makes no kernels for the GPU, or an empty reason if it does."""
     from lsgd.job.device import pick_device
-    from lsgd.rules.batchnorm import no_compiler
+    from lsgd.rules.batchnorm import compiler_problem
 
-    yield {"why": no_compiler(pick_device("auto"))}
+    yield {"why": compiler_problem(pick_device("auto"))}
 
 
 def dali(device: str) -> Iterator[Facts]:
-    """Whether DALI decodes a JPEG, as PIL does, on the CPU or on the first GPU."""
+    """Yield the version of DALI, after checking that it decodes a JPEG like PIL on this device."""
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         yield {"version": None}
         return
@@ -137,102 +137,131 @@ def dali(device: str) -> Iterator[Facts]:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=90)
     by_pil = np.asarray(Image.open(file), int)
-    by_dali = dali.decoded(file.getvalue(), gpu=0 if device == "cuda" else None)
+    by_dali = dali.decode_image(file.getvalue(), gpu=0 if device == "cuda" else None)
     if by_dali.shape != by_pil.shape or abs(by_dali - by_pil).mean() > 2:
         raise RuntimeError("a JPEG did not come out as PIL decodes it")
     yield {"version": import_module("nvidia.dali").__version__}
 
 
 def recipes() -> Iterator[Facts]:
-    """The number of recipes, once one is composed and checked."""
+    """Yield the number of lsgd's recipes, after composing and checking one."""
     from lsgd import config
 
     config.load_recipe(["+recipe=digits"])
-    yield {"recipes": len(config.recipes())}
+    yield {"recipes": len(config.sorted_recipe_names())}
 
 
 def data() -> Iterator[Facts]:
-    """Every dataset of conf/data: where it is looked for, and what is wrong with it."""
+    """Yield facts on every dataset of conf/data: where it is expected and what is wrong with it."""
     from lsgd import config
 
     facts: Facts = {"datasets": []}
-    options = {path.stem for path in (paths.conf_dir() / "data").glob("*.yaml")}
-    for option in sorted(options - {"folder"}):  # which lies where the words of a run say
-        facts["datasets"].append(_dataset(config.load_data(option)))
-        # Should a reader crash on the next one, this much is known.
+    options = paths.yaml_names(paths.conf_dir() / "data")
+    options.remove("folder")  # whose path only the overrides of a run give
+    for option in options:
+        try:
+            facts["datasets"].append(_dataset(config.load_data(option)))
+        except UsageError as refused:
+            facts["datasets"].append(_unknown(option, str(refused)))
+        # If a reader crashes on the next one, the facts so far are kept.
         yield facts
+
+
+def _unknown(option: str, problem: str) -> Facts:
+    """Return the facts about a file of conf/data that cannot be read as a dataset."""
+    file = paths.display_path(paths.conf_dir() / "data" / f"{option}.yaml")
+    facts: Facts = {"name": option, "root": "", "problem": problem, "holds": ""}
+    return facts | {"prepare": f"mend or remove {file}", "bundled": False, "there": False}
 
 
 def _dataset(data: "Data") -> Facts:
     from lsgd.inputs.index import prepare_command
-    from lsgd.recipe import THINGS
+    from lsgd.recipe import DATASET_UNIT
 
     root = paths.data_root(data.name)
     facts: Facts = {"name": data.name, "root": str(root), "problem": None}
     facts["prepare"] = prepare_command(data.name, root)
     facts["bundled"] = data.name == "digits"
-    # In a checkout the folder is there from the start, with how to fill it.
-    facts["there"] = root.is_dir() and bool(set(os.listdir(root)) - {"README.md", "prepare.py"})
+    # In a checkout the folder exists from the start, with instructions for filling it.
+    names = set(os.listdir(root)) if root.is_dir() else set()
+    facts["there"] = not all(map(paths.is_leftover, names - {"README.md", "prepare.py"}))
     if facts["there"] or facts["bundled"]:
         try:
             _open(data, root)
-        except Refused as refused:
+        except UsageError as refused:
             facts["problem"] = str(refused)
     count = data.train_examples + data.val_examples + data.test_examples
-    return facts | {"holds": f"{count:,} {THINGS[data.workload]}"}
+    return facts | {"holds": f"{count:,} {DATASET_UNIT[data.workload]}"}
 
 
 def _open(data: "Data", root: Path) -> None:
-    """Read a dataset; raises Refused if it is not what its configuration says."""
-    from lsgd.inputs import IN_MEMORY
+    """Open the files of a dataset; raise UsageError if they do not match its configuration."""
+    from lsgd.inputs import IN_MEMORY_DATASETS
     from lsgd.inputs.arrays import load_arrays
     from lsgd.inputs.index import open_indexes
-    from lsgd.text.conll import open_tagged
+    from lsgd.text.conll import open_tagged_corpus
     from lsgd.text.ptb import open_texts
-    from lsgd.text.sst import open_trees
+    from lsgd.text.sst import open_tree_corpus
 
     match data.workload:
         case "language":
             open_texts(data)
         case "tagging":
-            open_tagged(data)
+            open_tagged_corpus(data)
         case "trees":
-            open_trees(data)
+            open_tree_corpus(data)
         case "images":
-            (load_arrays if data.name in IN_MEMORY else open_indexes)(data, root)
+            (load_arrays if data.name in IN_MEMORY_DATASETS else open_indexes)(data, root)
+
+
+def memory() -> Iterator[Facts]:
+    """Yield the memory of the GPUs or this machine, and how many virtual workers of bs256 fit."""
+    import torch
+
+    from lsgd import config
+    from lsgd.autotune import MAX_MEMORY_SHARE
+    from lsgd.job.system import memory_limit
+    from lsgd.profile.memory import max_workers_per_micro_batch
+
+    where, size = "RAM", memory_limit()
+    if torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        where, size = "each GPU", min(gpu.total_memory for gpu in gpus)
+    facts: Facts = {"where": where, "gb": size / 1e9, "workers": {}}
+    for precision in ("float32", "bfloat16"):
+        recipe = config.load_recipe(["+recipe=bs256", f"precision={precision}"])
+        facts["workers"][precision] = max_workers_per_micro_batch(recipe, MAX_MEMORY_SHARE * size)
+        yield facts
 
 
 def network() -> Iterator[Facts]:
-    """The name of this machine and the addresses that it resolves to, if any."""
-    host = socket.gethostname()
-    try:
-        records = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        records = []
-    yield {"host": host, "addresses": list(dict.fromkeys(str(record[4][0]) for record in records))}
+    """Yield the name of this machine and the addresses that it resolves to, if any."""
+    from lsgd.job.network import hostname
+
+    host = hostname()
+    yield {"host": host.name, "addresses": host.addresses}
 
 
 def all_reduce(library: str, device_kind: str) -> Iterator[Facts]:
-    """A sum over the processes of a launcher: whether it is right on all, and how fast."""
+    """Time an all-reduce over a launcher's processes; yield its speed and ranks with wrong sums."""
     import torch
 
-    from lsgd.comm import joined, sum_
-    from lsgd.job.device import pick_device
+    from lsgd.comm import all_reduce_, joined
+    from lsgd.job.device import pick_device, synchronize
     from lsgd.recipe import CommSettings
 
     device = pick_device(device_kind)
     with joined(CommSettings(library=library, timeout=30), device) as comm:
         pattern = torch.arange(SUMMED_MB * 10**6 // 4, device=device).remainder(1000).float()
         tensor = pattern * (comm.rank + 1)
-        sum_(comm, tensor)
-        # Whole numbers below 2^24: exact in any order.
+        all_reduce_(comm, tensor)
+        # Integers below 2^24: their float32 sums are exact in any order.
         right = torch.equal(tensor, pattern * (comm.world_size * (comm.world_size + 1) // 2))
         seconds = []
         for _ in range(5):
             begin = time.perf_counter()
-            sum_(comm, tensor.zero_())
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            all_reduce_(comm, tensor.zero_())
+            synchronize(device)
             seconds.append(time.perf_counter() - begin)
         facts: Facts = {"over": comm.library, "processes": comm.world_size}
         facts["wrong"] = [
@@ -254,13 +283,14 @@ PROBES: dict[str, Callable[..., Iterator[Facts]]] = {
     "dali": dali,
     "recipes": recipes,
     "data": data,
+    "memory": memory,
     "network": network,
     "all_reduce": all_reduce,
 }
 
 
 def _write(path: Path, facts: Facts) -> None:
-    # In one move: whatever happens, the doctor reads a whole answer or none.
+    # By an atomic rename, so that the doctor reads a complete answer or none.
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(facts))
     os.replace(partial, path)

@@ -1,17 +1,21 @@
-"""Items on all-reduce: a sum over two processes, really started, with each installed library."""
+"""The checks of all-reduce: a real one between two processes with each installed library."""
 
 import sys
 from collections.abc import Iterator
 
-from lsgd.doctor.child import Answer, ask
-from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
+from lsgd.doctor.child import ProbeResult, run_probe
+from lsgd.job.network import TORCHRUN_HERE
 
 PYTHON = sys.executable
-TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-HOROVODRUN = (PYTHON, "-m", "horovod.runner.launch", "--gloo", "-np", "2", PYTHON)
+TORCHRUN = (PYTHON, "-m", "torch.distributed.run", *TORCHRUN_HERE, "--nproc-per-node", "2")
+HOROVODRUN = (
+    *(PYTHON, "-m", "horovod.runner.launch", "--gloo", "--disable-cache"),
+    *("-np", "2", PYTHON),
+)
 MPIRUN = ("mpirun", "-np", "2", PYTHON)
 ENVIRONMENT = {
-    # As root, and with more processes than cores: two do no harm, and the item MPI warns of root.
+    # Allow root and more processes than cores: two are harmless, and the MPI check warns of root.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -26,15 +30,15 @@ MORE = {
 
 
 def all_reduces(
-    torch: Answer, horovod: Answer, mpi: Item, network: Item, *, limit: float
-) -> Iterator[Item]:
-    """One item per library, in turn, so that none slows another."""
+    torch: ProbeResult, horovod: ProbeResult, mpi: CheckItem, network: CheckItem, *, limit: float
+) -> Iterator[CheckItem]:
+    """Check an all-reduce of two processes with each communication library, one after another."""
     gpus = 0 if "problem" in torch.facts else len(torch.facts.get("gpus", []))
     built = horovod.facts.get("built", {})
     two = "" if gpus > 1 else "it takes two GPUs"
-    no_torch = "torch does not load" if torch.why else ""
+    no_torch = "torch does not load" if torch.failure_reason else ""
     no_horovod = no_torch or ("" if built else "there is no Horovod that loads")
-    # ENVIRONMENT lets root start these two processes.
+    # ENVIRONMENT allows root to start these two processes.
     no_mpi = "" if mpi.status == PASS or "refuses root" in mpi.found else mpi.found
     for library, part, launcher, device, why_not in (
         ("torch", "gloo", TORCHRUN, "cpu", no_torch),
@@ -47,9 +51,9 @@ def all_reduces(
         if built and library == "Horovod" and not built[part]:
             why_not = f"Horovod is not built with {part}"
         if why_not:
-            yield Item(name, ABSENT, why_not)
+            yield CheckItem(name, ABSENT, why_not)
             continue
-        answer = ask(
+        answer = run_probe(
             "all_reduce", library.lower(), device,
             limit=limit, launcher=launcher, environment=ENVIRONMENT,
         )  # fmt: skip
@@ -57,13 +61,13 @@ def all_reduces(
         yield all_reduce(name, answer, fix)
 
 
-def all_reduce(name: str, answer: Answer, fix: str) -> Item:
-    """Whether two processes have met and their sum is right."""
-    if answer.why:
-        return Item(name, FAIL, answer.why, fix)
+def all_reduce(name: str, answer: ProbeResult, fix: str) -> CheckItem:
+    """Return the check result of an all-reduce: whether two processes met and the sum was right."""
+    if answer.failure_reason:
+        return CheckItem(name, FAIL, answer.failure_reason, fix)
     if answer.facts["processes"] != 2:
-        return Item(name, FAIL, f"{answer.facts['processes']} processes have met, not 2", fix)
+        return CheckItem(name, FAIL, f"{answer.facts['processes']} processes have met, not 2", fix)
     if wrong := answer.facts["wrong"]:
-        return Item(name, FAIL, f"the sum is wrong on process {wrong[0]}", fix)
+        return CheckItem(name, FAIL, f"the sum is wrong on process {wrong[0]}", fix)
     speed = answer.facts["mb_per_s"]
-    return Item(name, PASS, f"2 processes, {speed:,.0f} MB/s", numbers={"mb_per_s": speed})
+    return CheckItem(name, PASS, f"2 processes, {speed:,.0f} MB/s", numbers={"mb_per_s": speed})

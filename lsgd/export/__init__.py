@@ -1,1 +1,1 @@
-"""A trained network, as it was evaluated, in the forms that other programs read."""
+"""The export of a trained network, as its run evaluated it, to formats of other programs."""

@@ -1,14 +1,14 @@
-"""A trained network for other programs: `python -m lsgd.export CHECKPOINT --to FORM`.
+"""Export a trained network for other programs: `python -m lsgd.export CHECKPOINT --to FORM`.
 
     python -m lsgd.export runs/a --to torchvision    # a state dict: NAME-seedS-stepN.pth
-    python -m lsgd.export runs/a --to safetensors    # the same tensors, and what they are of
+    python -m lsgd.export runs/a --to safetensors    # the same tensors, with metadata
     python -m lsgd.export runs/a --to onnx           # a graph for any number of images
     python -m lsgd.export runs/a --to hub            # a folder for the Hugging Face Hub
     python -m lsgd.export runs/a --to hub --push OWNER/NAME    # … which is then uploaded
 
-The network is the one that the run was evaluated as: with averaged weights where it averages them,
-and with BN statistics measured on its training images where it measures them, as evaluation does;
-only then the data has to be there. Nothing is overwritten.
+The exported network is the one that the run evaluated. It has averaged weights if the recipe
+averages them, and BN statistics measured on the training images if the recipe measures them; only
+this measurement needs the data. Existing files are never overwritten.
 """
 
 import argparse
@@ -16,19 +16,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lsgd import config
-from lsgd.errors import Refused
+from lsgd import config, paths
+from lsgd.errors import UsageError, disk_full_error
 from lsgd.export.libraries import check_export_libraries
-from lsgd.export.network import FORMS, Exported, read_exported
-from lsgd.files import new_folder, whole
+from lsgd.export.network import FORMATS, ExportedNetwork, load_exported_network
+from lsgd.files import atomic_write, create_output_folder
 from lsgd.job.command import Parser, run_alone
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write what the options ask for, and say where it is and how it is loaded."""
+    """Export the network of a checkpoint in the format `options.to`; print how to load it."""
     form, name = options.to, options.push
     if name is not None and form != "hub":
-        raise Refused(f"--push uploads the folder of --to hub, and not --to {form}; write --to hub")
+        raise UsageError(
+            f"--push uploads the folder of --to hub, and not --to {form}; write --to hub"
+        )
     check_export_libraries(form, push=name is not None)
     if name is not None:
         from lsgd.export.push import check_push
@@ -36,9 +38,9 @@ def export(options: argparse.Namespace) -> None:
         check_push(name)
     if options.out:
         _check_new(options.out)
-    exported = read_exported(options.checkpoint, options.words, form)
+    exported = load_exported_network(options.checkpoint, options.words, form)
     recipe = exported.recipe
-    default = f"{recipe.name}-seed{recipe.seed}-step{exported.saved.step}{FORMS[form]}"
+    default = f"{recipe.name}-seed{recipe.seed}-step{exported.checkpoint.step}{FORMATS[form]}"
     out = options.out or Path(default)
     _check_new(out)
     how = write(exported, form, out)
@@ -49,10 +51,10 @@ def export(options: argparse.Namespace) -> None:
         print(push(out, name))
 
 
-def write(exported: Exported, form: str, out: Path) -> str:
-    """Write the file or folder, which is there whole or not at all; returns how it is used."""
-    # Imported here, since each is of a library that the others do without.
-    match form:
+def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
+    """Write an exported network to a file or folder in this format; return how to load it."""
+    # Imported here, since each format needs a library that the others do not.
+    match export_format:
         case "torchvision":
             from lsgd.export.torchvision import write_state_dict as write_form
         case "safetensors":
@@ -62,34 +64,42 @@ def write(exported: Exported, form: str, out: Path) -> str:
         case "hub":
             from lsgd.export.hub import write_hub
 
-            with new_folder(out) as folder:
+            with create_output_folder(out) as folder:
                 assert folder is not None
                 return write_hub(exported, folder)
         case _:
-            raise ValueError(form)
+            raise ValueError(export_format)
     try:
-        with whole(out) as file:
+        with atomic_write(out) as file:
             return write_form(exported, file)
     except OSError as error:
-        raise Refused(f"{out} cannot be written ({error.strerror}); write --out PATH") from None
+        if full := disk_full_error(error, out):
+            raise full from None
+        raise UsageError(f"{out} cannot be written ({error.strerror}); write --out PATH") from None
 
 
 def _check_new(out: Path) -> None:
     if out.exists():
-        raise Refused(f"{out} is there already, and is not overwritten; write another --out PATH")
+        raise UsageError(
+            f"{out} is there already, and is not overwritten; write another --out PATH"
+        )
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line `python -m lsgd.export` and return its exit code."""
     parser = Parser(
         "lsgd.export",
         __doc__,
-        keys=config.field_keys,
+        keys=config.override_keys,
         usage="python -m lsgd.export CHECKPOINT --to FORM [--out PATH] [key=value ...]",
     )
-    parser.add_argument("checkpoint", type=Path, help="a run folder, or its checkpoint.pt")
-    parser.add_argument("--to", required=True, choices=FORMS, help="the form")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="the file or folder to make")
+    parser.add_argument(
+        "checkpoint", type=paths.parse_path, help="a run folder, or its checkpoint.pt"
+    )
+    parser.add_argument("--to", required=True, choices=FORMATS, help="the form")
+    parser.add_argument(
+        "--out", type=paths.parse_path, metavar="PATH", help="the file or folder to make"
+    )
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder of --to hub there")
     parser.add_argument(
         "words", nargs="*", default=[], metavar="key=value", help="such as data.root=/data/imagenet"

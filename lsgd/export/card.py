@@ -1,23 +1,25 @@
-"""The model card of a network: front matter for the Hub, and text for people."""
+"""The model card of an exported network: front matter for the Hub, and text for readers."""
 
+import re
 from typing import Any
 
 import yaml
 
 import lsgd
 from lsgd import config
-from lsgd.export.network import Exported
+from lsgd.export.network import ExportedNetwork
 from lsgd.recipe import Data
-from lsgd.rules.augmentation import OF_FILES, RESIZE
+from lsgd.rules.augmentation import FILE_AUGMENTATIONS, RESIZE
 from lsgd.rules.metric import METRICS, TOP1
-from lsgd.tables import markdown
+from lsgd.sanitizing import sanitize
+from lsgd.tables import escape_markdown, markdown_table
 
 HUB_DATASETS = {
     "imagenet": "ILSVRC/imagenet-1k",
     "fashion-mnist": "zalando-datasets/fashion_mnist",
     "cifar10": "uoft-cs/cifar10",
 }
-"""What the Hub calls a dataset, where its owners have put it there."""
+"""The names on the Hub of the datasets that their owners have published there."""
 
 CARD = """\
 ---
@@ -53,8 +55,8 @@ fingerprint is `{fingerprint}`.
 
 {deviations}
 
-```yaml
-{configuration}```
+{fence}yaml
+{configuration}{fence}
 
 ## Licence
 
@@ -85,40 +87,52 @@ network.load_state_dict(load_file("model.safetensors"))
 network.eval()"""
 
 
-def card(exported: Exported) -> str:
-    """The README.md of a folder for the Hub."""
+def model_card(exported: ExportedNetwork) -> str:
+    """Return the model card of an exported network as Markdown, for README.md of a Hub folder."""
     recipe, data = exported.recipe, exported.recipe.data
-    lines = [f"- {rule}: {reason}" for rule, reason in recipe.deviations.items()]
+    lines = [_text(f"- {rule}: {reason}") for rule, reason in recipe.deviations.items()]
     deviates = f"It deviates from its paper ({recipe.paper}):\n\n" if lines else ""
+    configuration = config.to_yaml(recipe)
     return CARD.format(
         front=yaml.safe_dump(front_matter(exported), sort_keys=False, allow_unicode=True),
-        title=title(exported),
-        network=recipe.model.name,
+        title=_text(title(exported)),
+        network=_text(recipe.model.name),
         channels=data.channels,
         size=data.image_size,
         classes=data.classes,
         evaluated_as=exported.evaluated_as,
-        data=_data(exported),
-        recipe=recipe.name,
+        data=_text(_data(exported)),
+        recipe=_text(recipe.name),
         version=lsgd.__version__,
         loading=_loading(exported),
         images=_images(data),
         scores=_scores(exported),
-        summary=f"    {recipe.summary()}".replace("\n", "\n    "),
-        fingerprint=exported.saved.fingerprint,
+        summary=f"    {sanitize(recipe.summary())}".replace("\n", "\n    "),
+        fingerprint=exported.checkpoint.fingerprint,
         deviations=deviates + "\n".join(lines) or "It names no deviation from its paper.",
-        configuration=config.to_yaml(recipe),
+        fence=_fence(configuration),
+        configuration=configuration,
     )
 
 
-def title(exported: Exported) -> str:
-    """The name of the network in words: recipe, seed and network."""
+def _text(text: str) -> str:
+    """Join the lines of a text into one and escape its Markdown markup."""
+    return escape_markdown(" ".join(sanitize(text).split("\n")))
+
+
+def _fence(code: str) -> str:
+    """Return a Markdown code fence of more backticks than any sequence of them in the code."""
+    return "`" * (1 + max(map(len, re.findall("``+", code)), default=2))
+
+
+def title(exported: ExportedNetwork) -> str:
+    """Return the title of the model card: recipe, seed, network and dataset."""
     recipe = exported.recipe
     return f"{recipe.name}, seed {recipe.seed}: {recipe.model.name} on {recipe.data.name}"
 
 
-def front_matter(exported: Exported) -> dict[str, Any]:
-    """What the Hub reads of a card."""
+def front_matter(exported: ExportedNetwork) -> dict[str, Any]:
+    """Return the metadata of a model card that the Hugging Face Hub reads, such as tags."""
     recipe = exported.recipe
     hub_dataset = HUB_DATASETS.get(recipe.data.name)
     made_up = recipe.inputs.loader == "synthetic"
@@ -130,7 +144,7 @@ def front_matter(exported: Exported) -> dict[str, Any]:
     }
     if hub_dataset and not made_up:
         front["datasets"] = [hub_dataset]
-    error = evaluated(exported).get(TOP1.key)
+    error = validation_metrics(exported).get(TOP1.key)
     if error is not None and not made_up:
         accuracy = {"type": "accuracy", "value": round(1 - error / 100, 6)}
         result = {
@@ -143,23 +157,25 @@ def front_matter(exported: Exported) -> dict[str, Any]:
     return front
 
 
-def evaluated(exported: Exported) -> dict[str, float]:
-    """The rates that the run has of just this network; none within an epoch, or without an
-    evaluation."""
-    epoch, step = exported.recipe.place(exported.saved.step)
-    rates = exported.saved.rates.get(epoch, {}) if step == 0 else {}
+def validation_metrics(exported: ExportedNetwork) -> dict[str, float]:
+    """Return the validation metrics that the run measured at the exported training step, by name.
+
+    There are none in the middle of an epoch, or if the run did not evaluate after it.
+    """
+    epoch, step = exported.recipe.locate_step(exported.checkpoint.step)
+    rates = exported.checkpoint.rates.get(epoch, {}) if step == 0 else {}
     return {name: rate for name, rate in rates.items() if name.startswith("val_")}
 
 
-def _data(exported: Exported) -> str:
+def _data(exported: ExportedNetwork) -> str:
     recipe = exported.recipe
     if recipe.inputs.loader == "synthetic":
         return f"made-up images in place of {recipe.data.name}"
     return f"{recipe.data.name} ({recipe.train_examples} images)"
 
 
-def _loading(exported: Exported) -> str:
-    if exported.is_torchvisions:
+def _loading(exported: ExportedNetwork) -> str:
+    if exported.is_torchvision_model:
         name = exported.recipe.model.name.rpartition("/")[2]
         return BY_TORCHVISION.format(name=name, classes=exported.recipe.data.classes)
     return BY_LSGD
@@ -168,7 +184,7 @@ def _loading(exported: Exported) -> str:
 def _images(data: Data) -> str:
     size, numbers = data.image_size, f"mean {data.mean} and standard deviation {data.std}"
     each = f"Pixels in [0, 1] are normalised by {numbers} of each channel."
-    if data.augmentation not in OF_FILES:
+    if data.augmentation not in FILE_AUGMENTATIONS:
         return f"Images of {size} x {size}, whole. {each}"
     way = "bicubic" if data.augmentation == "fb_resnet_torch" else "bilinear"
     return (
@@ -177,17 +193,19 @@ def _images(data: Data) -> str:
     )
 
 
-def _scores(exported: Exported) -> str:
-    recipe, rates = exported.recipe, evaluated(exported)
+def _scores(exported: ExportedNetwork) -> str:
+    recipe, rates = exported.recipe, validation_metrics(exported)
     if not rates:
         return "The run was not evaluated after this very step."
     known = [(METRICS[key.removeprefix("val_")], rate) for key, rate in rates.items()]
-    rows = [[metric.on("validation"), metric.amount(rate)] for metric, rate in known]
-    metric = recipe.number_metric(TOP1)
-    number = recipe.outcome(metric, metric.number(exported.saved.rates))
-    epoch, _ = recipe.place(exported.saved.step)
+    rows = [[metric.label_on("validation"), metric.format_value(rate)] for metric, rate in known]
+    metric = recipe.final_metric(TOP1)
+    number = recipe.format_result(metric, metric.final_metric(exported.checkpoint.rates))
+    epoch, _ = recipe.locate_step(exported.checkpoint.step)
     lower = ", in bfloat16" if recipe.evaluation.bfloat16 else ""
     after = (
         f"After epoch {epoch} of {recipe.epochs}, over {recipe.data.val_examples} images{lower}:"
     )
-    return f"{after}\n\n{markdown(['rate', 'value'], rows)}\n\nThe number of the run: {number}."
+    return (
+        f"{after}\n\n{markdown_table(['rate', 'value'], rows)}\n\nThe number of the run: {number}."
+    )

@@ -1,39 +1,39 @@
-"""A folder as the Hugging Face Hub shows one: tensors, what they are of, and a model card."""
+"""A folder for the Hugging Face Hub: safetensors, configuration and model card."""
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lsgd.export.card import card
-from lsgd.export.network import Exported
+from lsgd.export.card import model_card
+from lsgd.export.network import ExportedNetwork
 from lsgd.export.safetensors import write_safetensors
-from lsgd.files import whole
+from lsgd.files import atomic_write
 from lsgd.recipe import Recipe
 
 TENSORS = "model.safetensors"
 
 
-def without_places(recipe: Recipe) -> Recipe:
-    """The recipe without the paths of the machine that it was run on."""
+def without_paths(recipe: Recipe) -> Recipe:
+    """Return a copy of a recipe without the file paths of the machine that trained it."""
     data = replace(recipe.data, root=None, index=None, skip_list=None)
     return replace(recipe, data=data, run_dir=None)
 
 
-def write_hub(exported: Exported, folder: Path) -> str:
-    """Write tensors, config.json and README.md into the folder; returns where to go on."""
-    exported = replace(exported, recipe=without_places(exported.recipe))
-    with whole(folder / TENSORS) as file:
+def write_hub(exported: ExportedNetwork, folder: Path) -> str:
+    """Write weights, config.json and model card into a folder for the Hub; return the next step."""
+    exported = replace(exported, recipe=without_paths(exported.recipe))
+    with atomic_write(folder / TENSORS) as file:
         write_safetensors(exported, file)
-    with whole(folder / "config.json") as file:
+    with atomic_write(folder / "config.json") as file:
         file.write((json.dumps(hub_config(exported), indent=2) + "\n").encode())
-    with whole(folder / "README.md") as file:
-        file.write(card(exported).encode())
+    with atomic_write(folder / "README.md") as file:
+        file.write(model_card(exported).encode())
     return f"{folder / 'README.md'} says how it is loaded, and waits for a licence"
 
 
-def hub_config(exported: Exported) -> dict[str, Any]:
-    """What the tensors are of, and how an image becomes what the network takes."""
+def hub_config(exported: ExportedNetwork) -> dict[str, Any]:
+    """Return the contents of a Hub folder's config.json: architecture, normalisation and recipe."""
     data, recipe = exported.recipe.data, exported.recipe
     return {
         "architecture": recipe.model.name,
@@ -42,6 +42,6 @@ def hub_config(exported: Exported) -> dict[str, Any]:
         "channels": data.channels,
         "mean": data.mean,
         "std": data.std,
-        **exported.facts,
+        **exported.metadata,
         "lsgd_recipe": asdict(recipe),
     }

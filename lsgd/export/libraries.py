@@ -1,10 +1,9 @@
-"""The libraries that an export needs and a run does not."""
+"""The libraries that an export needs and a training run does not."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-from lsgd.errors import Refused
-from lsgd.installation import install
+from lsgd.errors import UsageError
+from lsgd.installation import install_command, is_installed
 
 LIBRARIES = {
     "torchvision": (),
@@ -13,15 +12,16 @@ LIBRARIES = {
     "hub": ("safetensors",),
     "push": ("huggingface_hub",),
 }
-"""Those that each form imports, and what uploads it."""
+"""The libraries that each format imports, and those of the upload."""
 
 
-def check_export_libraries(form: str, *, push: bool) -> None:
-    """Raise Refused where a library of this form, or of its upload, is missing."""
-    wanted: Sequence[str] = [*LIBRARIES[form], *(LIBRARIES["push"] if push else ())]
+def check_export_libraries(export_format: str, *, push: bool) -> None:
+    """Raise UsageError if a library of this export format, or of the upload, is not installed."""
+    wanted: Sequence[str] = [*LIBRARIES[export_format], *(LIBRARIES["push"] if push else ())]
     for name in wanted:
-        if find_spec(name) is None:
-            raise Refused(
-                f"{'--push' if name in LIBRARIES['push'] else f'--to {form}'} needs {name}, which "
-                f"is not installed; type {install('export')}"
+        if not is_installed(name):
+            raise UsageError(
+                f"{'--push' if name in LIBRARIES['push'] else f'--to {export_format}'} needs "
+                f"{name}, which "
+                f"is not installed; type {install_command('export')}"
             )

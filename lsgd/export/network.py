@@ -1,4 +1,4 @@
-"""The network of a checkpoint as its run evaluated it, by itself."""
+"""The network of a checkpoint as its run evaluated it, as a plain module on the CPU."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,38 +10,39 @@ from torch import nn
 
 import lsgd
 from lsgd.comm.single import SingleComm
-from lsgd.inputs import Inputs
+from lsgd.inputs import ExampleColumns, Inputs
+from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.device import choose_kernels, pick_device
-from lsgd.models.library import own_words
+from lsgd.models.library_networks import builder_options
 from lsgd.recipe import Recipe
-from lsgd.recipe.checks import check_known
-from lsgd.rules.batchnorm import worker_norms
-from lsgd.rules.sampler import Pass
+from lsgd.recipe.checks import check_supported
+from lsgd.rules.batchnorm import worker_batch_norms
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.trained import make_trained, read_trained
+from lsgd.trained_model import build_trained, load_trained
 
-FORMS = {"torchvision": ".pth", "safetensors": ".safetensors", "onnx": ".onnx", "hub": ""}
-"""What there is to export to, and how such a file's name ends; of the Hub it is a folder."""
+FORMATS = {"torchvision": ".pth", "safetensors": ".safetensors", "onnx": ".onnx", "hub": ""}
+"""The export formats with the suffix of their file names; the format `hub` writes a folder."""
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What is exported: a network on the CPU, in evaluation mode, and the run that made it."""
+class ExportedNetwork:
+    """A trained network on the CPU in evaluation mode, with its recipe and checkpoint."""
 
     recipe: Recipe
-    saved: Checkpoint
+    checkpoint: Checkpoint
     network: nn.Module
 
     @property
-    def facts(self) -> dict[str, str]:
-        """What a file of it says of itself beside its tensors."""
+    def metadata(self) -> dict[str, str]:
+        """The metadata saved in an exported file beside the tensors, such as recipe and step."""
         recipe = self.recipe
         return {
             "lsgd": lsgd.__version__,
             "recipe": recipe.name,
-            "fingerprint": self.saved.fingerprint,
+            "fingerprint": self.checkpoint.fingerprint,
             "seed": str(recipe.seed),
-            "step": str(self.saved.step),
+            "step": str(self.checkpoint.step),
             "network": recipe.model.name,
             "data": recipe.data.name,
             "evaluated_as": self.evaluated_as,
@@ -49,65 +50,79 @@ class Exported:
 
     @property
     def evaluated_as(self) -> str:
-        """Which weights and statistics these are, in words."""
+        """A description of the exported weights and BN statistics, such as averaged ones."""
         recipe = self.recipe
         weights = {
             "none": "the weights",
             "ema": "an exponential moving average of the weights",
             "last": f"the mean of the weights of the last {recipe.averaging.epochs} epochs' ends",
         }[recipe.averaging.name]
-        measures = recipe.measures_bn and worker_norms(self.network)
+        measures = recipe.measures_bn and worker_batch_norms(self.network)
         measured = ", BN statistics measured with them" if measures else ""
-        return f"{weights} after step {self.saved.step}{measured}"
+        return f"{weights} after step {self.checkpoint.step}{measured}"
 
     @property
-    def is_torchvisions(self) -> bool:
-        """Whether torchvision makes this very network by its name alone, without lsgd."""
-        words = own_words(self.recipe) if self.recipe.model.of_library else {}
-        return type(self.network).__module__.startswith("torchvision.models.") and not words
+    def is_torchvision_model(self) -> bool:
+        """Whether torchvision builds the same network from its name and number of classes alone."""
+        options = builder_options(self.recipe) if self.recipe.model.is_from_library else {}
+        return type(self.network).__module__.startswith("torchvision.models.") and not options
 
     @property
-    def maker(self) -> str:
-        """The Python expression that makes a network for these tensors: torchvision's where it has
-        one, and else lsgd's, from the run folder."""
-        if self.is_torchvisions:
+    def constructor_code(self) -> str:
+        """The Python expression that builds a network for the exported tensors.
+
+        It calls torchvision if that has the network, else lsgd with the run folder.
+        """
+        if self.is_torchvision_model:
             name = self.recipe.model.name.rpartition("/")[2]
             return f"torchvision.models.{name}(num_classes={self.recipe.data.classes})"
         recipe = 'lsgd.config.read_recipe(RUN / "config.yaml")'
         return f'lsgd.workloads.open_workload({recipe}, torch.device("cpu")).network()'
 
 
-class _WhenAsked:
-    """Inputs that are opened when images are asked for: most networks are exported without any."""
+class _LazyInputs:
+    """A data loader that opens the dataset only on request; most exports need no data."""
 
     name = "opened when asked for"
 
-    def __init__(self, open_inputs: Callable[[], Inputs]) -> None:
-        self.open_inputs = open_inputs
+    def __init__(self, open_inputs: Callable[[], Inputs], data: Digests) -> None:
+        self._open_inputs, self.data = open_inputs, data
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Any]:
+    def open_inputs(self) -> Inputs:
+        """Open the dataset; raise UsageError if it is not the data that the run trained on."""
+        inputs, here = open_consistent_inputs(SingleComm(), self._open_inputs)
+        check_same_data(self.data, here)
+        return inputs
+
+    def columns(self) -> ExampleColumns:
+        return self.open_inputs().columns()
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
         return self.open_inputs().train(passes)
 
-    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Any]:
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
         return self.open_inputs().evaluation(passes)
 
 
-def read_exported(path: Path, words: Sequence[str], form: str) -> Exported:
-    """The network of a checkpoint, or of the newest in a run folder, for this form.
+def load_exported_network(
+    path: Path, overrides: Sequence[str], export_format: str
+) -> ExportedNetwork:
+    """Load the network of a checkpoint file or a run folder, as its run evaluated it, for export.
 
-    Where the run evaluates an average of its weights, or measures the statistics of BN, so does
-    this: then the training images are read. Raises Refused if they are missing, and if the form
-    knows no networks of this workload.
+    Averaged weights and measured BN statistics are applied as in the run's evaluation. The
+    measurement reads the training images. Raises UsageError if these are missing, or if the format
+    does not support the workload.
     """
-    recipe, saved = read_trained(path, words, remedy="give another checkpoint of lsgd")
-    if form != "safetensors":
-        # The words of a text are numbers to a network, and whose numbers is in the corpus alone.
+    recipe, saved = load_trained(path, overrides, remedy="give another checkpoint of lsgd")
+    if export_format != "safetensors":
+        # A text network takes token ids, and only the corpus defines their meaning.
         remedy = "write --to safetensors, which takes the tensors of any network"
-        check_known(recipe, f"--to {form}", remedy, workloads=("images",))
+        check_supported(recipe, f"--to {export_format}", remedy, workloads=("images",))
     device = pick_device(recipe.device)
-    choose_kernels(device, tf32=recipe.precision == "tf32", repeats=recipe.deterministic)
-    trained = make_trained(recipe, str(path), saved.model, saved.parts, SingleComm(), device)
+    choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
+    trained = build_trained(recipe, str(path), saved.model, saved.parts, SingleComm(), device)
     workload, network = trained.workload, trained.workload.network()
-    with torch.no_grad(), workload.evaluated(trained.model, _WhenAsked(workload.inputs)):
+    inputs = _LazyInputs(workload.inputs, saved.data)
+    with torch.no_grad(), workload.evaluation_mode(trained.model, inputs):
         network.load_state_dict(trained.model.state_dict())
-    return Exported(recipe, saved, network.to(memory_format=torch.contiguous_format).eval())  # type: ignore[call-overload]
+    return ExportedNetwork(recipe, saved, network.to(memory_format=torch.contiguous_format).eval())  # type: ignore[call-overload]

@@ -1,23 +1,26 @@
-"""A graph of ONNX, for any number of images."""
+"""The ONNX format: a graph for any number of images."""
 
 import warnings
 from typing import BinaryIO
 
 import torch
 
-from lsgd.export.network import Exported
+from lsgd.export.network import ExportedNetwork
 
 OPSET = 20
-"""The operators of ONNX that the graph is made of."""
+"""The version of the ONNX operator set."""
 
 
-def write_onnx(exported: Exported, file: BinaryIO) -> str:
-    """Write the graph from normalised images (n, channels, height, width) to logits (n, classes),
-    both float32, with its weights; returns what it takes and gives."""
+def write_onnx(exported: ExportedNetwork, file: BinaryIO) -> str:
+    """Write a network as an ONNX graph with weights; return its signature and how to load it.
+
+    The graph maps normalised images (n, channels, height, width) to logits (n, classes), both
+    float32.
+    """
     data, network = exported.recipe.data, exported.network.float()
-    # Two, as torch takes a first dimension of 1 for one that stays so.
+    # Two images, as torch.export treats a dimension of size 1 as constant.
     images = torch.zeros(2, data.channels, data.image_size, data.image_size)
-    with warnings.catch_warnings(action="ignore"):  # of torch about its own ways
+    with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
         program = torch.onnx.export(
             network,
             (images,),
@@ -29,7 +32,11 @@ def write_onnx(exported: Exported, file: BinaryIO) -> str:
             verbose=False,
         )
     assert program is not None, "the dynamo exporter gives one"
-    program.model.metadata_props.update(exported.facts)
+    program.model.metadata_props.update(exported.metadata)
     file.write(program.model_proto.SerializeToString())
-    size = "x".join(map(str, images.shape[1:]))
-    return f"opset {OPSET}, images (n, {size.replace('x', ', ')}) -> logits (n, {data.classes})"
+    size = ", ".join(map(str, images.shape[1:]))
+    return (
+        f"opset {OPSET}, images (n, {size}) -> logits (n, {data.classes}); images are pixels of 0 "
+        f"to 1, less {data.mean}, divided by {data.std}\n"
+        'load it: onnxruntime.InferenceSession(FILE).run(["logits"], {"images": IMAGES})'
+    )

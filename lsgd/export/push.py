@@ -1,4 +1,4 @@
-"""The upload of a folder to the Hugging Face Hub, by its own library."""
+"""The upload of an exported folder to the Hugging Face Hub."""
 
 import re
 from collections.abc import Iterator
@@ -7,47 +7,57 @@ from pathlib import Path
 
 import huggingface_hub
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 
-OF_A_NEW_ONE = {".gitattributes"}
+HUB_DEFAULT_FILES = {".gitattributes"}
 """The files that the Hub itself puts into a repository."""
 
 
-def check_push(name: str) -> None:
-    """Raise Refused, before anything is written, without a token, and for a repository that has
-    files."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise Refused(f"--push {name} is no OWNER/NAME; write one, such as --push me/digits")
-    with _refusing(name, "nothing was written; try again"):
+def check_push(repository: str) -> None:
+    """Raise UsageError if an upload to this Hub repository would fail: name, token, existing files.
+
+    Called before the export writes anything.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise UsageError(
+            f"--push {repository} is no OWNER/NAME; write one, such as --push me/digits"
+        )
+    with _usage_errors(repository, "nothing was written; try again"):
         if not huggingface_hub.get_token():
-            raise Refused(
-                f"--push {name} needs a token of the Hub, and there is none; type hf auth login, "
+            raise UsageError(
+                f"--push {repository} needs a token of the Hub, and there is none; type hf auth "
+                "login, "
                 "or set HF_TOKEN"
             )
         api = huggingface_hub.HfApi()
-        if api.repo_exists(name) and not set(api.list_repo_files(name)) <= OF_A_NEW_ONE:
-            raise Refused(f"--push {name} has files, and none is overwritten; write another name")
+        if (
+            api.repo_exists(repository)
+            and not set(api.list_repo_files(repository)) <= HUB_DEFAULT_FILES
+        ):
+            raise UsageError(
+                f"--push {repository} has files, and none is overwritten; write another name"
+            )
 
 
-def push(folder: Path, name: str) -> str:
-    """Upload the folder into the repository, made if need be; returns its address.
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder to a Hugging Face Hub repository, created if needed; return its address.
 
-    Raises Refused if the Hub does not take it: the folder stays.
+    Raises UsageError if the upload fails; the local folder stays.
     """
-    with _refusing(name, f"{folder} is whole: type hf upload {name} {folder}"):
+    with _usage_errors(repository, f"{folder} is whole: type hf upload {repository} {folder}"):
         api = huggingface_hub.HfApi()
-        address = api.create_repo(name, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export of lsgd")
+        address = api.create_repo(repository, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of lsgd")
     return str(address)
 
 
 @contextmanager
-def _refusing(name: str, remedy: str) -> Iterator[None]:
-    """Whatever the Hub or the way to it does wrong is a refusal that ends with the remedy."""
+def _usage_errors(name: str, remedy: str) -> Iterator[None]:
+    """Convert any error of the Hub or the internet connection into a UsageError with the remedy."""
     try:
         yield
-    except Refused:
+    except UsageError:
         raise
-    except Exception as error:  # of any type, since each library below has its own
+    except Exception as error:  # each library below raises its own types
         why = (str(error).strip() or repr(error)).splitlines()[0]
-        raise Refused(f"--push {name} did not succeed ({why}); {remedy}") from None
+        raise UsageError(f"--push {name} did not succeed ({why}); {remedy}") from None

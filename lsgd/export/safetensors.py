@@ -1,14 +1,16 @@
-"""Tensors in the form of safetensors, which runs nothing when it is read."""
+"""The safetensors format, which executes no code when a file is loaded."""
 
 from typing import BinaryIO
 
 from safetensors.torch import save
 
-from lsgd.export.network import Exported
+from lsgd.export.network import ExportedNetwork
 
 
-def write_safetensors(exported: Exported, file: BinaryIO) -> str:
-    """Write the tensors by their names, and what the run was; returns how they are loaded."""
-    # `format` is what others, transformers among them, ask for.
-    file.write(save(exported.network.state_dict(), {"format": "pt"} | exported.facts))
-    return f"load it: {exported.maker}.load_state_dict(safetensors.torch.load_file(FILE))"
+def write_safetensors(exported: ExportedNetwork, file: BinaryIO) -> str:
+    """Write a network's state dict with metadata as safetensors; return how to load the file."""
+    # Other libraries, such as transformers, require the key `format`.
+    file.write(save(exported.network.state_dict(), {"format": "pt"} | exported.metadata))
+    return (
+        f"load it: {exported.constructor_code}.load_state_dict(safetensors.torch.load_file(FILE))"
+    )

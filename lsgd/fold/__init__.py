@@ -7,11 +7,11 @@
             return f.add("leaf", tree)
         return f.add("node", *(encode(f, child) for child in tree))
 
-    graphs = [Graph.of(encode, tree) for tree in trees]     # once
+    graphs = [Graph.record(encode, tree) for tree in trees]     # once
     states, = merge(graphs).apply(network)                  # in every step, a few large calls
 
-A library of its own, which needs torch and numpy alone, and may be copied as a folder: its imports
-are relative. README.md says when it pays and when not.
+The package is independent of lsgd: it needs torch and numpy alone and its imports are relative, so
+the folder may be copied. README.md says when dynamic batching is faster.
 """
 
 from .fold import Fold

@@ -1,4 +1,4 @@
-"""The interface of TorchFold (Polosukhin 2017): record calls of many examples, then make them."""
+"""The interface of TorchFold (Polosukhin 2017): record calls of many examples, then run batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +11,20 @@ from .schedule import constant
 
 
 class Fold(Recorder):
-    """Records the calls of a batch of examples, and makes them at the end, as few as possible.
+    """A recorder of a network's calls for a batch of examples, to run as few batched calls.
 
-    Arguments go where the parameters of the module are, so `cuda` has nothing left to say; it is
-    there for programs that were written for TorchFold.
+    Arguments are moved to the device of the module's parameters, so `cuda` has no effect; it exists
+    for programs written for TorchFold.
     """
 
     def __init__(self, *, cuda: bool = False) -> None:
         super().__init__()
 
     def apply(self, module: nn.Module, outputs: Sequence[Sequence[Any]]) -> list[Tensor]:
-        """Make all recorded calls on a module: a tensor for each list of nodes, or of ints or
-        tensors, with a row for each of its members."""
+        """Run all recorded calls batched on a module; return a tensor for each list of outputs.
+
+        A list has nodes, ints or tensors; its tensor has a row for each member.
+        """
         lists = [[*members] for members in outputs]
         of_nodes = [any(isinstance(member, Node) for member in members) for members in lists]
         nodes = [members for members, recorded in zip(lists, of_nodes, strict=True) if recorded]

@@ -1,4 +1,4 @@
-"""Plans the calls of many graphs as few large ones, with numpy and no Python for each call."""
+"""The planning of batched calls for many graphs, with numpy and without Python for each call."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from .record import (
     CALL_BITS,
     INT,
     LIST,
-    MOST_PARTS,
+    MAX_PARTS,
     NODE,
     NONE,
     PART_BITS,
@@ -24,40 +24,42 @@ from .record import (
 )
 from .schedule import (
     Argument,
+    ArgumentRow,
     BatchedCall,
     CallSchedule,
-    Give,
-    Ints,
-    Lists,
-    Rows,
-    Shared,
-    Stacked,
-    TakenRow,
+    GatheredRows,
+    IntArgument,
+    ListArgument,
+    OutputTransfer,
+    SharedArgument,
+    StackedArgument,
 )
-from .stages import depths
+from .stages import call_depths
 
 Ids = NDArray[np.int64]
 
-PART = (1 << CALL_BITS) - 1
-"""The bits of a read that say which part of a result it takes, and of how many."""
+PART_MASK = (1 << CALL_BITS) - 1
+"""The bits of a read that encode which part of a result it takes, and the number of parts."""
 
 
 def merge(graphs: Iterable[Graph]) -> CallSchedule:
-    """The calls of all graphs as few: those with one signature, stage and depth are one call. The
-    outputs have the rows of all graphs, in their order.
+    """Plan the recorded calls of all graphs (examples) as a few batched calls on a module.
 
-    Raises ValueError if graphs have different numbers of outputs, or if a call for many would get
-    several values as the one that all of them share (`nobatch`).
+    There is one batched call per signature, stage and depth. Each output has the rows of all
+    graphs, in their order. Raises ValueError if graphs have different numbers of outputs, or if
+    calls in one batch need different values for an argument that they share (`nobatch`).
     """
     graphs = [*graphs]
     if not graphs:
         return CallSchedule((), torch.empty(0, dtype=torch.int64), (0,), (), 0, ())
     calls = _line_up(graphs)
     plan = _Plan(calls)
-    taken = [plan.take(number) for number in range(len(calls.launches))]
-    # What a launch gives is known when all that come behind it have said what they take.
+    taken = [plan.plan_inputs(number) for number in range(len(calls.launches))]
+    # Transfers of a batched call are planned last, since all later calls request rows of it first.
     steps = [
-        BatchedCall(calls.launches[number].op, plan.count(number), *taking, plan.give(number))
+        BatchedCall(
+            calls.launches[number].op, plan.count(number), *taking, plan.plan_transfers(number)
+        )
         for number, taking in enumerate(taken)
     ]
     return CallSchedule(
@@ -72,30 +74,33 @@ def merge(graphs: Iterable[Graph]) -> CallSchedule:
 
 @dataclass(frozen=True)
 class _Calls:
-    """The calls of all graphs, sorted into launches; `place` counts them in this order."""
+    """The recorded calls of all graphs, sorted so that those of one batched call are adjacent.
+
+    A launch is a batched call; a place is the position of a call in the sorted order.
+    """
 
     launches: list[Signature]
     edges: list[int]
-    """The place at which each launch begins, and the end: (launches + 1,)."""
+    """The place at which each launch begins, and the number of calls: (launches + 1,)."""
     read_begins: Ids
-    """The number of the first read of each place, shape (calls,)."""
+    """The index of each place's first read, shape (calls,)."""
     word_begins: Ids
-    """The number of the first word of each place, shape (calls,)."""
+    """The index of each place's first scalar, shape (calls,)."""
     givers: Ids
-    """The launch that gives what each read takes, above the bits of its part: shape (reads,)."""
+    """The launch that produces each read, above the bits of the part: shape (reads,)."""
     rows: Ids
-    """The row that each read takes of what this launch gives, shape (reads,)."""
+    """The row of the producing launch's result that each read takes, shape (reads,)."""
     words: Ids
     first_tensors: Ids
-    """The number of the first tensor of each place's graph, shape (calls,)."""
+    """The index of the first tensor of each place's graph, shape (calls,)."""
 
 
 def _line_up(graphs: Sequence[Graph]) -> _Calls:
     signatures, numbers, stage, depth = _common(graphs)
     calls = np.array([len(graph.signatures) for graph in graphs])
     first_calls = np.cumsum(calls) - calls
-    # Sorted by stage, depth and signature, and by graph and call where these are the same. Numbers
-    # of 16 bits are sorted in a tenth of the time.
+    # Sorted by stage, depth and signature; the sort is stable, so equal calls stay in the order of
+    # graphs and calls. Keys of 16 bits are sorted in a tenth of the time.
     ranks = np.unique(stage, return_inverse=True)[1]
     deepest = int(depth.max(initial=0)) + 1
     keys = (ranks[numbers] * deepest + depth) * len(signatures) + numbers
@@ -109,7 +114,7 @@ def _line_up(graphs: Sequence[Graph]) -> _Calls:
     launches = [signatures[number] for number in of_launch.tolist()]
     launch_of = np.repeat(np.arange(len(launches)), np.diff(edges))
 
-    words = np.concatenate([graph.words for graph in graphs])
+    words = np.concatenate([graph.scalars for graph in graphs])
     word_begins, read_counts = _counts(signatures, numbers, words)
     read_begins = np.cumsum(read_counts) - read_counts
 
@@ -120,7 +125,7 @@ def _line_up(graphs: Sequence[Graph]) -> _Calls:
     places = place[read_calls]
     givers = launch_of[places]
     rows = places - edges[givers]
-    once = np.array([signature.once for signature in launches])
+    once = np.array([signature.is_single_call for signature in launches])
     if once.any():
         rows[once[givers]] = 0
     tensors = np.array([len(graph.tensors) for graph in graphs])
@@ -129,7 +134,7 @@ def _line_up(graphs: Sequence[Graph]) -> _Calls:
         edges.tolist(),
         read_begins[order],
         word_begins[order],
-        givers << CALL_BITS | reads & PART,
+        givers << CALL_BITS | reads & PART_MASK,
         rows,
         words,
         np.repeat(np.cumsum(tensors) - tensors, calls)[order],
@@ -137,8 +142,11 @@ def _line_up(graphs: Sequence[Graph]) -> _Calls:
 
 
 def _common(graphs: Sequence[Graph]) -> tuple[list[Signature], Ids, Ids, Ids]:
-    """The signatures of all graphs, the number of each call's signature, the stage of each
-    signature, and the depth of each call in its stage."""
+    """Combine the signature tables of all graphs, and compute their calls' stages and depths.
+
+    Returns the distinct signatures, the number of each call's signature, the stage of each
+    signature, and the depth of each call in its stage.
+    """
     tables: dict[SignatureTable, list[int]] = {}
     signatures: dict[Signature, int] = {}
     edges = set()
@@ -177,7 +185,10 @@ def _common(graphs: Sequence[Graph]) -> tuple[list[Signature], Ids, Ids, Ids]:
 
 
 def _same_stages(table: SignatureTable, numbers: Sequence[int], stage: Sequence[int]) -> bool:
-    """Whether the edges that stay in a stage are the same among the stages of all graphs."""
+    """Return whether depths computed with a table's own stages hold with those of all graphs.
+
+    They do if the same edges stay within a stage.
+    """
     own = table.stages()
     return all(
         (own[giver] == own[taker]) == (stage[numbers[giver]] == stage[numbers[taker]])
@@ -186,16 +197,16 @@ def _same_stages(table: SignatureTable, numbers: Sequence[int], stage: Sequence[
 
 
 def _depths_among(graph: Graph, numbers: Sequence[int], stage: Sequence[int]) -> Ids:
-    """The depths of a graph's calls, if other graphs have put its signatures into one stage."""
+    """Recompute the depths of a graph's calls with the stages of the signatures of all graphs."""
     own = [stage[number] for number in numbers]
-    _, counts = _counts(graph.table.signatures, graph.signatures, graph.words)
+    _, counts = _counts(graph.table.signatures, graph.signatures, graph.scalars)
     givers = graph.reads >> CALL_BITS
-    return np.array(depths(graph.signatures.tolist(), counts.tolist(), givers.tolist(), own))
+    return np.array(call_depths(graph.signatures.tolist(), counts.tolist(), givers.tolist(), own))
 
 
 def _counts(signatures: Sequence[Signature], numbers: NDArray[Any], words: Ids) -> tuple[Ids, Ids]:
-    """Where the words of each call of these signatures begin, and how many reads it has."""
-    word_counts = np.array([signature.words for signature in signatures])[numbers]
+    """Return where the scalars of each recorded call begin, and how many results it reads."""
+    word_counts = np.array([signature.scalar_count for signature in signatures])[numbers]
     begins = np.cumsum(word_counts) - word_counts
     reads = np.array([signature.reads for signature in signatures])[numbers]
     for number, signature in enumerate(signatures):
@@ -206,7 +217,7 @@ def _counts(signatures: Sequence[Signature], numbers: NDArray[Any], words: Ids) 
 
 
 class _Plan:
-    """Who takes what from whom, and the numbers that this needs, piece by piece."""
+    """The plan of the rows that batched calls take from each other, and of their row indices."""
 
     def __init__(self, calls: _Calls) -> None:
         self.calls = calls
@@ -214,25 +225,25 @@ class _Plan:
         self.slots = 0
         self.sizes: dict[int, Ids] = {}
         self._wanted: defaultdict[int, dict[int, list[tuple[int, Ids]]]] = defaultdict(dict)
-        """The slots that want rows of each part of a launch, and which."""
+        """The slots that take rows of each part of a launch, with these rows."""
         self._whole: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        """The parts of a launch that slots want as they are."""
+        """The parts of a launch that slots take unchanged."""
 
-    def take(self, launch: int) -> tuple[tuple[Rows, ...], tuple[Argument, ...]]:
-        """Note what a launch takes; the rows that come to it, and the arguments made of them."""
+    def plan_inputs(self, launch: int) -> tuple[tuple[GatheredRows, ...], tuple[Argument, ...]]:
+        """Plan the inputs of a batched call; return the rows gathered for it and its arguments."""
         calls, signature = self.calls, self.calls.launches[launch]
         first, last = calls.edges[launch : launch + 2]
         reads, words = calls.read_begins[first:last], calls.word_begins[first:last]
         nodes: list[Ids] = []
-        lists: list[Rows] = []
+        lists: list[GatheredRows] = []
         arguments: list[Argument] = []
         for kind in signature.kinds:
             if kind == NODE:
-                arguments.append(TakenRow(len(nodes)))
+                arguments.append(ArgumentRow(len(nodes)))
                 nodes.append(reads)
                 reads = reads + 1
             elif kind == INT:
-                arguments.append(Ints(self._piece(calls.words[words])))
+                arguments.append(IntArgument(self._piece(calls.words[words])))
                 words = words + 1
             elif kind == NONE:
                 arguments.append(None)
@@ -245,30 +256,31 @@ class _Plan:
                     self.sizes[signature.op] = lengths
                 else:
                     number = signature.kinds.count(NODE) + len(lists)
-                    arguments.append(Lists(number, self._piece(owner)))
+                    arguments.append(ListArgument(number, self._piece(owner)))
                 if len(members):
                     lists.append(self._ask(members))
                 reads, words = reads + lengths, words + 1
             elif kind[0] == TENSOR:
                 numbers = calls.words[words] + calls.first_tensors[first:last]
-                arguments.append(Stacked(tuple(numbers.tolist())))
+                arguments.append(StackedArgument(tuple(numbers.tolist())))
                 words = words + 1
             else:
-                arguments.append(Shared(self._ask_shared(signature, reads)))
+                arguments.append(SharedArgument(self._ask_shared(signature, reads)))
                 reads = reads + 1
         return (*self._ask_together(nodes), *lists), tuple(arguments)
 
-    def give(self, launch: int) -> tuple[Give, ...]:
-        """What a launch gives, part by part, in the order in which slots expect it."""
+    def plan_transfers(self, launch: int) -> tuple[OutputTransfer, ...]:
+        """Plan the transfers of a batched call's results, by part, to the slots of later calls."""
         count = self.count(launch)
         gives = [
-            Give(*_part(part), None, (slot,), ()) for part, slot in self._whole.get(launch, ())
+            OutputTransfer(*_part(part), None, (slot,), ())
+            for part, slot in self._whole.get(launch, ())
         ]
         for part, wanted in sorted(self._wanted.get(launch, {}).items()):
             rows = wanted[0][1] if len(wanted) == 1 else np.concatenate([r for _, r in wanted])
             all_in_order = len(rows) == count and (rows == np.arange(count)).all()
             gives.append(
-                Give(
+                OutputTransfer(
                     *_part(part),
                     None if all_in_order else self._piece(rows),
                     tuple(slot for slot, _ in wanted),
@@ -278,9 +290,9 @@ class _Plan:
         return tuple(gives)
 
     def count(self, launch: int) -> int:
-        """The rows of a launch's results."""
+        """Return the number of rows of a batched call's results."""
         first, last = self.calls.edges[launch : launch + 2]
-        return 1 if self.calls.launches[launch].once else last - first
+        return 1 if self.calls.launches[launch].is_single_call else last - first
 
     def _piece(self, numbers: Ids) -> int:
         self.pieces.append(numbers)
@@ -290,24 +302,24 @@ class _Plan:
         self.slots += 1
         return self.slots - 1
 
-    def _ask(self, reads: Ids) -> Rows:
-        """Let the givers of some reads bring their rows."""
+    def _ask(self, reads: Ids) -> GatheredRows:
+        """Plan to gather in one slot the result rows that some reads take from earlier calls."""
         return self._want(reads, 1, *_sorted_by(self.calls.givers[reads]))
 
-    def _ask_together(self, arguments: list[Ids]) -> list[Rows]:
-        """The same for the reads of each argument: at once, if their rows are of one shape."""
+    def _ask_together(self, arguments: list[Ids]) -> list[GatheredRows]:
+        """Plan to gather the rows of each argument's reads, in one slot if they have one shape."""
         if len(arguments) > 1:
             reads = np.concatenate(arguments)
             by, cuts = _sorted_by(self.calls.givers[reads])
-            # Rows of one giver are of one shape, and so are those that meet in an argument.
+            # Rows of one producer have one shape, and so do all rows of an argument.
             size, last = len(arguments[0]), cuts[1:] - 1
             ends = cuts[:-1] if by is None else by[cuts[:-1]], last if by is None else by[last]
             if _linked(ends[0] // size, ends[1] // size, len(arguments)):
                 return [self._want(reads, len(arguments), by, cuts)]
         return [self._ask(reads) for reads in arguments]
 
-    def _want(self, reads: Ids, arguments: int, by: Ids | None, cuts: Ids) -> Rows:
-        """Note the rows of some reads, that are sorted by their givers."""
+    def _want(self, reads: Ids, arguments: int, by: Ids | None, cuts: Ids) -> GatheredRows:
+        """Plan a new slot for the rows of reads, which `by` sorts by the calls producing them."""
         rows, givers = self.calls.rows[reads], self.calls.givers[reads]
         if by is not None:
             rows, givers = rows[by], givers[by]
@@ -315,15 +327,15 @@ class _Plan:
         ends = cuts.tolist()
         for giver, first, last in zip(givers[cuts[:-1]].tolist(), ends, ends[1:], strict=False):
             parts = self._wanted[giver >> CALL_BITS]
-            parts.setdefault(giver & PART, []).append((slot, rows[first:last]))
+            parts.setdefault(giver & PART_MASK, []).append((slot, rows[first:last]))
         if by is None:
-            return Rows(slot, None, arguments)
+            return GatheredRows(slot, None, arguments)
         back = np.empty_like(by)
         back[by] = np.arange(len(by))
-        return Rows(slot, self._piece(back), arguments)
+        return GatheredRows(slot, self._piece(back), arguments)
 
     def _ask_shared(self, signature: Signature, reads: Ids) -> int:
-        """The slot of a value that all calls of a launch share."""
+        """Return the slot of a value that all recorded calls of a batched call share."""
         givers, rows = self.calls.givers[reads], self.calls.rows[reads]
         if (givers != givers[0]).any() or (rows != rows[0]).any():
             raise ValueError(
@@ -335,18 +347,20 @@ class _Plan:
         if self.count(giver >> CALL_BITS) > 1:
             return self._ask(reads[:1]).slot
         slot = self._slot()
-        self._whole[giver >> CALL_BITS].append((giver & PART, slot))
+        self._whole[giver >> CALL_BITS].append((giver & PART_MASK, slot))
         return slot
 
 
 def _part(part: int) -> tuple[int, int]:
-    """The part, and of how many, that the low bits of a read say."""
-    return part & MOST_PARTS, part >> PART_BITS
+    """Decode the low bits of a read: the part of a result that it takes, and the part count."""
+    return part & MAX_PARTS, part >> PART_BITS
 
 
 def _sorted_by(givers: Ids) -> tuple[Ids | None, Ids]:
-    """The order that sorts reads by their givers, or None if they are sorted, and where in it each
-    giver begins, and the end."""
+    """Return the order that sorts reads by the calls that produce their rows, and its bounds.
+
+    The order is None if they are sorted already.
+    """
     steps = np.diff(givers)
     by = None
     if (steps < 0).any():
@@ -357,8 +371,10 @@ def _sorted_by(givers: Ids) -> tuple[Ids | None, Ids]:
 
 
 def _linked(first: Ids, last: Ids, count: int) -> bool:
-    """Whether givers link all `count` arguments with each other. A giver links two of them: the
-    first and the last one that it has rows for."""
+    """Return whether calls that produce rows of several arguments link all `count` arguments.
+
+    A producer connects two arguments: the first and the last one that take its rows.
+    """
     linked = {0}
     pairs = {*zip(first.tolist(), last.tolist(), strict=True)}
     for _ in range(count):

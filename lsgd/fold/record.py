@@ -1,4 +1,4 @@
-"""Records the calls of one example, without making them."""
+"""The recorder of one example's calls, which records calls without running them."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,47 +10,49 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .stages import depths, stages
+from .stages import call_depths, call_stages
 
-INT, NODE, LIST, NONE, LONE = "int", "node", "list", "none", "lone"
-"""The kinds of arguments: a number; what a call gives; a list of these; an empty list; and what a
-call gives, as the same for all calls that take it. Two more kinds have words of their own: (TENSOR,
-shape, dtype), and (WHOLE, signature, part), which is like LONE of a call that is made once."""
-TENSOR, WHOLE = "tensor", "whole"
+INT, NODE, LIST, NONE, SHARED = "int", "node", "list", "none", "lone"
+"""The kinds of arguments: int, node, list of nodes, empty list, and node shared by all calls.
+
+Two more kinds are tuples: (TENSOR, shape, dtype), and (SHARED_ONCE, signature, part), which is a
+shared node whose call is made once.
+"""
+TENSOR, SHARED_ONCE = "tensor", "whole"
 
 PART_BITS = 8
-MOST_PARTS = 2**PART_BITS - 1
+MAX_PARTS = 2**PART_BITS - 1
 CALL_BITS = 2 * PART_BITS
 
 
 class Signature(NamedTuple):
-    """What calls have in common that may be made as one."""
+    """The method name and argument kinds of a recorded call; equal ones can be batched."""
 
     op: str | int
-    """The method of the module; of an output of the graph its number."""
+    """The name of the module's method, or the number of the graph's output."""
     kinds: tuple[Any, ...]
     """The kind of each argument."""
 
     @property
-    def once(self) -> bool:
-        """Whether all such calls are one: they have no argument that is a call's own."""
+    def is_single_call(self) -> bool:
+        """Whether all calls of this signature run as a single one, since no argument differs."""
         return all(
-            kind == NONE or (type(kind) is tuple and kind[0] == WHOLE) for kind in self.kinds
+            kind == NONE or (type(kind) is tuple and kind[0] == SHARED_ONCE) for kind in self.kinds
         )
 
     @property
     def reads(self) -> int:
-        """The arguments that are nodes, without those that are lists."""
-        return len(self.kinds) - self.words - self.kinds.count(NONE)
+        """The number of arguments that are nodes, without the members of lists."""
+        return len(self.kinds) - self.scalar_count - self.kinds.count(NONE)
 
     @property
-    def words(self) -> int:
-        """The arguments that are kept as one number: ints, tensors, and the lengths of lists."""
+    def scalar_count(self) -> int:
+        """The number of arguments stored as one scalar: ints, tensors, and the lengths of lists."""
         return sum(map(_is_word, self.kinds))
 
     @property
     def lists(self) -> list[int]:
-        """Which of these numbers are the lengths of lists."""
+        """The positions of the lengths of lists among the scalar arguments."""
         return [number for number, kind in enumerate(filter(_is_word, self.kinds)) if kind == LIST]
 
 
@@ -59,23 +61,22 @@ def _is_word(kind: Any) -> bool:
 
 
 class SignatureTable(NamedTuple):
-    """The signatures of the calls of a graph."""
+    """The distinct signatures of a graph's recorded calls, and the dependencies between them."""
 
     signatures: tuple[Signature, ...]
     edges: frozenset[tuple[int, int]]
-    """The numbers of two signatures of which a call of the second takes what one of the first
-    gives."""
+    """Pairs of signature numbers: a call of the second takes a result of a call of the first."""
 
     def stages(self) -> tuple[int, ...]:
-        """The stage of each signature."""
-        return stages(len(self.signatures), self.edges)
+        """Return the stage of each signature, in the order of which batched calls run."""
+        return call_stages(len(self.signatures), self.edges)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The recorded calls of an example: small, and free to go from process to process.
+    """The recorded calls of one example, as arrays small enough to send between processes.
 
-    Calls stand behind those of which they take something; the last ones are the outputs.
+    Calls come after those whose results they take; the last ones are the outputs.
     """
 
     table: SignatureTable
@@ -84,19 +85,18 @@ class Graph:
     depths: NDArray[np.int32]
     """The depth of each call in its stage, shape (calls,)."""
     reads: NDArray[np.int64]
-    """What the calls take of others, call by call, by the numbers that `packed` makes."""
-    words: NDArray[np.int64]
-    """The other arguments, call by call: ints, numbers of tensors, and lengths of lists."""
+    """The results that the calls take from other calls, call by call, encoded by `pack_read`."""
+    scalars: NDArray[np.int64]
+    """The scalar arguments, call by call: ints, numbers of tensors, and lengths of lists."""
     tensors: tuple[Tensor, ...]
-    """The arguments that are tensors, each of one row."""
+    """The arguments that are tensors, each with one row."""
 
     @staticmethod
-    def of(encode: Callable[..., Any], *example: Any) -> "Graph":
-        """The calls that `encode(f, *example)` makes on f, which is a Recorder, with the nodes that
-        it returns as outputs.
+    def record(encode: Callable[..., Any], *example: Any) -> "Graph":
+        """Record the calls of `encode(f, *example)` on a Recorder f, with its result as outputs.
 
-        It may return a node, or a list of them, whose rows make one output; or a tuple of those,
-        which are several outputs.
+        The result is a node or a list of nodes, whose rows form one output, or a tuple of these for
+        several outputs.
         """
         recorder = Recorder()
         made = encode(recorder, *example)
@@ -111,53 +111,63 @@ class Graph:
             [[output] if isinstance(output, Node) else output for output in outputs]
         )
 
+    of = record
+    """The name of `record` in version 0.1."""
 
-def packed(call: int, part: int = 0, parts: int = 0) -> int:
-    """One number for a part of what a call gives, or with parts=0 for the whole of it.
 
-    >>> [number >> CALL_BITS for number in (packed(3), packed(3, 1, 2))]
+def pack_read(call: int, part: int = 0, parts: int = 0) -> int:
+    """Encode a reference to a recorded call's result, or to a part of it, as one number.
+
+    With parts=0 it is the whole result.
+
+    >>> [number >> CALL_BITS for number in (pack_read(3), pack_read(3, 1, 2))]
     [3, 3]
     """
     return call << CALL_BITS | parts << PART_BITS | part
 
 
 class Node:
-    """What a recorded call will give: a tensor with a row for the call, or a tuple of such."""
+    """The future result of a recorded call: a tensor with one row, or a tuple of such tensors."""
 
-    __slots__ = ("alone", "graph", "members", "shared", "source")
+    __slots__ = ("graph", "is_shared", "members", "shared", "source")
 
     def __init__(self, graph: object, source: int, alone: bool) -> None:
-        self.graph, self.source, self.alone = graph, source, alone
+        self.graph, self.source, self.is_shared = graph, source, alone
 
     def split(self, count: int) -> "tuple[Node, ...]":
-        """The members of the tuple of `count` tensors that the call gives."""
-        if not 0 < count <= MOST_PARTS:
-            raise ValueError(f"split({count}) is not possible; write 1 to {MOST_PARTS}")
+        """Return a node for each member of the tuple of `count` tensors that this call returns."""
+        if not 0 < count <= MAX_PARTS:
+            raise ValueError(f"split({count}) is not possible; write 1 to {MAX_PARTS}")
         if self.source & (1 << CALL_BITS) - 1:
             raise ValueError(
                 "split() of what another split() gave is not possible; let the method return one "
                 "flat tuple"
             )
-        # Kept, so that calls that take the same members are known to be the same.
+        # Cached, so that calls with the same members as arguments are recognised as the same call.
         members: tuple[Node, ...] = getattr(self, "members", ())
         if len(members) != count:
             call = self.source >> CALL_BITS
             members = self.members = tuple(
-                Node(self.graph, packed(call, part, count), self.alone) for part in range(count)
+                Node(self.graph, pack_read(call, part, count), self.is_shared)
+                for part in range(count)
             )
         return members
 
     def nobatch(self) -> "Node":
-        """The same as one value that any number of calls share, such as a table to look up in: a
-        method gets it once, as the call has given it, and not as a row for each of its calls."""
-        if not self.alone and not hasattr(self, "shared"):
+        """Return this node as a value shared by any number of calls, such as an embedding table.
+
+        A method gets the value once, as its call returned it, and not as a row for each call.
+        """
+        if not self.is_shared and not hasattr(self, "shared"):
             self.shared = Node(self.graph, self.source, True)
-        return self if self.alone else self.shared
+        return self if self.is_shared else self.shared
 
 
 class Recorder:
-    """Records calls. The same call is recorded once, however often it is added: what is random in
-    it, as dropout, is then the same too."""
+    """A recorder of a network's calls, which records equal calls once, however often added.
+
+    So a random result, as with dropout, is the same for all of them.
+    """
 
     def __init__(self) -> None:
         self._graph = object()
@@ -165,33 +175,33 @@ class Recorder:
         self._table: dict[tuple[str, tuple[Any, ...]], int] = {}
         self._kinds: list[Signature] = []
         self._signatures: list[int] = []
-        # Flat, as a list for each call would keep Python's garbage collector busy.
+        # Flat, since a list for each call would slow down Python's garbage collector.
         self._counts: list[int] = []
         self._reads: list[int] = []
         self._words: list[int] = []
         self._tensors: list[Tensor] = []
 
     def add(self, op: str, *args: Any) -> Node:
-        """Record a call of the module's method `op`, and return what it will give.
+        """Record a call of the module's method `op` and return the node of its result.
 
-        The method gets many such calls at once, and of each argument one tensor with a row for each
-        call: an int becomes a number in an int64 tensor of shape (calls,); a node, or a tensor of
-        shape (1, …), becomes a row; a list of nodes becomes a Ragged, which has the rows of all
-        lists; an empty list becomes None, in calls of their own. It has to return a tensor with a
-        row for each call, in order, or a tuple of such tensors, which `split` tells apart. Without
-        arguments, or if all are empty lists and nodes with `nobatch`, it is called once, and what
-        it returns is the same for all. A tensor is kept and not copied: what is written into it
-        later is what the method gets.
+        The method runs for many such calls at once, and gets for each argument one tensor with a
+        row for each call: an int becomes a number in an int64 tensor of shape (calls,); a node, or
+        a tensor of shape (1, …), becomes a row; a list of nodes becomes a Ragged, which has the
+        rows of all lists; an empty list becomes None, in a batched call of its own. It must return
+        a tensor with a row for each call, in order, or a tuple of such tensors, whose members
+        `split` returns. Without arguments, or if all are empty lists and nodes with `nobatch`, it
+        is called once, and all such calls share the result. A tensor is not copied: if it is
+        written to later, the method gets the new values.
 
         Raises TypeError for any other argument, and ValueError for a node of another recorder.
         """
         try:
             key = op, args
             known = self._known.get(key)
-        except TypeError:  # a list has no hash
+        except TypeError:  # a list is not hashable
             key = op, tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
             known = None
-            with suppress(TypeError):  # what else has none is refused below
+            with suppress(TypeError):  # other unhashable arguments are rejected below
                 known = self._known.get(key)
         if known is not None:
             return known
@@ -206,7 +216,7 @@ class Recorder:
                 if kind is Node:
                     if arg.graph is not self._graph:
                         raise ValueError(f"an argument of {op!r} is a node of another recorder")
-                    kinds.append(self._alone(arg) if arg.alone else NODE)
+                    kinds.append(self._alone(arg) if arg.is_shared else NODE)
                     reads.append(arg.source)
                 elif kind is int:
                     kinds.append(INT)
@@ -228,7 +238,7 @@ class Recorder:
         return node
 
     def graph(self, outputs: Sequence[Sequence[Node]]) -> Graph:
-        """All recorded calls, with these outputs: of each the nodes whose rows it has, in order."""
+        """Return the graph of all recorded calls, with an output for each list of nodes."""
         kinds, signatures = [*self._kinds], [*self._signatures]
         counts, reads, words = [*self._counts], [*self._reads], [*self._words]
         for number, nodes in enumerate(outputs):
@@ -256,23 +266,30 @@ class Recorder:
         return Graph(
             table,
             np.array(signatures, dtype=np.int32),
-            np.array(depths(signatures, counts, givers, table.stages()), dtype=np.int32),
+            np.array(call_depths(signatures, counts, givers, table.stages()), dtype=np.int32),
             np.array(reads, dtype=np.int64),
             numbers,
             tuple(self._tensors),
         )
 
     def _alone(self, node: Node) -> Any:
-        """The kind of a node with nobatch()."""
+        """Return the argument kind of a node that is shared by all calls of a batched call.
+
+        These are the nodes of nobatch().
+        """
         call = node.source >> CALL_BITS
         signature = self._kinds[self._signatures[call]]
-        return (WHOLE, signature, node.source - packed(call)) if signature.once else LONE
+        return (
+            (SHARED_ONCE, signature, node.source - pack_read(call))
+            if signature.is_single_call
+            else SHARED
+        )
 
     def _other(self, op: str, arg: Any) -> Any:
-        """The kind of an argument that is neither a node nor an int."""
+        """Record an argument that is neither a node nor an int, and return its kind."""
         if isinstance(arg, list | tuple):
             for node in arg:
-                if type(node) is not Node or node.graph is not self._graph or node.alone:
+                if type(node) is not Node or node.graph is not self._graph or node.is_shared:
                     raise TypeError(
                         f"a list among the arguments of {op!r} has {node!r}, and is of nodes of "
                         "this recorder alone, without nobatch()"
@@ -283,14 +300,14 @@ class Recorder:
             return LIST if arg else NONE
         if isinstance(arg, Tensor):
             self._words.append(len(self._tensors))
-            self._tensors.append(one_row(op, arg))
+            self._tensors.append(check_one_row(op, arg))
             return TENSOR, tuple(arg.shape[1:]), arg.dtype
-        self._words.append(whole_number(op, arg))
+        self._words.append(as_int(op, arg))
         return INT
 
 
-def one_row(op: str, arg: Tensor) -> Tensor:
-    """An argument that is a tensor, if it is the row of one call; else a ValueError."""
+def check_one_row(op: str, arg: Tensor) -> Tensor:
+    """Return a tensor argument of a call, or raise ValueError if it does not have one row."""
     if not arg.ndim or len(arg) != 1:
         raise ValueError(
             f"an argument of {op!r} is a tensor of shape {tuple(arg.shape)}; write one of shape "
@@ -299,8 +316,8 @@ def one_row(op: str, arg: Tensor) -> Tensor:
     return arg
 
 
-def whole_number(op: str, arg: Any) -> int:
-    """An argument that is an int, a bool or a whole number of numpy; else a TypeError."""
+def as_int(op: str, arg: Any) -> int:
+    """Convert an int, bool or numpy integer argument to an int; raise TypeError for others."""
     if not isinstance(arg, int | np.integer):
         raise TypeError(
             f"an argument of {op!r} is {arg!r}; write an int, a node, a list of nodes or a tensor "

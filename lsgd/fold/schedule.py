@@ -1,4 +1,4 @@
-"""Makes the calls of a plan: a few large ones, with plain operations of torch in between."""
+"""The execution of planned calls: a few batched calls, with plain torch operations between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,129 +11,129 @@ from torch import Tensor, nn
 
 
 class Ragged(NamedTuple):
-    """An argument that is a list of nodes, of many calls at once."""
+    """A batch of lists of nodes, one list for each call: the rows of all members, concatenated."""
 
     rows: Tensor
-    """The members of all lists, one list behind the other: shape (members, …)."""
+    """The members of all lists, concatenated: shape (members, …)."""
     owner: Tensor
-    """The call, counted from 0, that each of them belongs to: int64, shape (members,), rising."""
+    """The call, counted from 0, to which each member belongs: ascending int64, shape (members,)."""
     calls: int
     """The number of calls; each has at least one member."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of some values of the members, shape (members, …), over each list: (calls, …)."""
+        """Sum values of the members, shape (members, …), over each list and return (calls, …)."""
         total = values.new_zeros(self.calls, *values.shape[1:])
         return total.index_add(0, self.owner, values)
 
 
-class Ints(NamedTuple):
-    """An argument of ints: their piece of the index."""
+class IntArgument(NamedTuple):
+    """The source of a batched argument of ints: the number of a piece of the index."""
 
     piece: int
 
 
-class Stacked(NamedTuple):
-    """An argument of tensors: their numbers."""
+class StackedArgument(NamedTuple):
+    """The source of a batched argument of tensors: the numbers of the tensors to concatenate."""
 
     numbers: tuple[int, ...]
 
 
-class TakenRow(NamedTuple):
-    """An argument of nodes: its number among those of the launch."""
+class ArgumentRow(NamedTuple):
+    """The source of a batched argument of nodes: its number among the gathered arguments."""
 
     number: int
 
 
-class Lists(NamedTuple):
-    """An argument of lists: its number among those of nodes, and the piece with their owners."""
+class ListArgument(NamedTuple):
+    """The source of a batched argument of lists: its gathered members, and the owners of these.
+
+    They are given by a number among the gathered arguments, and by a piece of the index.
+    """
 
     number: int
     owner: int
 
 
-class Shared(NamedTuple):
-    """An argument that all calls share: the slot it comes to."""
+class SharedArgument(NamedTuple):
+    """The source of an argument that all calls of a batched call share: the slot with its value."""
 
     slot: int
 
 
-Argument = Ints | Stacked | TakenRow | Lists | Shared | None
-"""Where an argument of a launch comes from; None is an empty list."""
+Argument = IntArgument | StackedArgument | ArgumentRow | ListArgument | SharedArgument | None
+"""The source of an argument of a batched call; None is an empty list."""
 
 
-class Rows(NamedTuple):
-    """Rows that come to a slot from several launches, for some arguments of a launch."""
+class GatheredRows(NamedTuple):
+    """Result rows of earlier batched calls, gathered in a slot as arguments of a later one."""
 
     slot: int
-    back: int | None
-    """The piece of the index that brings them from the order in which they come to that of the
-    calls; None if it is the same."""
+    restore_order: int | None
+    """The piece of the index that restores the order of the calls; None if the order is right."""
     arguments: int
-    """The number of arguments, each of as many rows, that lie one behind the other."""
+    """The number of arguments, with equally many rows, that are concatenated."""
 
 
-class Give(NamedTuple):
-    """Rows that one launch gives to others."""
+class OutputTransfer(NamedTuple):
+    """The transfer of a batched call's result, or of rows of it, to the slots of later calls."""
 
     part: int
     parts: int
-    """The part of the result, of so many that it should have; 0 of 0 is the result itself."""
+    """The number of parts that the result must have; part 0 of 0 is the result itself."""
     rows: int | None
-    """The piece of the index with the rows, in the order of those who get them; None for all rows
-    as they are."""
+    """The piece of the index with the rows in the slots' order; None for all rows in order."""
     slots: tuple[int, ...]
     lengths: tuple[int, ...]
-    """How many rows each slot gets; nothing for the whole, whatever its shape."""
+    """The number of rows for each slot; empty if the result is transferred unchanged."""
 
 
 class BatchedCall(NamedTuple):
-    """One call of a method for many recorded ones, or what makes an output of the graphs."""
+    """One call of a method for many recorded calls, or the assembly of an output of the graphs."""
 
     op: str | int
     calls: int
-    rows: tuple[Rows, ...]
+    rows: tuple[GatheredRows, ...]
     arguments: tuple[Argument, ...]
-    gives: tuple[Give, ...]
+    transfers: tuple[OutputTransfer, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class CallSchedule:
-    """The calls of many graphs, ready to be made on any module that has the methods.
+    """The planned batched calls of many graphs, which run on any module that has the methods.
 
-    It may be made by a loader's process, sent to another one, and applied any number of times. All
-    that happens between the calls are permutations, `split` and `cat`, so that hooks, double
-    backward, checkpointing and autocast work as for a network without it.
+    A loader's process may plan them, send them to another process, and that one may apply them any
+    number of times. Between the calls there are only permutations, `split` and `cat`, so hooks,
+    double backward, checkpointing and autocast work as for a network without batching.
     """
 
     steps: tuple[BatchedCall, ...]
     index: Tensor
-    """All numbers that are needed: int64, one piece behind the other."""
+    """All index arrays and ints, concatenated: int64."""
     lengths: tuple[int, ...]
-    """The length of each piece."""
+    """The length of each piece of the index."""
     tensors: tuple[Tensor, ...]
     slots: int
     sizes: tuple[NDArray[np.int64], ...]
-    """The rows of each output that are of each graph, shape (graphs,)."""
+    """The number of rows of each output that belong to each graph, shape (graphs,)."""
 
     @property
     def launches(self) -> int:
-        """How many times a method of the module will be called."""
+        """The number of calls of the module's methods when the schedule runs."""
         return sum(isinstance(launch.op, str) for launch in self.steps)
 
     def to(self, device: torch.device | str) -> "CallSchedule":
-        """The same with its numbers on a device, by one copy."""
+        """Return a copy of this schedule with its index arrays on a device, transferred at once."""
         return replace(self, index=self.index.to(device, non_blocking=True))
 
     def apply(self, module: nn.Module) -> list[Tensor]:
-        """The outputs of the graphs: of each one tensor, the rows of all graphs one behind the
-        other, as `sizes` has them.
+        """Run the batched calls on a module and return a tensor for each output of the graphs.
 
-        Numbers and tensors among the arguments go where the module's parameters are. Raises
-        ValueError if a method does not return a row for each call, or rows of different shapes
-        would have to be one argument.
+        It has the rows of all graphs, concatenated; `sizes` has their numbers. Ints and tensors are
+        moved to the device of the module's parameters. Raises ValueError if a method does not
+        return a row for each call, or if rows of different shapes would form one argument.
         """
         device = device_of(module)
-        # A copy, as a method may change its numbers in place: unknown words to one word, say.
+        # A copy, since a method may change its ints in place, for example to replace unknown words.
         index = self.index.to(device, copy=True).split(self.lengths)
         slots: list[list[Tensor]] = [[] for _ in range(self.slots)]
         outputs: dict[int, Tensor] = {}
@@ -145,29 +145,29 @@ class CallSchedule:
             arguments: list[Any] = []
             for argument in launch.arguments:
                 match argument:
-                    case TakenRow(number):
+                    case ArgumentRow(number):
                         arguments.append(nodes[number])
-                    case Ints(piece):
+                    case IntArgument(piece):
                         arguments.append(index[piece])
-                    case Lists(number, owner):
+                    case ListArgument(number, owner):
                         arguments.append(Ragged(nodes[number], index[owner], launch.calls))
-                    case Shared(slot):
+                    case SharedArgument(slot):
                         arguments += slots[slot]
-                    case Stacked(numbers):
+                    case StackedArgument(numbers):
                         stacked = torch.cat([self.tensors[number] for number in numbers])
                         arguments.append(stacked.to(device))
                     case None:
                         arguments.append(None)
             result = getattr(module, launch.op)(*arguments)
-            for give in launch.gives:
+            for give in launch.transfers:
                 _give(launch, give, result, slots, index)
         return [outputs[number] for number in sorted(outputs)]
 
 
 def _read(
-    launch: BatchedCall, rows: Rows, slots: list[list[Tensor]], index: Sequence[Tensor]
+    launch: BatchedCall, rows: GatheredRows, slots: list[list[Tensor]], index: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """What has come to the slot of some rows, as the arguments that it makes."""
+    """Take the rows gathered in a slot, and return the batched arguments that they form."""
     pieces, slots[rows.slot] = slots[rows.slot], []
     whole = pieces[0]
     if len(pieces) > 1:
@@ -178,17 +178,20 @@ def _read(
                 f"{' and '.join(kinds)}; give the calls that take them names of their own"
             )
         whole = torch.cat(pieces)
-    if rows.back is not None:
-        whole = whole.index_select(0, index[rows.back])
+    if rows.restore_order is not None:
+        whole = whole.index_select(0, index[rows.restore_order])
     if rows.arguments == 1:
         return (whole,)
-    # Not with -1, which is refused where a row has no numbers.
+    # Not with -1, which view rejects if a row has no elements.
     calls = len(whole) // rows.arguments
     return whole.view(rows.arguments, calls, *whole.shape[1:]).unbind(0)
 
 
 def _differ(pieces: Sequence[Tensor]) -> bool:
-    """Whether rows cannot be put together. Autocast lets types differ, and cat takes the wider."""
+    """Return whether tensors cannot be concatenated because of their shapes or types.
+
+    Within autocast types may differ, and cat takes the wider one.
+    """
     first = pieces[0]
     shape, dtype = first.shape[1:], first.dtype
     if all(piece.shape[1:] == shape and piece.dtype is dtype for piece in pieces):
@@ -199,9 +202,13 @@ def _differ(pieces: Sequence[Tensor]) -> bool:
 
 
 def _give(
-    launch: BatchedCall, give: Give, result: Any, slots: list[list[Tensor]], index: Sequence[Tensor]
+    launch: BatchedCall,
+    give: OutputTransfer,
+    result: Any,
+    slots: list[list[Tensor]],
+    index: Sequence[Tensor],
 ) -> None:
-    """Bring a part of a result to those who take it."""
+    """Transfer a part of a batched call's result to the slots that take it."""
     if give.parts:
         if not isinstance(result, tuple | list) or len(result) != give.parts:
             number = len(result) if isinstance(result, tuple | list) else "no tuple of"
@@ -235,10 +242,10 @@ def _named(launch: BatchedCall) -> str:
 
 
 def constant(values: Sequence[Any], module: nn.Module) -> Tensor:
-    """Ints as a tensor, or tensors of shape (1, …) in one, where the module's parameters are.
+    """Convert ints, or tensors with one row, into one tensor on the device of the module.
 
-    Raises TypeError for other members of an output, which torch would cut to ints, or take for
-    several rows.
+    The tensors have shape (1, …). Raises TypeError for other values, which torch would truncate to
+    ints or treat as several rows.
     """
     rows = [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (1,)]
     if rows and len(rows) == len(values):
@@ -255,5 +262,5 @@ def constant(values: Sequence[Any], module: nn.Module) -> Tensor:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where the parameters of a module are; the CPU if it has none."""
+    """Return the device of a module's first parameter, or the CPU if it has none."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

@@ -1,11 +1,11 @@
-"""The order of the operations of a batch: stages first, and depth only inside a stage.
+"""The order of batched calls: by stage first, and by depth only within a stage.
 
-Calls of one kind can be made at once if none needs what another of them gives. To take all that
-have the same depth, the longest way from a call without arguments, is the rule of TensorFlow Fold
-(Looks et al. 2017, section 2). It makes the last step of all examples, such as the logits of a
-tree, as many calls as there are depths of trees. So kinds of calls are ordered first, by what they
-need of each other: those that need each other in turn, as the nodes of a tree do, make a stage, and
-only there depth counts.
+Calls of one kind can be batched if none needs the result of another. TensorFlow Fold (Looks et al.
+2017, section 2) batches calls of equal depth, the longest path from a call without arguments. It
+splits the last operation of all examples, such as the logits of a tree, into as many calls as there
+are depths of trees. So here the kinds of calls are ordered first, by their dependencies: kinds that
+depend on each other, such as the nodes of a tree, form a stage, and depth counts only within a
+stage.
 """
 
 from collections.abc import Sequence
@@ -15,35 +15,35 @@ import numpy as np
 
 
 @lru_cache(maxsize=1024)
-def stages(kinds: int, edges: frozenset[tuple[int, int]]) -> tuple[int, ...]:
-    """The stage of each kind of call, where an edge goes from a kind that gives to one that takes.
+def call_stages(kinds: int, edges: frozenset[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the stage of each kind of call, given edges from producing to consuming kinds.
 
-    An edge within a strongly connected part of this graph has the same stage at both ends, and any
-    other edge a higher one where it goes to.
+    The two ends of an edge have the same stage if they are in one strongly connected component;
+    otherwise the consuming kind has a higher stage.
 
-    >>> stages(4, frozenset({(0, 1), (1, 1), (1, 2), (2, 1), (2, 3)}))
+    >>> call_stages(4, frozenset({(0, 1), (1, 1), (1, 2), (2, 1), (2, 3)}))
     (1, 3, 3, 4)
     """
-    # Not of bools, which numpy multiplies a hundred times slower.
+    # Not bools, which numpy multiplies a hundred times slower.
     reaches = np.eye(kinds, dtype=np.float32)
     for giver, taker in edges:
         reaches[giver, taker] = 1
     while not np.array_equal(further := np.minimum(reaches @ reaches, 1), reaches):
         reaches = further
-    # What reaches a kind also reaches all that this one reaches, so their number rises along edges,
-    # and stands still only where an edge can be gone back.
+    # All that reaches a kind also reaches the kinds behind it, so the number of predecessors
+    # increases along edges, and stays equal only within a strongly connected component.
     return tuple(reaches.sum(0).astype(int).tolist())
 
 
-def depths(
+def call_depths(
     kinds: Sequence[int], counts: Sequence[int], givers: Sequence[int], stage: Sequence[int]
 ) -> list[int]:
-    """The depth of each call inside its stage: 0 if all that it takes is of earlier stages.
+    """Return each recorded call's depth in its stage; 0 if its inputs are of earlier stages.
 
-    A call has a kind and a count of what it takes; `givers` are the calls that give this, call by
-    call.
+    Each call has a kind and a number of inputs; `givers` has the calls that produce these inputs,
+    call by call.
 
-    >>> depths([0, 1, 1, 2], [0, 1, 1, 1], [0, 1, 1], stage=[1, 2, 3])
+    >>> call_depths([0, 1, 1, 2], [0, 1, 1, 1], [0, 1, 1], stage=[1, 2, 3])
     [0, 0, 1, 0]
     """
     levels: list[int] = []

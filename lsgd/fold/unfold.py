@@ -1,4 +1,4 @@
-"""The interface of Fold, with every call made at once: to debug a network, or to compare with."""
+"""The interface of Fold without batching, to debug a network or to compare results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,62 +6,69 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .record import one_row, whole_number
+from .record import as_int, check_one_row
 from .schedule import Ragged, constant, device_of
 
 
-class MadeNode:
-    """What a call has given."""
+class NodeOutput:
+    """The result of a method call that has been run, in place of a recorded node."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def split(self, count: int) -> "tuple[MadeNode, ...]":
-        """The members of the tuple of `count` tensors that the call has given."""
+    def split(self, count: int) -> "tuple[NodeOutput, ...]":
+        """Return a node for each member of the tuple of `count` tensors that this call returned."""
         if not isinstance(self.value, tuple | list) or len(self.value) != count:
             number = len(self.value) if isinstance(self.value, tuple | list) else "no tuple of"
             raise ValueError(
                 f"a call returned {number} tensors where split({count}) is asked of it"
             )
-        return tuple(MadeNode(value) for value in self.value)
+        return tuple(NodeOutput(value) for value in self.value)
 
-    def nobatch(self) -> "MadeNode":
-        """This node: there is one call, which gets the value as it is."""
+    def nobatch(self) -> "NodeOutput":
+        """Return this node, since its single call gets the value unchanged."""
         return self
 
 
 class Unfold:
-    """Makes each call as it is added, on one module.
+    """A counterpart of Fold without batching, which runs each call on one module as it is added.
 
-    Methods get what they get from a Fold, with one row; so breakpoints and errors are where they
-    belong. `cuda` is there for programs that were written for TorchFold.
+    Methods get the same arguments as from a Fold, with one row, so breakpoints and errors are at
+    the call that causes them. `cuda` exists for programs written for TorchFold.
     """
 
     def __init__(self, module: nn.Module, *, cuda: bool = False) -> None:
         self._module, self._device = module, device_of(module)
 
-    def add(self, op: str, *args: Any) -> MadeNode:
-        """Make a call of the module's method `op`, with the arguments of Fold.add."""
-        return MadeNode(getattr(self._module, op)(*(self._value(op, arg) for arg in args)))
+    def add(self, op: str, *args: Any) -> NodeOutput:
+        """Run the module's method `op` with these arguments, and return the node of its result.
+
+        The arguments are those of Fold.add.
+        """
+        return NodeOutput(getattr(self._module, op)(*(self._value(op, arg) for arg in args)))
 
     def apply(self, module: nn.Module, outputs: Sequence[Sequence[Any]]) -> list[Tensor]:
-        """A tensor for each list of nodes, ints or tensors; the module is the one of all calls."""
+        """Concatenate each list of nodes, ints or tensors of the outputs into one tensor.
+
+        The nodes are of calls on this module. Raises ValueError if the module is another one than
+        Unfold's.
+        """
         if module is not self._module:
             raise ValueError("apply() is given another module than Unfold(), which made the calls")
         return [self._output([*each]) for each in outputs]
 
     def _output(self, members: list[Any]) -> Tensor:
-        if any(isinstance(member, MadeNode) for member in members):
+        if any(isinstance(member, NodeOutput) for member in members):
             return torch.cat([_made(member, "an output") for member in members])
         return constant(members, self._module)
 
     def _value(self, op: str, arg: Any) -> Any:
-        if isinstance(arg, MadeNode):
+        if isinstance(arg, NodeOutput):
             return arg.value
         if isinstance(arg, Tensor):
-            return one_row(op, arg).to(self._device)
+            return check_one_row(op, arg).to(self._device)
         if not isinstance(arg, list | tuple):
-            number = whole_number(op, arg)
+            number = as_int(op, arg)
             return torch.tensor([number], dtype=torch.int64, device=self._device)
         if not arg:
             return None
@@ -70,7 +77,7 @@ class Unfold:
 
 
 def _made(member: Any, place: str) -> Any:
-    """The value of a node in a list of nodes; anything else is a TypeError."""
-    if not isinstance(member, MadeNode):
+    """Return the value of a node in a list, or raise TypeError for anything but a node."""
+    if not isinstance(member, NodeOutput):
         raise TypeError(f"{place} has {member!r}, and is of nodes alone")
     return member.value

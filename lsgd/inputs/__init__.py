@@ -1,4 +1,4 @@
-"""Loaders of images: each yields what the sampler asks for, in the sampler's order."""
+"""Data loaders of images, which yield the batches of the sampler's micro-batches in their order."""
 
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -6,67 +6,88 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lsgd import paths
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.inputs.index import open_indexes
-from lsgd.installation import install
-from lsgd.job.launcher import cores, detect
+from lsgd.installation import install_command
+from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Data, InputsSettings, Recipe
 from lsgd.recipe.fields import AUTO
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 if TYPE_CHECKING:
-    # For types only: what needs just the index, as lsgd.prepare does, starts without torch.
+    # For types only: modules that need just the index, such as lsgd.prepare, start without torch.
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 Batch: TypeAlias = "tuple[Tensor, Tensor]"
-"""Images (images, channels, height, width), normalised, and their labels (images,)."""
+"""Normalised images (images, channels, height, width) and their labels (images,)."""
 
-IN_MEMORY = ("digits", "fashion-mnist", "cifar10")
+ExampleColumns: TypeAlias = "dict[str, NDArray[Any]]"
+"""Metadata of the examples as arrays with one value for each example, by column name.
+
+The first word of a name, such as `train labels`, is the split.
+"""
+
+IN_MEMORY_DATASETS = ("digits", "fashion-mnist", "cifar10")
 
 
 class Inputs(Protocol):
-    """A dataset behind a loader; one round of training or evaluation at a time.
+    """The interface of data loaders, which yield one batch for each requested micro-batch in order.
 
-    A batch is what the workload's loss takes; of images it is a Batch.
+    The workload's loss defines the type of a batch; image workloads use Batch.
     """
 
     name: str
-    """The name of the loader, in words for the log."""
+    """The name of the loader in the log."""
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Any]:
-        """The batch of each training pass in turn, augmented as the recipe says."""
+    def columns(self) -> ExampleColumns:
+        """Return metadata columns of all examples (names, labels, sizes) to compare dataset copies.
 
-    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Any]:
-        """The batch of each pass over an evaluation set in turn, with the examples as they are."""
+        Loaders of synthetic examples return an empty dict.
+        """
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Load and yield the examples of each training micro-batch in order, with augmentation."""
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Load and yield the examples of each evaluation micro-batch in order, unaugmented."""
 
 
-def passes_ahead(recipe: Recipe) -> int:
-    """How many passes the loader of a recipe may ask for beyond the one that is computed with, on
-    this machine: those that are made ready meanwhile."""
+def prefetch_limit(recipe: Recipe) -> int:
+    """Return how many micro-batches a recipe's data loader may prefetch beyond the current one.
+
+    The number depends on this machine's cores and on whether DALI is installed.
+    """
     settings = recipe.inputs
-    if settings.loader in ("memory", "synthetic") or recipe.data.name in IN_MEMORY:
+    if settings.loader in ("memory", "synthetic") or recipe.data.name in IN_MEMORY_DATASETS:
         return 0
     if recipe.data.workload != "images":
         return 0
-    decoders = settings.decoders if settings.decoders is not None else cores(detect())
-    if settings.loader == "torchvision" or not _has_dali():
+    decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
+    if settings.loader == "torchvision" or not is_dali_installed():
         return decoders * settings.prefetch
-    from lsgd.inputs.dali import AHEAD
+    from lsgd.inputs.dali import READ_AHEAD
 
-    return AHEAD + settings.prefetch + 1
+    return READ_AHEAD + settings.prefetch + 1
 
 
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
-    """The loader that the recipe asks for, its dataset checked against the recipe's numbers.
+    """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
-    Raises Refused if the dataset is missing, or is not what the recipe says.
+    Raises UsageError if the dataset is missing or differs from the recipe.
     """
     data, settings = recipe.data, recipe.inputs
     root = Path(data.root) if data.root else paths.data_root(data.name)
     loader = settings.loader
     if loader == "auto":
-        loader = "memory" if data.name in IN_MEMORY else "dali" if _has_dali() else "torchvision"
+        loader = (
+            "memory"
+            if data.name in IN_MEMORY_DATASETS
+            else "dali"
+            if is_dali_installed()
+            else "torchvision"
+        )
     _check_kind(data, settings, loader, device)
     match loader:
         case "synthetic":
@@ -78,7 +99,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
 
             return MemoryInputs(data, root, seed=recipe.seed, device=device)
     indexes = open_indexes(data, root)
-    decoders = settings.decoders if settings.decoders is not None else cores(detect())
+    decoders = settings.decoders if settings.decoders is not None else cores(detect_launch())
     match loader:
         case "torchvision":
             from lsgd.inputs.torchvision import FolderInputs
@@ -87,7 +108,7 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
                 data, indexes, settings, seed=recipe.seed, device=device, decoders=decoders
             )
             if settings.loader == "auto":
-                folder.name += f" (DALI is faster: {install('dali')})"
+                folder.name += f" (DALI is faster: {install_command('dali')})"
             return folder
         case "dali":
             from lsgd.inputs.dali import DaliInputs
@@ -106,52 +127,60 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
 
 
 def _most_workers(recipe: Recipe) -> int:
-    """The most workers whose images a pass can carry; with workers_per_pass=auto, which is found
-    once the loader is there, all of them: DALI takes its memory by what passes really have."""
+    """Return the largest number of virtual workers whose images one micro-batch can hold.
+
+    workers_per_pass=auto is decided after the loader is open, so it counts as all workers: DALI
+    allocates memory by the actual size of the micro-batches.
+    """
     if recipe.workers_per_pass == AUTO:
         return max(stage.workers for stage in recipe.stages)
-    return recipe.pass_workers
+    return recipe.micro_batch_workers
 
 
-def _has_dali() -> bool:
+def is_dali_installed() -> bool:
+    """Return whether NVIDIA DALI is installed."""
     return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torch.device") -> None:
-    """Refuse a loader that does not suit the dataset or the device, or is not installed."""
+    """Raise UsageError if a data loader is not installed or not for this dataset or device."""
     if settings.dtype != "float32" and loader != "dali":
-        raise Refused(
+        raise UsageError(
             f"inputs.dtype={settings.dtype} is for DALI, and here {loader} brings the images; "
             "leave it out, or write inputs=dali"
         )
-    if settings.decode_on == "gpu" and device.type != "cuda":
-        raise Refused(
-            f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
-            "device=cuda where there is a GPU, or inputs.decode_on=cpu"
-        )
-    if loader == "memory" and data.name not in IN_MEMORY:
-        raise Refused(
-            f"inputs=memory holds {', '.join(IN_MEMORY)} and not {data.name}; write inputs=auto"
+    if settings.decode_on == "gpu":
+        from lsgd.job.device import is_nvidia
+
+        if not is_nvidia(device):
+            raise UsageError(
+                f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
+                "device=cuda where there is a GPU of NVIDIA, or inputs.decode_on=cpu"
+            )
+    if loader == "memory" and data.name not in IN_MEMORY_DATASETS:
+        raise UsageError(
+            f"inputs=memory holds {', '.join(IN_MEMORY_DATASETS)} and not {data.name}; write "
+            "inputs=auto"
         )
     if loader == "memory" and data.skip:
-        raise Refused(f"data.skip is for image folders, which {data.name} is not; leave it out")
+        raise UsageError(f"data.skip is for image folders, which {data.name} is not; leave it out")
     if loader in ("dali", "torchvision"):
-        if data.name in IN_MEMORY:
-            raise Refused(
+        if data.name in IN_MEMORY_DATASETS:
+            raise UsageError(
                 f"inputs={loader} reads image folders and {data.name} is not one; write "
                 "inputs=memory"
             )
         if data.augmentation == "shift_flip":
-            raise Refused(
+            raise UsageError(
                 "data.augmentation=shift_flip is for small images in memory; write crop_flip, "
                 f"fb_resnet_torch or none for {data.name}"
             )
         if data.channels != 3:
-            raise Refused(
+            raise UsageError(
                 f"data.channels={data.channels}, and image files give 3; write data.channels=3"
             )
-    if loader == "dali" and not _has_dali():
-        raise Refused(
-            f"inputs=dali, but DALI is not installed; type {install('dali')}, or write "
+    if loader == "dali" and not is_dali_installed():
+        raise UsageError(
+            f"inputs=dali, but DALI is not installed; type {install_command('dali')}, or write "
             "inputs=torchvision"
         )

@@ -1,36 +1,45 @@
-"""Small datasets as arrays, read from their files."""
+"""Readers of small image datasets, which return whole datasets as arrays.
+
+torchvision's readers execute code that CIFAR-10's pickles name, and read files of any size, so they
+are not used.
+"""
 
 import gzip
 import io
 import pickle
+import pickletools
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from lsgd import paths
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.inputs.index import prepare_command
 from lsgd.recipe import Data
+from lsgd.untrusted_files import check_unzipped_size, open_regular, read_bounded
+
+MAX_UNPACKED_BYTES = 2**30
+"""The largest unpacked size of a dataset's file, in bytes; known files have 200 million."""
 
 
 @dataclass(frozen=True)
-class Arrays:
-    """Images (images, channels, height, width) of 8 bits, and labels (images,)."""
+class ImageArrays:
+    """Arrays of 8-bit images (images, channels, height, width) and of their labels (images,)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
 
-def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
-    """Training and validation set of a dataset that fits in memory.
+def load_arrays(data: Data, root: Path) -> tuple[ImageArrays, ImageArrays]:
+    """Read the training and validation set of a small image dataset from its folder into arrays.
 
-    The digits come with lsgd, so `root` is not looked at for them. Raises Refused where the dataset
-    is missing, or has other numbers of images than the recipe says.
+    The digits are part of lsgd, so `root` is ignored for them. Raises UsageError if the dataset is
+    missing, or its counts differ from the recipe's.
     """
     if data.name == "digits":
         root = paths.digits_dir()
@@ -38,18 +47,18 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
     try:
         train, validation = readers[data.name](root)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Refused(
+        raise UsageError(
             f"no {data.name} at {root}: {error.filename} is missing; run "
             f"{prepare_command(data.name, root)}, which fetches it, or write data.root=FOLDER, or "
             "inputs=synthetic to train on made-up images"
         ) from None
     except Exception as error:
-        # A reader may raise any error on bytes that are not what the file's name says.
+        # A reader may raise any error on bytes that are not in the expected format.
         why = str(error) or type(error).__name__
-        raise Refused(f"{data.name} at {root} cannot be read ({why}); fetch it again") from None
+        raise UsageError(f"{data.name} at {root} cannot be read ({why}); fetch it again") from None
     for part in (train, validation):
         if len(part.images) != len(part.labels):
-            raise Refused(
+            raise UsageError(
                 f"{data.name} at {root} has {len(part.images)} images and {len(part.labels)} "
                 "labels; fetch it again"
             )
@@ -61,49 +70,63 @@ def load_arrays(data: Data, root: Path) -> tuple[Arrays, Arrays]:
         ("image_size", train.images.shape[2]),
     ):
         if number != (expected := getattr(data, name)):
-            raise Refused(
+            raise UsageError(
                 f"data.{name}={expected} but {data.name} at {root} has {number}; complete it, or "
                 f"write data.{name}={number} for another trajectory"
             )
     return train, validation
 
 
-def _digits(root: Path) -> tuple[Arrays, Arrays]:
-    with (root / "digits.npz").open("rb") as file, np.load(file) as shipped:
-        # UCI's pixels are 0 … 16.
+def _unpacked(path: Path) -> Any:
+    """Open an untrusted .npz file of arrays; raise OSError or ValueError if it is too large."""
+    content = read_bounded(path, MAX_UNPACKED_BYTES)
+    check_unzipped_size(content, MAX_UNPACKED_BYTES)
+    return np.load(io.BytesIO(content))
+
+
+def _digits(root: Path) -> tuple[ImageArrays, ImageArrays]:
+    with _unpacked(root / "digits.npz") as shipped:
+        # UCI's pixels are 0 to 16.
         images = np.rint(shipped["images"] * (255 / 16)).astype(np.uint8)[:, None]
         labels = shipped["labels"].astype(np.int64)
-    # Every fifth of each class validates: the file has runs of one writer, so this mixes writers.
+    # Every fifth image of each class is for validation: the file has runs of one writer, so this
+    # mixes writers.
     nth = np.empty_like(labels)
     for label in range(10):
         nth[labels == label] = np.arange((labels == label).sum())
     held_out = nth % 5 == 4
-    return Arrays(images[~held_out], labels[~held_out]), Arrays(images[held_out], labels[held_out])
+    return ImageArrays(images[~held_out], labels[~held_out]), ImageArrays(
+        images[held_out], labels[held_out]
+    )
 
 
-def _fashion_mnist(root: Path) -> tuple[Arrays, Arrays]:
-    def split(name: str) -> Arrays:
+def _fashion_mnist(root: Path) -> tuple[ImageArrays, ImageArrays]:
+    def split(name: str) -> ImageArrays:
         images = _idx(root / f"{name}-images-idx3-ubyte.gz")
-        return Arrays(images[:, None], _idx(root / f"{name}-labels-idx1-ubyte.gz").astype(np.int64))
+        return ImageArrays(
+            images[:, None], _idx(root / f"{name}-labels-idx1-ubyte.gz").astype(np.int64)
+        )
 
     return split("train"), split("t10k")
 
 
 def _idx(path: Path) -> NDArray[np.uint8]:
-    with gzip.open(path) as file:
-        raw = file.read()
+    with open_regular(path) as packed, gzip.open(packed) as file:
+        raw = file.read(MAX_UNPACKED_BYTES + 1)
+    if len(raw) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"{path.name} has more than {MAX_UNPACKED_BYTES} bytes unpacked")
     # The fourth byte of the header is the number of dimensions; their big-endian sizes follow it.
     shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4)
-    # A copy, since an array over bytes is read-only, of which torch warns.
+    # A copy, since an array over bytes is read-only, and torch warns about it.
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape).copy()
 
 
-def _cifar10(root: Path) -> tuple[Arrays, Arrays]:
+def _cifar10(root: Path) -> tuple[ImageArrays, ImageArrays]:
     if (root / "train.npz").exists():
         return _packed_jpegs(root / "train.npz"), _packed_jpegs(root / "test.npz")
     folder = root / "cifar-10-batches-py" if (root / "cifar-10-batches-py").is_dir() else root
     parts = [_cifar_batch(folder / f"data_batch_{i}") for i in range(1, 6)]
-    train = Arrays(
+    train = ImageArrays(
         np.concatenate([part.images for part in parts]),
         np.concatenate([part.labels for part in parts]),
     )
@@ -111,7 +134,10 @@ def _cifar10(root: Path) -> tuple[Arrays, Arrays]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """CIFAR-10 comes as pickles, which may run any code; these may make arrays and nothing else."""
+    """An unpickler for untrusted files, which can create numpy arrays and nothing else.
+
+    CIFAR-10 is distributed as pickles, which may run any code.
+    """
 
     makers: ClassVar[dict[tuple[str, str], str]] = {
         ("numpy.core.multiarray", "_reconstruct"): "numpy._core.multiarray",
@@ -127,18 +153,32 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
-def _cifar_batch(path: Path) -> Arrays:
-    with path.open("rb") as file:
-        batch = _ArraysOnly(file, encoding="bytes").load()
-    return Arrays(batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64))
+def _check_memo(content: bytes) -> None:
+    """Raise ValueError if a pickle numbers its objects higher than it can have objects.
+
+    The unpickler allocates a table as long as the highest number: 5 bytes can ask for all memory.
+    """
+    for opcode, argument, position in pickletools.genops(content):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:  # type: ignore[operator]
+            raise ValueError(f"it numbers an object {argument} at byte {position}")
 
 
-def _packed_jpegs(path: Path) -> Arrays:
-    """An npz of JPEG files laid end to end: data (bytes), offsets (images + 1), labels."""
-    with path.open("rb") as file, np.load(file) as packed:
+def _cifar_batch(path: Path) -> ImageArrays:
+    content = read_bounded(path, MAX_UNPACKED_BYTES)
+    _check_memo(content)
+    batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
+    return ImageArrays(batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64))
+
+
+def _packed_jpegs(path: Path) -> ImageArrays:
+    """Decode an .npz file of concatenated JPEG images into arrays of pixels and labels.
+
+    Its arrays are data (bytes), offsets (images + 1) and labels.
+    """
+    with _unpacked(path) as packed:
         data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]
     images = [
         np.asarray(Image.open(io.BytesIO(data[begin:end])).convert("RGB"))
         for begin, end in pairwise(offsets)
     ]
-    return Arrays(np.stack(images).transpose(0, 3, 1, 2), labels.astype(np.int64))
+    return ImageArrays(np.stack(images).transpose(0, 3, 1, 2), labels.astype(np.int64))

@@ -1,4 +1,4 @@
-"""The colours of training images, changed on the device as lsgd.rules.augmentation says."""
+"""The colour jitter of training images on the device, as lsgd.rules.augmentation defines it."""
 
 from torch import Tensor
 
@@ -8,9 +8,10 @@ RED, GREEN, BLUE = augmentation.GREY.tolist()
 
 
 def recolour(pixels: Tensor, colours: Tensor) -> None:
-    """Change pixels (images, height, width, 3) of 0 to 255, which are contiguous, in place.
+    """Apply given colour jitter to each image of a batch (pixels of 0 to 255) in place, unclamped.
 
-    `colours` is (images, 6), as augmentation.colours has it. Nothing is clamped.
+    `pixels` is contiguous and has the shape (images, height, width, 3); `colours`, from
+    augmentation.colour_transforms, has the shape (images, 6).
     """
     images, _, width, _ = pixels.shape
     own, of_grey, of_mean = colours[:, :3].T.reshape(3, images, 1, 1)
@@ -18,7 +19,7 @@ def recolour(pixels: Tensor, colours: Tensor) -> None:
     grey = (RED * red).add_(green, alpha=GREEN).add_(blue, alpha=BLUE)
     mean = grey.mean((1, 2), keepdim=True)
     grey.mul_(of_grey).add_(of_mean * mean)
-    # A row at a time, all its channels, where that can be: on a CPU it is faster.
+    # One row with all its channels at a time, since this is faster on a CPU.
     rows = pixels.view(images, -1, 3 * width)
     rows.mul_(own)
     pixels.add_(grey[..., None])

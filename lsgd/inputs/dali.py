@@ -1,8 +1,8 @@
-"""Image files through NVIDIA DALI, on the CPU alone or with decoding and resizing on the GPU.
+"""A data loader of image files by NVIDIA DALI, which decodes and resizes on the CPU or the GPU.
 
-DALI reads, decodes and resizes; which files, in which order and which window of each is ours. One
-pipeline carries the whole share of a process, for training and for evaluation: a window of the
-stored image is decoded, and a region of that window is resized to what the model takes.
+DALI reads, decodes and resizes; lsgd chooses the files, their order and the crop window of each.
+One pipeline serves training and evaluation of a process: it decodes a window of the stored image
+and resizes a region of that window to the model's input size.
 """
 
 import io
@@ -21,31 +21,41 @@ from nvidia.dali import fn, types
 from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
-from lsgd.errors import InputFailed
-from lsgd.inputs import Batch
-from lsgd.inputs.decoding import load_image, moment, needed, unshared
-from lsgd.inputs.index import Index
-from lsgd.inputs.sending import sent
+from lsgd.errors import InputFailedError
+from lsgd.inputs import Batch, ExampleColumns
+from lsgd.inputs.decoding import (
+    decoding_mismatch,
+    describe_step,
+    explain_read_error,
+    load_image,
+    unlimited_image_size,
+)
+from lsgd.inputs.index import ImageIndex, index_columns
+from lsgd.inputs.transfer import arrays_to_device
+from lsgd.job.device import is_nvidia, to_device
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16}
-AHEAD = 4
-"""Passes whose files are looked up, or read out of shards, at once and ahead of DALI."""
+READ_AHEAD = 4
+"""The number of micro-batches whose files are located, or read from shards, ahead of DALI."""
 
 _Feed = tuple[list[NDArray[np.uint8]], *tuple[NDArray[Any], ...]]
-"""The feed of a batch; per image: path or content, window's corner and shape, region's begin and
-end, mirrored, and what `recolour` takes where colours change."""
+"""The inputs of DALI's pipeline for a batch, one entry for each image.
+
+They are path or content, the window's corner and shape, the region's begin and end, whether the
+image is mirrored, and the matrices of `recolour` if colours change.
+"""
 
 
 class DaliInputs:
-    """An image folder behind NVIDIA DALI, which decodes on the CPU's cores or on the GPU."""
+    """A data loader of image folders that decodes and augments by NVIDIA DALI on CPU or GPU."""
 
     def __init__(
         self,
         data: Data,
-        indexes: tuple[Index, Index],
+        indexes: tuple[ImageIndex, ImageIndex],
         settings: InputsSettings,
         *,
         seed: int,
@@ -57,16 +67,16 @@ class DaliInputs:
         self.data, self.seed, self.device = data, seed, device
         self.recolours = data.augmentation == "fb_resnet_torch"
         self.train_index, self.val_index = indexes
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu = is_nvidia(device)
         decodes_on_gpu = self.on_gpu and settings.decode_on != "cpu"
         where = f"GPU, {settings.hardware_share:.0%} in hardware" if decodes_on_gpu else "CPU"
         self.name = f"DALI {dali.__version__} on the {where}, {decoders} threads"
         self.in_shards = any(index.in_shards() for index in indexes)
         self.channels_last = channels_last
         self.decoding_gpu = device.index if decodes_on_gpu else None
-        self.requests: Iterator[tuple[Pass, _Feed]] = iter(())
-        self.under_way: deque[Pass] = deque()
-        self.readers = ThreadPoolExecutor(AHEAD)
+        self.requests: Iterator[tuple[MicroBatch, _Feed]] = iter(())
+        self.in_flight: deque[MicroBatch] = deque()
+        self.readers = ThreadPoolExecutor(READ_AHEAD)
         self.pipeline = dali.Pipeline(
             batch_size=largest_batch,
             num_threads=max(1, decoders),
@@ -77,36 +87,40 @@ class DaliInputs:
             self.pipeline.set_outputs(*self._graph(settings, decodes_on_gpu))
         self.pipeline.build()
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, augmented, in the order of the passes."""
+    def columns(self) -> ExampleColumns:
+        """Return the metadata columns (such as path and label) of all indexed images."""
+        return index_columns((self.train_index, self.val_index))
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the augmented images and the labels of each training micro-batch, in order."""
         return self._load(passes)
 
-    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, resized and cropped at the centre."""
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield resized, centre-cropped images and the labels of each evaluation micro-batch."""
         return self._load(passes)
 
     def _graph(self, settings: InputsSettings, decodes_on_gpu: bool) -> tuple[Any, Any]:
-        """Normalised images, and the lengths of the files they were read from."""
+        """Build DALI's graph of decoding and augmentation; return its images and file lengths."""
         file, corner, shape, begin, end, mirror, *colours = fn.external_source(
             source=self._next, num_outputs=9 if self.recolours else 6, batch=True
         )
         if not self.in_shards:
-            # Not mapped: a mapped file that is cut short while it is read kills the process.
+            # Not mapped: truncating a mapped file while it is read kills the process.
             file = fn.io.file.read(file, dont_use_mmap=True)
         hardware = settings.hardware_share
         window = decode(file, corner, shape, on_gpu=decodes_on_gpu, hardware=hardware)
         pixels = resize(window, self.data, roi_start=begin, roi_end=end)
         if self.on_gpu and not decodes_on_gpu:
-            pixels = pixels.gpu()  # as 8 bits: a quarter of what they will be
+            pixels = pixels.gpu()  # as 8 bits, a quarter of their size as float32
         if self.recolours:
             pixels = recolour(pixels, *colours)
         layout = "HWC" if self.channels_last else "CHW"
         images = normalise(pixels, mirror, self.data, dtype=settings.dtype, layout=layout)
         return images, file.shape(dtype=types.INT64)
 
-    def _load(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+    def _load(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         self.requests = iter(())
-        while self.under_way:  # what is left of a round that was given up
+        while self.in_flight:  # batches of an unfinished round
             self._run()
         self.requests = self._ahead(passes)
         self.pipeline.reset()
@@ -114,7 +128,7 @@ class DaliInputs:
             yield batch
 
     def _run(self) -> "Batch | None":
-        """The next batch under way, or None after the last one."""
+        """Run DALI's pipeline; return the next batch of images and labels, or None at the end."""
         stream = torch.cuda.current_stream(self.device) if self.on_gpu else None
         try:
             images, lengths = self.pipeline.run(stream)
@@ -122,52 +136,54 @@ class DaliInputs:
             return None
         except RuntimeError as error:
             raise self._why(error) from None
-        each = self.under_way.popleft()
+        each = self.in_flight.popleft()
         index, ids = self._index_of(each), each.examples
         self._check_lengths(np.array(lengths.as_tensor())[:, 0], each)
         tensor = from_dlpack(images.as_tensor())
-        labels = sent(index.labels(ids), self.device)
+        if not self.on_gpu:
+            tensor = to_device(tensor, self.device)
+        labels = arrays_to_device(index.labels(ids), self.device)
         return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor, labels
 
-    def _index_of(self, each: Pass) -> Index:
+    def _index_of(self, each: MicroBatch) -> ImageIndex:
         return self.train_index if each.split == "train" else self.val_index
 
     def _next(self) -> "_Feed":
-        """The next feed of DALI, which calls this ahead of the batches that it has handed out."""
+        """Return the next batch's DALI inputs (files, crops, flips) and mark it as in flight."""
         each, feed = next(self.requests)
-        self.under_way.append(each)
+        self.in_flight.append(each)
         return feed
 
-    def _ahead(self, passes: Iterable[Pass]) -> Iterator[tuple[Pass, "_Feed"]]:
-        """Each request with its feed, made by threads while DALI works on earlier ones."""
-        pending = deque[tuple[Pass, Future[_Feed]]]()
+    def _ahead(self, passes: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, "_Feed"]]:
+        """Yield each micro-batch with its DALI inputs (files, crops, flips), prepared ahead."""
+        pending = deque[tuple[MicroBatch, Future[_Feed]]]()
         for each in passes:
             pending.append((each, self.readers.submit(self._feed, each)))
-            if len(pending) == AHEAD:
+            if len(pending) == READ_AHEAD:
                 first, feed = pending.popleft()
                 yield first, feed.result()
         for first, feed in pending:
             yield first, feed.result()
 
-    def _feed(self, each: Pass) -> "_Feed":
+    def _feed(self, each: MicroBatch) -> "_Feed":
         index, ids = self._index_of(each), each.examples
         try:
             sizes = index.sizes(ids)
             files = self._files(index, ids)
-        except InputFailed as error:
-            raise needed(error, each, index) from None
-        colours = np.tile(augmentation.NO_COLOURS, (len(ids), 1))
-        if each.epoch is not None and self.data.augmentation in augmentation.OF_FILES:
+        except InputFailedError as error:
+            raise explain_read_error(error, each, index) from None
+        colours = np.tile(augmentation.IDENTITY_COLOURS, (len(ids), 1))
+        if each.epoch is not None and self.data.augmentation in augmentation.FILE_AUGMENTATIONS:
             draw = {"seed": self.seed, "epoch": each.epoch}
             windows = augmentation.crop_windows(sizes, ids, **draw)
-            mirror = augmentation.flips(ids, **draw)
+            mirror = augmentation.flip_mask(ids, **draw)
             regions = np.concatenate((np.zeros(sizes.shape), windows[:, 2:]), axis=1)
             if self.recolours:
-                colours = augmentation.colours(ids, **draw)
+                colours = augmentation.colour_transforms(ids, **draw)
         else:
             windows = np.concatenate((np.zeros_like(sizes), sizes), axis=1)
             mirror = np.zeros(len(ids), bool)
-            regions = augmentation.centre_regions(sizes, self.data.image_size)
+            regions = augmentation.evaluation_regions(sizes, self.data.image_size)
         return (
             files,
             _rows_first(windows[:, :2], np.int32),
@@ -178,35 +194,38 @@ class DaliInputs:
             *(_matrices(colours) if self.recolours else ()),
         )
 
-    def _files(self, index: Index, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """The input of DALI for each image: the path of its file, or its content in a shard."""
+    def _files(self, index: ImageIndex, ids: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Return each image's path, or its file content if it is in a tar shard, for DALI."""
         if self.in_shards:
             contents = [index.read(example) for example in ids]
         else:
-            # All at once, and as bytes: a Path of each would be a third of this thread's work.
+            # All at once, and as bytes: creating a Path for each would take a third of this
+            # thread's time.
             root = os.fsencode(index.root) + b"/"
             contents = [root + path for path in index.paths(ids)]
         return [np.frombuffer(content, np.uint8) for content in contents]
 
-    def _check_lengths(self, lengths: NDArray[np.int64], each: Pass) -> None:
+    def _check_lengths(self, lengths: NDArray[np.int64], each: MicroBatch) -> None:
         index, ids = self._index_of(each), each.examples
-        # DALI decodes no more of a file than the window needs, so it may not notice a cut.
+        # DALI decodes only as much of a file as the window needs, so it may not notice a truncated
+        # file.
         for example in ids[lengths != index.lengths(ids)]:
             try:
                 index.read(example)
-            except InputFailed as error:
-                raise needed(error, each, index) from None
+            except InputFailedError as error:
+                raise explain_read_error(error, each, index) from None
 
-    def _why(self, error: RuntimeError) -> InputFailed:
-        """The failure of the first image under way that cannot be decoded, or of their batch."""
-        images = [(each, example) for each in self.under_way for example in each.examples]
+    def _why(self, error: RuntimeError) -> InputFailedError:
+        """Find the cause of a DALI failure; return an error naming the bad image or the batch."""
+        images = [(each, example) for each in self.in_flight for example in each.examples]
         for each, example in images:
             index = self._index_of(each)
             try:
                 load_image(index, example)
-            except InputFailed as failed:
-                return needed(failed, each, index)
-        # PIL reads all of them: which of them does DALI not? Without memory it reads none at all.
+            except InputFailedError as failed:
+                return explain_read_error(failed, each, index)
+        # PIL reads all images, so DALI decodes each alone. If DALI cannot decode even a plain
+        # image, the cause is not an image but, for example, a lack of memory.
         plain = io.BytesIO()
         Image.new("RGB", (8, 8)).save(plain, "JPEG")
         contents = (self._index_of(each).read(example) for each, example in images)
@@ -222,27 +241,31 @@ class DaliInputs:
                 return self._refused(each, example, failed)
         return self._stopped(error)
 
-    def _refused(self, each: Pass, example: int, error: RuntimeError) -> InputFailed:
-        """The failure of an image that PIL reads and DALI does not."""
+    @unlimited_image_size()
+    def _refused(self, each: MicroBatch, example: int, error: RuntimeError) -> InputFailedError:
+        """Return the error for an image file that PIL can decode and DALI cannot."""
         index = self._index_of(each)
-        kind = unshared(Image.open(io.BytesIO(index.read(example))))
-        why = f"PIL decodes it and DALI does not, which says {_reason(error)!r}"
+        kind = decoding_mismatch(Image.open(io.BytesIO(index.read(example))))
+        why = f"PIL decodes it and DALI does not, which says {error_summary(error)!r}"
         if kind:
             why += f": {kind}"
-        return needed(index.failed(example, f"{why}; inputs=torchvision reads it"), each, index)
+        return explain_read_error(
+            index.read_error(example, f"{why}; inputs=torchvision reads it"), each, index
+        )
 
-    def _stopped(self, error: RuntimeError) -> InputFailed:
-        """The failure of a whole batch, where no image of it is known to be the reason."""
-        if not self.under_way:
-            return InputFailed(
-                f"DALI has stopped ({_reason(error)}) before it was given an image; "
+    def _stopped(self, error: RuntimeError) -> InputFailedError:
+        """Return the error for a DALI failure that no single image is known to have caused."""
+        if not self.in_flight:
+            return InputFailedError(
+                f"DALI has stopped ({error_summary(error)}) before it was given an image; "
                 "inputs=torchvision does without it"
             )
-        each = self.under_way[0]
+        each = self.in_flight[0]
         index = self._index_of(each)
-        return InputFailed(
-            f"DALI has stopped ({_reason(error)}) in the batch of {len(each.examples)} images "
-            f"needed {moment(each)}, {index.path(each.examples[0])} to "
+        return InputFailedError(
+            f"DALI has stopped ({error_summary(error)}) in the batch of {len(each.examples)} "
+            "images "
+            f"needed {describe_step(each)}, {index.path(each.examples[0])} to "
             f"{index.path(each.examples[-1])}, each of which it decodes by itself; resume with the "
             "same words and run_dir, with a smaller inputs.prefetch or, in an evaluation, "
             "val_batch if it was for want of memory, or with inputs=torchvision"
@@ -250,13 +273,14 @@ class DaliInputs:
 
 
 def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float) -> Any:
-    """DALI's graph from a file's bytes to a window of its pixels, (height, width, 3) of 8 bits.
+    """Build DALI's operators that decode a window of an image to 8-bit pixels (height, width, 3).
 
-    `corner` is the window's (top, left), `shape` its (height, width), in pixels as stored; nothing
-    outside of it is decoded where the format allows that.
+    `corner` is the window's (top, left) and `shape` its (height, width), in pixels as stored.
+    Pixels outside the window are not decoded if the format allows it.
     """
-    # A header that cannot be parsed is an error here, but has crashed the decoder (DALI 2.4): its
-    # window waits for the header, and the minimum is that window.
+    # peek_image_shape raises an error for a header that cannot be parsed, which has crashed the
+    # decoder (DALI 2.4). The minimum is the window itself; it only makes the decoder wait for that
+    # check.
     stored = fn.peek_image_shape(file, adjust_orientation=False, dtype=types.INT32)
     shape = dali.math.min(shape, stored[:2])
     options = {"device": "mixed", "hw_decoder_load": hardware} if on_gpu else {"device": "cpu"}
@@ -268,33 +292,35 @@ def decode(file: Any, corner: Any, shape: Any, *, on_gpu: bool, hardware: float)
         normalized_anchor=False,
         normalized_shape=False,
         output_type=types.RGB,
-        # PIL leaves images as they are stored, and so do the published numbers.
+        # PIL does not rotate by EXIF, and the published numbers are without it.
         adjust_orientation=False,
-        # As on the CPU; on a GPU the default is coarser.
+        # The CPU's default; the GPU's default is coarser.
         jpeg_fancy_upsampling=True,
         **options,
     )
 
 
-def decoded(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
-    """The pixels (height, width, 3) of one image file, decoded on the CPU or on this GPU.
+def decode_image(content: bytes, *, gpu: int | None) -> NDArray[np.uint8]:
+    """Decode the bytes of one image file by DALI and return its RGB pixels (height, width, 3).
 
-    A run does not need it: it shows whether DALI works on this machine.
+    It runs on the CPU or on the GPU of this index. Runs do not need it: it tests whether DALI works
+    on this machine.
     """
     return next(decode_each([content], gpu=gpu))
 
 
 def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArray[np.uint8]]:
-    """The pixels (height, width, 3) of each image file, decoded by itself on the CPU or this GPU.
+    """Decode the bytes of each image file alone by DALI and yield RGB pixels (height, width, 3).
 
-    Raises RuntimeError at the first that DALI does not decode.
+    It runs on the CPU or on the GPU of this index. Raises RuntimeError at the first file that DALI
+    cannot decode.
     """
     feed: tuple[Any, ...] = ()
     pipeline = dali.Pipeline(
         batch_size=1,
         num_threads=1,
         device_id=gpu,
-        prefetch_queue_depth=1,  # nothing ahead: an error is that of the image last fed
+        prefetch_queue_depth=1,  # no prefetch, so an error is that of the last image fed
     )
     with pipeline:
         file, corner, shape = fn.external_source(source=lambda: feed, num_outputs=3, batch=True)
@@ -308,15 +334,15 @@ def decode_each(contents: Iterable[bytes], *, gpu: int | None) -> Iterator[NDArr
         yield image
 
 
-def _reason(error: RuntimeError) -> str:
-    """What happened, without where in its graph, as DALI's error has it at length."""
+def error_summary(error: RuntimeError) -> str:
+    """Return the message of a DALI error in one line, without its location in DALI's graph."""
     lines = str(error).rpartition("encountered:")[2].splitlines()
     texts = (line.strip() for line in lines if not line.startswith("Current pipeline object"))
     return " ".join(text for text in texts if text)[:200]
 
 
 def resize(window: Any, data: Data, **region: Any) -> Any:
-    """DALI's graph from windows, or the region of each, to the size that the model takes."""
+    """Build DALI's operator that resizes decoded images, or a region of each, to the input size."""
     return fn.resize(
         window,
         size=(data.image_size, data.image_size),
@@ -329,16 +355,20 @@ def resize(window: Any, data: Data, **region: Any) -> Any:
 
 
 def recolour(pixels: Any, of_pixel: Any, of_mean: Any, added: Any) -> Any:
-    """DALI's graph from 8-bit pixels to others, which are not clamped: a sum of two products, of a
-    matrix of each image with its pixels and of one with their mean, and of what is `added`."""
-    # All that differs by image is an argument: those may come from the CPU to a GPU's operators.
+    """Build DALI's operators that apply colour jitter to 8-bit RGB images, without clamping.
+
+    Each pixel becomes the product of `of_pixel` and the pixel, plus the product of `of_mean` and
+    the image's mean, plus `added`.
+    """
+    # All values that differ by image are arguments, since those may be on the CPU for operators on
+    # a GPU.
     mean = fn.reductions.mean(pixels, axes=(0, 1), keep_dims=True)
     mixed = fn.coord_transform(pixels, M=of_pixel, T=added, dtype=types.FLOAT)
     return mixed + fn.coord_transform(mean, M=of_mean, dtype=types.FLOAT)
 
 
 def _matrices(colours: NDArray[np.float64]) -> Iterator[NDArray[np.float32]]:
-    """What `recolour` takes, for pixels of 0 to 255, of images with these augmentation.colours."""
+    """Convert colour jitter coefficients into the matrices and offsets of DALI's operators."""
     own, of_grey, of_mean = colours[:, :3].T[:, :, None, None]
     grey = np.tile(augmentation.GREY, (3, 1))
     for each in (own * np.eye(3) + of_grey * grey, of_mean * grey, 255 * colours[:, 3:]):
@@ -346,7 +376,7 @@ def _matrices(colours: NDArray[np.float64]) -> Iterator[NDArray[np.float32]]:
 
 
 def normalise(pixels: Any, mirror: Any, data: Data, *, dtype: str, layout: str) -> Any:
-    """DALI's graph from pixels of 0 to 255 to (pixel / 255 - mean) / std, mirrored where so."""
+    """Build DALI's operator that computes (pixel / 255 - mean) / std and mirrors marked images."""
     return fn.crop_mirror_normalize(
         pixels,
         mirror=mirror,
@@ -358,5 +388,5 @@ def normalise(pixels: Any, mirror: Any, data: Data, *, dtype: str, layout: str) 
 
 
 def _rows_first(columns: NDArray[Any], kind: type) -> NDArray[Any]:
-    """(x, y) columns as DALI counts: y before x, contiguous."""
+    """Convert (x, y) or (width, height) pairs into contiguous (y, x) pairs, the order of DALI."""
     return np.ascontiguousarray(columns[:, ::-1], dtype=kind)

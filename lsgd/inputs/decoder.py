@@ -1,7 +1,7 @@
 """A process that decodes images for a training process: `python -m lsgd.inputs.decoder`.
 
-Whoever trains starts it and speaks with it over a socket. It has no torch in it, which takes longer
-to import than to decode the first batches; pixels lie in memory that both have.
+The training process starts it and communicates with it over a socket; pixels are in shared memory.
+It does not import torch, which would take longer than decoding the first batches.
 """
 
 import mmap
@@ -16,67 +16,78 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd.errors import InputFailed
-from lsgd.inputs.decoding import centre_crop, crop, keep_blocks, load_image, mirrored, needed
-from lsgd.inputs.index import Index
-from lsgd.job.garbage import look_again
+from lsgd.errors import InputFailedError
+from lsgd.inputs.decoding import (
+    centre_crop,
+    crop,
+    explain_read_error,
+    flip_horizontally,
+    load_image,
+    reuse_pixel_blocks,
+    unlimited_image_size,
+)
+from lsgd.inputs.index import ImageIndex
+from lsgd.job.garbage import enable_gc
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 Pixels: TypeAlias = NDArray[np.uint8]
-"""Images as stored in memory, (images, height, width, 3)."""
+"""8-bit images in memory, shape (images, height, width, 3)."""
 
-Beside: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64] | None]
-"""What a pass has beside its pixels: labels, and augmentation.colours if it has any."""
+LabelsAndColours: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64] | None]
+"""The labels of a micro-batch, and its augmentation.colour_transforms or None."""
 
 
 class ImageFiles:
-    """The image files of a dataset, and what a pass makes of them.
+    """A decoder of an indexed image dataset, which decodes and augments micro-batches by PIL.
 
-    It is small to pickle: another process maps the same indexes.
+    It is small to pickle, since other processes map the same index files.
     """
 
-    def __init__(self, data: Data, indexes: tuple[Index, Index], *, seed: int) -> None:
+    def __init__(self, data: Data, indexes: tuple[ImageIndex, ImageIndex], *, seed: int) -> None:
         self.side, self.augmentation, self.seed = data.image_size, data.augmentation, seed
         self.train, self.val = indexes
 
-    def shape(self, each: Pass) -> tuple[int, ...]:
-        """The shape of the pixels of a pass."""
+    def shape(self, each: MicroBatch) -> tuple[int, ...]:
+        """Return the array shape (images, height, width, 3) of a micro-batch's decoded pixels."""
         return len(each.examples), self.side, self.side, 3
 
-    def decode(self, each: Pass, pixels: Pixels) -> Beside:
-        """Write the images of a pass into `pixels`, of its shape; returns the rest of the pass.
+    @unlimited_image_size()
+    def decode(self, each: MicroBatch, pixels: Pixels) -> LabelsAndColours:
+        """Decode and augment a micro-batch's images into `pixels`; return labels and colour jitter.
 
-        Raises InputFailed, with the moment at which it was needed, if an image cannot be had.
+        Raises InputFailedError, which names the step, if an image cannot be read.
         """
         index = self.train if each.split == "train" else self.val
         try:
             return index.labels(each.examples), self._decode(index, each, pixels)
-        except InputFailed as error:
-            raise needed(error, each, index) from None
+        except InputFailedError as error:
+            raise explain_read_error(error, each, index) from None
 
-    def _decode(self, index: Index, each: Pass, pixels: Pixels) -> NDArray[np.float64] | None:
+    def _decode(
+        self, index: ImageIndex, each: MicroBatch, pixels: Pixels
+    ) -> NDArray[np.float64] | None:
         ids, bicubic = each.examples, self.augmentation == "fb_resnet_torch"
-        if each.epoch is None or self.augmentation not in augmentation.OF_FILES:
+        if each.epoch is None or self.augmentation not in augmentation.FILE_AUGMENTATIONS:
             for i, example in enumerate(ids):
                 image = centre_crop(load_image(index, example), self.side, bicubic=bicubic)
                 pixels[i] = np.asarray(image)
             return None
         draw = {"seed": self.seed, "epoch": each.epoch}
         windows = augmentation.crop_windows(index.sizes(ids), ids, **draw)
-        flips = augmentation.flips(ids, **draw)
+        flips = augmentation.flip_mask(ids, **draw)
         for i, example in enumerate(ids):
             image = crop(load_image(index, example), windows[i], self.side, bicubic=bicubic)
-            pixels[i] = np.asarray(mirrored(image) if flips[i] else image)
-        return augmentation.colours(ids, **draw) if bicubic else None
+            pixels[i] = np.asarray(flip_horizontally(image) if flips[i] else image)
+        return augmentation.colour_transforms(ids, **draw) if bicubic else None
 
 
-class Room:
-    """Memory that two processes share, for the pixels of one pass after the other.
+class SharedPixelBuffer:
+    """A buffer in memory shared by two processes, for the pixels of one micro-batch at a time.
 
-    It has no name that a killed process would leave behind, is as large as the largest pass so far,
-    and is kept: the next pass finds its pages there.
+    It is anonymous, so that a killed process leaves no file behind. It grows to the size of the
+    largest micro-batch and is reused, since its pages are allocated already.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -84,7 +95,10 @@ class Room:
         self._bytes: Pixels = np.empty(0, np.uint8)
 
     def pixels(self, shape: tuple[int, ...]) -> Pixels:
-        """The array of this shape in it, which holds what either process has written last."""
+        """Return the shared memory as a pixel array of this shape, with its current contents.
+
+        The memory is enlarged if needed.
+        """
         size = int(np.prod(shape))
         if size > len(self._bytes):
             if os.fstat(self.descriptor).st_size < size:
@@ -93,25 +107,25 @@ class Room:
         return self._bytes[:size].reshape(shape)
 
 
-def main(descriptor: int, *rooms: int) -> None:
-    """Decode what is asked for over this socket, into these rooms, until the other end is closed.
+def main(descriptor: int, *buffers: int) -> None:
+    """Decode requested micro-batches of images into shared memory until the request socket closes.
 
-    The first message is the ImageFiles, each further one a Pass and the number of a room; the
-    answers come in the same order, each what ImageFiles.decode returns or the InputFailed it
-    raises.
+    `descriptor` is the socket's, the others are those of the SharedPixelBuffers. The first message
+    is the ImageFiles, each further one a MicroBatch and the number of a buffer. The replies are in
+    the same order, each with the result of ImageFiles.decode or its InputFailedError.
     """
-    look_again()
-    keep_blocks()
-    trainer, shared = Connection(descriptor), [Room(room) for room in rooms]
+    enable_gc()
+    reuse_pixel_blocks()
+    trainer, shared = Connection(descriptor), [SharedPixelBuffer(room) for room in buffers]
     messages: SimpleQueue[Any] = SimpleQueue()
     Thread(target=_listen, args=(trainer, messages), name="trainer", daemon=True).start()
     files: ImageFiles = messages.get()
     while True:
         each, room = messages.get()
-        answer: Beside | InputFailed
+        answer: LabelsAndColours | InputFailedError
         try:
             answer = files.decode(each, shared[room].pixels(files.shape(each)))
-        except InputFailed as error:
+        except InputFailedError as error:
             answer = error
         try:
             trainer.send(answer)
@@ -120,7 +134,10 @@ def main(descriptor: int, *rooms: int) -> None:
 
 
 def _listen(trainer: "Connection[Any, Any]", messages: "SimpleQueue[Any]") -> None:
-    """Take messages as they come, and leave with the trainer, however busy this process is."""
+    """Queue the decoding requests of the training process; exit this process once it has exited.
+
+    It runs in a thread, so that a busy decoder exits too.
+    """
     with suppress(EOFError, OSError):
         while True:
             messages.put(trainer.recv())

@@ -1,17 +1,21 @@
-"""One image from its file, as PIL decodes and resizes it, and what of it other loaders read
-otherwise."""
+"""The decoding, cropping and resizing of one image file with PIL.
+
+It also finds the formats that PIL and DALI decode differently.
+"""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from lsgd.errors import InputFailed
-from lsgd.inputs.index import Index, prepare_command
+from lsgd.errors import InputFailedError
+from lsgd.inputs.index import ImageIndex, prepare_command
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 RAW_MODES: dict[str | None, tuple[str, ...]] = {
     "JPEG": ("L", "RGB", "CMYK;I"),
@@ -22,22 +26,30 @@ RAW_MODES: dict[str | None, tuple[str, ...]] = {
     "TIFF": ("L", "L;I", "P", "RGB", "RGBX", "RGBA", "CMYK", "YCbCr"),
     "PPM": ("1;I", "L", "RGB"),
 }
-"""The formats that PIL and DALI both read, and the layouts of pixels, by PIL's names, that become
-the same RGB with both, or differ by one level. Not among them: 16 bits per channel."""
+"""The formats that PIL and DALI both read, with the pixel layouts that both decode to the same RGB.
+
+Layouts have PIL's names. The results differ by one level at most. 16 bits per channel are excluded.
+"""
+
+MAX_RESIZED_PIXELS = 2**24
+"""The largest resized image, in pixels, of which only the centre is cropped.
+
+It takes 64 MiB, and has an aspect ratio of 256 at 224 pixels.
+"""
 
 ORIENTATION = 0x0112
-"""The tag of a camera's note on how it was held; 1 is upright."""
+"""The EXIF tag of the camera's orientation; 1 is upright."""
 
 
-def unshared(image: ImageFile) -> str | None:
-    """What keeps PIL and DALI from reading an opened image alike; None for most images.
+def decoding_mismatch(image: ImageFile) -> str | None:
+    """Return why PIL and DALI decode an opened image file differently, or None if they agree.
 
-    Only the header is looked at, which costs next to nothing; the image may still be broken.
+    It only reads the header, which is cheap; the image may still be broken.
     """
     kind = image.format
     if kind not in RAW_MODES:
         return f"{kind} is none of the formats that every loader reads"
-    # WEBP's layout is its mode, and not known before it is decoded.
+    # WEBP's layout is its mode, which is unknown before the image is decoded.
     layout = image.tile[0][3] if image.tile else image.mode
     raw_mode, *rest = (layout,) if isinstance(layout, str) else layout or ("unknown",)
     if raw_mode not in RAW_MODES[kind]:
@@ -51,33 +63,56 @@ def unshared(image: ImageFile) -> str | None:
     return None
 
 
-def keep_blocks() -> None:
-    """Make PIL store the pixels of this process's images in blocks of 128 KiB, and keep 32 MiB.
+@contextmanager
+def unlimited_image_size() -> Iterator[None]:
+    """Disable PIL's limit on image sizes within this context.
 
-    It takes an image's memory from malloc in one piece, and photographs are of all sizes: the gaps
-    that they leave fit no other, and a decoder grows by half over some epochs. Blocks fit always.
+    The limit is another one than the index's, and would warn in each epoch. The index limits the
+    images that it lists, and images of a size other than the indexed one are not decoded. The limit
+    belongs to the process, which may be another program's, so it is restored.
+    """
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def reuse_pixel_blocks() -> None:
+    """Make PIL allocate pixels in blocks of 128 KiB and reuse up to 32 MiB of free blocks.
+
+    By default PIL allocates each image in one piece. Photographs have many sizes, so freed gaps fit
+    no other image, and a decoder's memory grows by half over some epochs. Blocks of one size avoid
+    this.
     """
     allocator = Image.core  # type: ignore[attr-defined]  # not in Pillow's types
     allocator.set_block_size(2**17)
     allocator.set_blocks_max(2**8)
 
 
-def load_image(index: Index, example: int) -> Image.Image:
-    """The image in RGB as it is stored: a rotation noted in its EXIF data is not applied.
+@unlimited_image_size()
+def load_image(index: ImageIndex, example: int) -> Image.Image:
+    """Read and decode an indexed image as RGB in its stored orientation, ignoring EXIF rotation.
 
-    Raises InputFailed if it cannot be decoded or is of another size than the index says.
+    Raises InputFailedError if it cannot be decoded, or if its size differs from the index,
+    before any of it is decoded.
     """
     width, height = index.sizes(np.array([example]))[0].tolist()
     content = index.read(example)
     try:
-        image = Image.open(io.BytesIO(content)).convert("RGB")
+        image: Image.Image = Image.open(io.BytesIO(content))
+        if image.size == (width, height):
+            image.load()
+            # convert would copy an image that is RGB already.
+            image = image if image.mode == "RGB" else image.convert("RGB")
     except UnidentifiedImageError:
-        raise index.failed(example, "it is no image" if content else "it is empty") from None
+        raise index.read_error(example, "it is no image" if content else "it is empty") from None
     except Exception as error:
-        # A decoder may raise any error on bytes that are not what they seem.
-        raise index.failed(example, str(error) or type(error).__name__) from None
+        # A decoder may raise any error on bytes that are not in the expected format.
+        raise index.read_error(example, str(error) or type(error).__name__) from None
     if image.size != (width, height):
-        raise index.failed(
+        raise index.read_error(
             example,
             f"it has {image.width} x {image.height} pixels, and had {width} x {height} when it was "
             "indexed",
@@ -88,9 +123,9 @@ def load_image(index: Index, example: int) -> Image.Image:
 def crop(
     image: Image.Image, window: NDArray[np.int64], side: int, *, bicubic: bool = False
 ) -> Image.Image:
-    """The window (left, top, width, height) of an image, resized to `side` x `side`.
+    """Crop the window (left, top, width, height) of an image and resize it to `side` x `side`.
 
-    Pixel for pixel what torchvision.transforms.functional.resized_crop makes of it.
+    Its pixels equal those of torchvision.transforms.functional.resized_crop.
     """
     left, top, width, height = window.tolist()
     cropped = image.crop((left, top, left + width, top + height))
@@ -98,19 +133,25 @@ def crop(
 
 
 def centre_crop(image: Image.Image, side: int, *, bicubic: bool = False) -> Image.Image:
-    """Short side resized to 256/224 of `side`, then the centred square of `side` pixels.
+    """Resize an image's short side to 256/224 of `side` and crop the centred square of side `side`.
 
-    Pixel for pixel what torchvision's resize and center_crop make of it.
+    Its pixels equal those of torchvision's resize and center_crop. The exception is an image so
+    long that the resized one would have more than MAX_RESIZED_PIXELS: only the region of the
+    square is resized, and rounding changes its bilinear pixels by up to two levels.
     """
     short = round(side * augmentation.RESIZE)
     width, height = (short * length // min(image.size) for length in image.size)
+    if width * height > MAX_RESIZED_PIXELS:
+        (region,) = augmentation.evaluation_regions(np.array([image.size]), side)
+        end = np.minimum(region[:2] + region[2:], image.size)
+        return image.resize((side, side), _kernel(bicubic), box=(*region[:2], *end))
     resized = image.resize((width, height), _kernel(bicubic))
     left, top = round((width - side) / 2), round((height - side) / 2)
     return resized.crop((left, top, left + side, top + side))
 
 
-def mirrored(image: Image.Image) -> Image.Image:
-    """The image with left and right exchanged."""
+def flip_horizontally(image: Image.Image) -> Image.Image:
+    """Return the image flipped horizontally."""
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
@@ -118,23 +159,25 @@ def _kernel(bicubic: bool) -> Image.Resampling:
     return Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
 
 
-def moment(each: Pass) -> str:
-    """When the images of a pass are needed, in words."""
+def describe_step(each: MicroBatch) -> str:
+    """Name the training step or the evaluation of a micro-batch, as text for an error message."""
     if each.epoch is None:
         return "in an evaluation"
     return f"in step {each.step + 1} of epoch {each.epoch + 1}"
 
 
-def needed(error: InputFailed, each: Pass, index: Index) -> InputFailed:
-    """The failure with the moment at which the image was needed and what to do about it."""
-    when = moment(each)
+def explain_read_error(
+    error: InputFailedError, each: MicroBatch, index: ImageIndex
+) -> InputFailedError:
+    """Return the error of an unreadable image, extended by the step that needed it and a fix."""
+    when = describe_step(each)
     command = prepare_command("imagenet", index.root, index.file.parent)
     if index.in_shards():
-        return InputFailed(
+        return InputFailedError(
             f"{error}, needed {when}; write the shards again (`{command}`) and resume: the same "
             "words and run_dir"
         )
-    return InputFailed(
+    return InputFailedError(
         f"{error}, needed {when}; put it right and resume (the same words and run_dir), or leave "
         f"such images out: `{command} --check` writes a skip list for data.skip_list=FILE, which "
         "makes it another run"

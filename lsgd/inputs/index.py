@@ -1,81 +1,118 @@
-"""The index of a set of image files, so that no run has to search for them.
+"""The index of an image folder, which saves every run from searching for its files.
 
-One file per split, a numpy array of rows sorted by (class, path): an example's id is its row. It is
-mapped into memory, so opening it takes no time and all processes of a machine share it. An image
-lies in a file of its own or somewhere in a tar shard; ids and crops are the same either way.
+There is one file per split, a numpy array of rows sorted by (class, path); an example's id is its
+row. The file is memory-mapped, so opening it takes no time and all processes of a machine share it.
+An image is a file of its own or part of a tar shard; ids and crops are the same in both cases.
 """
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tarfile import BLOCKSIZE, TarError, TarInfo
 from typing import Any
 
 import numpy as np
 from numpy.lib.recfunctions import append_fields
 from numpy.typing import NDArray
 
-from lsgd.errors import InputFailed, Refused
-from lsgd.files import whole
-from lsgd.job.launcher import detect
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.files import atomic_write
+from lsgd.job.launcher import detect_launch
+from lsgd.paths import is_leftover
 from lsgd.recipe import Data
-from lsgd.recipe.folder import SPLITS as SPLITS
-from lsgd.recipe.folder import index_file as index_file
-from lsgd.recipe.folder import prepare_command as prepare_command
+from lsgd.recipe.image_folder import SPLITS as SPLITS
+from lsgd.recipe.image_folder import index_file as index_file
+from lsgd.recipe.image_folder import prepare_command as prepare_command
+from lsgd.untrusted_files import open_regular
 
 IndexRow = tuple[bytes, bytes, int, int, int, int, int]
-"""A row: path of the image relative to the root (`train/n01440764/….JPEG`); the tar shard it is in,
-relative too, or nothing; offset there and length in bytes; label; width and height as stored, both
-0 if it is no whole image that every loader reads alike."""
+"""The path, shard, offset, length, label, width and height of one image in the index.
+
+The path (`train/n01440764/….JPEG`) and the tar shard (empty if there is none) are relative to the
+root; offset and length are bytes in the shard or file. Width and height are as stored, or both 0 if
+the image is broken or loaders decode it differently.
+"""
 
 FIELDS = ("path", "shard", "offset", "bytes", "label", "width", "height")
 
-LATER: dict[str, np.generic] = {}
-"""Fields that were added after the first indexes, each with the value that those imply."""
+ADDED_FIELDS: dict[str, np.generic] = {}
+"""The fields added after the first version of the index, with their values in older files."""
 
+MAX_FILE_BYTES = 2**28
+"""The largest size of an image's file, in bytes."""
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def class_folders(split: Path) -> list[str]:
-    """Names of the classes of a split, in the order of their labels."""
-    return sorted(entry.name for entry in os.scandir(split) if entry.is_dir())
+    """Return the sorted names of a split's class folders, without hidden and system folders."""
+    return sorted(name for name in _folders(split) if not is_leftover(name))
 
 
 def image_files(folder: Path) -> list[str]:
-    """Names of the images in the folder of a class."""
+    """Return the sorted names of a class folder's image files, without hidden and system files."""
+    return sorted(name for name in _images(folder) if not is_leftover(name))
+
+
+def leftovers(split: Path) -> list[str]:
+    """Return the class folders and images of a split that are ignored as hidden or system files."""
+    below = [
+        f"{folder}/{name}"
+        for folder in class_folders(split)
+        for name in _images(split / folder)
+        if is_leftover(name)
+    ]
+    return sorted([*filter(is_leftover, _folders(split)), *below])
+
+
+def _folders(split: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(split) if entry.is_dir()]
+
+
+def _images(folder: Path) -> list[str]:
     names = (entry.name for entry in os.scandir(folder) if not entry.is_dir())
-    return sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES))
+    return [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
+
+
+def index_columns(indexes: "Sequence[ImageIndex]") -> dict[str, NDArray[Any]]:
+    """Return the metadata columns of all splits' image indexes, by names such as `train path`."""
+    return {
+        f"{split} {name}": column
+        for split, index in zip(SPLITS, indexes, strict=True)
+        for name, column in index.columns().items()
+    }
 
 
 def write_index(folder: Path, split: str, rows: Iterable[IndexRow]) -> Path:
-    """Write the index of a split in one move, its rows sorted by label and path."""
+    """Write the index file of a split's images atomically, with rows sorted by label and path."""
     listed = sorted(rows, key=lambda row: (row[4], row[0]))
     longest_path = max((len(row[0]) for row in listed), default=1)
     longest_shard = max((len(row[1]) for row in listed), default=1) or 1
     kinds = (f"S{longest_path}", f"S{longest_shard}", "<i8", "<i8", "<i4", "<i4", "<i4")
     table = np.array(listed, dtype=list(zip(FIELDS, kinds, strict=True)))
     target = index_file(folder, split)
-    with whole(target) as file:
+    with atomic_write(target) as file:
         np.save(file, table)
     return target
 
 
-class Index:
-    """The images of one split, without those that are skipped; ids are 0 … len-1.
+class ImageIndex:
+    """An index of one split's image files, without skipped images; example ids are 0 to len-1.
 
-    It is small to pickle: another process maps the same file.
+    It is small to pickle, since other processes map the same file.
     """
 
     def __init__(self, root: Path, file: Path, skip: Sequence[str] = ()) -> None:
         self.root, self.file, self.skip = root, file, tuple(skip)
         self.rows = _completed(np.load(file, mmap_mode="r"))
+        _check_fields(self.rows)
         skipped = [os.fsencode(path) for path in skip]
         gone = np.flatnonzero(np.isin(self.rows["path"], np.array(skipped, "S")))
         self.skipped = len(gone)
-        # The rows stay mapped: an id is moved on by the skipped rows before its own.
+        # The rows stay mapped, so an id is shifted by the number of skipped rows before it.
         self._gaps = gone - np.arange(len(gone))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Index, (self.root, self.file, self.skip)
+        return ImageIndex, (self.root, self.file, self.skip)
 
     def __len__(self) -> int:
         return len(self.rows) - self.skipped
@@ -88,105 +125,144 @@ class Index:
         return self._of(np.array([example]))[0]
 
     def labels(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Class numbers of these images, shape (ids,)."""
+        """Return the class numbers of the images with these ids, shape (ids,)."""
         labels: NDArray[np.int64] = self._of(ids)["label"].astype(np.int64)
         return labels
 
     def sizes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(width, height) in pixels of these images as stored, shape (ids, 2).
+        """Return the stored (width, height) of the images with these ids in pixels, shape (ids, 2).
 
-        Raises InputFailed if one of them had none that could be read.
+        Raises InputFailedError if the size of one of them could not be read.
         """
         rows = self._of(ids)
         if not rows["width"].all():
             first = ids[np.flatnonzero(rows["width"] == 0)[0]]
-            raise self.failed(
+            raise self.read_error(
                 first, "it is no whole image that every loader reads alike, says the index"
             )
         return np.stack((rows["width"], rows["height"]), axis=-1).astype(np.int64)
 
     def lengths(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bytes of these images' files when they were indexed, shape (ids,)."""
+        """Return the indexed file sizes of the images with these ids in bytes, shape (ids,)."""
         lengths: NDArray[np.int64] = self._of(ids)["bytes"]
         return lengths
 
     def paths(self, ids: NDArray[np.int64]) -> list[bytes]:
-        """Paths of these images relative to the root."""
+        """Return the paths of the images with these ids, relative to the dataset's root folder."""
         paths: list[bytes] = self._of(ids)["path"].tolist()
         return paths
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the path, label, file size, width and height of all images as columns by name.
+
+        The columns are the same for images in files and in tar shards.
+        """
+        names = ("path", "label", "bytes", "width", "height")
+        if not self.skipped:
+            return {name: self.rows[name] for name in names}
+        return {name: self._of(np.arange(len(self)))[name] for name in names}
+
     def classes(self) -> list[str]:
-        """Names of the classes in order: the folders that the images are in."""
+        """Return the names of the classes, which are folder names, in the order of their labels."""
         return list(self.class_names().values())
 
     def class_names(self) -> dict[int, str]:
-        """Names of the classes by label, in order."""
+        """Return the names of the classes (their folders) by label, in the order of the labels."""
         labels, first = np.unique(self.rows["label"], return_index=True)
         names = [os.fsdecode(path).split("/")[1] for path in self.rows["path"][first]]
         return dict(zip(labels.tolist(), names, strict=True))
 
     def in_shards(self) -> bool:
-        """Whether the images lie in tar shards."""
+        """Return whether the images are stored in tar shards, not in files of their own."""
         return bool(len(self.rows)) and bool(self.rows["shard"][0])
 
     def path(self, example: int) -> str:
-        """The full path of the image; in a shard: the shard, a colon and its name there."""
+        """Return the full path of an image for messages, or SHARD:NAME for one in a tar shard."""
         row = self._row(example)
         path, shard = os.fsdecode(row["path"]), os.fsdecode(row["shard"])
         return f"{self.root / shard}:{path}" if shard else str(self.root / path)
 
     def read(self, example: int) -> bytes:
-        """The bytes of the image's file.
+        """Read the encoded bytes of an image from its file or from its tar shard.
 
-        Raises InputFailed if they cannot be read, or are not as many as when the index was made.
+        Raises InputFailedError if they cannot be read, or their number differs from the index.
         """
         row = self._row(example)
         file = self.root / os.fsdecode(row["shard"] or row["path"])
+        if row["bytes"] > MAX_FILE_BYTES:
+            raise self.read_error(example, f"an image of more than {MAX_FILE_BYTES} bytes is none")
         try:
-            with file.open("rb", buffering=0) as opened:
+            with open_regular(file, buffering=0) as opened:
                 if row["shard"]:
                     content = os.pread(opened.fileno(), row["bytes"], row["offset"])
                 else:
-                    content = opened.read()
-        except OSError as error:
-            raise self.failed(example, error.strerror or str(error)) from None
+                    content = opened.read(row["bytes"] + 1)
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+            raise self.read_error(example, getattr(error, "strerror", None) or str(error)) from None
         if len(content) != row["bytes"]:
-            raise self.failed(
+            raise self.read_error(
                 example, f"it has {len(content)} bytes, and had {row['bytes']} when it was indexed"
             )
         return content
 
-    def failed(self, example: int, why: str) -> InputFailed:
-        """The error to raise if an image cannot be used."""
-        return InputFailed(f"{self.path(example)} cannot be read ({why})")
+    def read_error(self, example: int, why: str) -> InputFailedError:
+        """Return an InputFailedError that names an image and why it cannot be read."""
+        return InputFailedError(f"{self.path(example)} cannot be read ({why})")
+
+
+def _check_fields(rows: NDArray[Any]) -> None:
+    """Raise ValueError if an index file's array has not the fields and types of an image index."""
+    found = {name: rows.dtype[name].kind for name in rows.dtype.names or ()}
+    odd = [
+        name for name in FIELDS if found.get(name) != ("S" if name in ("path", "shard") else "i")
+    ]
+    if rows.ndim != 1 or odd:
+        raise ValueError(f"its fields are other ones: {', '.join(odd) or 'of more dimensions'}")
+
+
+def _check_paths(rows: NDArray[Any], split: str) -> None:
+    """Raise ValueError if an image index has a path outside its root or outside a class folder.
+
+    Reading such a path could read any file of the machine.
+    """
+    path, shard = rows["path"], rows["shard"]
+    odd = ~np.char.startswith(path, f"{split}/".encode()) | (np.char.count(path, b"/") < 2)
+    odd |= np.char.startswith(shard, b"/")
+    for names in (path, shard):
+        odd |= np.char.startswith(names, b"../") | np.char.endswith(names, b"/..")
+        odd |= np.char.find(names, b"/../") >= 0
+    if odd.any():
+        row = rows[np.argmax(odd)]
+        where = os.fsdecode(row["shard"]) + ":" * bool(row["shard"]) + os.fsdecode(row["path"])
+        raise ValueError(f"it has {where!r}, which is no image in a class of {split}")
 
 
 def _completed(rows: NDArray[Any]) -> NDArray[Any]:
-    """The rows of an index with all fields; those of an older version are copied into memory."""
-    later = [name for name in LATER if name not in (rows.dtype.names or ())]
+    """Return the rows of an image index, with default values for fields that its file lacks."""
+    later = [name for name in ADDED_FIELDS if name not in (rows.dtype.names or ())]
     if not later:
         return rows
-    values = [np.full(len(rows), LATER[name]) for name in later]
+    values = [np.full(len(rows), ADDED_FIELDS[name]) for name in later]
     completed: NDArray[Any] = append_fields(rows, later, values, usemask=False)
     return completed
 
 
-def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
-    """The training and the validation images of an image folder, checked against the recipe.
+def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
+    """Open the training and validation index of an image folder and check both against the recipe.
 
-    Raises Refused where there is no index, or it does not fit the folder or the recipe.
+    Raises UsageError if an index is missing, or does not match the folder or the recipe.
     """
     folder = Path(data.index) if data.index else root
     train, val = (_open(data, root, folder, split) for split in SPLITS)
     if odd := sorted(set(train.classes()) ^ set(val.classes())):
-        raise Refused(
+        raise UsageError(
             f"train and val of {root} differ in their classes ({', '.join(odd[:3])} …); give both "
             f"the same folders and {_again(data, root)}"
         )
     names, others = train.class_names(), val.class_names()
     if names != others:
         label = min(label for label, _ in names.items() ^ others.items())
-        raise Refused(
+        raise UsageError(
             f"{train.file} and {val.file} number their classes differently (label {label} is "
             f"{names.get(label)} to train and {others.get(label)} to validate); "
             f"{_again(data, root)}"
@@ -200,7 +276,7 @@ def open_indexes(data: Data, root: Path) -> tuple[Index, Index]:
             note = " beside those left out" if data.skip else ""
             count = number + (train.skipped if name == "train_examples" else val.skipped)
             right = count if data.skip and name != "classes" else number
-            raise Refused(
+            raise UsageError(
                 f"data.{name}={expected} but {data.name} at {root} has {number}{note}; complete "
                 f"it and {_again(data, root)}, or write data.{name}={right} for another trajectory"
                 + (" (a skip list is taken off by itself)" if data.skip else "")
@@ -212,60 +288,111 @@ def _again(data: Data, root: Path) -> str:
     return f"run {prepare_command(data.name, root, Path(data.index) if data.index else None)}"
 
 
-def _open(data: Data, root: Path, folder: Path, split: str) -> Index:
+def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
     file = index_file(folder, split)
     if not root.is_dir():
-        raise Refused(
+        raise UsageError(
             f"no {data.name} at {root}: there is no such folder; write data.root=FOLDER, or go on "
             "without: inputs=synthetic (made-up images), rehearse=true (the whole run in "
             "miniature), +recipe=digits (a real run on a laptop)"
         )
-    if not file.exists():
-        raise Refused(
+    if not file.is_file():
+        raise UsageError(
             f"{data.name} at {root} has no index yet ({file} is missing); {_again(data, root)}"
         )
     wanted = [path for path in data.skip if path.startswith(f"{split}/")]
+    first = detect_launch().local_rank == 0  # one process checks for its machine
     try:
-        index = Index(root, file, wanted)
-    except (ValueError, OSError, IndexError) as error:
-        raise Refused(f"{file} is no index ({error}); {_again(data, root)}") from None
+        index = ImageIndex(root, file, wanted)
+        if first:
+            _check_paths(index.rows, split)
+    except Exception as error:  # any type: the file may contain anything
+        raise UsageError(f"{file} is no index ({error}); {_again(data, root)}") from None
     if index.skipped < len(wanted):
         unknown = sorted(set(wanted) - {os.fsdecode(path) for path in np.load(file)["path"]})
-        raise Refused(
+        raise UsageError(
             f"data.skip names {unknown[0]}, which {file} does not have; correct the skip list"
         )
     if len(index) == 0:
-        raise Refused(f"{file} lists no image; complete {root} and {_again(data, root)}")
-    # Process 0 looks for all: at a thousand folders, and at the files in those that are newer.
-    stale = _changed_since(index, file.stat().st_mtime) if detect().rank == 0 else None
+        raise UsageError(f"{file} lists no image; complete {root} and {_again(data, root)}")
+    # This machine may have its own copy of the images, so it is compared with the index: a thousand
+    # folders, and the files of newer folders.
+    try:
+        stale = _changed_since(index, file.stat().st_mtime) if first else None
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise UsageError(
+            f"{root} is not what {file} lists ({error}); {_again(data, root)}"
+        ) from None
     if stale is not None:
-        raise Refused(f"{file} is older than {root}: {stale}; {_again(data, root)}")
+        raise UsageError(f"{file} is older than {root}: {stale}; {_again(data, root)}")
     return index
 
 
-def _changed_since(index: Index, indexed_at: float) -> str | None:
-    """The first difference of index and files, or None; only newer folders are searched."""
+def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
+    """Return the first difference between an image index and the files on disk as text, or None.
+
+    Only shards and folders that changed after `indexed_at` are searched.
+    """
     rows = np.load(index.file, mmap_mode="r")
     if index.in_shards():
         shards, which = np.unique(rows["shard"], return_inverse=True)
-        ends = np.zeros(len(shards), np.int64)
-        np.maximum.at(ends, which, rows["offset"] + rows["bytes"])
-        for shard, end in zip(shards, ends, strict=True):
-            path = index.root / os.fsdecode(shard)
-            if not path.is_file() or path.stat().st_size < end:
+        order = np.lexsort((rows["offset"], which))
+        for shard, own in zip(shards, np.split(order, _starts(which[order])[1:]), strict=True):
+            path, first, last = index.root / os.fsdecode(shard), rows[own[0]], rows[own[-1]]
+            if not path.is_file() or path.stat().st_size < last["offset"] + last["bytes"]:
                 return f"{path} is gone or shorter"
+            if _changed_at(path) > indexed_at and not (_holds(path, first) and _holds(path, last)):
+                return f"{path} holds other images"
         return None
-    starts = np.flatnonzero(np.diff(rows["label"], prepend=-1))
+    starts = _starts(rows["label"])
     folders = [(index.root / os.fsdecode(path)).parent for path in rows["path"][starts]]
     split = folders[0].parent
-    for name in sorted({folder.name for folder in folders} ^ set(class_folders(split))):
+    # An index that was made before leftovers were excluded stays valid.
+    old = {each.name for each in folders if is_leftover(each.name) and each.is_dir()}
+    for name in sorted({folder.name for folder in folders} ^ {*class_folders(split), *old}):
         if split / name in folders:
             return f"{split / name} is gone"
         if image_files(split / name):
             return f"{split / name} is new"
     for folder, paths in zip(folders, np.split(rows["path"], starts[1:]), strict=True):
-        if folder.stat().st_mtime > indexed_at:
+        if _changed_at(folder) > indexed_at:
             listed = {Path(os.fsdecode(path)).name for path in paths}
-            if odd := sorted(listed ^ set(image_files(folder))):
+            # A path that is no longer a regular file, such as a pipe, would block a read.
+            if none := sorted(name for name in listed if _is_irregular(folder / name)):
+                return f"{folder / none[0]} is no regular file"
+            old = {name for name in listed if is_leftover(name) and (folder / name).exists()}
+            if odd := sorted(listed ^ {*image_files(folder), *old}):
                 return f"{folder / odd[0]} is {'gone' if odd[0] in listed else 'new'}"
     return None
+
+
+def _is_irregular(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _starts(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the first position of each run of equal values in a sorted array."""
+    return np.flatnonzero(np.diff(values, prepend=-1))
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a file or folder was last changed, in seconds since 1970.
+
+    The ctime counts too, since tar, rsync and `cp -a` restore the original's mtime on a copy.
+    """
+    status = path.stat()
+    return max(status.st_mtime, status.st_ctime)
+
+
+def _holds(shard: Path, row: Any) -> bool:
+    """Return whether a tar shard has a file of the indexed length and class at its offset."""
+    with shard.open("rb", buffering=0) as opened:
+        header = os.pread(opened.fileno(), BLOCKSIZE, row["offset"] - BLOCKSIZE)
+    try:
+        member = TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except TarError:
+        return False
+    folder = os.fsdecode(row["path"]).split("/")[1]
+    # A long or non-ASCII name is in another header before this one.
+    in_header = folder.isascii() and len(folder) < 50
+    return member.size == row["bytes"] and (not in_header or member.name.startswith(f"{folder}/"))

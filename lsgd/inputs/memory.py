@@ -1,4 +1,4 @@
-"""Small datasets held as 8-bit tensors on the device, cropped and normalised there."""
+"""A data loader of small image datasets, which are stored and cropped as tensors on the device."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,25 +9,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd.errors import Refused
-from lsgd.inputs import Batch
+from lsgd.errors import UsageError
+from lsgd.inputs import Batch, ExampleColumns
 from lsgd.inputs.arrays import load_arrays
 from lsgd.inputs.normalise import Normalise
-from lsgd.inputs.sending import sent
+from lsgd.inputs.transfer import arrays_to_device
+from lsgd.job.device import to_device_together
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 PADDING = 4
-"""Pixels of black around an image before it is shifted (He et al. 2016, section 4.2)."""
+"""Pixels of black padding around an image before it is shifted (He et al. 2016, section 4.2)."""
 
 
 class MemoryInputs:
-    """A small dataset that lies in memory as 8-bit pixels, on the device."""
+    """A data loader of a small image dataset held as 8-bit pixels in the device's memory."""
 
     def __init__(self, data: Data, root: Path, *, seed: int, device: torch.device) -> None:
-        if data.augmentation in augmentation.OF_FILES:
-            raise Refused(
+        if data.augmentation in augmentation.FILE_AUGMENTATIONS:
+            raise UsageError(
                 f"data.augmentation={data.augmentation} is for image folders; write shift_flip or "
                 f"none for {data.name}"
             )
@@ -41,29 +42,51 @@ class MemoryInputs:
         self.shifts = data.augmentation == "shift_flip"
         self.seed = seed
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, shifted and flipped where the recipe says so."""
+    def columns(self) -> ExampleColumns:
+        """Return the labels and pixels of all training and validation images, by column name."""
+        held = {
+            "train labels": self.train_labels,
+            "train pixels": self.train_images,
+            "val labels": self.val_labels,
+            "val pixels": self.val_images,
+        }
+        return {name: values.cpu().numpy() for name, values in held.items()}
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield each training micro-batch's images, shifted and flipped per recipe, and labels."""
         for each in passes:
-            ids = sent(each.examples, self.train_labels.device)
-            images = self.train_images[ids]
+            numbers = [each.examples]
             if self.shifts and each.epoch is not None:
-                images = self._shift_flip(images, each.examples, each.epoch)
+                numbers += self._places(each.examples, each.epoch)
+            ids, *places = to_device_together(
+                [torch.from_numpy(array) for array in numbers], self.train_labels.device
+            )
+            images = self.train_images[ids]
+            if places:
+                images = _moved(images, *places)
             yield self.normalise(images), self.train_labels[ids]
 
-    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, as they are."""
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield images and labels of each evaluation micro-batch, without augmentation."""
         for each in passes:
-            ids = sent(each.examples, self.val_labels.device)
+            ids = arrays_to_device(each.examples, self.val_labels.device)
             yield self.normalise(self.val_images[ids]), self.val_labels[ids]
 
-    def _shift_flip(self, images: Tensor, examples: NDArray[np.int64], epoch: int) -> Tensor:
-        device, side = images.device, images.shape[-1]
-        corners = augmentation.shifts(examples, PADDING, seed=self.seed, epoch=epoch)
-        flips = augmentation.flips(examples, seed=self.seed, epoch=epoch)
-        rows = sent(corners[:, :1] + np.arange(side), device)
+    def _places(self, examples: NDArray[np.int64], epoch: int) -> list[NDArray[np.int64]]:
+        """Draw shifts and flips; return the rows and columns of padded pixels that they select.
+
+        Both have the shape (images, side).
+        """
+        side = self.train_images.shape[-1]
+        corners = augmentation.crop_corners(examples, PADDING, seed=self.seed, epoch=epoch)
+        flips = augmentation.flip_mask(examples, seed=self.seed, epoch=epoch)
         read = np.where(flips[:, None], np.arange(side)[::-1], np.arange(side))
-        columns = sent(corners[:, 1:] + read, device)
-        padded = F.pad(images, (PADDING,) * 4)
-        each_image = torch.arange(len(images), device=device)[:, None, None]
-        # Indexing around the channels puts them last.
-        return padded[each_image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        return [corners[:, :1] + np.arange(side), corners[:, 1:] + read]
+
+
+def _moved(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Shift and flip images by gathering the given rows and columns of their padded pixels."""
+    padded = F.pad(images, (PADDING,) * 4)
+    each_image = torch.arange(len(images), device=images.device)[:, None, None]
+    # Indices on both sides of the channels make torch put the channels last.
+    return padded[each_image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,35 +1,39 @@
-"""Made-up images of the dataset's shape, to run anything without data."""
+"""A data loader of random images in the dataset's shape, which needs no data."""
 
 from collections.abc import Iterable, Iterator
 
 import torch
 
-from lsgd.inputs import Batch
-from lsgd.inputs.sending import sent
+from lsgd.inputs import Batch, ExampleColumns
+from lsgd.inputs.transfer import arrays_to_device
 from lsgd.recipe import Data
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
-BANK = 64
-"""Different images; example i is image i mod 64, so any number of examples costs no memory."""
+DISTINCT_IMAGES = 64
+"""The number of distinct images; example i is image i mod 64, so memory is constant."""
 
 
 class SyntheticInputs:
-    """Made-up images of the dataset's shape, the same for each id."""
+    """A data loader of random images in a dataset's shape; equal example ids have equal images."""
 
     def __init__(self, data: Data, *, seed: int, device: torch.device) -> None:
         self.name = "made-up images"
         generator = torch.Generator().manual_seed(seed)
-        shape = (BANK, data.channels, data.image_size, data.image_size)
-        # On the device, so that what is measured is training and not this.
+        shape = (DISTINCT_IMAGES, data.channels, data.image_size, data.image_size)
+        # On the device, so that a benchmark measures the training and not the loader.
         self.images = torch.randn(shape, generator=generator).to(device)
         self.classes = data.classes
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The made-up images of each pass; nothing is drawn anew."""
-        for each in passes:
-            ids = sent(each.examples, self.images.device)
-            yield self.images[ids % BANK], ids % self.classes
+    def columns(self) -> ExampleColumns:
+        """Return an empty dict of metadata columns, as the recipe determines the examples."""
+        return {}
 
-    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The same images again."""
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the random images and labels of each micro-batch, without augmentation."""
+        for each in passes:
+            ids = arrays_to_device(each.examples, self.images.device)
+            yield self.images[ids % DISTINCT_IMAGES], ids % self.classes
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield random images and labels of each evaluation micro-batch, as in training."""
         return self.train(passes)

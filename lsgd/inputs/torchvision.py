@@ -1,5 +1,4 @@
-"""Image files through PIL, with the pixels of torchvision's transforms, by processes that decode
-ahead."""
+"""A loader of image files with torchvision's pixels, decoded ahead by PIL in other processes."""
 
 import os
 import select
@@ -17,31 +16,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lsgd.errors import InputFailed
-from lsgd.inputs import Batch
+from lsgd.errors import InputFailedError
+from lsgd.inputs import Batch, ExampleColumns
 from lsgd.inputs.colours import recolour
-from lsgd.inputs.decoder import Beside, ImageFiles, Pixels, Room
-from lsgd.inputs.index import Index
+from lsgd.inputs.decoder import ImageFiles, LabelsAndColours, Pixels, SharedPixelBuffer
+from lsgd.inputs.index import ImageIndex, index_columns
 from lsgd.inputs.normalise import Normalise
-from lsgd.inputs.sending import sent
+from lsgd.inputs.transfer import arrays_to_device
 from lsgd.job import preemption
+from lsgd.job.system import open_memory
 from lsgd.recipe import Data, InputsSettings
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
-END = 1.0
-"""Seconds in which a process has ended that was killed, unless it waits for a dead drive."""
+EXIT_TIMEOUT = 1.0
+"""Seconds to wait for the exit of a killed process, which a dead drive may delay further."""
 
 
 class FolderInputs:
-    """An image folder that is decoded in processes of its own, or here if there are none.
+    """A data loader of image folders that decodes by PIL in other processes, or in this one.
 
-    The processes live as long as this object, through all epochs and evaluations.
+    The processes run as long as this object exists, through all epochs and evaluations.
     """
 
     def __init__(
         self,
         data: Data,
-        indexes: tuple[Index, Index],
+        indexes: tuple[ImageIndex, ImageIndex],
         settings: InputsSettings,
         *,
         seed: int,
@@ -52,42 +52,48 @@ class FolderInputs:
         self.device = device
         self.normalise = Normalise(data, device)
         self.files = ImageFiles(data, indexes, seed=seed)
-        # They start while the trainer makes its model.
-        self.decoders = _Decoders(self.files, decoders, settings.prefetch) if decoders else None
+        # Started here, so that they start up while the training process builds its model.
+        self.decoders = _DecoderPool(self.files, decoders, settings.prefetch) if decoders else None
 
-    def train(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, augmented, in the order of the passes."""
+    def columns(self) -> ExampleColumns:
+        """Return the metadata columns (such as path and label) of all indexed images."""
+        return index_columns((self.files.train, self.files.val))
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield the augmented images and the labels of each training micro-batch, in order."""
         return self._load(passes)
 
-    def evaluation(self, passes: Iterable[Pass]) -> Iterator[Batch]:
-        """The images of each pass, resized and cropped at the centre."""
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
+        """Yield resized, centre-cropped images and the labels of each evaluation micro-batch."""
         return self._load(passes)
 
-    def _load(self, passes: Iterable[Pass]) -> Iterator[Batch]:
+    def _load(self, passes: Iterable[MicroBatch]) -> Iterator[Batch]:
         decoded = self.decoders.decode(passes, self._taken) if self.decoders else self._here(passes)
         for pixels, (labels, colours) in decoded:
             if colours is not None:
                 pixels = pixels.to(self.device, non_blocking=True).float()
-                recolour(pixels, sent(colours.astype(np.float32), self.device))
-            yield self.normalise(pixels.permute(0, 3, 1, 2)), sent(labels, self.device)
+                recolour(pixels, arrays_to_device(colours.astype(np.float32), self.device))
+            yield self.normalise(pixels.permute(0, 3, 1, 2)), arrays_to_device(labels, self.device)
 
-    def _here(self, passes: Iterable[Pass]) -> Iterator[tuple[Tensor, Beside]]:
+    def _here(self, passes: Iterable[MicroBatch]) -> Iterator[tuple[Tensor, LabelsAndColours]]:
         for each in passes:
             pixels = np.empty(self.files.shape(each), np.uint8)
             beside = self.files.decode(each, pixels)
             yield self._taken(pixels), beside
 
     def _taken(self, pixels: Pixels) -> Tensor:
-        """A copy of the pixels, on its way to the device; on a CPU already as float32."""
-        return _floats(pixels) if self.device.type == "cpu" else sent(pixels, self.device)
+        """Copy decoded pixels to the device as a tensor, on a CPU converted to float32."""
+        return (
+            _floats(pixels) if self.device.type == "cpu" else arrays_to_device(pixels, self.device)
+        )
 
 
 def _floats(pixels: Pixels) -> Tensor:
-    """8-bit pixels as float32, in memory that glibc finds again for the batch after the next.
+    """Convert 8-bit pixels to a float32 tensor in memory that glibc can reuse for later batches.
 
-    torch wants an address divisible by 64, and glibc looks for a gap that is larger by as much: the
-    one that an equal batch has left is too small, and gaps add up to 40 batches. Memory from numpy
-    has any address; what is skipped to one divisible by 64 is part of what was asked for.
+    torch asks for an address divisible by 64, so glibc looks for a gap that is larger by as much:
+    the gap of an equal batch is too small, and gaps add up to 40 batches. numpy accepts any
+    address, and the bytes skipped to reach one divisible by 64 are part of the allocation.
     """
     room = np.empty(pixels.size + 15, np.float32)
     start = -room.ctypes.data % 64 // room.itemsize
@@ -95,110 +101,112 @@ def _floats(pixels: Pixels) -> Tensor:
     return floats.view(pixels.shape).copy_(torch.from_numpy(pixels))
 
 
-class _Decoders:
-    """The processes that decode for this one, pass after pass in turns, each `prefetch` ahead."""
+class _DecoderPool:
+    """A pool of image decoder processes that take micro-batches in turn, each `prefetch` ahead."""
 
     def __init__(self, files: ImageFiles, number: int, prefetch: int) -> None:
         self.files, self.prefetch = files, prefetch
-        self.members = [_Decoder(prefetch) for _ in range(number)]
+        self.members = [_DecoderProcess(prefetch) for _ in range(number)]
         weakref.finalize(self, _end, self.members)
         self.poll = select.poll()
         for member in self.members:
             member.send(files)
-            self.poll.register(member.connection, 0)  # its end alone
-        self.asked: deque[tuple[_Decoder, Pass, int]] = deque()
-        """What is under way, in the order of the answers."""
+            self.poll.register(member.connection, 0)  # reports its exit only
+        self.in_flight: deque[tuple[_DecoderProcess, MicroBatch, int]] = deque()
+        """The requested micro-batches in the order of their replies, with decoder and buffer."""
 
     def decode(
-        self, passes: Iterable[Pass], taken: Callable[[Pixels], Tensor]
-    ) -> Iterator[tuple[Tensor, Beside]]:
-        """What `taken` makes of the pixels of each pass, and the rest of it, in their order.
+        self, passes: Iterable[MicroBatch], convert: Callable[[Pixels], Tensor]
+    ) -> Iterator[tuple[Tensor, LabelsAndColours]]:
+        """Decode micro-batches of images in the pool; yield pixels, after `convert`, and labels.
 
-        Raises InputFailed if an image cannot be had, or as soon as any of the processes has died.
+        Raises InputFailedError if an image cannot be read, or as soon as one of the processes
+        has died.
         """
-        while self.asked:  # by a round that was given up
+        while self.in_flight:  # by an unfinished round
             self._answer()
         passes = iter(passes)
         number = len(self.members)
         for turn, each in zip(range(number * self.prefetch), passes, strict=False):
             self._ask(self.members[turn % number], each, turn // number)
-        while self.asked:
-            decoder, each, room = self.asked[0]
+        while self.in_flight:
+            decoder, each, room = self.in_flight[0]
             answer = self._answer()
-            if isinstance(answer, InputFailed):
+            if isinstance(answer, InputFailedError):
                 raise answer
-            tensor = taken(decoder.rooms[room].pixels(self.files.shape(each)))
-            # Its room is free again, and it decodes on while this pass is computed with.
+            tensor = convert(decoder.rooms[room].pixels(self.files.shape(each)))
+            # Its buffer is free again, so it decodes the next micro-batch during the computation on
+            # this one.
             if following := next(passes, None):
                 self._ask(decoder, following, room)
             yield tensor, answer
 
-    def _ask(self, decoder: "_Decoder", each: Pass, room: int) -> None:
+    def _ask(self, decoder: "_DecoderProcess", each: MicroBatch, room: int) -> None:
         decoder.send((each, room))
-        self.asked.append((decoder, each, room))
+        self.in_flight.append((decoder, each, room))
 
-    def _answer(self) -> Beside | InputFailed:
-        """The next answer, once it is there."""
-        decoder, _, _ = self.asked[0]
+    def _answer(self) -> LabelsAndColours | InputFailedError:
+        """Wait for the oldest requested micro-batch; return its labels and colours or its error."""
+        decoder, _, _ = self.in_flight[0]
         self.poll.modify(decoder.connection, select.POLLIN)
         found = dict(self.poll.poll())
         self.poll.modify(decoder.connection, 0)
         for member in self.members:
-            # An end is told of each, also while another is waited for.
+            # poll() reports the exit of any of them, also while another one's reply is awaited.
             if found.get(member.connection.fileno(), 0) & ~select.POLLIN:
-                raise member.died()
+                raise member.exit_error()
         try:
-            answer: Beside | InputFailed = decoder.connection.recv()
-        except (EOFError, OSError):  # it was killed while it answered
-            raise decoder.died() from None
-        self.asked.popleft()
+            answer: LabelsAndColours | InputFailedError = decoder.connection.recv()
+        except (EOFError, OSError):  # it was killed during its reply
+            raise decoder.exit_error() from None
+        self.in_flight.popleft()
         return answer
 
 
-class _Decoder:
-    """A process that runs lsgd.inputs.decoder, and what this one shares with it."""
+class _DecoderProcess:
+    """A running image decoder process, with its socket and its shared pixel buffers."""
 
     def __init__(self, rooms: int) -> None:
-        self.rooms = [Room(os.memfd_create("lsgd-pixels")) for _ in range(rooms)]
+        self.rooms = [SharedPixelBuffer(open_memory("lsgd-pixels")) for _ in range(rooms)]
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
         shared = [theirs.fileno(), *(room.descriptor for room in self.rooms)]
-        # A program of its own: a fork would copy the threads and locks of the communication library
-        # half alive, and multiprocessing would import what this one has started with, and torch.
+        # A new program: a fork would copy the threads and locks of the communication library in an
+        # undefined state, and multiprocessing would import the main module, and torch.
         command = [sys.executable, "-P", "-m", "lsgd.inputs.decoder", *map(str, shared)]
         own = {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-        # A launcher may signal every process there is; this one ends with whom it works for.
-        with theirs, preemption.unheard():
+        # A launcher may signal all processes; this one exits with the process that it serves.
+        with theirs, preemption.block_stop_signals():
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             self.process = subprocess.Popen(
                 command, env=os.environ | own, stdin=subprocess.DEVNULL, pass_fds=shared
             )
 
     def send(self, message: object) -> None:
-        """Hand it a message; raises InputFailed if it has ended."""
+        """Send a message to the decoder process, or raise InputFailedError if it has exited."""
         try:
             self.connection.send(message)
         except OSError:
-            raise self.died() from None
+            raise self.exit_error() from None
 
-    def died(self) -> InputFailed:
-        """The failure of a run whose decoder has ended."""
+    def exit_error(self) -> InputFailedError:
+        """Return the error for a decoder process that has exited, with its signal or exit code."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END)
+            self.process.wait(EXIT_TIMEOUT)
         code = self.process.returncode or 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return InputFailed(
+        return InputFailedError(
             f"a process that decodes images has died ({how}); resume, with fewer inputs.decoders "
             "if it was for want of memory"
         )
 
 
-def _end(decoders: Sequence[_Decoder]) -> None:
+def _end(decoders: Sequence[_DecoderProcess]) -> None:
     for decoder in decoders:
         decoder.process.kill()
     for decoder in decoders:
         with suppress(subprocess.TimeoutExpired):
-            decoder.process.wait(END)
+            decoder.process.wait(EXIT_TIMEOUT)
         decoder.connection.close()
         for room in decoder.rooms:
             os.close(room.descriptor)

@@ -1,1 +1,1 @@
-"""One process among others: its launcher, the other processes of its job, and how it ends."""
+"""One process of a job: its launcher, its devices, its peer processes and its exit."""

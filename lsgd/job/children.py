@@ -12,35 +12,36 @@ from tempfile import TemporaryFile
 from threading import Event
 from typing import BinaryIO
 
-from lsgd.job.ending import Tag, end
+from lsgd.job.ending import end_tagged
+from lsgd.job.system import Tag
 
 OURS: Tag = ("LSGD_PARENT", uuid.uuid4().hex)
 """The tag of all processes that this module starts."""
 CHILD = "LSGD_CHILD"
 """The environment variable whose value distinguishes the children of this process."""
 GRACE = 3.0
-"""Seconds that a process has between SIGTERM and SIGKILL."""
+"""The seconds between SIGTERM and SIGKILL."""
 
 _children = count()
 _closed = Event()
 
 
 class Child:
-    """A process that was started, and all that it has started."""
+    """A running child process, its descendants, and the file that collects their output."""
 
     def __init__(self, process: subprocess.Popen[bytes], tag: Tag, output: BinaryIO) -> None:
         self.process, self._tag, self._output = process, tag, output
 
     def wait(self, limit: float) -> int | None:
-        """The exit code; None if the process has not ended after `limit` seconds."""
+        """Wait up to `limit` seconds for the child's end; return its exit code, or None."""
         try:
             return self.process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self) -> str:
-        """End the process and all that it has started; returns what they have printed."""
-        if end(self._tag, GRACE):
+        """End the child process and all its descendants; return their whole output as text."""
+        if end_tagged(self._tag, GRACE):
             self.process.poll()
         else:
             self.process.kill()
@@ -50,8 +51,10 @@ class Child:
 
 
 @contextmanager
-def started(command: Sequence[str], *, environment: Mapping[str, str] = {}) -> Iterator[Child]:
-    """The command, running; afterwards it and all that it has started have ended."""
+def running_child(
+    command: Sequence[str], *, environment: Mapping[str, str] = {}
+) -> Iterator[Child]:
+    """Run a command as a child process within this context, then end it and its descendants."""
     tag = (CHILD, f"{OURS[1]}-{next(_children)}")
     with TemporaryFile() as output:
         process = subprocess.Popen(
@@ -69,29 +72,30 @@ def started(command: Sequence[str], *, environment: Mapping[str, str] = {}) -> I
             child.stop()
 
 
-def finished(
+def run_with_limit(
     command: Sequence[str], *, limit: float, environment: Mapping[str, str] = {}
 ) -> tuple[int | None, str]:
-    """Exit code of a command, None if it had not ended after `limit` seconds, and what it printed.
+    """Run a command with a time limit; return its exit code and output.
 
-    When this returns or raises, the command and all that it has started have ended.
+    The exit code is None if the command had not ended after `limit` seconds. When this returns or
+    raises, the command and all its descendants have ended.
     """
     try:
-        with started(command, environment=environment) as child:
+        with running_child(command, environment=environment) as child:
             code = None if _closed.is_set() else child.wait(limit)
             return code, child.stop()
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"
 
 
-def close() -> None:
-    """End every process that was started; what a thread is just about to start ends at once."""
+def end_children() -> None:
+    """End all child processes started by this module, and let later ones end at once."""
     _closed.set()
-    end(OURS, GRACE)
+    end_tagged(OURS, GRACE)
 
 
-def failure(code: int | None, text: str, limit: float) -> str:
-    """How a process failed, from its exit code (None if it was ended) and its output."""
+def describe_failure(code: int | None, text: str, limit: float) -> str:
+    """Describe how a process failed, from its exit code (None for a timeout) and its output."""
     message = telling_line(text)
     if code is not None and code >= 0:
         return message or f"it ended with exit code {code} and said nothing"
@@ -102,11 +106,12 @@ def failure(code: int | None, text: str, limit: float) -> str:
 
 
 def telling_line(text: str) -> str:
-    """The line of a program's output that says why it failed: a crash, an exception, or the first.
+    """Return the line of a failed program's output that best says why it failed.
 
-    Of several the earliest, since launchers add an exception of their own.
+    It is the earliest line of a crash, else of an exception, else the first with text, since
+    launchers add an exception of their own.
     """
-    # Without what horovodrun and torch's C++ parts put in front.
+    # Without the prefixes of horovodrun and torch's C++ logging.
     lines = [
         re.sub(r"^(\[\d+\]<std\w+>:|\[[IWEF]\d+ [^]]*\]|\s)+", "", x) for x in text.splitlines()
     ]

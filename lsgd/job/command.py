@@ -1,85 +1,112 @@
-"""Command lines: how one is read, and how it ends with one sentence and an exit code."""
+"""Command lines: parsing one, and ending a command with one sentence and an exit code."""
 
 import argparse
 import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from lsgd.errors import EndsEarly, Interrupted, Refused
-from lsgd.job.garbage import look_again
-from lsgd.job.interrupt import raise_again
-from lsgd.job.launcher import detect
-from lsgd.job.members import TAG, last_words
-from lsgd.job.output import need_no_reader
+from lsgd.errors import ExitError, TrainingInterrupted, UsageError, disk_full_error
+from lsgd.job.garbage import enable_gc
+from lsgd.job.interrupt import forget_interrupt, restore_keyboard_interrupt
+from lsgd.job.launcher import detect_launch
+from lsgd.job.members import JOB_TAG, exit_report
+from lsgd.job.output import guard_output
 from lsgd.job.parent import end_with_parent
-from lsgd.nearest import did_you_mean, written_here
+from lsgd.suggestions import did_you_mean, suggest_equivalent
 
 GRACE = 3.0
-"""Seconds that a process has for saving once its launcher was killed."""
+"""The seconds that a process has for saving after its launcher was killed."""
 LONGEST = 1e9
 """Seconds, about thirty years: above it the system's own clocks overflow."""
+MOST_EXAMPLES = 3
+"""The examples that a help shows."""
 SEE_HELP = "--help says what there is"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one sentence what argparse would answer with the usage.
+    """An argument parser that rejects a wrong command line with one sentence, not with the usage.
 
-    Its methods raise Refused; so it is to be used within run_command or run_alone. Words are never
-    completed from their beginning.
+    Its methods raise UsageError, so it is to be used within run_command or run_alone. It never
+    completes abbreviated options.
     """
 
     def __init__(
         self,
         program: str | None = None,
-        about: str | None = None,
+        text: str = "",
         *,
         keys: Callable[[], Sequence[str]] = tuple,
         **settings: Any,
     ) -> None:
-        """`keys` names the fields that key=value words of this command line may give."""
+        """Make the argument parser of a program, with the text from which its --help is made.
+
+        `keys` names the fields that key=value overrides of this command line may give. Of the text
+        `--help` has the first paragraph and MOST_EXAMPLES examples, and `--explain` the rest.
+        """
+        explanation = ""
         # argparse makes the parsers of subcommands itself, and passes prog among `settings`.
         if program is not None:
-            settings |= {"prog": f"python -m {program}", "description": about}
-            settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
+            settings["prog"] = f"python -m {program}"
+        if text:
+            settings["description"], explanation = sections(text)
+            settings["formatter_class"] = _HelpFormatter
         super().__init__(allow_abbrev=False, **settings)
+        if explanation:
+            self.add_argument(
+                "--explain", action=_Print, nargs=0, text=explanation, help="print how it works"
+            )
         self.keys = keys
         self.line: list[str] = []
-        """The whole command line, once it is read."""
+        """The whole command line, once it has been parsed."""
+
+    def add_listing(
+        self, option: str, argument: str, about: str, listing: Callable[[str], str]
+    ) -> None:
+        """Add an option that prints a list, which may be longer than a screen, and exits.
+
+        `listing` returns the text for the argument of the option, an empty string without one. It
+        raises UsageError if the list would be empty.
+        """
+
+        self.add_argument(
+            option, action=_Print, nargs="?", text=listing, metavar=argument, help=about
+        )
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it; raises Refused for what is not known."""
+        """Parse the arguments as argparse does; raise UsageError for unknown ones."""
         self.line = list(args if args is not None else sys.argv[1:])
         options, unknown = self.parse_known_args(self.line, namespace)
         if unknown:
-            self.refuse(unknown[0], self.line)
+            self.reject_argument(unknown[0], self.line)
         return options
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it; raises Refused for what is not known."""
+        """Parse intermixed arguments as argparse does; raise UsageError for unknown ones."""
         self.line = list(args if args is not None else sys.argv[1:])
         options, unknown = self.parse_known_intermixed_args(self.line, namespace)
         if unknown:
-            self.refuse(unknown[0], self.line)
+            self.reject_argument(unknown[0], self.line)
         return options
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the words: raise Refused with argparse's sentence."""
+        """Raise UsageError for a wrong command line, with argparse's message or a clearer one."""
         if message.startswith("the following arguments are required"):
-            # Perhaps given, but by an option: which is then what is wrong.
+            # It may have been given as an option, which is then the mistake to report.
             for word in self.line:
-                if word.startswith("--") and word.partition("=")[0] not in self.known:
-                    self.refuse(word, self.line)
+                if word.startswith("--") and word.partition("=")[0] not in self.known_options:
+                    self.reject_argument(word, self.line)
         if choice := re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message):
             argument, value, choices = choice.groups()
             hint = did_you_mean(value, re.findall("[^', ]+", choices))
-            raise Refused(f"{argument}: {value} does not exist; {hint}")
-        raise Refused(f"{message}; {SEE_HELP}")
+            raise UsageError(f"{argument}: {value} does not exist; {hint}")
+        raise UsageError(f"{message}; {SEE_HELP}")
 
-    def refuse(
+    def reject_argument(
         self,
         word: str,
         line: Sequence[str],
@@ -87,34 +114,99 @@ class Parser(argparse.ArgumentParser):
         *,
         also: Collection[str] = (),
     ) -> NoReturn:
-        """Refuse a word of the line: raise Refused with what is written for it here, else with the
-        names that are near, else with the remedy. The command has `also` these options."""
+        """Raise UsageError for an unknown argument, with a suggestion, or else the remedy.
+
+        `also` are further options of the command.
+        """
         if not word.startswith("-"):
-            raise Refused(f"{word!r} has no meaning here; {self.how(word) or remedy}")
+            raise UsageError(f"{word!r} has no meaning here; {self.how(word) or remedy}")
         name, value = option_and_value(word, line)
         named = {action.dest for action in self._actions if not action.option_strings} - {"words"}
         if name.lstrip("-") in named:
-            raise Refused(f"there is no option {name}; write {value or 'it'} alone, without {name}")
-        options = {*self.known, *also}
-        how = written_here(name, value, options=options, keys=self.keys()) or remedy
-        raise Refused(f"there is no option {name}; {how}")
+            raise UsageError(
+                f"there is no option {name}; write {value or 'it'} alone, without {name}"
+            )
+        options = {*self.known_options, *also}
+        how = suggest_equivalent(name, value, options=options, keys=self.keys()) or remedy
+        raise UsageError(f"there is no option {name}; {how}")
 
     def how(self, word: str) -> str:
-        """What is written here for a bare word of other tools; empty if it is none."""
-        return written_here(word, options=self.known, keys=self.keys())
+        """Suggest what to write here for a bare argument of other tools; empty if unknown."""
+        return suggest_equivalent(word, options=self.known_options, keys=self.keys())
 
     @property
-    def known(self) -> set[str]:
-        """The options that the command has, by their long names."""
+    def known_options(self) -> set[str]:
+        """The long names of the command line's options, those of its subcommands included."""
         own = {name for name in self._option_string_actions if name.startswith("--")}
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                own |= {name for parser in action.choices.values() for name in parser.known}
+                own |= {name for parser in action.choices.values() for name in parser.known_options}
         return own
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """The formatter of a --help text in which most options have one line each."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
+
+
+class _Print(argparse.Action):
+    """The argparse action that prints a text, or one made for the option's argument, and exits."""
+
+    def __init__(self, *arguments: Any, text: str | Callable[[str], str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.text = text
+
+    def __call__(self, _parser: Any, _space: Any, value: Any, _option: Any = None) -> None:
+        print(self.text if isinstance(self.text, str) else self.text(value or ""))
+        raise SystemExit(0)
+
+
+def sections(text: str) -> tuple[str, str]:
+    """Split a command's documentation into the text of its --help and that of its --explain.
+
+    The paragraph of examples is indented. The help has the first paragraph and MOST_EXAMPLES of
+    them; an example is a line with "python -m" or "…" and the deeper ones below it.
+
+    >>> print(sections("Sum.\\n\\n  python -m sum 1 2\\n\\nIt adds.")[0])
+    Sum.
+    <BLANKLINE>
+    examples:
+      python -m sum 1 2
+    """
+    about, *rest = text.strip("\n").split("\n\n")
+    found = next((each for each in rest if re.match("examples:\n|  +(python -m|…)", each)), None)
+    if found is None:
+        return about, "\n\n".join(rest)
+    lines = textwrap.dedent(found.removeprefix("examples:\n")).splitlines()
+    begins = [number for number, line in enumerate(lines) if not line.startswith(" ")]
+    end = [*begins, *[len(lines)] * MOST_EXAMPLES][MOST_EXAMPLES]
+    more = [textwrap.indent("\n".join(lines[end:]), "  ")] if lines[end:] else []
+    place = rest.index(found)
+    rest[place : place + 1] = more
+    shown = textwrap.indent("\n".join(lines[:end]), "  ")
+    return f"{about}\n\nexamples:\n{shown}", "\n\n".join(rest)
+
+
+def matching(texts: Sequence[str], part: str, noun: str, skipped: Sequence[str] = ()) -> str:
+    """Return, as lines, the texts that contain `part` in any case, and the reasons in `skipped`.
+
+    Raises UsageError if no text contains it.
+
+    >>> print(matching(["bs256 the reference", "bs8k"], "REF", "recipe"))
+    bs256 the reference
+    """
+    found = [text for text in texts if part.lower() in text.lower()]
+    if not found:
+        names = [re.split("[ \\n]", text)[0] for text in texts]
+        near = did_you_mean(part, names, "leave it out to see all")
+        raise UsageError(f"no {noun} contains {part!r}; {near}")
+    return "\n".join([*found, *(f"skipped: {why}" for why in skipped)])
+
+
 def option_and_value(word: str, line: Sequence[str]) -> tuple[str, str]:
-    """The name of an option of this line, and the value that it seems to have, if any."""
+    """Split an option of a command line into its name and its apparent value, empty if none."""
     name, _, value = word.partition("=")
     following = line[line.index(word) + 1 :][:1] if word in line and not value else []
     for each in following:
@@ -123,11 +215,11 @@ def option_and_value(word: str, line: Sequence[str]) -> tuple[str, str]:
     return name, value
 
 
-def count_from(least: int) -> Callable[[str], int]:
-    """The type of an option whose value is a whole number, at least this."""
+def integer_from(least: int) -> Callable[[str], int]:
+    """Return an argparse type that accepts integers of at least `least`."""
 
     def read(text: str) -> int:
-        # Of digits alone, and not of so many that Python reads no number in them.
+        # Digits alone, and fewer than the limit at which Python's int() fails.
         if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
         return int(text)
@@ -136,7 +228,7 @@ def count_from(least: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The type of an option whose value is a time: finite, and above 0."""
+    """Parse an option's value as a finite time above 0, in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -147,40 +239,47 @@ def seconds(text: str) -> float:
 
 
 def run_command(command: Callable[[], object]) -> int:
-    """Run a command line's work; returns the exit code, and says why it is not 0.
+    """Run a command as one process of a job; print why it failed, and return its exit code.
 
-    What ends the whole job is said once, by process 0; what only one process knows, by that one,
-    which then ends here and now: the others do not help it to close the job's connections.
+    Process 0 prints an error that ends the whole job. An error that only one process has is printed
+    by that process, which then exits at once, since the others do not help it to close the job's
+    connections.
     """
     _begin()
     try:
-        launch = detect()
-    except Refused as error:
+        launch = detect_launch()
+    except UsageError as error:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
-    # Variables of torchrun may be set by hand, and the shell of such a process may end before it.
-    ours = launch.life is not None
+    # Where torchrun's variables were set by hand, the parent is a shell, which may end earlier.
+    ours = launch.restart_count is not None
     by_hand = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ and not ours
     if launch.launcher != "none" and not by_hand:
-        end_with_parent(GRACE)  # without its launcher nobody could stop it
+        end_with_parent(GRACE)  # without its launcher nothing would stop it
     rank = launch.rank
     try:
-        with last_words(rank) as leave:
+        with exit_report(rank) as leave:
             try:
                 command()
                 return leave(0, "")
-            except EndsEarly as error:
-                if error.here_only:
+            except ExitError as error:
+                if error.is_local:
                     print(f"lsgd: process {rank}: {error}", file=sys.stderr)
                 elif rank == 0:
                     print(f"lsgd: {error}", file=sys.stderr)
-                code, alone = leave(error.exit_code, str(error)), error.here_only
+                code, alone = leave(error.exit_code, str(error)), error.is_local
+            except OSError as error:
+                if (full := disk_full_error(error)) is None:
+                    raise
+                print(f"lsgd: process {rank}: {full}", file=sys.stderr)
+                code, alone = leave(full.exit_code, str(full)), True
             except KeyboardInterrupt as interrupt:
+                forget_interrupt()
                 why = str(interrupt) or "interrupted"
-                # Who has started a job by lsgd.launch at a terminal, or supervises one, says it.
-                if rank == 0 and TAG not in os.environ:
+                # Under lsgd.launch at a terminal, or a supervisor, that process prints it.
+                if rank == 0 and JOB_TAG not in os.environ:
                     print(f"\nlsgd: {why}", file=sys.stderr)
-                code, alone = leave(130, why), not isinstance(interrupt, Interrupted)
+                code, alone = leave(130, why), not isinstance(interrupt, TrainingInterrupted)
     except Exception as bug:
         if launch.world_size == 1:
             raise
@@ -192,32 +291,38 @@ def run_command(command: Callable[[], object]) -> int:
 
 
 def run_alone(command: Callable[[], int | None], *, go_on: str = "") -> int:
-    """Run the work of a command that is no process of a job; returns its exit code, None being 0.
+    """Run a command that is no process of a job; print why it failed, and return its exit code.
 
-    Unlike run_command it neither asks a launcher for a rank, so that it also runs where none is
-    understood, nor keeps last words, which would count a supervisor as one of its own processes.
-    `go_on` says what becomes of the work after a Ctrl-C.
+    None counts as 0. Unlike run_command it asks no launcher for a rank, so that it also runs where
+    none is recognised, and keeps no exit report, which would count a supervisor as one of its own
+    processes. `go_on` says what becomes of the work after a Ctrl-C.
     """
     _begin()
     try:
         return command() or 0
-    except Refused as error:
+    except ExitError as error:
         print(f"lsgd: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if (full := disk_full_error(error)) is None:
+            raise
+        print(f"lsgd: {full}", file=sys.stderr)
+        return full.exit_code
     except KeyboardInterrupt:
+        forget_interrupt()
         print(f"\nlsgd: interrupted{'; ' if go_on else ''}{go_on}", file=sys.stderr)
         return 130
 
 
 def _leave_at_once(code: int) -> NoReturn:
-    """End the process without Python's own end, in which libraries wait for other processes."""
+    """Exit this process without Python's finalization, where libraries wait for other processes."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # of a full disk
+        with suppress(OSError):  # the disk may be full
             stream.flush()
     os._exit(code)
 
 
 def _begin() -> None:
-    need_no_reader()
-    look_again()
-    raise_again()
+    guard_output()
+    enable_gc()
+    restore_keyboard_interrupt()

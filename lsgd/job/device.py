@@ -1,104 +1,254 @@
-"""The hardware of this process: its GPU, or its share of the processor."""
+"""The hardware of this process: its accelerator, or its share of the CPU.
+
+Everything that differs between kinds of devices is handled here, by torch.accelerator and by the
+module that torch has for the kind. To torch, ROCm's GPUs are CUDA devices. What only NVIDIA has,
+TF32 and presets, is guarded by `is_nvidia`.
+"""
 
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import get_num_threads
+from torch import Tensor, get_num_threads
 
-from lsgd.errors import Refused
-from lsgd.job.launcher import cores, detect
-from lsgd.job.memory import keep_freed
-from lsgd.job.numa import bind, pci_address
+from lsgd.errors import UsageError
+from lsgd.job.launcher import cores, detect_launch
+from lsgd.job.memory import keep_freed_memory
+from lsgd.job.numa import bind_near_device, pci_address
+from lsgd.metric_sums import widest_float
 
 DRIVER = Path("/proc/driver/nvidia/version")
-"""The file that is there where NVIDIA's driver is loaded."""
+"""The file that exists where NVIDIA's driver is loaded."""
 
 DEVICES = Path("/dev")
 
-
 TF32 = (8, 0)
-"""The compute capability of the first GPUs that have it, A100 among them."""
+"""The lowest compute capability of GPUs with TF32, that of the A100."""
+
+VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+"""The variables by which launchers restrict a process to one GPU, which is then its number 0."""
 
 
 def pick_device(name: str, *, numa: bool = False) -> torch.device:
-    """The device of this process: with `auto` and CUDA, the GPU of its local rank; else the CPU,
-    whose freed memory the process keeps from then on.
+    """Return the device of this process: the accelerator of its local rank, or the CPU.
 
-    With `numa` it is bound to the cores next to its GPU.
-    Raises Refused rather than train on the CPU of a machine whose GPUs torch cannot use.
+    With `auto` it is the accelerator if torch finds any. On the CPU the process keeps its freed
+    memory from then on. With `numa` the process is bound to the cores next to its GPU. Raises
+    UsageError rather than train on the CPU of a machine whose GPUs torch cannot use.
     """
-    launch = detect()
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    launch = detect_launch()
+    kind = _accelerator(name)
+    if kind is None and name in ("auto", "cpu"):
         if name == "auto" and torch.version.cuda and DRIVER.exists() and _shown():
-            raise Refused(
+            raise UsageError(
                 f"this machine has NVIDIA's driver, and torch {torch.__version__} with CUDA "
                 f"{torch.version.cuda} finds no GPU that it can use; update the driver, or write "
                 "device=cpu if the CPU is meant",
-                here_only=True,
+                is_local=True,
             )
-        keep_freed()
+        keep_freed_memory()
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise Refused(
-            "device=cuda, but torch finds no usable GPU here; write device=cpu or device=auto",
-            here_only=True,
+    if kind is None:
+        raise UsageError(
+            f"device={name}, but torch finds no usable GPU of that kind here; write device=cpu or "
+            "device=auto",
+            is_local=True,
         )
-    gpus = torch.cuda.device_count()
-    # Launchers may show each process a GPU of its own, which is number 0 to it.
-    own = gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    gpus = _module(kind).device_count()
+    own = gpus == 1 and any(variable in os.environ for variable in VISIBLE)
     if launch.local_size > gpus and not own:
-        raise Refused(
+        raise UsageError(
             f"{launch.local_size} processes on a machine with {gpus} GPUs; start at most one per "
             "GPU (a process hosts as many workers as it takes)",
-            here_only=True,
+            is_local=True,
         )
-    device = torch.device("cuda", 0 if own else launch.local_rank)
-    torch.cuda.set_device(device)
-    if numa:
-        bind(pci_address(torch.cuda.get_device_properties(device)))
+    device = torch.device(kind, 0 if own else launch.local_rank)
+    torch.accelerator.set_device_index(device)
+    if numa and kind == "cuda":
+        bind_near_device(pci_address(torch.cuda.get_device_properties(device)))
     return device
 
 
+def _accelerator(name: str) -> str | None:
+    """Return the type, such as cuda, of the accelerator that a device setting selects, or None."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found.type if found else None
+    return name if name != "cpu" and _module(name).is_available() else None
+
+
+def _module(kind: str) -> Any:
+    """Return torch's module for a kind of device, such as torch.cuda."""
+    return torch.get_device_module(kind)
+
+
+def device_count(device: torch.device) -> int:
+    """Return how many devices of this one's type, such as CUDA GPUs, this process sees."""
+    return int(_module(device.type).device_count())
+
+
+def is_nvidia(device: torch.device) -> bool:
+    """Return whether the device is an NVIDIA GPU: a CUDA device, and torch is not a ROCm build."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
+# --- Asynchronous work of an accelerator ---------------------------------------------------------
+
+
+def needs_pinned_memory(device: torch.device) -> bool:
+    """Return whether asynchronous copies to and from the device need pinned host memory.
+
+    A Mac's GPU shares the memory of the host.
+    """
+    return device.type not in ("cpu", "mps")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a host tensor to the device without blocking the host; on the CPU return it unchanged.
+
+    A GPU copies asynchronously from pinned memory only. From any other, the host waits until the
+    GPU has finished all earlier work, and a step counts that as a wait for data.
+    """
+    if device.type == "cpu":
+        return tensor
+    return (tensor.pin_memory() if needs_pinned_memory(device) else tensor).to(
+        device, non_blocking=True
+    )
+
+
+def to_device_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy host tensors of one dtype to the device in one asynchronous transfer, like `to_device`.
+
+    On the CPU they are returned as they are.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    sizes = [tensor.numel() for tensor in tensors]
+    flat = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=needs_pinned_memory(device))
+    torch.cat([tensor.flatten() for tensor in tensors], out=flat)
+    parts = flat.to(device, non_blocking=True).split(sizes)
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors of one device to host memory, with a single wait for all the copies.
+
+    CPU tensors are returned as they are.
+    """
+    device = tensors[0].device
+    if device.type == "cpu":
+        return list(tensors)
+    copies = [
+        torch.empty_like(tensor, device="cpu", pin_memory=needs_pinned_memory(device)).copy_(
+            tensor, non_blocking=True
+        )
+        for tensor in tensors
+    ]
+    synchronize(device)
+    return copies
+
+
+def new_event(device: torch.device, *, timed: bool = False) -> Any:
+    """Create an event of the device, like torch.cuda.Event; `timed` enables timing."""
+    return _module(device.type).Event(enable_timing=timed)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all its work; return at once on the CPU."""
+    if device.type != "cpu":
+        _module(device.type).synchronize()
+
+
+# --- Memory --------------------------------------------------------------------------------------
+
+
+def empty_cache(device: torch.device) -> None:
+    """Release the unused memory in torch's cache of the device; do nothing on the CPU."""
+    if device.type != "cpu":
+        _module(device.type).empty_cache()
+
+
+def reset_peak_device_memory(device: torch.device) -> None:
+    """Reset torch's record of peak memory on a device; do nothing for the CPU or a Mac's GPU."""
+    if device.type not in ("cpu", "mps"):
+        _module(device.type).reset_peak_memory_stats(device)
+
+
+def peak_device_memory(device: torch.device) -> int:
+    """Return the most bytes of accelerator memory that torch has reserved since the last reset.
+
+    For a Mac's GPU it is the memory allocated now.
+    """
+    if device.type == "mps":
+        return int(torch.mps.driver_allocated_memory())
+    return int(_module(device.type).max_memory_reserved(device))
+
+
+def total_device_memory(device: torch.device) -> int:
+    """Return the total bytes of an accelerator's memory, those used by other processes included."""
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory())
+    return int(_module(device.type).get_device_properties(device).total_memory)
+
+
+# --- Number formats and kernels ------------------------------------------------------------------
+
 PRESETS = {(9, 0): "h200", (8, 0): "a100", (7, 0): "v100"}
-"""The file in conf/hardware of GPUs by their compute capability; of others, of the next below."""
+"""The file in conf/hardware for NVIDIA GPUs, by compute capability.
+
+A GPU in between takes the file of the next lower capability.
+"""
 
 
 def preset(device: torch.device) -> str:
-    """The choice of `hardware` for this device."""
+    """Return the name of the `hardware` preset, such as a100, for the CPU or an NVIDIA GPU."""
     if device.type == "cpu":
         return "cpu"
     here = torch.cuda.get_device_capability(device)
     return PRESETS[max((known for known in PRESETS if known <= here), default=min(PRESETS))]
 
 
-def choose_kernels(device: torch.device, *, tf32: bool, repeats: bool) -> None:
-    """Let this process compute in float32 as the recipe means it, and with kernels that repeat.
+def choose_kernels(device: torch.device, *, precision: str, deterministic: bool) -> None:
+    """Set this process's matmul precision, and select deterministic or autotuned kernels.
 
-    float32 means float32 on every GPU, unless `tf32` is asked for: products whose factors are
-    rounded to 10 bits. With `repeats` the same run twice is the same to the bit, which cuDNN's
-    atomic sums would break; without, cuDNN times its algorithms for each shape.
-    Raises Refused if `tf32` is asked of hardware that has none.
+    float32 means float32 on every GPU, unless the precision is tf32: products whose factors are
+    rounded to 10 bits. With `deterministic` two runs are equal to the bit, which cuDNN's atomic
+    sums would break; without, cuDNN times its algorithms for each shape. Raises UsageError if the
+    hardware lacks the number format.
     """
-    if tf32 and (device.type == "cpu" or torch.cuda.get_device_capability(device) < TF32):
-        raise Refused(
-            f"precision=tf32 is a number format of GPUs from A100 on, and this run is on "
+    tf32 = precision == "tf32"
+    if tf32 and not (is_nvidia(device) and torch.cuda.get_device_capability(device) >= TF32):
+        raise UsageError(
+            f"precision=tf32 is a number format of NVIDIA's GPUs from A100 on, and this run is on "
             f"{device_name(device)}; write precision=float32",
-            here_only=True,
+            is_local=True,
         )
-    if device.type == "cuda":
-        # Each process of a machine compiles on its own cores; torch would take 32 for each.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cores(detect())))
+    if precision == "float64" and widest_float(device) != torch.float64:
+        raise UsageError(
+            f"precision=float64, and {device_name(device)} has no such numbers; write "
+            "precision=float32 or device=cpu",
+            is_local=True,
+        )
+    if device.type != "cpu":
+        # Each process of a machine compiles on its own cores; torch would start up to 32 workers.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(cores(detect_launch())))
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.deterministic = repeats
-    torch.backends.cudnn.benchmark = not repeats
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
 
 
 def _shown() -> bool:
-    """Whether GPUs are meant for this process: not hidden, and in its container or job."""
+    """Return whether this process may use NVIDIA GPUs: not hidden, and allowed by its container."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
         return False
     for gpu in DEVICES.glob("nvidia[0-9]*"):
@@ -108,17 +258,21 @@ def _shown() -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """The hardware of a process: its GPU, or the CPU with the job's cores and its own threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    launch = detect()
+    """Return the name of this process's accelerator, or of the CPU with its cores and threads.
+
+    The cores are the job's on this machine, and the threads those of this process.
+    """
+    if device.type != "cpu":
+        named = getattr(_module(device.type), "get_device_name", None)
+        return str(named(device)) if named else f"{device.type} of {cpu()}"
+    launch = detect_launch()
     # The cores of the job on this machine, which its processes share.
     shared = cores(launch) * launch.local_size
     return f"{cpu()}, {shared} cores, threads per process: {get_num_threads()}"
 
 
 def cpu() -> str:
-    """The model of this machine's processor."""
+    """Return the model name of this machine's CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,51 +1,43 @@
-"""Processes that other processes have started: found by a tag in their environment, and ended.
+"""Finding processes by a tag in their environment, and ending them with all their descendants.
 
 A tag is an environment variable and its value. Whatever a tagged process starts on this machine
-inherits it, through launchers, daemons and forks, and shows it in /proc, whichever process group or
-session it has moved to, as those of mpirun and horovodrun do.
+inherits it, through launchers, daemons and forks, and the system shows it, whichever process group
+or session the process has moved to, as those of mpirun and horovodrun do.
 
 `python -m lsgd.job.ending NAME VALUE SECONDS` waits for the end of its standard input, then ends
-all that has this tag: who holds the other end of the pipe leaves nothing behind, even if killed.
+all processes with this tag: the holder of the other end of the pipe leaves none running, even if
+killed.
 """
 
 import os
 import signal
+import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-Tag = tuple[str, str]
-"""Name and value of an environment variable."""
+from lsgd.job.system import Tag, tagged_pids
+
 DYING = 10.0
-"""Seconds after SIGKILL in which a process is gone, unless it is stuck in the kernel: in a read
-from a dead network drive or in a driver."""
+"""The seconds after SIGKILL in which a process ends, unless it is stuck in the kernel.
+
+It may be stuck in a read from a dead network drive or in a driver.
+"""
 
 
-def tagged(tag: Tag) -> set[int]:
-    """The pids of all processes on this machine that have this variable with exactly this value."""
-    wanted = "=".join(tag).encode()
-    pids = set()
-    for entry in filter(str.isdecimal, os.listdir("/proc")):
-        # Those of other users cannot be read, and some end meanwhile.
-        with suppress(OSError):
-            if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                pids.add(int(entry))
-    return pids
+def end_tagged(tag: Tag, grace: float) -> set[int]:
+    """End all processes with an environment variable: SIGTERM, then SIGKILL after `grace` seconds.
 
-
-def end(tag: Tag, grace: float) -> set[int]:
-    """End every process with this tag: SIGTERM first, and SIGKILL after `grace` seconds.
-
-    Processes that are started meanwhile get the same. Returns those that not even SIGKILL has
-    ended, and names them on stderr.
+    Processes that are started meanwhile are ended too. Returns the pids that not even SIGKILL has
+    ended, and prints them on stderr.
     """
     begin = time.monotonic()
     signalled: set[int] = set()
     empty = 0
-    # Twice, since a process in the midst of an exec shows no environment.
+    # Twice, since a process in the middle of an exec shows no environment.
     while empty < 2:
-        left = tagged(tag)
+        left = tagged_pids(tag)
         empty = 0 if left else empty + 1
         seconds = time.monotonic() - begin
         late = seconds > grace
@@ -57,19 +49,35 @@ def end(tag: Tag, grace: float) -> set[int]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         signalled |= left
-        # Without any process there is nothing to wait for.
+        # Without any process no wait is needed.
         if signalled and empty < 2:
             time.sleep(0.05)
     return set()
 
 
+@contextmanager
+def cleanup_process(*arguments: str, keep: Sequence[int] = ()) -> Iterator[None]:
+    """Run a helper that ends this context's processes after it, even if this process is killed.
+
+    `arguments` are those of Python, which name the program to run. The program has to wait for the
+    end of its standard input, which is the end of the context or of this process, and then to end
+    what the context has started. It inherits the file descriptors in `keep`, such as that of a
+    lock.
+    """
+    helper = subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, pass_fds=keep, start_new_session=True
+    )
+    with helper:  # on exit it closes the pipe, as the end of this process does, and waits
+        yield
+
+
 def main(name: str, value: str, grace: str) -> None:
-    """Wait for the end of standard input, then end every process with this tag."""
-    # What ends the holder of the pipe is not to end this before its work is done.
+    """Wait for the end of standard input, then end all processes with this environment variable."""
+    # A signal that ends the holder of the pipe must not end this process before its work is done.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end((name, value), float(grace))
+    end_tagged((name, value), float(grace))
 
 
 if __name__ == "__main__":

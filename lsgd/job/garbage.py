@@ -1,20 +1,19 @@
-"""Python's search for garbage while a command is still being imported: it is put off.
+"""Deferral of Python's garbage collection while a command is still importing.
 
-An import of torch makes a million objects that stay, and Python would look through them again and
-again for those that only circles keep: a sixth of the time until the imports are over.
+An import of torch makes a million objects that stay, and Python would scan them again and again for
+reference cycles: a sixth of the import time.
 """
 
 import gc
 
 
-def put_off() -> None:
-    """From now on no garbage is looked for."""
+def defer_gc() -> None:
+    """Disable Python's garbage collection until enable_gc is called."""
     gc.disable()
 
 
-def look_again() -> None:
-    """From now on garbage is looked for again, if put_off has changed that, but not among what is
-    there by now, which no import makes anew."""
+def enable_gc() -> None:
+    """Enable garbage collection again after defer_gc, and exempt all present objects from it."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

@@ -1,7 +1,7 @@
-"""The numbers of this process and the meeting place, from the environment of its launcher.
+"""The rank and world size of this process and its rendezvous, from its launcher's environment.
 
-`_DIALECTS` is the table of all launchers. The environment variables MASTER_ADDR and MASTER_PORT win
-over the meeting place that the table gives.
+`_DIALECTS` is the table of all launchers. The environment variables MASTER_ADDR and MASTER_PORT
+take precedence over the rendezvous that the table gives.
 """
 
 import os
@@ -10,17 +10,18 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.job.system import usable_cores
 
 DEFAULT_PORT = 29500
-"""The port at which the processes meet, if the launcher does not number its jobs."""
+"""The rendezvous port, if the launcher does not number its jobs."""
 LIFE = "LSGD_LIFE"
-"""The variable in which a launcher that starts single processes again counts the earlier starts."""
+"""The variable in which a launcher that restarts single processes counts the earlier starts."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One process of a job, as its launcher numbered it."""
+    """The position of a process in its job: launcher, rank, world size, local rank, rendezvous."""
 
     launcher: str
     """`none` if there was no launcher, else torchrun, horovodrun, mpirun, mpiexec or srun."""
@@ -30,30 +31,29 @@ class Launch:
     local_size: int = 1
     """The number of the job's processes on this machine."""
     master_addr: str | None = None
-    """Name or address of the machine of process 0; None if the launcher does not say."""
+    """The name or address of the machine of rank 0; None if the launcher does not give it."""
     master_port: int = DEFAULT_PORT
-    life: int | None = None
-    """How often this process was started before, while the others went on; None if its launcher
-    starts none again."""
+    restart_count: int | None = None
+    """The number of earlier starts of this rank; None under launchers that restart none."""
 
 
 @dataclass(frozen=True)
 class _Dialect:
-    """The environment variables in which a launcher numbers its processes."""
+    """The environment variables by which a launcher numbers its processes."""
 
     rank: str
     world_size: str
     local_rank: str
     local_size: str
     job: tuple[str, ...]
-    """Variables that differ between two jobs on a machine: the port is made of their values."""
+    """The variables that differ between two jobs on a machine; the port is derived from them."""
     nodes: str = "SLURM_JOB_NODELIST"
-    """Slurm's list of the job's machines, the first of which has process 0."""
+    """The variable with Slurm's list of the job's machines, the first of which has rank 0."""
     needs_local_rank: bool = False
 
 
 _DIALECTS = {
-    # The innermost launcher is asked first: torchrun or mpirun may run inside a Slurm job.
+    # The innermost launcher comes first: torchrun or mpirun may run inside a Slurm job.
     "torchrun": _Dialect(
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID",)
     ),
@@ -99,21 +99,21 @@ _OTHER_SIZES = (
     "OMPI_COMM_WORLD_SIZE",
     "HOROVOD_SIZE",
 )
-"""Variables in which launchers that are not in the table, or say too little, count processes."""
+"""The world-size variables of launchers that the table lacks or that say too little."""
 _FAMILIES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_",
     "MASTER_", "HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "MV2_", "SLURM_",
     "FLUX_", "JSM_", LIFE,
 )  # fmt: skip
-"""How the names begin of the variables by which launchers number their processes."""
+"""The prefixes of the variables by which launchers number their processes."""
 
 
-def detect(environment: Mapping[str, str] = os.environ) -> Launch:
-    """The launcher of this process and its numbers, from the environment variables.
+def detect_launch(environment: Mapping[str, str] = os.environ) -> Launch:
+    """Detect the launcher, rank and sizes of this process from its environment variables.
 
-    Where nothing is said about the machine, this is its only process, as in a PyTorchJob's pods.
-    Raises Refused if a launcher started several processes but does not say which one this is:
-    each would train alone.
+    Without variables about the machine, this is its only process, as in a PyTorchJob's pods. Raises
+    UsageError if a launcher started several processes but does not give this one's rank: each would
+    train alone.
     """
     for launcher, says in _DIALECTS.items():
         required = [says.rank, says.world_size, *[says.local_rank][: says.needs_local_rank]]
@@ -128,7 +128,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
                 local_size=local_size,
                 master_addr=_master_addr(environment, says, one_machine=local_size == world_size),
                 master_port=_master_port(environment, says),
-                life=int(environment[LIFE]) if LIFE in environment else None,
+                restart_count=int(environment[LIFE]) if LIFE in environment else None,
             )
     for name in _OTHER_SIZES:
         if int(environment.get(name, 1)) > 1:
@@ -139,10 +139,10 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
-    """The variables that make a process this one of its job, in torchrun's dialect.
+    """Return torchrun's environment variables, as they give a process this rank and these sizes.
 
-    They are for launchers of lsgd's own: `detect` reads the same `launch` from them. Where the
-    processes meet has to be known, as `master_addr` and `master_port`.
+    They are for lsgd's own launchers: `detect_launch` reads the same `launch` from them.
+    `master_addr` and `master_port` have to be known.
     """
     says = _DIALECTS["torchrun"]
     numbers = {
@@ -153,29 +153,41 @@ def environment_of(launch: Launch) -> dict[str, str]:
         "MASTER_ADDR": launch.master_addr,
         "MASTER_PORT": launch.master_port,
     }
-    if launch.life is not None:
-        numbers[LIFE] = launch.life
+    if launch.restart_count is not None:
+        numbers[LIFE] = launch.restart_count
     return {name: str(number) for name, number in numbers.items()}
 
 
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a process that is none of the job, which one of the job starts."""
+    """Return the environment without launcher variables, for a child outside the job."""
     return {key: value for key, value in environment.items() if not key.startswith(_FAMILIES)}
 
 
-def cores(launch: Launch, environment: Mapping[str, str] = os.environ) -> int:
-    """The cores that fall to this process: its share of the machine's, or what it is bound to.
+def omp_num_threads(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of threads in OMP_NUM_THREADS; None where OpenMP would ignore it.
 
-    Of a machine that Slurm shares among jobs only this job's cores count.
+    >>> omp_num_threads({"OMP_NUM_THREADS": "4,2"}), omp_num_threads({"OMP_NUM_THREADS": "all"})
+    (4, None)
+    """
+    # A list gives the number for each level of nested threads; torch uses one level.
+    levels = environment.get("OMP_NUM_THREADS", "").split(",")
+    valid = all(re.fullmatch(r"\s*\+?[0-9]+\s*", level) and int(level) for level in levels)
+    return int(levels[0]) if valid else None
+
+
+def cores(launch: Launch, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of CPU cores for this process: an equal share, at most its CPU affinity.
+
+    On a machine that Slurm shares among jobs only this job's cores count.
     """
     machine = int(environment.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1))
-    # mpirun may have bound it to some of them.
-    bound = len(os.sched_getaffinity(0))
+    # mpirun may have bound the process to some of them.
+    bound = len(usable_cores())
     return max(1, min(bound, machine // launch.local_size))
 
 
 def hostnames(nodes: str) -> list[str]:
-    """The machines in a node list of Slurm's, in its order.
+    """Expand a compact node list of Slurm, such as n[08-10], into hostnames, in its order.
 
     >>> hostnames("login,n[08-10,12]")
     ['login', 'n08', 'n09', 'n10', 'n12']
@@ -188,7 +200,7 @@ def hostnames(nodes: str) -> list[str]:
 
 
 def tasks_per_node(counts: str) -> list[int]:
-    """The number of processes of each node, from Slurm's short form.
+    """Expand Slurm's compact task counts into the number of processes of each node.
 
     >>> tasks_per_node("4(x2),1")
     [4, 4, 1]
@@ -213,7 +225,7 @@ def _expand(group: str) -> list[str]:
 
 def _local_size(environment: Mapping[str, str], says: _Dialect) -> int:
     counts = tasks_per_node(environment.get(says.local_size, "1"))
-    # Only Slurm counts the processes of all nodes, and this is one of them.
+    # Only Slurm gives the counts of all nodes; pick that of this node.
     return counts[0] if len(counts) == 1 else counts[int(environment["SLURM_NODEID"])]
 
 
@@ -232,16 +244,16 @@ def _master_addr(
 
 
 def _master_port(environment: Mapping[str, str], says: _Dialect) -> int:
-    """The port of MASTER_PORT, or one made of the job, so that two jobs on a machine differ."""
+    """Return the rendezvous port: MASTER_PORT, or one derived from the job, against clashes."""
     if "MASTER_PORT" in environment:
         return int(environment["MASTER_PORT"])
     job = ".".join(environment.get(name, "") for name in says.job).strip(".")
-    # Below 32768, where systems begin to hand out ports of their own choice.
+    # Below 32768, where the systems' ephemeral ports begin.
     return 20000 + zlib.crc32(job.encode()) % 9000 if job else DEFAULT_PORT
 
 
 def _refuse_unknown(setting: str) -> None:
-    raise Refused(
+    raise UsageError(
         f"{setting} says that this is one of several processes, but not which one as torchrun, "
         "horovodrun, mpirun, Intel's mpiexec and srun say it, so every process would train alone; "
         "start with one of these (lsgd launch has all of them)"

@@ -1,9 +1,9 @@
-"""The processes of a supervised job: who they are, how each of them ended, how all are stopped.
+"""The processes of a supervised job: their records, their exits, and stopping all of them.
 
 `lsgd.supervise` gives its job the environment variable LSGD_SUPERVISED, the run folder, as a tag
-(`lsgd.job.ending`): so `stop` also finds what a dead launcher has left behind. A process of lsgd
-that has it keeps a file in the run folder's `supervised/`: its rank, host and pid when it starts,
-and how it ended, unless it is killed.
+(`lsgd.job.ending`), so that `stop_job` also finds what a dead launcher has left running. A process
+of lsgd with this tag keeps a file in the run folder's `supervised/`: its rank, host and pid at the
+start, and how it ended, unless it is killed.
 
 `python -m lsgd.job.members FOLDER` waits for the end of its standard input, then stops the job of
 that folder: a supervisor holds the other end, so that a job does not outlive it.
@@ -18,57 +18,68 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, BinaryIO, Self
 
-from lsgd.errors import PeerLost, Refused
-from lsgd.job.ending import end, tagged
+from lsgd.errors import PeerLostError, UsageError, disk_full_error
+from lsgd.job.ending import end_tagged
 from lsgd.job.launcher import LIFE
+from lsgd.job.system import has_ended, has_tag, preallocate, tagged_pids, watch_process
+from lsgd.sanitizing import sanitize
+from lsgd.untrusted_files import convert_json, open_regular, parse_json
 
-TAG = "LSGD_SUPERVISED"
+JOB_TAG = "LSGD_SUPERVISED"
 FOLDER = "supervised"
+WORDS = 4096
+"""The bytes preallocated for a process's file; unwritten ones are zero."""
+LONGEST = 2**16
+"""The maximum bytes read of a process's file: two lines, or one and a crash's traceback."""
 GRACE = 3.0
-"""Seconds that a process gets to leave by itself before it is killed."""
+"""The seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True)
-class Member:
-    """A process of the job, as its own file has it."""
+class ProcessRecord:
+    """The record of one process of a supervised job: rank, host, pid and how the process ended."""
 
     rank: int
     host: str
     pid: int
     code: int | None = None
-    """Its exit code; None while it runs, or if it was killed before it wrote one."""
+    """The exit code; None while the process runs, or if it was killed before it wrote one."""
     why: str = ""
-    """Its message, or the first line of the traceback that a crash has left."""
+    """The message of the process, or the first line of the traceback of a crash."""
     life: int | None = None
-    """How often its launcher had started it before; None if that starts no single process again."""
+    """The number of earlier starts of this rank; None under launchers that restart none."""
 
     @property
-    def may_return(self) -> bool:
-        """Whether its launcher starts it again, while the others go on, once it has crashed or was
-        killed: every process but 0, which holds what the others meet by."""
-        return self.life is not None and self.rank > 0 and self.code in (None, 1)
+    def is_restartable(self) -> bool:
+        """Whether the launcher restarts this process, once dead, while the other processes go on.
+
+        It does so after a crash, a kill or a lost peer, for every rank but 0, which holds the store
+        at which the others meet.
+        """
+        own = (None, 1, PeerLostError.exit_code)
+        return self.life is not None and self.rank > 0 and self.code in own
 
 
 @contextmanager
-def last_words(rank: int) -> Iterator[Callable[[int, str], int]]:
-    """Keep this process's file while it works, if it is supervised.
+def exit_report(rank: int) -> Iterator[Callable[[int, str], int]]:
+    """Record this process, and how it exits, in a file of the run folder, if it is supervised.
 
     The yielded function takes the exit code and the reason, and returns the code. An exception
     counts as exit code 1, and a crash such as a segmentation fault writes its own traceback.
     """
-    if TAG not in os.environ:
+    if JOB_TAG not in os.environ:
         yield lambda code, why: code
         return
-    path = Path(os.environ[TAG], FOLDER, f"{rank}-{platform.node()}-{os.getpid()}.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    path = Path(os.environ[JOB_TAG], FOLDER, f"{rank}-{platform.node()}-{os.getpid()}.jsonl")
+    with _opened(path) as file:
 
         def say(**what: object) -> None:
-            print(json.dumps(what), file=file, flush=True)
+            with suppress(OSError):
+                os.write(file.fileno(), f"{json.dumps(what)}\n".encode())
 
         def leave(code: int, why: str) -> int:
             say(code=code, why=why)
@@ -80,90 +91,152 @@ def last_words(rank: int) -> Iterator[Callable[[int, str], int]]:
         try:
             yield leave
         except Exception as error:
-            say(code=1, why=f"{type(error).__name__}: {error}")
+            say(code=1, why=sanitize(f"{type(error).__name__}: {error}"))
             raise
         finally:
             faulthandler.disable()
 
 
-def members(folder: Path) -> list[Member]:
-    """The processes that have reported in the run folder since it was last cleared, by rank."""
-    reported = []
-    for path in (folder / FOLDER).glob("*.jsonl"):
-        start, *rest = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
-        # A process may be about to write, or may have been killed in the middle of a line.
-        with suppress(json.JSONDecodeError):
-            fields = json.loads(start)
-            if rest:
-                try:
-                    fields |= json.loads(rest[0])
-                except json.JSONDecodeError:
-                    fields |= {"why": rest[0]}
-            reported.append(Member(**fields))
+def _opened(path: Path) -> BinaryIO:
+    """Create a process's record file with preallocated space; open /dev/null if that fails.
+
+    Space for the exit report is reserved, since a full disk may be why the process ends.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb", buffering=0)
+    except OSError:
+        return open(os.devnull, "wb", buffering=0)
+    with suppress(OSError):  # the disk is full, or the file system has no preallocation
+        preallocate(file.fileno(), WORDS)
+    return file
+
+
+def process_records(folder: Path) -> list[ProcessRecord]:
+    """Return the records of the processes that have reported in the run folder, sorted by rank.
+
+    They are those since the folder was last cleared. The files may be written by others: an invalid
+    file is left out, and a pid belongs to a process of the job only if `is_job_process` confirms
+    it.
+    """
+    found = [_member(path) for path in (folder / FOLDER).glob("*.jsonl")]
+    reported = [member for member in found if member]
     return sorted(reported, key=lambda member: (member.rank, member.host, member.pid))
 
 
-def has_returned(dead: Member, present: Iterable[Member]) -> bool:
-    """Whether one of these processes is a later life of the dead one."""
+def is_job_process(pid: int, folder: Path) -> bool | None:
+    """Return whether the process with this pid, on this machine, belongs to the run folder's job.
+
+    Returns None if that is unknown, as for a process that has ended.
+    """
+    return has_tag(pid, (JOB_TAG, str(folder)))
+
+
+def _member(path: Path) -> ProcessRecord | None:
+    """Read the record of a process from its file; None without a complete and valid first line."""
+    try:
+        with open_regular(path) as file:
+            text = file.read(LONGEST).replace(b"\0", b"").decode(errors="replace")
+    except OSError:
+        return None
+    # A process may have been killed in the middle of a line.
+    start, *rest = text.splitlines() or [""]
+    said = _object(start) or {}
+    if said and rest:
+        said |= {"why": rest[0]} if (end := _object(rest[0])) is None else end
+    with suppress(ValueError):
+        # Fields of a later version are ignored.
+        known = {each.name: said[each.name] for each in fields(ProcessRecord) if each.name in said}
+        member: ProcessRecord = convert_json(ProcessRecord, known)
+        if member.rank >= 0 and 0 < member.pid < 2**31:
+            return member
+    return None
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        said = parse_json(line)
+        return said if isinstance(said, dict) else None
+    return None
+
+
+def was_restarted(dead: ProcessRecord, present: Iterable[ProcessRecord]) -> bool:
+    """Return whether a later start of the dead process's rank is among these process records."""
     return dead.life is not None and any(
         other.rank == dead.rank and other.life is not None and other.life > dead.life
         for other in present
     )
 
 
-class Watch:
-    """Sees the processes of the job on this machine die, at once and in their order."""
+class PeerMonitor:
+    """The monitor that detects deaths of a supervised job's processes on this machine, in order."""
 
     def __init__(self, folder: Path, launcher: int) -> None:
         self.folder, self.launcher = folder, launcher
-        self.dead: list[Member] = []
-        """Those that have died, with their last words, first death first."""
-        self.alive: dict[int, Member] = {}
-        """The others, by the file descriptor that becomes readable when they die."""
+        self.dead: list[ProcessRecord] = []
+        """The processes that have died, with their exit reports, first death first."""
+        self.alive: dict[int, ProcessRecord] = {}
+        """The live processes, by the file descriptor that becomes readable at their death."""
+        self.strangers: set[int] = set()
+        """The pids in the folder's files that belong to processes of other programs."""
         self._poll = select.poll()
-        self._launcher = os.pidfd_open(launcher)
+        self._launcher = watch_process(launcher)
         self._poll.register(self._launcher, select.POLLIN)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a process or the launcher dies, or so long; new processes are watched too."""
+        """Wait up to `seconds` for a process or the launcher to die; record the dead processes."""
         dead = self._watch_new()
-        # A death that is known already is reported at once.
+        # A death that is already known is reported at once.
         self._poll.poll(0 if dead else seconds * 1000)
-        # Who has started and died meanwhile may be why the others died: they are seen together.
+        # A process that started and died meanwhile may be why others died: report them together.
         dead |= self._watch_new()
         for descriptor, _ in self._poll.poll(0):
             if descriptor != self._launcher:
                 dead.add(self.alive.pop(descriptor).pid)
                 self._poll.unregister(descriptor)
                 os.close(descriptor)
-        together = [member for member in members(self.folder) if member.pid in dead]
+        together = [member for member in process_records(self.folder) if member.pid in dead]
         # Which of these died first is not known; one that lost a peer was not the first.
         self.dead += sorted(
-            together, key=lambda member: (member.code == PeerLost.exit_code, not member.why)
+            together, key=lambda member: (member.code == PeerLostError.exit_code, not member.why)
         )
 
     def _watch_new(self) -> set[int]:
-        """Watch those that have reported since; returns the pids of those that have left already.
+        """Start watching newly recorded processes of the job; return the pids of those now dead.
 
-        One that has written its exit code counts as such.
+        A process that has written its exit code counts as dead.
         """
         left = set()
         for member in self._unknown():
-            left.add(member.pid)
-            if member.code is None:
-                with suppress(ProcessLookupError):
-                    descriptor = os.pidfd_open(member.pid)
-                    self.alive[descriptor] = member
-                    self._poll.register(descriptor, select.POLLIN)
-                    left.remove(member.pid)
+            if member.code is not None:
+                left.add(member.pid)
+                continue
+            try:
+                descriptor = watch_process(member.pid)
+            except ProcessLookupError:
+                left.add(member.pid)
+                continue
+            except OSError:  # for example, the pid of a thread
+                self.strangers.add(member.pid)
+                continue
+            ours = is_job_process(member.pid, self.folder)
+            if ours:
+                self.alive[descriptor] = member
+                self._poll.register(descriptor, select.POLLIN)
+                continue
+            os.close(descriptor)
+            if ours is None and has_ended(member.pid):
+                left.add(member.pid)
+            elif ours is False:
+                self.strangers.add(member.pid)
         return left
 
-    def _unknown(self) -> list[Member]:
-        known = {member.pid for member in (*self.dead, *self.alive.values())}
+    def _unknown(self) -> list[ProcessRecord]:
+        known = {member.pid for member in (*self.dead, *self.alive.values())} | self.strangers
         host = platform.node()
         return [
             member
-            for member in members(self.folder)
+            for member in process_records(self.folder)
             if member.host == host and member.pid not in known
         ]
 
@@ -175,27 +248,40 @@ class Watch:
             os.close(descriptor)
 
 
-def clear(folder: Path) -> None:
-    """Forget the processes that have reported so far."""
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    for path in (folder / FOLDER).glob("*.jsonl"):
-        path.unlink()
+def clear_records(folder: Path) -> None:
+    """Delete the records of all processes that have reported in the run folder so far.
 
-
-def running(folder: Path) -> list[int]:
-    """The pids of all processes on this machine that belong to the folder's job, in order."""
-    return sorted(tagged((TAG, str(folder))))
-
-
-def stop(folder: Path) -> list[int]:
-    """End all processes of the folder's job on this machine; return the pids of those there were.
-
-    They get SIGTERM first, and SIGKILL after GRACE seconds. Raises Refused if one does not end even
-    so: two jobs in one folder would both write there.
+    Raises UsageError if their folder cannot be written, and NotSavedError if the disk is full.
     """
-    present = running(folder)
-    if left := end((TAG, str(folder)), GRACE):
-        raise Refused(
+    place = folder / FOLDER
+    try:
+        if place.is_symlink():  # to files that the job does not own
+            place.unlink()
+        place.mkdir(parents=True, exist_ok=True)
+        for path in place.glob("*.jsonl"):
+            with suppress(IsADirectoryError):  # no process has made this folder
+                path.unlink()
+    except OSError as error:
+        raise disk_full_error(error, place) or UsageError(
+            f"{place} cannot be written ({error.strerror}); remove it, or write run_dir=PATH where "
+            "you may"
+        ) from None
+
+
+def job_pids(folder: Path) -> list[int]:
+    """Return the sorted pids of all processes of the run folder's job on this machine."""
+    return sorted(tagged_pids((JOB_TAG, str(folder))))
+
+
+def stop_job(folder: Path) -> list[int]:
+    """Stop the processes of the run folder's job on this machine; return the pids found at first.
+
+    They get SIGTERM, and SIGKILL after GRACE seconds. Raises UsageError if one does not end even
+    so, since two jobs in one folder would both write there.
+    """
+    present = job_pids(folder)
+    if left := end_tagged((JOB_TAG, str(folder)), GRACE):
+        raise UsageError(
             f"run_dir={folder} has a process that SIGKILL does not end, pid "
             f"{', '.join(map(str, sorted(left)))}, as one that waits for a dead drive or driver; "
             "restart this machine, or write another run_dir"
@@ -204,13 +290,13 @@ def stop(folder: Path) -> list[int]:
 
 
 def main(folder: str) -> None:
-    """Wait for the end of standard input, then stop the job."""
-    # What ends the supervisor is not to end this before its work is done.
+    """Wait for the end of standard input, then stop the supervised job of this run folder."""
+    # A signal that ends the supervisor must not end this process before its work is done.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    with suppress(Refused):  # what is left is named already
-        stop(Path(folder))
+    with suppress(UsageError):  # `end_tagged` has already printed the remaining pids
+        stop_job(Path(folder))
 
 
 if __name__ == "__main__":

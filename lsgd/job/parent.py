@@ -1,4 +1,4 @@
-"""The end of the process that has started this one, a launcher for example, which may be killed."""
+"""Ending this process when its parent, for example a launcher, has ended, even by a kill."""
 
 import os
 import select
@@ -6,29 +6,32 @@ import signal
 from contextlib import suppress
 from threading import Thread
 
+from lsgd.job.system import watch_process
+
 _parent: int | None = None
-"""A descriptor of the process that has started this one, once it is noted."""
+"""The descriptor of the parent process, once note_parent has opened it."""
 
 
 def note_parent() -> None:
-    """Keep a hold of this process's parent, whose end is then seen whenever it is looked for.
+    """Open a file descriptor of this process's parent, by which the parent's end is detected later.
 
-    Later there may be another parent: who takes over the processes of one that was killed.
+    Afterwards the process may get another parent: the one that adopts the children of a killed
+    process.
     """
     global _parent
-    with suppress(OSError):  # a parent in another container, as far as the kernel tells
-        _parent = os.pidfd_open(os.getppid())
+    with suppress(OSError):  # the parent may be in another container
+        _parent = watch_process(os.getppid())
 
 
-def orphaned() -> bool:
-    """Whether the parent that was noted has ended."""
+def parent_has_ended() -> bool:
+    """Return whether this process's original parent, noted by note_parent, has ended."""
     return _parent is not None and bool(select.select([_parent], [], [], 0)[0])
 
 
 def end_with_parent(grace: float) -> None:
-    """From now on, end this process once its parent has: SIGTERM, and SIGALRM after `grace` s.
+    """Make this process end once its parent has: SIGTERM, then SIGALRM after `grace` seconds.
 
-    The parent is the one that was noted, and may have ended since.
+    The parent is the one noted by note_parent, and may have ended since.
     """
     if _parent is None:
         note_parent()
@@ -38,7 +41,7 @@ def end_with_parent(grace: float) -> None:
 
     def watch() -> None:
         select.select([parent], [], [])
-        # By this the kernel ends the process, even where a library keeps the interpreter to itself.
+        # With SIGALRM the kernel ends the process even where a library holds the GIL.
         signal.setitimer(signal.ITIMER_REAL, grace)
         os.kill(os.getpid(), signal.SIGTERM)
 

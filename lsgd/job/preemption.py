@@ -1,14 +1,14 @@
-"""Leaving on a signal: any one process gets it, and all of them leave after the same step.
+"""Preemption by a signal: any one process receives it, and all of them stop after the same step.
 
-SIGTERM, SIGUSR1 and SIGUSR2 only leave a note; a second one changes nothing. In training the note
-rides in the sum of the gradients and is read a step late, with the non-finite flag, so it costs no
-communication and no wait for the device; with local steps it is a message of its own, read another
-step late. In an evaluation it is summed by itself, chunk by chunk. A job thus leaves within two
-steps, or three local ones, or two chunks of an evaluation, and the time of a save. An evaluation
-that was left is made after the resume.
+SIGTERM, SIGUSR1 and SIGUSR2 only set a flag; a second one changes nothing. In training the flag is
+part of the all-reduce of the gradients and is read a step late, with the non-finite flag, so it
+costs no communication and no wait for the device; with local steps it is a message of its own, read
+another step late. In an evaluation it has an all-reduce of its own, chunk by chunk. A job thus
+stops within two steps, or three local ones, or two chunks of an evaluation, and the time of a save.
+An interrupted evaluation is made after the resume.
 
-Ctrl-C (SIGINT) is such a note too, with a limit: who waits at a terminal is not kept longer than
-HURRY seconds, and a second Ctrl-C ends the process at once, with what was saved before.
+Ctrl-C (SIGINT) sets the flag too, with a limit: somebody at a terminal waits no longer than HURRY
+seconds, and a second Ctrl-C ends the process at once, with what was saved before.
 """
 
 import _thread
@@ -24,44 +24,47 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lsgd.errors import Interrupted, Preempted
-from lsgd.job.launcher import detect
+from lsgd.errors import PreemptedError, TrainingInterrupted
+from lsgd.job.launcher import detect_launch
 from lsgd.job.resuming import own_command, resume_command
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 HURRY = 10.0
-"""Seconds after Ctrl-C in which a run is saved, or is left as it was saved last."""
+"""The seconds after Ctrl-C within which a run is saved, or is left as it was saved last."""
 
-# Of the whole process, as signals are. Not an Event, whose lock a second signal would wait for.
+# Global, as signals are. Not an Event: a second signal's handler would deadlock on its lock.
 _told = False
 _interrupted = False
 
 
-def told() -> bool:
-    """Whether this process has been told to leave since it began to listen."""
+def stop_requested() -> bool:
+    """Return whether this process has received a stop signal since `defer_stop_signals` began."""
     return _told
 
 
-def left(step: int, folder: Path) -> BaseException:
-    """Return what ends a run that has been saved after this step because of a signal: Interrupted
-    where this process got Ctrl-C, else Preempted."""
+def stop_exception(step: int, folder: Path) -> BaseException:
+    """Return the exception that ends a run saved after this step because of a signal.
+
+    It is TrainingInterrupted where this process got Ctrl-C, else PreemptedError.
+    """
     if _interrupted:
-        return Interrupted(
+        return TrainingInterrupted(
             f"interrupted: saved after step {step} in {folder}; {resume_command(folder)}"
         )
-    return Preempted(
-        f"told to leave by a signal: saved after step {step}, and the same words with "
-        f"run_dir={folder} go on from there"
+    return PreemptedError(
+        f"preempted by a signal: saved after step {step}; rerun the command with "
+        f"run_dir={folder} to resume"
     )
 
 
 @contextmanager
-def listening(folder: Path) -> Iterator[None]:
-    """Take signals as notes instead of dying of them, while the run in this folder is trained.
+def defer_stop_signals(folder: Path) -> Iterator[None]:
+    """Turn stop signals, such as SIGTERM, into a flag within this context, in which a run trains.
 
-    A process that leaves takes them as notes to its end, so that a second one changes nothing.
-    Python hears signals in the main thread only; elsewhere this does nothing. Ctrl-C is a note only
-    where it would raise KeyboardInterrupt: a program with a handler of its own keeps that.
+    A command that stops keeps these handlers to its end, so that a second signal changes nothing;
+    in another program its own handlers are restored. Python handles signals in the main thread
+    only; elsewhere this does nothing. Ctrl-C is caught only where it would raise KeyboardInterrupt:
+    a program with a handler of its own keeps that.
     """
     global _told, _interrupted
     _told = _interrupted = False
@@ -73,22 +76,20 @@ def listening(folder: Path) -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, _interruption(folder, over))
     for number in before:
-        # System calls of the communication libraries are resumed, not failed.
+        # Let interrupted system calls of the communication libraries resume, not fail.
         signal.siginterrupt(number, False)
     try:
         yield
-        if _interrupted:  # in the last step, whose end it does not change
-            raise Interrupted(f"interrupted after the last step; {folder} is complete")
-    except (Preempted, Interrupted):
+        if _interrupted:  # in the last step, so that the run is complete
+            raise TrainingInterrupted(f"interrupted after the last step; {folder} is complete")
+    except (PreemptedError, TrainingInterrupted):
         _told = True  # the signal may have reached another process alone
         raise
     finally:
         over.set()
-        if not told():
+        if not stop_requested() or own_command() is None:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        elif signal.SIGINT in before and own_command() is None:
-            signal.signal(signal.SIGINT, before[signal.SIGINT])
 
 
 def _take_note(*_: object) -> None:
@@ -97,13 +98,16 @@ def _take_note(*_: object) -> None:
 
 
 def _interruption(folder: Path, over: threading.Event) -> Callable[..., None]:
-    """Return the handler of Ctrl-C: a note, and the end of the training if it is not heeded; of the
-    process too, unless that is another program, which gets KeyboardInterrupt."""
+    """Return the handler of Ctrl-C, which sets the stop flag and limits the time to save.
+
+    After HURRY seconds it ends the process, unless that is another program, which gets
+    KeyboardInterrupt.
+    """
 
     def give_up() -> None:
         if own_command() is None:
             raise KeyboardInterrupt
-        if detect().rank == 0:
+        if detect_launch().rank == 0:
             left_as = f"interrupted before it was saved, and {folder} stays as it was"
             with suppress(OSError):
                 sys.stdout.flush()
@@ -120,8 +124,8 @@ def _interruption(folder: Path, over: threading.Event) -> Callable[..., None]:
 
     def handle(*_: object) -> None:
         global _interrupted
-        # A launcher may pass on what the terminal has sent to every process.
-        if _interrupted and detect().launcher == "none":
+        # A launcher may forward a Ctrl-C that the terminal has already sent to every process.
+        if _interrupted and detect_launch().launcher == "none":
             give_up()
         if not _interrupted:
             _interrupted = True
@@ -132,8 +136,8 @@ def _interruption(folder: Path, over: threading.Event) -> Callable[..., None]:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Within this context started processes, and their children, never hear the signals."""
+def block_stop_signals() -> Iterator[None]:
+    """Block stop signals, such as SIGTERM, within this context, also in processes it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGINT))
     try:
         yield
@@ -142,23 +146,24 @@ def unheard() -> Iterator[None]:
 
 
 @cache
-def compile_unheard() -> None:
-    """From now on the processes that torch.compile starts never hear the signals: compilers, and
-    the workers of Inductor, which it starts with the first graph for a GPU and keeps.
+def block_stop_signals_in_compilers() -> None:
+    """Block stop signals, such as SIGTERM, from now on in processes that torch.compile starts.
 
-    Slurm sends a signal to every process of a step, and a compiler that dies ends the run.
+    These are compilers, and the workers of Inductor, which it starts with the first graph for a GPU
+    and keeps. Slurm sends a signal to every process of a step, and a compiler that dies ends the
+    run.
     """
     from torch._dynamo.callback import on_compile_end, on_compile_start
 
     compiling = ExitStack()
-    on_compile_start(lambda _: compiling.enter_context(unheard()))
+    on_compile_start(lambda _: compiling.enter_context(block_stop_signals()))
     on_compile_end(lambda _: compiling.close())
 
 
-class Rounds:
-    """Rounds of work that all processes make, each at its own pace, and leave after the same one.
+class LockstepRounds:
+    """The agreement of all processes to stop after the same round of work once any got a signal.
 
-    `start_sum` is Comm.start_sum_; the sums are of a tensor on the CPU, so no device is waited for.
+    `start_sum` is Comm.start_all_reduce_; the sums are of a CPU tensor, so no device is waited for.
     """
 
     def __init__(self, start_sum: Callable[[Tensor, str], Callable[[], None]]) -> None:
@@ -167,14 +172,14 @@ class Rounds:
         self.wait: Callable[[], None] = lambda: None
 
     def end_round(self) -> None:
-        """Raise Preempted, on all processes, if any was told to leave before the last round."""
+        """End a round; raise PreemptedError on all processes if any had a signal one round ago."""
         self.finish()
         if self.note:
-            raise Preempted
-        self.note.fill_(told())
+            raise PreemptedError
+        self.note.fill_(stop_requested())
         self.wait = self.start_sum(self.note, "told to leave")
 
     def finish(self) -> None:
-        """Wait for the others to end the round, without a look at their notes."""
+        """Wait until all processes have ended the last round, without reading their stop flags."""
         self.wait()
         self.wait = lambda: None

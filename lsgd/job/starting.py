@@ -1,4 +1,4 @@
-"""What a command does before it imports torch: it says so, and settles how threads wait."""
+"""The preparation for importing torch: a message at a terminal, and how idle threads wait."""
 
 import sys
 from collections.abc import Sequence
@@ -6,40 +6,46 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from lsgd.job.launcher import detect
+from lsgd.job.launcher import detect_launch
 from lsgd.job.threads import count_wanted_cores, limit_spinning
 
-QUICK = {"-h", "--help", "--version", "--cfg"}
-"""Words that are answered once everything is imported, and whose answer stands alone."""
+QUICK = {"-h", "--help", "--explain", "--version", "--cfg", "--recipes", "--fields", "--studies"}
+"""The arguments that are answered right after the imports, with no other output."""
 
 
 class _BeforeTorch:
-    """Is asked by Python for every module, finds none, and acts when torch is asked for."""
+    """An import hook that finds no module, but prepares this process when torch is imported."""
 
     def __init__(self) -> None:
         self.wanted_before = count_wanted_cores()
-        # For a person: programs read what a command says on stderr, and logs have its first line.
+        # Only at a terminal: programs parse stderr, and a log begins with the command's own output.
         seen = sys.stderr is not None and sys.stderr.isatty()
-        self.announces = seen and detect().rank == 0 and not QUICK.intersection(sys.orig_argv)
+        self.announces = (
+            seen and detect_launch().rank == 0 and not QUICK.intersection(sys.orig_argv)
+        )
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None. Of torch, say first that it is being loaded: its libraries take seconds, and
-        from a cold disk or a network drive a minute."""
+        """Return None; for torch, limit the spinning of its threads and print that it is loading.
+
+        Its libraries take seconds to load, and from a cold disk or a network drive a minute.
+        """
         if name == "torch":
             sys.meta_path.remove(self)
-            # What wants a core at one moment alone is gone again.
+            # The minimum of two counts, since threads that were runnable only once do not matter.
             limit_spinning(min(self.wanted_before, count_wanted_cores()))
             if self.announces:
-                with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or closed
+                with suppress(OSError, ValueError, AttributeError):  # stderr is closed
                     print("lsgd: loading torch", file=sys.stderr, flush=True)
         return None
 
 
 def prepare_for_torch() -> None:
-    """From now on say at a terminal that torch is being loaded, on process 0 of a job, and let its
-    idle threads sleep soon."""
-    with suppress(Exception):  # what is wrong with a launcher is said later, by who needs it
-        detect()
+    """Install the import hook that announces torch and limits the spinning of its idle threads.
+
+    Process 0 of a job prints the announcement, at a terminal only.
+    """
+    with suppress(Exception):  # a problem with the launcher is reported later, where it matters
+        detect_launch()
         sys.meta_path.insert(0, _BeforeTorch())

@@ -1,1 +1,1 @@
-"""Starts a run by a launcher: `python -m lsgd.launch`, which launch/*.sh call."""
+"""Starting a run by a launcher: `python -m lsgd.launch`, which launch/*.sh call."""

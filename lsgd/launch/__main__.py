@@ -1,26 +1,26 @@
-"""One line starts a run: `python -m lsgd.launch LAUNCHER RECIPE [key=value …] [options] [--print]`.
+"""Start a run with one line: `python -m lsgd.launch LAUNCHER RECIPE [key=value …] [options]`.
 
     python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
     python -m lsgd.launch mpirun digits --np 4 --print    # show the command, and do nothing
     python -m lsgd.launch slurm --help                    # the options of a launcher
 
-In a checkout launch/LAUNCHER.sh is the same, and installed `lsgd-launch LAUNCHER`.
+In a checkout launch/LAUNCHER.sh does the same, and after an installation `lsgd-launch LAUNCHER`.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import run_alone
 from lsgd.launch.commands import horovodrun, local, mpirun, ray, singly, torchrun
 from lsgd.launch.k8s import k8s
-from lsgd.launch.options import LAUNCHERS, Request, read_request
+from lsgd.launch.launch_command import LaunchCommand
+from lsgd.launch.options import LAUNCHERS, Request, option_line, read_request
 from lsgd.launch.slurm import slurm
-from lsgd.launch.start import Start
-from lsgd.nearest import did_you_mean, written_here
 from lsgd.paths import recipe_names
+from lsgd.suggestions import did_you_mean, suggest_equivalent
 
-STARTS: dict[str, Callable[[Request], Start]] = {
+LAUNCH_COMMANDS: dict[str, Callable[[Request], LaunchCommand]] = {
     "local": local,
     "torchrun": torchrun,
     "horovodrun": horovodrun,
@@ -30,37 +30,50 @@ STARTS: dict[str, Callable[[Request], Start]] = {
     "slurm": slurm,
     "k8s": k8s,
 }
-"""What each launcher starts or submits; all raise Refused for options that do not fit together."""
+"""The function for each launcher that returns its command.
+
+All raise UsageError for options that do not fit together.
+"""
+
+
+HELP = """\
+usage: python -m lsgd.launch LAUNCHER RECIPE [key=value ...] [options]
+
+Start training on many processes or machines; with --print, show how and do nothing.
+
+examples:
+  python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
+  python -m lsgd.launch mpirun digits --np 4 --print
+  python -m lsgd.launch slurm --help                    the options of a launcher
+
+launchers:"""
 
 
 def launch(argv: Sequence[str]) -> None:
-    """Start, submit or show the run that the words ask for."""
-    launcher, *words = argv or ["--help"]
+    """Start, submit or print the job that the arguments of the launch command describe."""
+    launcher, *arguments = argv or ["--help"]
     names = sorted(LAUNCHERS)
     if launcher in ("-h", "--help"):
-        form = f"{'|'.join(names)} RECIPE [key=value …] [options] [--print]"
-        print(f"usage: python -m lsgd.launch {form}")
-        for name in names:
-            print(f"  {name:<11} {LAUNCHERS[name].about}")
-        print("python -m lsgd.launch slurm --help says which options it has")
+        print(HELP)
+        print("\n".join(option_line(name, LAUNCHERS[name].about) for name in names))
         return
     if launcher not in LAUNCHERS:
         hint = f"it is a recipe: write lsgd launch local {launcher}"
         if launcher not in recipe_names():
-            hint = written_here(launcher, options=["--help"]) or did_you_mean(launcher, names)
-        raise Refused(f"there is no launcher {launcher}; {hint}")
-    request = read_request(launcher, words)
-    start = STARTS[launcher](request)
-    if not request.prints:
-        start.go()
+            hint = suggest_equivalent(launcher, options=["--help"]) or did_you_mean(launcher, names)
+        raise UsageError(f"there is no launcher {launcher}; {hint}")
+    request = read_request(launcher, arguments)
+    start = LAUNCH_COMMANDS[launcher](request)
+    if not request.print_only:
+        start.execute()
     start.check()
     print(start.shown())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code, unless this process becomes the job."""
-    words = sys.argv[1:] if argv is None else argv
-    return run_alone(lambda: launch(words))
+    """Run the launch command line; return its exit code, unless this process becomes the job."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return run_alone(lambda: launch(arguments))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A job started at a terminal: Ctrl-C lets its processes save and prints one line.
 
-Left to themselves, launchers answer Ctrl-C with tracebacks of their own, and some give their
-processes less time than a save takes.
+By default, launchers answer Ctrl-C with tracebacks of their own, and some give their processes less
+time than a save takes.
 """
 
 import os
@@ -14,34 +14,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lsgd.job.members import TAG, Member, members, stop
+from lsgd.job.ending import cleanup_process
+from lsgd.job.members import JOB_TAG, is_job_process, process_records, stop_job
 
 SAVING = 15.0
-"""Seconds after Ctrl-C in which the processes end by themselves: their own limit and some more."""
+"""The seconds after Ctrl-C within which the processes exit: their own limit and some more."""
 INTERRUPTED = 130
 
 
 def is_attended() -> bool:
-    """Return whether a person at a terminal starts this job, and no supervisor of it does."""
-    return sys.stdin is not None and sys.stdin.isatty() and TAG not in os.environ
+    """Return whether a person at a terminal starts this job, and not a supervisor."""
+    return sys.stdin is not None and sys.stdin.isatty() and JOB_TAG not in os.environ
 
 
 def run_attended(command: Sequence[str]) -> int:
     """Start a job, wait for its end and return its exit code; Ctrl-C ends it with one line.
 
     The job is a process group of its own, so that the terminal sends Ctrl-C to this process alone.
-    It does not outlive this process.
+    The job does not outlive this process.
     """
     with tempfile.TemporaryDirectory(prefix="lsgd-job-") as name:
         folder = Path(name)
-        helper = subprocess.Popen(
-            # It stops the job once this process, and with it the end of the pipe, is gone.
-            [sys.executable, "-m", "lsgd.job.members", name],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        with helper:
-            job = subprocess.Popen(command, env=os.environ | {TAG: name}, process_group=0)
+        with cleanup_process("-m", "lsgd.job.members", name):
+            job = subprocess.Popen(command, env=os.environ | {JOB_TAG: name}, process_group=0)
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, lambda received, _: job.send_signal(received))
             try:
@@ -52,28 +47,24 @@ def run_attended(command: Sequence[str]) -> int:
 
 
 def _interrupt(job: "subprocess.Popen[bytes]", folder: Path) -> int:
-    """Let the processes of the job save and end, then end its launcher, which says nothing."""
-    # It would print tracebacks, and its watch over the processes is no longer needed.
+    """Let the job's processes save and exit, then kill its launcher, which prints nothing."""
+    # The launcher would print tracebacks, and is no longer needed to watch the processes.
     job.send_signal(signal.SIGSTOP)
     with suppress(KeyboardInterrupt):  # a second Ctrl-C ends all of them at once
-        for member in members(folder):
+        for pid in _at_work(folder):
             with suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGINT)
+                os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + SAVING
-        while time.monotonic() < deadline and any(map(_is_running, members(folder))):
+        while time.monotonic() < deadline and _at_work(folder):
             time.sleep(0.05)
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
-    words = [member.why for member in members(folder) if member.rank == 0 and member.why]
-    stop(folder)
-    print(f"\nlsgd: {words[0] if words else 'interrupted'}", file=sys.stderr)
+    reasons = [member.why for member in process_records(folder) if member.rank == 0 and member.why]
+    stop_job(folder)
+    print(f"\nlsgd: {reasons[0] if reasons else 'interrupted'}", file=sys.stderr)
     return INTERRUPTED
 
 
-def _is_running(member: Member) -> bool:
-    """Return whether a process of the job has neither ended nor become a zombie of its launcher."""
-    try:
-        state = Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"
+def _at_work(folder: Path) -> list[int]:
+    """Return the pids of the job's processes that have recorded themselves and still run."""
+    return [member.pid for member in process_records(folder) if is_job_process(member.pid, folder)]

@@ -1,4 +1,4 @@
-"""The launchers that become the job: torchrun, horovodrun, mpirun, lsgd's own two, and `local`."""
+"""The launchers that run a job at once: torchrun, horovodrun, mpirun, singly, ray and local."""
 
 import os
 import shutil
@@ -7,15 +7,22 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lsgd.errors import Refused
-from lsgd.installation import install, script
+from lsgd.errors import UsageError
+from lsgd.installation import install_command, script_command
 from lsgd.job.launcher import DEFAULT_PORT
+from lsgd.job.network import (
+    TORCHRUN_HERE,
+    hostname,
+    hostname_problem,
+    list_interfaces,
+    loopback_problem,
+)
+from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
-from lsgd.launch.processes import count_processes, find_python, threads
-from lsgd.launch.start import Start
+from lsgd.launch.processes import count_processes, find_python, with_threads
 
 CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "NCCL_", "UCX_")
-"""How the variables begin that mpirun is told to carry to other hosts."""
+"""The prefixes of the variables that mpirun is told to export to other hosts."""
 
 WITHOUT_HOROVOD = """
 import horovod.torch as hvd
@@ -24,27 +31,30 @@ import torch
 if torch.cuda.is_available() and not hvd.nccl_built():
     print("Horovod is built without NCCL, so not for these GPUs")
 """
-"""Fails without Horovod, and prints why one that is there is of no use on this machine."""
+"""A script that fails without Horovod, and prints why an installed one is unusable here."""
 
 SET_PYTHON = "set PYTHON to one that is there"
 
 
-def local(request: Request) -> Start:
-    """One job on this machine: a single process by itself, more over Horovod if it is there.
+def local(request: Request) -> LaunchCommand:
+    """Return the command of a job on this machine: one plain process, or several over Horovod.
 
-    A launcher around a single process would take as long to start as all that it starts.
+    Without Horovod, torchrun starts several. A single process has no launcher, since that would
+    take as long to start as the process itself.
     """
     processes = count_processes("local", request.options)
     if processes == 1:
         print("lsgd: 1 process, without a launcher", file=sys.stderr)
         python = find_python()
-        command = ["env", threads(request, 1), python, *request.train]
-        return Start(request, 1, command, python, SET_PYTHON)
+        command = with_threads(request, 1, [python, *request.train_arguments])
+        return LaunchCommand(request, 1, command, python, SET_PYTHON)
     request = replace(request, options={"--np": str(processes)})
     horovod = subprocess.run([find_python(), "-c", WITHOUT_HOROVOD], capture_output=True, text=True)
     lacks = horovod.stdout.strip()
     if horovod.returncode:
-        lacks = f"Horovod is not installed; {script('setup/horovod.sh')} builds it"
+        lacks = f"Horovod is not installed; {script_command('setup/horovod.sh')} builds it"
+    elif problem := hostname_problem(hostname(), list_interfaces()):
+        lacks = f"{problem.finding}, at which Horovod would crash; {problem.fix}"
     if lacks:
         print(f"lsgd: {processes} processes under torchrun ({lacks})", file=sys.stderr)
         return torchrun(request)
@@ -52,19 +62,21 @@ def local(request: Request) -> Start:
     return horovodrun(request)
 
 
-def torchrun(request: Request) -> Start:
-    """One job under torchrun: on this machine, or with --nodes on several.
+def torchrun(request: Request) -> LaunchCommand:
+    """Return the command of a job under torchrun: on this machine, or with --nodes on several.
 
-    It is started on each of them, with MASTER_ADDR naming the first.
+    With --nodes it is started on each machine, with MASTER_ADDR naming the first.
     """
     options = request.options
-    meeting = ["--standalone"]
-    if int(options.get("--nodes", 1)) > 1:
+    meeting = list(TORCHRUN_HERE)
+    if int(options.get("--nodes", 1)) == 1:
+        _check_loopback(request)
+    else:
         if "--gpus" not in options:
-            raise Refused("--nodes needs --gpus, the processes on each")
+            raise UsageError("--nodes needs --gpus, the processes on each")
         master = os.environ.get("MASTER_ADDR")
         if not master:
-            raise Refused(
+            raise UsageError(
                 "on several machines, set MASTER_ADDR to the first one's name, and give this "
                 "command on each"
             )
@@ -75,41 +87,48 @@ def torchrun(request: Request) -> Start:
     program = _beside_python("torchrun")
     logs = _log_folder(request)
     command = [
-        *["env", threads(request, processes), program, *meeting],
-        *["--nproc-per-node", options.get("--gpus", str(processes))],
+        *[program, *meeting, "--nproc-per-node", options.get("--gpus", str(processes))],
         *(["--log-dir", logs, "--tee", "3"] if logs else []),
-        *request.train,
+        *request.train_arguments,
     ]
-    return Start(request, processes, command, program, f"it comes with torch: {install()}")
+    command = with_threads(request, processes, command)
+    return LaunchCommand(
+        request, processes, command, program, f"it comes with torch: {install_command()}"
+    )
 
 
-def horovodrun(request: Request) -> Start:
-    """One job under horovodrun, on this machine or on --hosts, which it reaches over ssh."""
+def horovodrun(request: Request) -> LaunchCommand:
+    """Return the command of a job under horovodrun, here or on --hosts, reached over ssh."""
     python = find_python()
     processes = count_processes("horovodrun", request.options)
     program = _beside_python("horovodrun")
     hosts = request.options.get("--hosts")
-    # Horovod 0.28.1 cannot name the files of a single process; what that prints is seen anyway.
+    if not hosts:
+        _check_loopback(request)
+        _check_hostname(request)
+    # Horovod 0.28.1 cannot name the files of a single process, whose output is visible anyway.
     logs = _log_folder(request) if processes > 1 else ""
     command = [
-        # Without --gloo it hands over to mpirun where it can, which is a launcher of its own here.
-        *["env", threads(request, processes), program, "--gloo", "-np", str(processes)],
-        *(["-H", hosts] if hosts else []),
+        # Without --gloo it would call mpirun where it can, which is a launcher of its own here.
+        *[program, "--gloo", "-np", str(processes)],
+        # It caches checks of other hosts, for which the home folder has to be writable.
+        *(["-H", hosts] if hosts else ["--disable-cache"]),
         *(["--output-filename", logs] if logs else []),
-        *[python, *request.train],
+        *[python, *request.train_arguments],
     ]
-    remedy = f"{script('setup/horovod.sh')} builds it"
-    return Start(request, processes, command, program, remedy)
+    command = with_threads(request, processes, command)
+    remedy = f"{script_command('setup/horovod.sh')} builds it"
+    return LaunchCommand(request, processes, command, program, remedy)
 
 
-def mpirun(request: Request) -> Start:
-    """One job under Open MPI's mpirun, on --hosts or on the machines that it knows of.
+def mpirun(request: Request) -> LaunchCommand:
+    """Return the command of a job under Open MPI's mpirun, on --hosts or on the known machines.
 
     Those are the machines of its hostfile or of the Slurm job it runs in, else this one.
     """
     options = request.options
     if "--nodes" in options and "--gpus" not in options:
-        raise Refused("--nodes needs --gpus, the processes on each")
+        raise UsageError("--nodes needs --gpus, the processes on each")
     python = find_python()
     processes = count_processes("mpirun", options)
     if os.geteuid() == 0 and not os.environ.get("OMPI_ALLOW_RUN_AS_ROOT"):
@@ -119,38 +138,49 @@ def mpirun(request: Request) -> Start:
             file=sys.stderr,
         )
     gpus, hosts, logs = options.get("--gpus"), options.get("--hosts"), _log_folder(request)
+    if ":" in logs:  # Open MPI 4 reads options after a colon, and would use another folder
+        print(
+            f"lsgd: no file keeps what each process prints, since mpirun cuts {logs} at its colon",
+            file=sys.stderr,
+        )
+        logs = ""
+    # On this machine Open MPI has a slot for each core, which the system may count twice.
+    alone = not (hosts or gpus or "SLURM_JOB_ID" in os.environ)
+    crowded = alone and processes > os.sysconf("SC_NPROCESSORS_ONLN") // 2
     command = [
         # Open MPI binds each of two processes to one core, and all its threads with it.
         *["mpirun", "--bind-to", "none", "-np", str(processes)],
+        *(["--oversubscribe"] if crowded else []),
         *(["--map-by", f"ppr:{gpus}:node"] if gpus else []),
         *(["-H", hosts] if hosts else []),
         *(["--output-filename", logs] if logs else []),
-        # It does not carry the environment to other hosts; so `env` stands inside.
-        *(word for name in carried(os.environ) for word in ("-x", name)),
-        *["env", threads(request, processes), python, *request.train],
+        # mpirun does not export the environment to other hosts, so `env` is part of the command.
+        *(word for name in exported_variables(os.environ) for word in ("-x", name)),
+        *with_threads(request, processes, [python, *request.train_arguments]),
     ]
     remedy = (
         "Debian has it: 'sudo apt install openmpi-bin libopenmpi-dev', then "
-        f"{script('setup/horovod.sh')}"
+        f"{script_command('setup/horovod.sh')}"
     )
-    return Start(request, processes, command, "mpirun", remedy)
+    return LaunchCommand(request, processes, command, "mpirun", remedy)
 
 
-def singly(request: Request) -> Start:
-    """One job on this machine whose processes are started one by one, and again if they die."""
+def singly(request: Request) -> LaunchCommand:
+    """Return the command of a job under lsgd's one-machine launcher, which restarts processes."""
+    _check_loopback(request)
     return _own(request, "singly")
 
 
-def ray(request: Request) -> Start:
-    """One job over Ray: that of RAY_ADDRESS, or one of its own on this machine."""
+def ray(request: Request) -> LaunchCommand:
+    """Return the command of a job under lsgd's launcher over a Ray cluster, joined or started."""
     return _own(request, "ray")
 
 
-def carried(environment: Mapping[str, str]) -> list[str]:
-    """The variables that are set and that mpirun carries to other hosts, in order.
+def exported_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the sorted names of the set variables that mpirun exports to other hosts.
 
-    These are the settings of the libraries that communicate, of the loader of all of them, and of
-    lsgd; horovodrun carries every variable, and so does srun.
+    They are the settings of the communication libraries, of the dynamic loader, and of lsgd;
+    horovodrun and srun export every variable.
     """
     return sorted(
         name
@@ -159,27 +189,42 @@ def carried(environment: Mapping[str, str]) -> list[str]:
     )
 
 
-def _own(request: Request, launcher: str) -> Start:
-    """A launcher of lsgd's own, which is told the command of each process."""
+def _own(request: Request, launcher: str) -> LaunchCommand:
+    """Return the command of a job under the launcher of lsgd with this name: singly or ray."""
     python = find_python()
     processes = count_processes(launcher, request.options)
     command = [
         *[python, "-m", f"lsgd.supervise.{launcher}", str(processes), "--"],
-        *["env", threads(request, processes), python, *request.train],
+        *with_threads(request, processes, [python, *request.train_arguments]),
     ]
-    return Start(request, processes, command, python, SET_PYTHON, saves_at_interrupt=True)
+    return LaunchCommand(request, processes, command, python, SET_PYTHON, saves_at_interrupt=True)
+
+
+def _check_loopback(request: Request) -> None:
+    """Raise UsageError if processes on this machine could not connect at 127.0.0.1."""
+    if not request.print_only and (problem := loopback_problem(list_interfaces())):
+        raise UsageError(f"{problem.finding}, where processes would meet; {problem.fix}")
+
+
+def _check_hostname(request: Request) -> None:
+    """Raise UsageError if Horovod would crash because of this machine's hostname."""
+    if not request.print_only and (problem := hostname_problem(hostname(), list_interfaces())):
+        raise UsageError(
+            f"{problem.finding}, at which Horovod would crash; {problem.fix}, or start the run "
+            "with `python -m lsgd.launch torchrun`"
+        )
 
 
 def _beside_python(program: str) -> str:
-    """A program that is installed beside the Python, whether or not that folder is in PATH."""
+    """Return the path of a program installed beside Python, even if its folder is not in PATH."""
     path = os.path.join(os.path.dirname(shutil.which(find_python()) or ""), program)
     return path if os.access(path, os.X_OK) else program
 
 
 def _log_folder(request: Request) -> str:
-    """Where the output of each process is kept: a new folder for every start.
+    """Return the path of a new folder for the output of the processes in this start.
 
-    It is an empty text if the run names its folder itself.
+    It is an empty string if the run picks its run folder itself.
     """
     if not request.run_dir:
         return ""

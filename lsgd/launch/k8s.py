@@ -1,63 +1,85 @@
-"""One Kubeflow job: an MPIJob (v1) or a PyTorchJob, from its template beside this file."""
+"""The Kubeflow launcher: an MPIJob (v1) or a PyTorchJob, from its template beside this file."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
 from lsgd.launch.processes import GPUS
-from lsgd.launch.start import Start
+from lsgd.launch.quoting import kubernetes_command, yaml_text
+from lsgd.override_syntax import PATH_FIELDS, last_text
+
+LABEL = 63
+"""The maximum characters of a DNS label, such as the name of a pod that others look up."""
 
 
-def k8s(request: Request) -> Start:
-    """The job; raises Refused without a kind, an image and a claim."""
+def longest_name(nodes: int) -> int:
+    """Return the maximum length of a Kubernetes job's name, which the names of its pods extend."""
+    return LABEL - max(len("-launcher"), len(f"-worker-{nodes - 1}"))
+
+
+def k8s(request: Request) -> LaunchCommand:
+    """Return the kubectl command and manifest of a Kubeflow job.
+
+    Raises UsageError without a kind, an image and a claim.
+    """
     options = request.options
     kind = options.get("--kind", "missing")
     if kind not in ("mpijob", "pytorchjob"):
-        raise Refused(
+        raise UsageError(
             f"--kind is {kind}, but must be mpijob (Horovod) or pytorchjob (torch.distributed)"
         )
     if "--image" not in options:
-        raise Refused("--image is missing: the container image that has lsgd installed")
+        raise UsageError("--image is missing: the container image that has lsgd installed")
     if "--claim" not in options:
-        raise Refused(
+        raise UsageError(
             "--claim is missing: a PersistentVolumeClaim, so that a restarted job finds its run"
         )
-    # Kubernetes' names have no underscores and no capitals.
+    for key in PATH_FIELDS:
+        if (path := last_text(request.overrides, key)) and path.startswith("~"):
+            raise UsageError(
+                f"{key}={path} begins with ~, the home folder of this machine, which no pod has; "
+                "write a path as the pods have it, such as /lsgd/… on the claim"
+            )
+    nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+    # Names in Kubernetes have no underscores and no capitals.
     name = options.get("--name", request.recipe.lower().replace("_", "-"))
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        raise Refused(f"--name is {name}, but must be of small letters, digits and dashes")
+        raise UsageError(f"--name is {name}, but must be of small letters, digits and dashes")
+    if len(name) > (most := longest_name(nodes)):
+        raise UsageError(
+            f"--name is {name}, of {len(name)} characters, and with it names of pods would have "
+            f"more than the {LABEL} that Kubernetes takes; write --name with {most} or fewer"
+        )
     if not request.run_dir:
-        request = replace(request, words=[*request.words, f"run_dir=/lsgd/runs/{name}"])
-    nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
+        request = replace(request, overrides=[*request.overrides, f"run_dir=/lsgd/runs/{name}"])
     if kind == "mpijob":
         mpirun = ["mpirun", "--bind-to", "none", "--tag-output", "-np", str(nodes * gpus)]
-        command = [*mpirun, "python3", *request.train]
+        command = [*mpirun, "python3", *request.train_arguments]
     else:
-        # Where to meet and how many pods there are it reads from PET_*, which the operator sets.
+        # torchrun reads the rendezvous and the number of pods from PET_*, which the operator sets.
         logs = f"{request.run_dir}/logs"
-        command = ["torchrun", "--log-dir", logs, "--tee", "3", *request.train]
+        command = ["torchrun", "--log-dir", logs, "--tee", "3", *request.train_arguments]
     fields = {
-        "name": name,
-        "image": options["--image"],
-        "claim": options["--claim"],
+        "name": yaml_text(name),
+        "image": yaml_text(options["--image"]),
+        "claim": yaml_text(options["--claim"]),
         "nodes": str(nodes),
         "gpus": str(gpus),
         "workers": str(nodes - 1),
-        "rdma": f', {rdma}: "1"' if (rdma := options.get("--rdma")) else "",
-        # Which the registration of memory with such a card needs.
+        "rdma": f', {yaml_text(rdma)}: "1"' if (rdma := options.get("--rdma")) else "",
+        # Registering memory with such a network card needs this capability.
         "lock": f"\n{' ' * 14}securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}"
         if rdma
         else "",
-        # Kubernetes would take $(NAME) for a variable.
-        "command": json.dumps(command, ensure_ascii=False).replace("$(", "$$("),
+        "command": kubernetes_command(command),
     }
-    manifest = Path(__file__).with_name(f"{kind}.yaml").read_text(encoding="utf-8").rstrip("\n")
-    for field, value in fields.items():
-        manifest = manifest.replace("{{" + field + "}}", value)
-    return Start(
+    template = Path(__file__).with_name(f"{kind}.yaml").read_text(encoding="utf-8").rstrip("\n")
+    # In one pass, so that a value that looks like a field is not replaced.
+    manifest = re.sub(r"\{\{(\w+)\}\}", lambda field: fields[field[1]], template)
+    return LaunchCommand(
         request,
         nodes * gpus,
         ["kubectl", "create", "-f", "-"],

@@ -1,25 +1,26 @@
-"""The launchers and their options, each said once, and how a command line is read by them."""
+"""The launchers, their options, and the parsing of their command lines."""
 
 import argparse
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lsgd import paths
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.command import SEE_HELP, Parser
-from lsgd.nearest import did_you_mean
+from lsgd.override_syntax import expand_override_home, last_path
+from lsgd.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts the processes of a run, as this package calls it."""
+    """A launcher that users choose by name, such as torchrun: its help, options and kind."""
 
     about: str
     options: tuple[str, ...]
     submits: bool = False
-    """Whether it returns before the run has begun, and takes 8 GPUs of a machine unless it is told
-    otherwise."""
+    """Whether it returns before the run begins; it then takes 8 GPUs of a machine by default."""
 
 
 OPTIONS = {
@@ -54,18 +55,25 @@ OPTIONS = {
         "lock memory",
     ),
 }
-"""Every option that a launcher may take: what its value is, and what it says, for the help."""
+"""The metavariable and the help of every option that a launcher may take."""
 
 IMAGES = {"--container", "--image"}
 """The options by which a run is in an image, which may have another lsgd than this machine."""
 
+HOST = "[A-Za-z0-9_][A-Za-z0-9_.@-]*"
+"""A regular expression of host names that are safe as an argument for ssh and in a shell."""
+
 FORMS = {
     "N": ("[1-9][0-9]*", "a number, 1 or more"),
+    "TIME": (
+        "([0-9]+-)?[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE",
+        "minutes, hours:minutes:seconds or days-hours, as sbatch has it",
+    ),
     "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or like 64G; 0 is all that there is"),
     "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
-    "HOST:N,…": ("[^:,]+:[1-9][0-9]*(,[^:,]+:[1-9][0-9]*)*", "like host1:8,host2:8"),
+    "HOST:N,…": (f"{HOST}:[1-9][0-9]*(,{HOST}:[1-9][0-9]*)*", "like host1:8,host2:8"),
 }
-"""The regular expression that such a value has to match, and what that means in words."""
+"""The regular expression that the value of a metavariable has to match, and its description."""
 
 LAUNCHERS = {
     "local": Launcher(
@@ -102,120 +110,132 @@ LAUNCHERS = {
         submits=True,
     ),
 }  # fmt: skip
-"""Every launcher by its name."""
+"""All launchers by name."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The run that a launcher is to start, and the options it is given."""
+    """A request to a launcher: the recipe to train, its overrides, and the launcher's options."""
 
     recipe: str
-    words: list[str]
-    """`key=value` words for lsgd.train."""
+    overrides: list[str]
+    """`key=value` overrides for lsgd.train."""
     options: Mapping[str, str]
-    prints: bool = False
+    print_only: bool = False
 
     @property
     def run_dir(self) -> str:
-        """The run folder that the words name, or an empty text."""
-        return self.value_of("run_dir")
+        """The run folder that the overrides name, or an empty string."""
+        return self.path_of("run_dir")
 
-    def value_of(self, key: str) -> str:
-        """The text that the last word of this key gives it, without the quotes; else an empty one.
-
-        Hydra quotes by a pair of quotes around the whole, or by backslashes.
-        """
-        values = [word.partition("=")[2] for word in self.words if word.startswith(f"{key}=")]
-        value = values[-1] if values else ""
-        quote = value[:1]
-        if len(value) > 1 and quote in "'\"" and value.endswith(quote):
-            return value[1:-1].replace(f"\\{quote}", quote)
-        return re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", value)
+    def path_of(self, key: str) -> str:
+        """Return the path that the overrides give a field of the recipe, or an empty string."""
+        return last_path(self.overrides, key) or ""
 
     @property
-    def train(self) -> list[str]:
-        """What each process runs, after `python`."""
-        return ["-m", "lsgd.train", f"+recipe={self.recipe}", *self.words]
+    def train_arguments(self) -> list[str]:
+        """The arguments of `python` that start training in each process."""
+        return ["-m", "lsgd.train", f"+recipe={self.recipe}", *self.overrides]
 
 
 def _lines(launcher: str) -> list[str]:
-    """How the launcher is called, and a line for each of its options."""
+    """Return a launcher's usage line, and a help line for each of its options."""
     sentences = {
         f"{name} {OPTIONS[name][0]}": OPTIONS[name][1] for name in LAUNCHERS[launcher].options
     }
     sentences["--print"] = "show what would be started or submitted, and do nothing"
-    listed = " ".join(f"[{option}]" for option in sentences)
     return [
-        f"python -m lsgd.launch {launcher} RECIPE [key=value …] {listed}",
-        *(f"  {option:<24} {sentence}" for option, sentence in sentences.items()),
+        f"python -m lsgd.launch {launcher} RECIPE [key=value …] [options]",
+        *(option_line(option, sentence) for option, sentence in sentences.items()),
     ]
 
 
-def read_options(
-    launcher: str, argv: Sequence[str], asked: Parser | None = None
-) -> tuple[list[str], dict[str, str], bool]:
-    """The words that are neither options nor their values, the options, and whether --print is one.
+def option_line(option: str, sentence: str) -> str:
+    """Format an option and its description for a help text, in lines of at most 100 columns."""
+    return textwrap.fill(
+        sentence, 100, initial_indent=f"  {option:<21} ", subsequent_indent=24 * " "
+    )
 
-    `asked` is the parser of the command that has these words left. Raises Refused for options that
-    the launcher does not take.
+
+def read_options(
+    launcher: str, argv: Sequence[str], caller: Parser | None = None
+) -> tuple[list[str], dict[str, str], bool]:
+    """Parse a launcher's command line into positional arguments, options, and whether to --print.
+
+    `caller` is the parser of the command that passes these arguments on. Raises UsageError for
+    options that the launcher does not take.
     """
     form, *_ = lines = _lines(launcher)
-    remedy = f"write {form}" if asked is None else SEE_HELP
+    remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
-        raise Refused(f"option -- is not known; {remedy}")
+        raise UsageError(f"option -- is not known; {remedy}")
     parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     for name in LAUNCHERS[launcher].options:
-        # A missing value is refused below, where the sentence for it is.
+        # A missing value is rejected below, with a better message.
         parser.add_argument(
             name, dest=name, nargs="?", const="", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-    # Intermixed: options may stand among the words.
+    # Intermixed, since options may stand between positional arguments.
     namespace, unknown = parser.parse_known_intermixed_args(argv)
-    # What looks like a negative number is a word to argparse.
+    # argparse takes what looks like a negative number for a positional argument.
     unknown += [word for word in namespace.words if word.startswith("-")]
     if unknown:
         name, _, _ = unknown[0].partition("=")
         if takers := [each for each, other in LAUNCHERS.items() if name in other.options]:
-            raise Refused(f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}")
-        (asked or parser).refuse(unknown[0], argv, remedy, also=parser.known)
+            raise UsageError(
+                f"{name} is an option of {', '.join(takers)}, not {launcher}; {remedy}"
+            )
+        (caller or parser).reject_argument(unknown[0], argv, remedy, also=parser.known_options)
     options = {name: value for name, value in vars(namespace).items() if name in OPTIONS}
     for name, value in options.items():
         if not value:
-            raise Refused(f"{name} has no value; {remedy}")
+            raise UsageError(f"{name} has no value; {remedy}")
         pattern, expected = FORMS.get(OPTIONS[name][0], (".+", ""))
         if not re.fullmatch(pattern, value, re.DOTALL):
-            raise Refused(f"{name} is {value}, but must be {expected}")
+            given = value if value.isprintable() else repr(value)
+            raise UsageError(f"{name} is {given}, but must be {expected}")
     if "--np" in options and "--gpus" in options:
-        raise Refused("--np counts all processes and --gpus those of a machine; write one of them")
+        raise UsageError(
+            "--np counts all processes and --gpus those of a machine; write one of them"
+        )
     return namespace.words, options, namespace.print
 
 
 def recipe_keys() -> list[str]:
-    """The fields that key=value words of a training may give."""
-    from lsgd.config import field_keys  # Hydra takes a while to import
+    """Return the names of the recipe's fields that key=value overrides may set."""
+    from lsgd.config import override_keys  # Hydra takes a while to import
 
-    return field_keys()
+    return override_keys()
 
 
 def read_request(launcher: str, argv: Sequence[str]) -> Request:
-    """The run that the words ask for; raises Refused without exactly one recipe."""
-    words, options, prints = read_options(launcher, argv)
+    """Parse a launcher's command line into a request; raise UsageError unless it has one recipe."""
+    overrides, options, prints = read_options(launcher, argv)
     form, *_ = _lines(launcher)
-    names = [word for word in words if "=" not in word and not word.startswith("~")]
-    named = [word for word in words if re.match(r"\+?recipe=", word)]
+    names = [word for word in overrides if "=" not in word and not word.startswith("~")]
+    named = [word for word in overrides if re.match(r"\+?recipe=", word)]
     if named:
         name = named[0].partition("=")[2]
-        raise Refused(f"a launcher takes a recipe by its name alone; write {name} for {named[0]}")
+        raise UsageError(
+            f"a launcher takes a recipe by its name alone; write {name} for {named[0]}"
+        )
     recipe, *others = names or [""]
     if not recipe:
-        raise Refused(f"which recipe? Write {form}")
+        raise UsageError(f"which recipe? Write {form}")
     if others:
-        raise Refused(f"{others[0]} is a second recipe after {recipe}; write {form}")
+        raise UsageError(f"{others[0]} is a second recipe after {recipe}; write {form}")
     # An image may have recipes of its own.
     if not options.keys() & IMAGES and recipe not in (known := sorted(paths.recipe_names())):
         hint = did_you_mean(recipe, known, "lsgd train --help lists those there are")
-        raise Refused(f"recipe {recipe} does not exist; {hint}")
-    return Request(recipe, [word for word in words if word != recipe], options, prints)
+        raise UsageError(f"recipe {recipe} does not exist; {hint}")
+    # ~ is expanded here: on another machine, or in an image, it may be another folder. A pod does
+    # not have this machine's home folder.
+    overrides = [
+        word if launcher == "k8s" else expand_override_home(word)
+        for word in overrides
+        if word != recipe
+    ]
+    return Request(recipe, overrides, options, prints)

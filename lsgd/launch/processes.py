@@ -1,4 +1,4 @@
-"""How many processes the options of a launcher ask for, and what each of them is given."""
+"""The number of processes that a launcher's options ask for, and their threads."""
 
 import os
 import shutil
@@ -7,35 +7,39 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.job.launcher import omp_num_threads
 from lsgd.launch.options import LAUNCHERS, Request
+from lsgd.paths import expand_home
 
 GPUS = 8
-"""Of a machine in a cluster, unless the options say otherwise."""
+"""The GPUs of a machine in a cluster, unless the options give another number."""
 
 
 def python() -> str:
-    """The Python that trains outside of images: that of $PYTHON, else the one that runs this."""
-    return os.environ.get("PYTHON") or sys.executable
+    """Return the Python interpreter that trains outside of containers: $PYTHON, or this one."""
+    return expand_home(os.environ.get("PYTHON") or sys.executable)
 
 
 def find_python() -> str:
-    """The Python that trains on this machine; raises Refused if it is not there."""
+    """Return the Python interpreter that trains here; raise UsageError if it does not exist."""
     name = python()
     if shutil.which(name) is None:
-        raise Refused(f"there is no Python at {name}; set PYTHON to one that is there, or unset it")
+        raise UsageError(
+            f"there is no Python at {name}; set PYTHON to one that is there, or unset it"
+        )
     return name
 
 
 def gpus_per_machine(launcher: str, options: Mapping[str, str]) -> int | None:
-    """The GPUs of each machine, where processes are counted by these; None where in all."""
+    """Return the GPUs per machine where these set the number of processes, else None."""
     if "--gpus" in options or ("--np" not in options and LAUNCHERS[launcher].submits):
         return int(options.get("--gpus", GPUS))
     return None
 
 
 def count_processes(launcher: str, options: Mapping[str, str]) -> int:
-    """All the processes that the options ask for; by default as many as suit this machine."""
+    """Return the total number of processes that the options ask for, or this machine's default."""
     if gpus := gpus_per_machine(launcher, options):
         return int(options.get("--nodes", 1)) * gpus
     if "--np" in options:
@@ -45,25 +49,33 @@ def count_processes(launcher: str, options: Mapping[str, str]) -> int:
 
 @cache
 def default_processes(program: str) -> int:
-    """One process per GPU that this Python's torch finds, or 2 without GPUs."""
-    question = "import torch; print(torch.cuda.device_count() or 2)"
+    """Return the default number of processes: one per GPU that torch finds, or 2 without GPUs."""
+    question = "import torch; print(torch.accelerator.device_count() or 2)"
     answer = subprocess.run([program, "-c", question], capture_output=True, text=True).stdout
     return int(answer or 2)
 
 
-def threads(request: Request, processes: int) -> str:
-    """OMP_NUM_THREADS=N such that the processes of a machine share its cores.
+def with_threads(request: Request, processes: int, command: list[str]) -> list[str]:
+    """Wrap the command in `env` with an OMP_NUM_THREADS that shares a machine's cores."""
+    # To env, a program with an equals sign in its path is a variable.
+    shell = ["sh", "-c", 'exec "$0" "$@"'] if "=" in command[0] else []
+    return ["env", omp_setting(request, processes), *shell, *command]
 
-    Each would otherwise start as many threads as there are cores. What the caller has set stays.
+
+def omp_setting(request: Request, processes: int) -> str:
+    """Return the setting OMP_NUM_THREADS=N that divides a machine's cores among its processes.
+
+    Otherwise each process would start as many threads as there are cores. A value that the caller
+    has set is kept.
     """
-    if own := os.environ.get("OMP_NUM_THREADS"):
-        return f"OMP_NUM_THREADS={own}"
+    if omp_num_threads():
+        return f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
     slots = _slots(request.options)
     local_size = slots[0] if slots else int(request.options.get("--gpus", processes))
     return f"OMP_NUM_THREADS={max(1, os.sysconf('SC_NPROCESSORS_ONLN') // local_size)}"
 
 
 def _slots(options: Mapping[str, str]) -> list[int]:
-    """The processes on each of --hosts, in its order."""
+    """Return the number of processes on each host of the --hosts option, in its order."""
     hosts = options.get("--hosts", "")
     return [int(host.rpartition(":")[2]) for host in hosts.split(",") if host]

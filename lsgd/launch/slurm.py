@@ -1,19 +1,20 @@
-"""One Slurm job, as the batch script that sbatch is handed.
+"""The Slurm launcher, which makes the batch script for sbatch.
 
-A requeued job goes on in its run folder and appends to its logs.
+A requeued job resumes in its run folder and appends to its logs.
 """
 
 import os
 import re
 from pathlib import Path
 
+from lsgd.errors import UsageError
+from lsgd.launch.launch_command import LaunchCommand
 from lsgd.launch.options import Request
 from lsgd.launch.processes import count_processes, gpus_per_machine, python
-from lsgd.launch.quoting import shell_line
-from lsgd.launch.start import Start
+from lsgd.launch.quoting import sbatch_line, shell_line
+from lsgd.override_syntax import PATH_FIELDS
+from lsgd.paths import expand_home
 
-PATHS = ("data.root", "data.index", "data.skip_list", "run_dir")
-"""The words that name a file or folder which the run reads or writes."""
 BATCH = """\
 #!/usr/bin/env bash
 {options}
@@ -21,27 +22,34 @@ BATCH = """\
 run_dir={run_dir}
 echo "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), on $SLURM_JOB_NODELIST"
 mkdir -p "$run_dir/logs"
+log=$run_dir/logs/rank0.log
+before=$(stat -c %s "$log" 2>/dev/null)
 {srun} "--output=$run_dir/logs/rank%t.log" \\
     {train}
 code=$?
+if ((code == 0)) && [[ $(stat -c %s "$log" 2>/dev/null) == "$before" ]]; then
+    echo "lsgd: srun ended with 0, but process 0 wrote nothing to $log: nothing has trained"
+    code=1
+fi
 # Stopped by a signal, such as USR2 before the time limit, with all its work saved: to be continued.
 if ((code == 75)); then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code"""
 
 
-def slurm(request: Request) -> Start:
-    """The job, of whole machines or of some cores of machines."""
+def slurm(request: Request) -> LaunchCommand:
+    """Return the sbatch command and batch script of a job on whole machines or on some cores."""
     options = request.options
-    # A requeue keeps the job's number, %j.
-    folder = request.run_dir or f"runs/{request.recipe}/slurm-%j"
-    train = shell_line(["python3" if "--container" in options else python(), *request.train])
+    folder = _folder(request)
+    train = shell_line(
+        ["python3" if "--container" in options else python(), *request.train_arguments]
+    )
     text = BATCH.format(
-        options="\n".join(f"#SBATCH {option}" for option in _sbatch_options(request, folder)),
+        options="\n".join(map(sbatch_line, _sbatch_options(request, folder))),
         run_dir=shell_line([folder]).replace("slurm-%j", "slurm-$SLURM_JOB_ID"),
         srun=shell_line(_srun(request)),
         train=train if request.run_dir else f'{train} "run_dir=$run_dir"',
     )
-    return Start(
+    return LaunchCommand(
         request,
         count_processes("slurm", options),
         ["sbatch"],
@@ -50,6 +58,22 @@ def slurm(request: Request) -> Start:
         text,
         Path(folder).parent,
     )
+
+
+def _folder(request: Request) -> str:
+    """Return the run folder of a Slurm job, next to which Slurm writes the job's log.
+
+    Raises UsageError for what Slurm does not take literally in the name of a file: % begins one of
+    its patterns, a backslash disables all of them, and no quotes hold a control character.
+    """
+    for name, value in (("run_dir", request.run_dir), ("recipe", request.recipe)):
+        if not value.isprintable() or re.search(r"[%\\]", value):
+            raise UsageError(
+                f"{name}={value!r} has %, a backslash or a control character, which Slurm does not "
+                "take literally in the names of files; write another"
+            )
+    # A requeued job keeps its number, %j.
+    return request.run_dir or f"runs/{request.recipe}/slurm-%j"
 
 
 def _sbatch_options(request: Request, folder: str) -> list[str]:
@@ -63,11 +87,10 @@ def _sbatch_options(request: Request, folder: str) -> list[str]:
         f"--nodes={options.get('--nodes', 1)}",
         *tasks,
         f"--cpus-per-task={cpus}" if cpus else "--exclusive",
-        # A whole machine has the queue's default of its memory otherwise, which may be little.
+        # Otherwise the job on a whole machine gets the queue's default memory, which may be little.
         *([f"--mem={memory}"] if (memory := options.get("--mem", "" if cpus else "0")) else []),
         *([f"--time={options['--time']}"] if "--time" in options else []),
-        # sbatch reads quotes as a shell does.
-        f'--output="{folder}.log"' if re.search(r"[\s']", folder) else f"--output={folder}.log",
+        f"--output={folder}.log",
         "--open-mode=append",
         "--requeue",
         "--signal=USR2@120",
@@ -76,21 +99,28 @@ def _sbatch_options(request: Request, folder: str) -> list[str]:
 
 def _srun(request: Request) -> list[str]:
     options = request.options
-    # Bound to one core each, processes would have one thread; so they may use all cores that the
-    # job has on their machine, and lsgd divides its threads among them.
+    # Bound to one core each, processes would have one thread. So they may use all cores of the job
+    # on their machine, and lsgd divides these into threads per process.
     srun = ["srun", "--cpu-bind=none"]
     if "--cpus" in options:
         srun += [f"--cpus-per-task={options['--cpus']}"]
-    # When one has died, the others have 15 s to say why and to leave.
+    # When a process has died, the others have 15 s to report and to exit.
     srun += ["--kill-on-bad-exit=0", "--wait=15", "--open-mode=append"]
     if "--container" in options:
-        # The folder as the shell names it: words may name it too, with the links on the way to it.
+        # The folder as the shell names it, since overrides may contain it with unresolved links.
         folder = os.environ.get("PWD", "")
         if not (os.path.exists(folder) and os.path.samefile(folder, ".")):
             folder = os.getcwd()
-        named = [request.value_of(key) for key in PATHS] + [os.environ.get("LSGD_DATA", "")]
-        outside = [os.path.normpath(os.path.join(folder, path)) for path in named if path]
-        # What lies in the folder is mounted with it.
+        named = {key: request.path_of(key) for key in PATH_FIELDS}
+        named["LSGD_DATA"] = expand_home(os.environ.get("LSGD_DATA", ""))
+        for key, path in (*named.items(), ("the current folder", folder)):
+            if re.search("[,:]", path):
+                raise UsageError(
+                    f"{key}={path!r} has a comma or a colon, which would mount something else in "
+                    "--container; take another path"
+                )
+        outside = [os.path.normpath(os.path.join(folder, path)) for path in named.values() if path]
+        # Paths inside the folder are mounted with it.
         mounts = [folder, *(path for path in outside if not f"{path}/".startswith(f"{folder}/"))]
         srun += [
             f"--container-image={options['--container']}",

@@ -1,4 +1,4 @@
-"""Networks as plain modules, and how a run starts with one: weights, precision, layout."""
+"""Networks as plain modules, and their initial weights, precision and memory layout."""
 
 from functools import partial
 from typing import Any
@@ -16,17 +16,17 @@ DTYPES = {
     "bfloat16": torch.float32,
     "float64": torch.float64,
 }
-"""The type of parameters and gradients; tf32 and bfloat16 are for products alone."""
+"""The dtype of parameters and gradients; tf32 and bfloat16 apply only to products."""
 
 
 def make_network(recipe: Recipe) -> nn.Module:
-    """The network that a run of the recipe starts with; the same on every process.
+    """Build a recipe's network with its initial weights, the same on every process.
 
-    It is in the recipe's precision and memory layout, on the CPU.
+    It has the recipe's precision and memory layout, on the CPU.
     """
-    if recipe.model.of_library:
-        # Imported here, as torchvision below.
-        from lsgd.models.library import make_library_network
+    if recipe.model.is_from_library:
+        # A slow import, as is torchvision below.
+        from lsgd.models.library_networks import make_library_network
 
         model = make_library_network(recipe)
     else:
@@ -38,24 +38,24 @@ def make_network(recipe: Recipe) -> nn.Module:
             hidden=recipe.model.hidden,
             seed=recipe.seed,
         )
-    return model.to(DTYPES[recipe.precision], memory_format=layout(recipe))  # type: ignore[call-overload,no-any-return]
+    return model.to(DTYPES[recipe.precision], memory_format=memory_format(recipe))  # type: ignore[call-overload,no-any-return]
 
 
-def layout(recipe: Recipe) -> torch.memory_format:
-    """The memory format of images and convolutions."""
+def memory_format(recipe: Recipe) -> torch.memory_format:
+    """Return the torch memory format of a recipe's images and convolutions."""
     return torch.channels_last if recipe.channels_last else torch.contiguous_format
 
 
 def make_model(
     name: str, *, classes: int, channels: int, last_gamma: float, hidden: int = 120, seed: int
 ) -> nn.Module:
-    """The network `name`, initialised by the seed alone: the same weights on every process.
+    """Build a named image network with initial weights that depend on the seed alone.
 
-    `last_gamma` is of residual networks, `hidden` of LeNet-5.
+    `last_gamma` applies to residual networks, `hidden` to LeNet-5.
     """
-    # Imported here, since torchvision takes a second and only what makes a network needs it.
+    # Imported here, since torchvision takes a second to import and few callers build a network.
     from lsgd.models.lenet import LeNet5
-    from lsgd.models.small import SmallResNet
+    from lsgd.models.small_resnet import SmallResNet
     from lsgd.vision import models
 
     norm = WorkerBatchNorm2d
@@ -66,16 +66,17 @@ def make_model(
         "small_resnet": partial(SmallResNet, classes, channels=channels, blocks=1, width=8),
         "lenet5": partial(LeNet5, classes, channels=channels, hidden=hidden),
     }
-    with _Undrawn():
+    with _SkipInit():
         model: nn.Module = makers[name]()
     initialise(model, last_gamma=last_gamma, seed=seed)
     return model
 
 
-class _Undrawn(TorchFunctionMode):
-    """Within it layers do not draw the weights with which torch lets them start.
+class _SkipInit(TorchFunctionMode):
+    """A torch function mode in which new layers skip torch's random initialisation of weights.
 
-    They get others at once, or are refused; drawing those of ResNet-50 twice takes 0.2 s.
+    `initialise` sets all weights afterwards or refuses the layer; drawing those of ResNet-50 twice
+    takes 0.2 s.
     """
 
     draws = (
@@ -88,19 +89,19 @@ class _Undrawn(TorchFunctionMode):
     )
 
     def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, unless it draws."""
+        """Call a torch function, unless it is a random initialisation of weights."""
         if function in self.draws:
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
 
 
 def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
-    """Start the weights of any network, by the seed alone.
+    """Initialise the weights of any network from the seed alone, by a rule per type of layer.
 
     - The last linear layer, which gives the logits, N(0, 0.01²) (Goyal et al. 2017, section 5.1).
     - Other linear layers and convolutions N(0, 2 / fan out) (He et al. 2015, equation 14). Either
-      fan will do if all layers have the same: what one gains the next loses, and the rest is one
-      constant for the network. The paper of 2017 takes fan out for its convolutions.
+      fan will do if all layers use the same: their ratios cancel between layers, up to a constant
+      of the network. The paper of 2017 takes fan out for its convolutions.
     - Embeddings and recurrent layers U(-0.1, 0.1), all their parameters (Zaremba et al. 2014,
       section 4.1, the network of 200 units, and the authors' code).
     - The scores of a CRF 0, where no tag is preferred.
@@ -111,7 +112,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
     parameters of its own, which would keep numbers of torch's global generator.
     """
     from lsgd.models.crf import CRF
-    from lsgd.models.lstm import INITIAL
+    from lsgd.models.lstm import INIT_BOUND
     from lsgd.vision import models
 
     generator = torch.Generator().manual_seed(seed)
@@ -128,7 +129,7 @@ def initialise(model: nn.Module, *, last_gamma: float, seed: int) -> None:
                 _zero(module.bias)
             case nn.Embedding() | nn.RNNBase():
                 for parameter in module.parameters(recurse=False):
-                    nn.init.uniform_(parameter, -INITIAL, INITIAL, generator=generator)
+                    nn.init.uniform_(parameter, -INIT_BOUND, INIT_BOUND, generator=generator)
             case CRF():
                 for parameter in module.parameters():
                     nn.init.zeros_(parameter)

@@ -1,16 +1,17 @@
-"""A conditional random field over a chain of tags (Lafferty et al. 2001; Lample et al. 2016)."""
+"""A linear-chain conditional random field (Lafferty et al. 2001; Lample et al. 2016)."""
 
 import torch
 from torch import Tensor, nn
 
 
 class CRF(nn.Module):
-    """Scores of a sentence's tags as a whole: of each word's tag, which a network gives, and of
-    each tag behind another, of a first and of a last one, which are its parameters.
+    """A linear-chain conditional random field, which scores all tags of a sentence together.
 
-    All sentences of a batch lie in a grid of T places, filled from place 0; `mask` says which
-    places have a word. Its scores begin at 0, where no tag is preferred. It has no forward(), so
-    that torch.compile leaves it alone: a loop over places would be compiled for each T anew.
+    The score is the sum of each token's emission score, which a network computes, and of parameters
+    for each transition, the first and the last tag. The sentences of a batch are in a grid of T
+    time steps, filled from step 0; `mask` marks the cells with a token. All parameters start at 0,
+    where no tag is preferred. It has no forward(), so that torch.compile ignores it: it would
+    compile the loop over time steps for each T.
     """
 
     def __init__(self, tags: int) -> None:
@@ -21,12 +22,14 @@ class CRF(nn.Module):
         self.last = nn.Parameter(torch.zeros(tags))
 
     def loss(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
-        """The negative log-likelihood of the tags (T, sentences), summed over the sentences, shape
-        (); `emissions` are the scores that the network gives, shape (T, sentences, tags)."""
+        """Return the negative log-likelihood of tags (T, sentences), summed over sentences, ().
+
+        `emissions` are the network's scores, shape (T, sentences, tags).
+        """
         return (self.log_partition(emissions, mask) - self.score(emissions, tags, mask)).sum()
 
     def score(self, emissions: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
-        """The score of the tags (T, sentences) of each sentence, shape (sentences,)."""
+        """Return the CRF's score of each sentence's tags (T, sentences), shape (sentences,)."""
         own = emissions.gather(2, tags[:, :, None])[:, :, 0]
         steps = self.transitions[tags[:-1], tags[1:]]
         ends = mask.sum(0) - 1
@@ -35,8 +38,10 @@ class CRF(nn.Module):
         return sums + self.first[tags[0]] + self.last[last]
 
     def log_partition(self, emissions: Tensor, mask: Tensor) -> Tensor:
-        """The logarithm of the sum of exp(score) over all tags that each sentence could have, by
-        the forward algorithm (Lample et al. 2016, equation 1), shape (sentences,)."""
+        """Compute for each sentence the log of the sum of exp(score) over all tag sequences.
+
+        It uses the forward algorithm (Lample et al. 2016, equation 1); the shape is (sentences,).
+        """
         paths = self.first + emissions[0]
         for emission, inside in zip(emissions[1:], mask[1:, :, None], strict=True):
             longer = torch.logsumexp(paths[:, :, None] + self.transitions, 1) + emission
@@ -44,11 +49,13 @@ class CRF(nn.Module):
         return torch.logsumexp(paths + self.last, 1)
 
     @torch.no_grad()
-    def best(self, emissions: Tensor, mask: Tensor) -> Tensor:
-        """The tags of the highest score of each sentence (Viterbi 1967), shape (T, sentences), and
-        tag 0 behind its end; of several with that score, the same ones in every batch."""
+    def decode(self, emissions: Tensor, mask: Tensor) -> Tensor:
+        """Return each sentence's tags of highest score (Viterbi 1967), shape (T, sentences).
+
+        Cells without a token get tag 0. Ties are broken in the same way in every batch.
+        """
         paths = self.first + emissions[0]
-        # Behind the end of a sentence, each tag comes from itself, so that the last one stays.
+        # After the end of a sentence each tag follows itself, so that the last tag is kept.
         stay = torch.arange(len(self.first), device=emissions.device).expand_as(paths)
         steps = []
         for emission, inside in zip(emissions[1:], mask[1:, :, None], strict=True):

@@ -1,4 +1,4 @@
-"""A bidirectional LSTM that tags words, and the grids in which it reads their sentences."""
+"""A bidirectional LSTM tagger, and the padded grids in which it reads sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,107 +8,142 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
+from lsgd.job.device import to_device, to_device_together
 from lsgd.models.crf import CRF
 from lsgd.text import word_places
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The cells in which an LSTM reads some sentences: a row for each of T places, one of each."""
+class PaddedGrid:
+    """A padded grid of cells, one per time step and sentence, in which an LSTM reads sentences."""
 
-    steps: int
-    """T, at least the length of the longest sentence."""
+    time_steps: int
+    """The number T of time steps, at least the length of the longest sentence."""
     lengths: Tensor
-    """The words of each sentence, shape (sentences,), on the CPU."""
+    """The number of tokens in each sentence, shape (sentences,), on the CPU."""
     cells: Tensor
-    """The cell of each word, counted place by place: shape (words,)."""
-    mirrored: Tensor
-    """The same where each sentence is read from its end."""
-    packed: bool
-    """Whether the LSTM leaves out the cells without a word."""
+    """The flat index (time step first) of each token's cell, shape (tokens,)."""
+    reversed_cells: Tensor
+    """The index of each token's cell if sentences are read backwards, shape (tokens,)."""
+    packed_positions: Tensor | None = None
+    """The position of each cell in a PackedSequence, shape (cells,); None without packing.
+
+    A packed LSTM skips cells without a token; longer sentences come first.
+    """
+    batch_sizes: Tensor | None = None
+    """The number of tokens at each time step of a packed grid, shape (T,), on the CPU."""
 
     @property
     def size(self) -> int:
-        """The number of cells, with a word or without."""
-        return self.steps * len(self.lengths)
+        """The number of cells in the grid, with or without a token."""
+        return self.time_steps * len(self.lengths)
 
-    def put(self, words: Tensor, cells: Tensor) -> Tensor:
-        """The values of the words, (words, …), each in its cell, (T, sentences, …); 0 elsewhere."""
+    def scatter(self, words: Tensor, cells: Tensor) -> Tensor:
+        """Copy the values of tokens, (tokens, …), into the cells of the grid, (T, sentences, …).
+
+        Cells without a token are 0.
+        """
         flat = words.new_zeros(self.size, *words.shape[1:]).index_copy(0, cells, words)
-        return flat.view(self.steps, -1, *words.shape[1:])
+        return flat.view(self.time_steps, -1, *words.shape[1:])
 
 
-def make_grid(lengths: NDArray[np.int64], steps: int, *, packed: bool = False) -> Grid:
-    """The grid of T = `steps` places for sentences of these lengths."""
+def make_grid(lengths: NDArray[np.int64], steps: int, *, packed: bool = False) -> PaddedGrid:
+    """Build the padded grid of `steps` time steps for sentences of these lengths."""
     count = len(lengths)
     sentence, place = word_places(lengths)
     mirrored = (lengths[sentence] - 1 - place) * count + sentence
     cells = place * count + sentence
-    return Grid(
-        steps,
-        torch.from_numpy(lengths),
-        torch.from_numpy(cells),
-        torch.from_numpy(mirrored),
-        packed,
-    )
+    arrays = [lengths, cells, mirrored, *(_packing(lengths, steps) if packed else ())]
+    return PaddedGrid(steps, *map(torch.from_numpy, arrays))
+
+
+def _packing(lengths: NDArray[np.int64], steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return each cell's position in a PackedSequence, and its batch sizes, for these lengths."""
+    sizes = (lengths > np.arange(steps)[:, None]).sum(1)
+    ranks = np.empty_like(lengths)
+    ranks[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
+    before = np.cumsum(sizes) - sizes
+    # A cell without a token gets the position of another cell, which is never read.
+    return (before[:, None] + ranks).ravel(), sizes[sizes > 0]
 
 
 @dataclass(frozen=True)
 class TaggedBatch:
-    """The sentences of a pass, one behind the other."""
+    """The tagged sentences of a micro-batch, concatenated, with the grids that arrange them."""
 
-    words: Tensor
-    """Their words, shape (words,)."""
+    tokens: Tensor
+    """The tokens, shape (tokens,)."""
     tags: Tensor
-    """The tag of each word, shape (words,)."""
+    """The tag of each token, shape (tokens,)."""
     sentences: Tensor
-    """The number of each word's sentence in the batch, shape (words,)."""
-    grids: Sequence[Grid]
-    """The grids in which the LSTMs read them; each has the next ones."""
-    chains: Sequence[Grid]
-    """The same for the CRF, which has few numbers in a cell, so that empty ones cost it less than
-    another loop over places."""
+    """The index of each token's sentence in the batch, shape (tokens,)."""
+    lstm_grids: Sequence[PaddedGrid]
+    """The LSTMs' grids, each for the sentences after those of the one before."""
+    crf_grids: Sequence[PaddedGrid]
+    """The grids in which the CRF reads the sentences.
+
+    They may be fewer than the LSTMs': the CRF has few numbers per cell, so that empty cells cost
+    less than another loop over time steps.
+    """
     masks: Tensor | None = None
-    """What the features of each sentence are multiplied by, shape (sentences, embedding + twice
-    width); None means no dropout."""
+    """The dropout factors of each sentence's features, shape (sentences, embedding + twice width).
+
+    None means no dropout.
+    """
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "TaggedBatch":
-        """The same on a device, with masks of this type."""
+        """Copy the batch of sentences to a device; its dropout masks, if any, get this dtype.
+
+        All integers are sent in one transfer.
+        """
+        numbers = [self.tokens, self.tags, self.sentences]
+        for grid in (*self.lstm_grids, *self.crf_grids):
+            numbers += (grid.cells, grid.reversed_cells)
+            if grid.packed_positions is not None:
+                numbers.append(grid.packed_positions)
+        words, tags, sentences, *places = to_device_together(numbers, device)
+        rest = iter(places)
         grids, chains = (
             [
-                replace(grid, cells=grid.cells.to(device), mirrored=grid.mirrored.to(device))
+                replace(
+                    grid,
+                    cells=next(rest),
+                    reversed_cells=next(rest),
+                    packed_positions=None if grid.packed_positions is None else next(rest),
+                )
                 for grid in some
             ]
-            for some in (self.grids, self.chains)
+            for some in (self.lstm_grids, self.crf_grids)
         )
-        words, tags, sentences = (
-            each.to(device, non_blocking=True) for each in (self.words, self.tags, self.sentences)
-        )
-        masks = None if self.masks is None else self.masks.to(device, dtype, non_blocking=True)
+        masks = self.masks
+        if masks is not None:
+            masks = to_device(masks.to(dtype), device)
         return TaggedBatch(words, tags, sentences, grids, chains, masks)
 
 
 class Tagger(nn.Module):
-    """Embedding, an LSTM in each direction, and a linear layer that gives the scores of each word's
-    tags: of a word by itself or, with a CRF, of all words of a sentence together.
+    """A bidirectional LSTM between an embedding and a linear layer that scores each token's tags.
 
-    What comes of it does not depend on the grids, except for the last bits.
+    The tags of a sentence are chosen one by one or, with a CRF, together. Results do not depend on
+    the grids, except for the last bits.
     """
 
-    def __init__(self, words: int, tags: int, *, embedding: int, width: int, crf: bool) -> None:
+    def __init__(
+        self, vocabulary_size: int, tags: int, *, embedding: int, width: int, crf: bool
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(words, embedding)
+        self.embedding = nn.Embedding(vocabulary_size, embedding)
         self.onwards = nn.LSTM(embedding, width)
         self.backwards = nn.LSTM(embedding, width)
         self.fc = nn.Linear(2 * width, tags)
         self.crf = CRF(tags) if crf else None
 
     def forward(self, batch: TaggedBatch) -> Tensor:
-        """The scores of the tags of each word, shape (words, tags)."""
-        # All words at once: each look-up has a gradient of the size of the whole table.
-        embedded = self.embedding(batch.words)
+        """Compute the scores of all tags for each token, shape (tokens, tags)."""
+        # One look-up for all grids, since each has a gradient of the size of the whole table.
+        embedded = self.embedding(batch.tokens)
         width = embedded.shape[1]
         if batch.masks is not None:
             embedded = embedded * batch.masks[batch.sentences, :width]
@@ -116,12 +151,14 @@ class Tagger(nn.Module):
             [
                 torch.cat(
                     (
-                        _read(self.onwards, words, grid.cells, grid),
-                        _read(self.backwards, words, grid.mirrored, grid),
+                        _run_lstm(self.onwards, words, grid.cells, grid),
+                        _run_lstm(self.backwards, words, grid.reversed_cells, grid),
                     ),
                     1,
                 )
-                for words, grid in zip(_by(batch.grids, embedded), batch.grids, strict=True)
+                for words, grid in zip(
+                    _split_by_grid(batch.lstm_grids, embedded), batch.lstm_grids, strict=True
+                )
             ]
         )
         if batch.masks is not None:
@@ -130,46 +167,53 @@ class Tagger(nn.Module):
         return scores
 
     def loss(self, scores: Tensor, batch: TaggedBatch) -> Tensor:
-        """The negative log-likelihood of the batch's tags, summed over its words, shape ()."""
+        """Return the negative log-likelihood of the batch's tags, summed over tokens, shape ()."""
         if self.crf is None:
             return F.cross_entropy(scores, batch.tags, reduction="sum")
         losses = [
-            self.crf.loss(grid.put(own, grid.cells), grid.put(tags, grid.cells), _mask(grid))
+            self.crf.loss(
+                grid.scatter(own, grid.cells), grid.scatter(tags, grid.cells), _mask(grid)
+            )
             for own, tags, grid in zip(
-                _by(batch.chains, scores), _by(batch.chains, batch.tags), batch.chains, strict=True
+                _split_by_grid(batch.crf_grids, scores),
+                _split_by_grid(batch.crf_grids, batch.tags),
+                batch.crf_grids,
+                strict=True,
             )
         ]
         return torch.stack(losses).sum()
 
     @torch.no_grad()
-    def best(self, scores: Tensor, batch: TaggedBatch) -> Tensor:
-        """The most likely tags, shape (words,): of each word or, with a CRF, of each sentence."""
+    def decode(self, scores: Tensor, batch: TaggedBatch) -> Tensor:
+        """Return the most likely tag of each token, (tokens,), with a CRF jointly per sentence."""
         if self.crf is None:
             return scores.argmax(1)
         return torch.cat(
             [
-                self.crf.best(grid.put(own, grid.cells), _mask(grid)).flatten()[grid.cells]
-                for own, grid in zip(_by(batch.chains, scores), batch.chains, strict=True)
+                self.crf.decode(grid.scatter(own, grid.cells), _mask(grid)).flatten()[grid.cells]
+                for own, grid in zip(
+                    _split_by_grid(batch.crf_grids, scores), batch.crf_grids, strict=True
+                )
             ]
         )
 
 
-def _by(grids: Sequence[Grid], values: Tensor) -> Sequence[Tensor]:
-    """The values of the words, (words, …), of each grid."""
+def _split_by_grid(grids: Sequence[PaddedGrid], values: Tensor) -> Sequence[Tensor]:
+    """Split the values of a batch's tokens, (tokens, …), into one tensor per padded grid."""
     return torch.split(values, [len(grid.cells) for grid in grids])
 
 
-def _read(lstm: nn.LSTM, words: Tensor, cells: Tensor, grid: Grid) -> Tensor:
-    """What the LSTM makes of the words, (words, embedding), each in its cell: (words, width)."""
-    cells_before = grid.put(words, cells)
-    if grid.packed:
-        packed = pack_padded_sequence(cells_before, grid.lengths, enforce_sorted=False)
-        cells_after, _ = pad_packed_sequence(lstm(packed)[0], total_length=grid.steps)
-    else:
-        cells_after, _ = lstm(cells_before)
+def _run_lstm(lstm: nn.LSTM, words: Tensor, cells: Tensor, grid: PaddedGrid) -> Tensor:
+    """Run an LSTM over the tokens, (tokens, embedding), in their cells; return (tokens, width)."""
+    if grid.packed_positions is not None:
+        places = grid.packed_positions[cells]
+        packed = torch.empty_like(words).index_copy_(0, places, words)
+        read: Tensor = lstm(PackedSequence(packed, grid.batch_sizes))[0].data
+        return read[places]
+    cells_after: Tensor = lstm(grid.scatter(words, cells))[0]
     return cells_after.flatten(0, 1)[cells]
 
 
-def _mask(grid: Grid) -> Tensor:
-    """The cells that have a word, shape (T, sentences)."""
-    return grid.put(torch.ones_like(grid.cells, dtype=torch.bool), grid.cells)
+def _mask(grid: PaddedGrid) -> Tensor:
+    """Return a grid's mask of the cells that have a token, shape (T, sentences)."""
+    return grid.scatter(torch.ones_like(grid.cells, dtype=torch.bool), grid.cells)

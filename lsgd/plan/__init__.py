@@ -1,8 +1,9 @@
-"""What a bigger machine would give: hours, efficiency and what bounds, before any of it is rented.
+"""Estimates of a run's time, efficiency and bottleneck on a larger cluster, before it is rented.
 
-From the bottom: `allreduce` the cost of one sum, `gradients` what is summed and when it is ready,
-`overlap` how much of it the backward pass hides, `step` the whole step; `hardware` has the
-constants, `measured` and `paper` the step to start from. `strategy` sets servers beside all-reduce,
-by the `pace` that workers keep in virtual time; `arrival` and `target` plan to an accuracy. `kept`
-is what --out keeps.
+From the bottom: `allreduce` models the cost of one all-reduce, `gradients` the gradient buckets and
+when they are ready, `overlap` the overlap with the backward pass, `step` the whole step. `hardware`
+has the constants; `measured_step` and `paper` have the step that an estimate starts from.
+`strategy` compares parameter servers with all-reduce by their `throughput` in virtual time.
+`time_to_target` and `target` plan the time to a target accuracy. `output` writes the files of
+--out.
 """

@@ -1,6 +1,7 @@
-"""What a step sums over the GPUs, in the order of the backward pass: sizes and when each is ready.
+"""The gradient buckets of a step: their sizes, and when in the backward pass each is ready.
 
-Both come from the real model and the real reducer, on the meta device, which takes no memory.
+Both are computed with the real model and the real reducer on the meta device, which takes no
+memory.
 """
 
 from dataclasses import dataclass
@@ -14,23 +15,24 @@ from lsgd.recipe import Recipe
 from lsgd.strategy.reducer import Reducer
 
 UNFUSED = 1e-9
-"""A bucket size in MiB so small that no second tensor fits into a bucket."""
+"""A bucket size in MiB so small that a bucket holds one tensor only."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Gradients that are summed together."""
+class GradientBucket:
+    """A bucket of gradients that are all-reduced together: its size, and when it is ready."""
 
     size: int
-    """Size on the wire, in bytes."""
-    ready: float
-    """The share of the backward pass after which all its gradients are computed."""
+    """The size on the wire, in bytes."""
+    ready_share: float
+    """The share of the backward pass after which all gradients of the bucket are computed."""
 
 
-def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
-    """The sums of one step: buckets of comm.bucket_mb as lsgd makes them, or every tensor alone.
+def gradient_buckets(recipe: Recipe, *, fused: bool) -> list[GradientBucket]:
+    """Return the gradient buckets of one training step: those of lsgd, or one per tensor.
 
-    The backward pass is taken to spend its time on the layers by their multiply-adds.
+    With `fused` they have comm.bucket_mb each. The time of the backward pass is assumed to be
+    spread over the layers by their multiply-adds.
     """
     model = _model(recipe)
     reducer = Reducer(
@@ -45,24 +47,27 @@ def pieces(recipe: Recipe, *, fused: bool) -> list[Piece]:
         width = 2 if reducer.compresses else bucket.flat.element_size()
         # A bucket can be summed once the last of its gradients is computed.
         last = [next(ready) for _ in range(len(bucket.views))][-1]
-        sums.append(Piece(bucket.flat.numel() * width, last))
+        sums.append(GradientBucket(bucket.flat.numel() * width, last))
     return sums
 
 
 def parameter_sizes(recipe: Recipe) -> list[int]:
-    """The number of elements of each parameter of the recipe's model, in their order."""
+    """Return the number of elements of each parameter of the recipe's model, in model order."""
     return [parameter.numel() for parameter in _model(recipe).parameters()]
 
 
 def multiply_adds(model: nn.Module, channels: int, image_size: int) -> dict[nn.Module, int]:
-    """The multiply-adds of each convolution and fully connected layer, for one image forward."""
+    """Count the multiply-adds of each layer of a network in the forward pass of one image.
+
+    They are those of all calls of a layer.
+    """
     counts: dict[nn.Module, int] = {}
 
     def count(layer: nn.Module, _: object, output: Tensor) -> None:
         weight = layer.weight
         assert isinstance(weight, Tensor)
-        # Each number that comes out is as many multiply-adds as one of its filters has weights.
-        counts[layer] = output.numel() * weight[0].numel()
+        # Each output value takes as many multiply-adds as one filter has weights.
+        counts[layer] = counts.get(layer, 0) + output.numel() * weight[0].numel()
 
     hooks = [
         layer.register_forward_hook(count)
@@ -82,11 +87,15 @@ def _model(recipe: Recipe) -> nn.Module:
 
 
 def _ready(model: nn.Module, channels: int, image_size: int) -> list[float]:
-    """When each gradient is computed, last layer first, as a share of the backward pass."""
+    """Return the share of the backward pass after which each gradient is computed.
+
+    The gradients are in the order of the backward pass: those of the last layer come first.
+    """
     work = multiply_adds(model, channels, image_size)
     total, done = sum(work.values()), 0
-    ready = []
+    ready: dict[Tensor, float] = {}
     for layer in list(model.modules())[::-1]:
         done += work.get(layer, 0)
-        ready += [done / total for _ in layer.parameters(recurse=False)]
-    return ready
+        # The gradient of a shared parameter is complete after the first layer that uses it.
+        ready |= dict.fromkeys(layer.parameters(recurse=False), done / total)
+    return [ready[parameter] for parameter in list(model.parameters())[::-1]]

@@ -1,16 +1,16 @@
-"""The constants of a cluster, each with where it comes from."""
+"""The constants of cluster hardware, each with its source."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lsgd.plan.allreduce import GpuServers, Link
+from lsgd.plan.allreduce import GpuServers, NetworkLink
 
 GOYAL = "Goyal et al. 2017"
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A number, its unit and its source: a document, a measurement, or 'assumed' and why."""
+    """A constant of a model: a number, its unit, and its source or "assumed" and the reason."""
 
     value: float
     unit: str
@@ -22,51 +22,53 @@ class Constant:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Everything that the model of a step knows of a cluster, but the speed of its GPUs.
+    """The constants of a cluster's hardware for modelling a step, without its GPUs' speed.
 
     Bandwidths are of one direction.
     """
 
     name: str
-    """What it is, in words."""
+    """The description of the hardware."""
     network_bandwidth: Constant
-    """Bandwidth of a server's network, Gbit/s."""
+    """The bandwidth of a server's network, Gbit/s."""
     network_latency: Constant
-    """Latency of a message between servers, µs."""
+    """The latency of a message between servers, µs."""
     local_bandwidth: Constant
-    """Bandwidth between the GPUs of a server, GB/s."""
+    """The bandwidth between the GPUs of a server, GB/s."""
     local_latency: Constant
-    """Latency of a message between the GPUs of a server, µs."""
+    """The latency of a message between the GPUs of a server, µs."""
     host_bandwidth: Constant
-    """Bandwidth between GPUs and the memory of their server, GB/s."""
+    """The bandwidth between GPUs and host memory, GB/s."""
     host_latency: Constant
-    """Latency of a copy between a GPU and that memory, µs."""
+    """The latency of a copy between a GPU and host memory, µs."""
     nccl_from: Constant
-    """Buffers from here on are reduced between GPUs, smaller ones on the host; kB."""
+    """The smallest buffer that is reduced between GPUs rather than on the host, kB."""
     spread: Constant
-    """Standard deviation of a GPU's time per step, as a share of it."""
+    """The standard deviation of a GPU's time per step, as a share of it."""
     allreduce: str
-    """The name of the algorithm, one of allreduce.ALGORITHMS."""
+    """The name of the all-reduce algorithm, one of allreduce.ALGORITHMS."""
     fused: bool
-    """Whether gradients travel in lsgd's buckets, or every tensor by itself."""
+    """Whether gradients are reduced in lsgd's buckets rather than tensor by tensor."""
 
     @property
     def cluster(self) -> GpuServers:
-        """The links in seconds and bytes per second, as the formulas want them."""
+        """The network links of this hardware, in seconds and bytes per second."""
         return GpuServers(
-            network=Link(self.network_latency.value * 1e-6, self.network_bandwidth.value * 1e9 / 8),
-            local=Link(self.local_latency.value * 1e-6, self.local_bandwidth.value * 1e9),
-            host=Link(self.host_latency.value * 1e-6, self.host_bandwidth.value * 1e9),
+            network=NetworkLink(
+                self.network_latency.value * 1e-6, self.network_bandwidth.value * 1e9 / 8
+            ),
+            local=NetworkLink(self.local_latency.value * 1e-6, self.local_bandwidth.value * 1e9),
+            host=NetworkLink(self.host_latency.value * 1e-6, self.host_bandwidth.value * 1e9),
             nccl_from=self.nccl_from.value * 1000,
         )
 
     def constants(self) -> dict[str, Constant]:
-        """All constants by name."""
+        """Return all constants of this hardware by name."""
         named = {entry.name.replace("_", " "): getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Constant)}
 
     def with_value(self, name: str, value: float, source: str) -> "Hardware":
-        """The hardware with another value of one constant, and where that comes from."""
+        """Return a copy of this hardware with another value and source for one constant."""
         constant: Constant = getattr(self, name)
         changed: dict[str, Any] = {name: replace(constant, value=value, source=source)}
         return replace(self, **changed)
@@ -99,11 +101,9 @@ PAPER = Hardware(
     allreduce="hierarchical",
     fused=False,
 )
-"""32 to 44 Big Basin servers of 8 P100; every tensor by itself (161 of ResNet-50).
-
+"""32 to 44 Big Basin servers of 8 P100, with one all-reduce per tensor (161 of ResNet-50).
 The latency between servers and the spread are fitted to what the paper reports, by
-results/2026-11-22-plan-calibration/calibrate.py; nothing else is.
-"""
+results/2026-11-22-plan-calibration/calibrate.py; nothing else is fitted."""
 
 H200 = Hardware(
     name="as in NVIDIA's DGX H200",
@@ -125,4 +125,4 @@ H200 = Hardware(
     allreduce="halving-doubling",
     fused=True,
 )
-"""Servers like NVIDIA's DGX H200, gradients in lsgd's buckets."""
+"""Servers like NVIDIA's DGX H200, with gradients in lsgd's buckets."""

@@ -4,27 +4,28 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lsgd.plan.allreduce import least_transfer
-from lsgd.plan.step import Machine
+from lsgd.plan.step import ModelledCluster
 from lsgd.recipe import Recipe
 
-EXPOSED = 0.01
-"""The share of a step that may be spent waiting for sums where the network is fast enough."""
+MAX_WAIT_SHARE = 0.01
+"""The largest share of a step spent waiting for all-reduces on a sufficient network."""
 SLOWEST, FASTEST = 1e-3, 1e6
 """Bounds of the search for a bandwidth, in Gbit/s."""
 
 
-def least_needed(size: float, servers: int, backward: float) -> float:
-    """Gbit/s that carry the bytes of an all-reduce during a backward pass, latency left out.
+def min_required_gbits(size: float, servers: int, backward: float) -> float:
+    """Return the bandwidth, in Gbit/s, that moves an all-reduce's bytes in a backward pass.
 
-    The paper's estimate (section 4.3), which is that of many servers:
-    >>> round(least_needed(100e6, 10**6, 0.125), 1)
+    Latency is ignored. The paper's estimate (section 4.3) is that of many servers:
+
+    >>> round(min_required_gbits(100e6, 10**6, 0.125), 1)
     12.8
     """
     return least_transfer(size, servers, 1.0) * 8 / 1e9 / backward
 
 
 def bisect(rises: Callable[[float], float], target: float, *, high: float) -> float:
-    """The number from 0 to `high` at which a function that rises or stays has the value `target`.
+    """Return the number from 0 to `high` at which a nondecreasing function has the value `target`.
 
     Raises ValueError if the target is not between the values at 0 and at `high`.
     """
@@ -37,10 +38,10 @@ def bisect(rises: Callable[[float], float], target: float, *, high: float) -> fl
     return high
 
 
-def needed(machine: Machine, recipe: Recipe, gpus: int) -> float | None:
-    """Gbit/s per server with which a step waits 1 % of its time for sums.
+def required_gbits(machine: ModelledCluster, recipe: Recipe, gpus: int) -> float | None:
+    """Return the Gbit/s per server at which a training step waits 1 % for all-reduces.
 
-    None if no bandwidth is enough, as latencies alone take more than that.
+    Returns None if latencies alone take more than that.
     """
 
     def waiting(gbits: float) -> float:
@@ -48,13 +49,13 @@ def needed(machine: Machine, recipe: Recipe, gpus: int) -> float | None:
         step = replace(machine, hardware=hardware).step(recipe, gpus)
         return (step.latency + step.bandwidth) / step.seconds
 
-    if waiting(FASTEST) > EXPOSED:
+    if waiting(FASTEST) > MAX_WAIT_SHARE:
         return None
-    if waiting(SLOWEST) <= EXPOSED:
+    if waiting(SLOWEST) <= MAX_WAIT_SHARE:
         return SLOWEST
     # bisect takes a rising function; the wait rises with the inverse of the bandwidth.
     return 1 / bisect(
         lambda inverse: waiting(min(FASTEST, 1 / inverse) if inverse else FASTEST),
-        EXPOSED,
+        MAX_WAIT_SHARE,
         high=1 / SLOWEST,
     )

@@ -1,16 +1,16 @@
-"""How much of the sums the backward pass hides."""
+"""A model of the overlap of all-reduces with the backward pass."""
 
 from collections.abc import Sequence
 
 from lsgd.plan.allreduce import Cost
 
 
-def finish(ready: Sequence[float], costs: Sequence[Cost], *, concurrent: int = 1) -> float:
-    """When the last of several sums is done, in seconds.
+def finish_time(ready: Sequence[float], costs: Sequence[Cost], *, concurrent: int = 1) -> float:
+    """Return the time in seconds at which the last of several all-reduces finishes.
 
-    Sum i can start at `ready[i]`. All start in the given order, as every process has to start
-    them alike, and at most `concurrent` are under way at once. The wire carries one at a time; what
-    several under way do at the same time is to wait for their latencies.
+    All-reduce i is ready at `ready[i]`. All start in the given order, since every process must
+    start them in the same order, and at most `concurrent` are in flight at once. The wire carries
+    one at a time; only the latencies of several all-reduces overlap.
     """
     done: list[float] = []
     for i, (earliest, cost) in enumerate(zip(ready, costs, strict=True)):
@@ -20,16 +20,16 @@ def finish(ready: Sequence[float], costs: Sequence[Cost], *, concurrent: int = 1
     return done[-1]
 
 
-def exposed(
+def exposed_cost(
     ready: Sequence[float], costs: Sequence[Cost], backward: float, *, concurrent: int = 1
 ) -> Cost:
-    """The part of the sums that outlasts a backward pass of `backward` seconds.
+    """Return the time of all-reduces that a backward pass of `backward` seconds does not hide.
 
-    `ready` are shares of that pass. Exposed latency is what would be left on a wire of infinite
-    bandwidth, exposed transfer the rest.
+    `ready` are shares of that pass. Exposed latency is what would remain on a wire of infinite
+    bandwidth; exposed transfer is the rest.
     """
     ready_at = [share * backward for share in ready]
-    whole = finish(ready_at, costs, concurrent=concurrent) - backward
+    whole = finish_time(ready_at, costs, concurrent=concurrent) - backward
     unhindered = [Cost(cost.latency, 0.0) for cost in costs]
-    latency = finish(ready_at, unhindered, concurrent=concurrent) - backward
+    latency = finish_time(ready_at, unhindered, concurrent=concurrent) - backward
     return Cost(max(0.0, latency), max(0.0, whole) - max(0.0, latency))

@@ -1,17 +1,17 @@
-"""The paper's own step, which a plan may start from, and how far the model is off there."""
+"""The paper's own step, from which a plan may start, and the model's error on it."""
 
 from dataclasses import replace
 
 from lsgd import config
-from lsgd.plan.gradients import pieces
+from lsgd.plan.gradients import gradient_buckets
 from lsgd.plan.hardware import GOYAL, PAPER
-from lsgd.plan.step import Machine, Measured
+from lsgd.plan.step import MeasuredStep, ModelledCluster
 from lsgd.recipe import Recipe
 
 HOURS = 29.0
-"""Hours that 90 epochs with kn = 256 take on one server of 8 GPUs."""
+"""The hours of 90 epochs with kn = 256 on one server of 8 GPUs."""
 BACKWARD = 0.120
-"""Seconds of a backward pass over 32 images on a P100 (section 4.3)."""
+"""The seconds of a backward pass over 32 images on a P100 (section 4.3)."""
 
 HOW_FAR_OFF = (
     "How far the model is off here: 0.5% of the paper's hour on 256 GPUs, with the two calibrated "
@@ -20,17 +20,17 @@ HOW_FAR_OFF = (
 )
 
 
-def fits(recipe: Recipe) -> bool:
-    """Whether the paper's step is one of this recipe's model: ResNet-50 at 224 in float32."""
+def is_paper_model(recipe: Recipe) -> bool:
+    """Return whether a recipe trains Goyal et al.'s model: ResNet-50, 224 pixels, float32."""
     known = (recipe.model.name, recipe.data.image_size, recipe.precision)
     return known == ("resnet50", 224, "float32")
 
 
-def measured() -> Measured:
-    """The paper's step on one server of 8, from the hours that 90 epochs take there."""
+def paper_step() -> MeasuredStep:
+    """Derive the step of Goyal et al. on one server of 8 GPUs from their hours of 90 epochs."""
     recipe = _recipe("bs256")
     seconds = HOURS * 3600 / recipe.total_steps
-    return Measured(
+    return MeasuredStep(
         seconds,
         images=recipe.worker_batch,
         gpus=8,
@@ -43,13 +43,16 @@ def measured() -> Measured:
     )
 
 
-def describes(planned: Machine, recipe: Recipe) -> bool:
-    """Whether a plan is of the paper's own machine and 90 epochs, for which HOW_FAR_OFF holds."""
+def is_paper_setup(planned: ModelledCluster, recipe: Recipe) -> bool:
+    """Return whether a plan is for the cluster and the 90 epochs of Goyal et al. 2017.
+
+    HOW_FAR_OFF holds for such plans only.
+    """
     own = _recipe("bs8k")
     resized = replace(recipe, workers=own.workers)
-    return planned == Machine(PAPER, 8, tuple(pieces(own, fused=False)), measured()) and (
-        (resized.batch_size, resized.total_steps) == (own.batch_size, own.total_steps)
-    )
+    return planned == ModelledCluster(
+        PAPER, 8, tuple(gradient_buckets(own, fused=False)), paper_step()
+    ) and ((resized.batch_size, resized.total_steps) == (own.batch_size, own.total_steps))
 
 
 def _recipe(name: str) -> Recipe:

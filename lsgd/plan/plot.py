@@ -1,4 +1,4 @@
-"""Plans as curves over the number of GPUs or workers."""
+"""Plots of plans over the number of GPUs or workers."""
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -7,10 +7,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lsgd.plan.arrival import Arrival, first, steps_to
-from lsgd.plan.pace import Pace
-from lsgd.plan.table import PlannedRun
-from lsgd.recipe.points import SHOWN, PublishedPoints
+from lsgd.plan.table import RunEstimate
+from lsgd.plan.throughput import StrategyThroughput
+from lsgd.plan.time_to_target import TargetPlan, fastest, steps_to
+from lsgd.recipe.published_points import DISPLAYED_LABELS, PublishedPoints
 from lsgd.rules.aggregate import median
 from lsgd.rules.convergence import reference_at
 
@@ -18,9 +18,9 @@ FORMATS = ("png", "svg")
 
 
 def draw(
-    name: str, fixed: Sequence[PlannedRun], growing: Sequence[PlannedRun], workers: int
+    name: str, fixed: Sequence[RunEstimate], growing: Sequence[RunEstimate], workers: int
 ) -> dict[str, bytes]:
-    """Hours and efficiency of a plan: the content of the plot's files, by file name."""
+    """Plot a run's estimated hours and efficiency over GPUs; return image files by file name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     labels = {"one worker on each GPU": growing, f"{name}, {workers} workers": fixed}
@@ -48,14 +48,18 @@ def draw(
     return _files(name, figure)
 
 
-def draw_paces(name: str, paces: Mapping[tuple[int, str], Pace], batch: int) -> dict[str, bytes]:
-    """Throughput and steps of strategies, by the number of workers and the strategy: the content of
-    the plot's files, by file name. `batch` is the number of images of a worker's step."""
+def draw_paces(
+    name: str, paces: Mapping[tuple[int, str], StrategyThroughput], batch: int
+) -> dict[str, bytes]:
+    """Plot the simulated throughput and step times of strategies; return image files by name.
+
+    `batch` is the number of images of a worker's step.
+    """
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for strategy in dict.fromkeys(strategy for _, strategy in paces):
         some = {workers: each for (workers, other), each in paces.items() if other == strategy}
-        rates = [each.rate * batch for each in some.values()]
+        rates = [each.batches_per_second * batch for each in some.values()]
         left.plot([*some], rates, marker="o", markersize=4, label=strategy)
         low, middle, high = (
             [1000 * each.quantile(share) for each in some.values()] for share in (0.1, 0.5, 0.9)
@@ -71,10 +75,9 @@ def draw_paces(name: str, paces: Mapping[tuple[int, str], Pace], batch: int) -> 
 
 
 def draw_arrivals(
-    points: PublishedPoints, found: Sequence[Arrival], examples: int
+    points: PublishedPoints, found: Sequence[TargetPlan], examples: int
 ) -> dict[str, bytes]:
-    """Steps to a target over the minibatch, with all published points, and hours over GPUs: the
-    content of the plot's files, by file name."""
+    """Plot steps to a target by minibatch, and hours by GPUs; return image files by file name."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     pruned = points.pruned
@@ -100,7 +103,7 @@ def draw_arrivals(
             fillstyle=fill,
             label=label,
         )
-    hearsay = [each for each in points.points if each.label in SHOWN]
+    hearsay = [each for each in points.points if each.label in DISPLAYED_LABELS]
     if hearsay:
         left.plot(
             [each.batch_size for each in hearsay],
@@ -112,7 +115,7 @@ def draw_arrivals(
     _axes(left, "minibatch", f"steps to {100 - points.target:g} %")
     left.set_yscale("log")
     counts = sorted({each.step.gpus for each in found})
-    soonest = [first([each for each in found if each.step.gpus == count]) for count in counts]
+    soonest = [fastest([each for each in found if each.step.gpus == count]) for count in counts]
     hours = [each.hours for each in soonest]
     right.plot(counts, hours, marker="o", markersize=4, label="best minibatch, modelled")
     _axes(right, "GPUs", "hours of the training steps")
@@ -123,7 +126,7 @@ def draw_arrivals(
 
 
 def _files(name: str, figure: Figure) -> dict[str, bytes]:
-    # Text stays text, and the same plan makes the same file.
+    # The SVG keeps its text as text, and the salt makes the file reproducible.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         return {f"plan.{kind}": _saved(figure, kind) for kind in FORMATS}
 

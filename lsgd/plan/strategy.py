@@ -1,21 +1,22 @@
-"""The command line `python -m lsgd.plan strategy`: which strategy for a recipe on which network."""
+"""The command line `python -m lsgd.plan strategy`: a comparison of strategies by throughput."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
+from lsgd import paths
 from lsgd.config import RecipeParser
-from lsgd.errors import Refused
-from lsgd.files import new_folder
+from lsgd.errors import UsageError
+from lsgd.files import create_output_folder
 from lsgd.job.command import seconds
-from lsgd.plan import measured
+from lsgd.plan import measured_step
 from lsgd.plan.gradients import parameter_sizes
-from lsgd.plan.kept import keep, plotter
-from lsgd.plan.pace import STEPS, Pace, pace
+from lsgd.plan.output import plotter, write_plan
+from lsgd.plan.processes import check_not_dry_run
+from lsgd.plan.throughput import STEPS, StrategyThroughput, simulate_throughput
 from lsgd.recipe import Recipe, StrategySettings
-from lsgd.recipe.checks import check_known, check_one_batch
+from lsgd.recipe.checks import check_constant_batch, check_supported
 from lsgd.strategy.placement import PLACEMENTS, elements, place
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 ABOUT = """\
 Which strategy trains fastest on a cluster: all-reduce, synchronous servers, backup workers, bounded
@@ -37,50 +38,52 @@ backward pass hides nothing. How well a network learns is no part of it: updates
 are worth less.
 """
 BACKUP, SLACK = 1, 3
-"""Of backup and bounded, where the recipe is of another strategy."""
+"""The default settings of backup and bounded, for recipes with another strategy."""
 MANY = 16
-"""The most servers of the table of placements."""
+"""The most servers in the table of placements."""
 MESSAGES = 30_000
-"""About how many messages to servers are simulated at once, where that leaves enough steps."""
+"""The approximate number of simulated messages to servers, if that leaves enough steps."""
 
-Paces = dict[tuple[int, str], Pace]
-"""By the number of workers and the strategy in words."""
+ThroughputTable = dict[tuple[int, str], StrategyThroughput]
+"""The type of throughputs by number of workers and strategy."""
 
 
 def plan_strategy(argv: Sequence[str]) -> None:
-    """Print the plan for the words after `strategy`, and keep it in --out."""
-    recipe, options = _command_line().read(argv)
+    """Print the simulated throughput of strategies, and write it to the folder of --out."""
+    recipe, options = _command_line().parse(argv)
     remedy = "a short run of it with profile=true shows where its time goes"
     known = ("allreduce", "sync", "backup", "bounded", "async")
-    check_known(recipe, "lsgd.plan strategy", remedy, workloads=("images",), strategies=known)
-    check_one_batch(recipe, "lsgd.plan strategy")
-    if recipe.rehearse:
-        raise Refused("rehearse=true is a run of a few steps; leave it out to plan the real one")
+    check_supported(recipe, "lsgd.plan strategy", remedy, workloads=("images",), strategies=known)
+    check_constant_batch(recipe, "lsgd.plan strategy")
+    check_not_dry_run(recipe)
     draw = plotter("draw_paces") if options.out else None
     step, source = options.step, "--step"
     if options.run:
-        timed = measured.from_run(options.run, recipe)
+        timed = measured_step.from_run(options.run, recipe)
         step, source = timed.seconds, timed.source
     if step is None:
-        raise Refused(
+        raise UsageError(
             f"how long a worker computes a step of {recipe.name} is not known; add --step SECONDS "
             f"for its {recipe.worker_batch} images, or --run FOLDER of a short run of one process"
         )
     recipe = replace(recipe, cluster=replace(recipe.cluster, step=step))
-    with new_folder(options.out) as folder:
+    with create_output_folder(options.out) as folder:
         sizes = parameter_sizes(recipe)
-        paces = strategy_paces(recipe, sizes)
+        paces = simulate_strategies(recipe, sizes)
         text = "\n\n".join(_sections(recipe, sizes, paces, source))
         print(text)
         if folder and draw:
             plots = draw(recipe.name, paces, recipe.worker_batch)
-            keep(folder, ["strategy", *argv], text, plots)
+            write_plan(folder, ["strategy", *argv], text, plots)
     if folder:
         print(f"\nkept in {folder}")
 
 
 def strategies(recipe: Recipe) -> dict[str, StrategySettings]:
-    """All strategies by what they are called here, on the servers of the recipe's own."""
+    """Return the settings of the parallel-training strategies to compare, by label.
+
+    The recipe's own strategy decides the settings of servers.
+    """
     own = recipe.strategy
     backup = own.backup or BACKUP
     slack = own.slack if own.name == "bounded" else SLACK
@@ -95,10 +98,10 @@ def strategies(recipe: Recipe) -> dict[str, StrategySettings]:
     }
 
 
-def strategy_paces(recipe: Recipe, sizes: Sequence[int]) -> Paces:
-    """The pace of every strategy on 1, 2, 4, … workers, up to the recipe's.
+def simulate_strategies(recipe: Recipe, sizes: Sequence[int]) -> ThroughputTable:
+    """Simulate the throughput of each strategy on 1, 2, 4, … workers up to the recipe's number.
 
-    Backup workers are among the workers, of whom one at least has to be none.
+    Backup workers count as workers, and at least one worker must not be a backup.
     """
     doubled = [1 << power for power in range(recipe.workers.bit_length())]
     counts = sorted({count for count in doubled if count <= recipe.workers} | {recipe.workers})
@@ -110,42 +113,56 @@ def strategy_paces(recipe: Recipe, sizes: Sequence[int]) -> Paces:
     }
 
 
-def _pace(recipe: Recipe, settings: StrategySettings, sizes: Sequence[int], workers: int) -> Pace:
+def _pace(
+    recipe: Recipe, settings: StrategySettings, sizes: Sequence[int], workers: int
+) -> StrategyThroughput:
     if settings.topology == "colocated":
         settings = replace(settings, servers=min(settings.servers, workers))
     steps = max(STEPS // 4, min(STEPS, MESSAGES // (workers * settings.servers)))
     cluster = replace(recipe.cluster, speeds=recipe.cluster.speeds[:workers])
     itemsize = 8 if recipe.precision == "float64" else 4
-    return pace(cluster, settings, sizes, workers, itemsize=itemsize, seed=recipe.seed, steps=steps)
+    return simulate_throughput(
+        cluster, settings, sizes, workers, itemsize=itemsize, seed=recipe.seed, steps=steps
+    )
 
 
 def _command_line() -> RecipeParser:
     line = RecipeParser(program="lsgd.plan strategy", about=ABOUT)
-    line.usage = "python -m lsgd.plan strategy +recipe=NAME [key=value ...] [options]"
+    line.usage = "python -m lsgd.plan strategy recipe=NAME [key=value ...] [options]"
     step = line.add_mutually_exclusive_group()
     step.add_argument(
         "--step", type=seconds, metavar="SECONDS", help="in which a worker computes a gradient"
     )
     step.add_argument(
-        "--run", type=Path, metavar="FOLDER", help="a run of one process, which has measured that"
+        "--run",
+        type=paths.parse_path,
+        metavar="FOLDER",
+        help="a run of one process, which has measured that",
     )
     line.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="a new folder for plan.md, plan.png, plan.svg"
+        "--out",
+        type=paths.parse_path,
+        metavar="FOLDER",
+        help="a new folder for plan.md, plan.png, plan.svg",
     )
     return line
 
 
-def _sections(recipe: Recipe, sizes: Sequence[int], paces: Paces, source: str) -> list[str]:
+def _sections(
+    recipe: Recipe, sizes: Sequence[int], paces: ThroughputTable, source: str
+) -> list[str]:
     batch, workers = recipe.worker_batch, recipe.workers
-    alone = paces[1, "allreduce"].rate
-    last = {name: each.rate for (count, name), each in paces.items() if count == workers}
+    alone = paces[1, "allreduce"].batches_per_second
+    last = {
+        name: each.batches_per_second for (count, name), each in paces.items() if count == workers
+    }
     best, same = max(last, key=last.__getitem__), max(("allreduce", "sync"), key=last.__getitem__)
     rows = [
         [
             f"{count}",
             name,
-            f"{each.rate * batch:,.0f}",
-            f"{each.rate / alone:.2f}",
+            f"{each.batches_per_second * batch:,.0f}",
+            f"{each.batches_per_second / alone:.2f}",
             *(f"{1000 * each.quantile(share):.4g}" for share in (0.5, 0.1, 0.9)),
         ]
         for (count, name), each in paces.items()
@@ -161,7 +178,7 @@ def _sections(recipe: Recipe, sizes: Sequence[int], paces: Paces, source: str) -
         f"Servers: {_servers(recipe.strategy)}. A step is the time between updates; with bounded "
         "and async, which make one of each push, between the pushes of a worker. Backup workers "
         "are among the workers. Speed-up is against one worker without any server.",
-        markdown(head, rows),
+        markdown_table(head, rows),
         f"Where the servers are, for {workers} workers; fullest is the share of all bytes that one "
         "server has:",
         _placements(recipe, sizes),
@@ -185,12 +202,12 @@ def _placements(recipe: Recipe, sizes: Sequence[int]) -> str:
     for arm in arms:
         slices = place(sizes, arm.servers, arm.placement)
         rates = [
-            _pace(recipe, replace(arm, name=name), sizes, recipe.workers).rate
+            _pace(recipe, replace(arm, name=name), sizes, recipe.workers).batches_per_second
             for name in ("sync", "async")
         ]
         fullest = f"{max(map(elements, slices)) / sum(sizes):.0%}"
         rows += [[_servers(arm), fullest, *(f"{r * recipe.worker_batch:,.0f}" for r in rates)]]
-    return markdown(["servers", "fullest", "sync, images/s", "async, images/s"], rows)
+    return markdown_table(["servers", "fullest", "sync, images/s", "async, images/s"], rows)
 
 
 def _servers(settings: StrategySettings) -> str:

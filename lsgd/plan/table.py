@@ -1,14 +1,14 @@
-"""A plan in numbers and words, as Markdown for a terminal as for a README."""
+"""The report of a plan as Markdown, with its tables of step times and constants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lsgd.plan import paper
 from lsgd.plan.hardware import Constant
-from lsgd.plan.network import EXPOSED, least_needed, needed
-from lsgd.plan.step import Machine, StepTime, last_pass
+from lsgd.plan.network import MAX_WAIT_SHARE, min_required_gbits, required_gbits
+from lsgd.plan.step import ModelledCluster, StepTime, last_micro_batch_images
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 MOST = 65536
 """The largest number of GPUs in the tables, unless more are planned."""
@@ -17,51 +17,64 @@ FIGURE_7 = 352
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """A recipe planned for some number of GPUs."""
+class RunEstimate:
+    """The estimated time of a recipe's step, epoch and run on some number of GPUs."""
 
     step: StepTime
     efficiency: float
     epoch: float | None
-    """Seconds of an epoch's steps; None if the whole dataset is less than one step."""
+    """The seconds of an epoch's steps; None if the whole dataset is less than one step."""
     hours: float | None
-    """Hours of the steps of all epochs; None as for `epoch`."""
+    """The hours of the steps of all epochs; None if `epoch` is None."""
 
     @property
-    def bound(self) -> str:
-        """The largest part of the step, or `dataset` if the dataset is less than one step."""
-        return self.step.bound if self.epoch is not None else "dataset"
+    def bottleneck(self) -> str:
+        """The name of the step's largest part, or `dataset` if that is less than one step."""
+        return self.step.bottleneck if self.epoch is not None else "dataset"
 
 
-def row(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
-    """The plan of the recipe on `gpus` GPUs."""
+def estimate_run(machine: ModelledCluster, recipe: Recipe, gpus: int) -> RunEstimate:
+    """Estimate the time of a recipe's step, epoch and run on `gpus` GPUs."""
     step = machine.step(recipe, gpus)
     epoch = recipe.steps_per_epoch * step.seconds or None
-    return PlannedRun(step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600)
+    return RunEstimate(
+        step, machine.efficiency(step), epoch, epoch and recipe.epochs * epoch / 3600
+    )
 
 
-def one_worker_each(machine: Machine, recipe: Recipe, gpus: int) -> PlannedRun:
-    """A minibatch that grows with the GPUs, as in figures 7 and 8 of the paper."""
-    return row(machine, replace(recipe, workers=gpus), gpus)
+def estimate_one_worker_per_gpu(machine: ModelledCluster, recipe: Recipe, gpus: int) -> RunEstimate:
+    """Estimate the time of a recipe with one worker on each of `gpus` GPUs.
+
+    Figures 7 and 8 of the paper scale so.
+    """
+    return estimate_run(machine, replace(recipe, workers=gpus), gpus)
 
 
-def counts(gpus_per_server: int, planned: int) -> list[int]:
-    """Numbers of GPUs to show: one server doubled up to 64k, the paper's most, those `planned`."""
+def gpu_counts(gpus_per_server: int, planned: int) -> list[int]:
+    """Return the GPU counts of a plan's tables: a server's doubled to 64k, 352, and `planned`.
+
+    352 is the largest count in the paper's figure 7.
+    """
     doubled = {gpus_per_server << i for i in range(17)}
     shown = doubled | ({FIGURE_7} if FIGURE_7 % gpus_per_server == 0 else set())
     return sorted({gpus for gpus in shown if gpus <= MOST} | {planned})
 
 
 def report(
-    machine: Machine,
+    machine: ModelledCluster,
     recipe: Recipe,
     nodes: int,
-    fixed: Sequence[PlannedRun],
-    growing: Sequence[PlannedRun],
+    fixed: Sequence[RunEstimate],
+    growing: Sequence[RunEstimate],
     *,
+    memory: str,
     is_paper: bool,
 ) -> str:
-    """The whole text of a plan; `fixed` and `growing` are the rows of its two tables."""
+    """Format the estimates of a run and the model's constants as a Markdown report.
+
+    `fixed` and `growing` are the rows of its two tables; `memory` is a sentence on the memory of a
+    step.
+    """
     gpus = nodes * machine.gpus_per_server
     run = next(row for row in fixed if row.step.gpus == gpus)
     sections = [
@@ -69,6 +82,7 @@ def report(
         f"{machine.hardware.name}",
         _answer(run, recipe),
         _network(machine, recipe, gpus),
+        memory,
         f"Images to be read and decoded: {run.step.images_per_second / nodes:,.0f}/s on each "
         "server, which the model takes for granted; python -m lsgd.bench inputs measures it.",
         f"This run, {recipe.workers} workers on any number of GPUs:",
@@ -88,11 +102,11 @@ def report(
     return "\n\n".join(sections)
 
 
-def _answer(run: PlannedRun, recipe: Recipe) -> str:
+def _answer(run: RunEstimate, recipe: Recipe) -> str:
     step = run.step
     shares = {part: seconds / step.seconds for part, seconds in step.parts.items()}
     rest = sorted(
-        (part for part in shares if part != run.bound and shares[part] >= 0.0005),
+        (part for part in shares if part != run.bottleneck and shares[part] >= 0.0005),
         key=lambda part: -shares[part],
     )
     others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else shows"
@@ -102,43 +116,46 @@ def _answer(run: PlannedRun, recipe: Recipe) -> str:
         f"**{duration(step.seconds)} per step, {duration(run.epoch)} per epoch, "
         f"{run_time(run.hours)} for {recipe.epochs} epochs; {step.images_per_second:,.0f} "
         f"images/s, efficiency {run.efficiency:.0%}.**\n"
-        f"What bounds: {run.bound}, {shares[run.bound]:.1%} of the step; beside it {others}."
+        f"What bounds: {run.bottleneck}, {shares[run.bottleneck]:.1%} of the step; beside it "
+        f"{others}."
     )
 
 
-def _network(machine: Machine, recipe: Recipe, gpus: int) -> str:
+def _network(machine: ModelledCluster, recipe: Recipe, gpus: int) -> str:
     servers = machine.servers(gpus)
     if servers == 1:
         return "Network needed: none, on one server."
-    size = sum(piece.size for piece in machine.pieces)
-    backward = machine.backward(last_pass(recipe, gpus))
-    least = least_needed(size, servers, backward)
+    size = sum(piece.size for piece in machine.gradient_buckets)
+    backward = machine.backward(last_micro_batch_images(recipe, gpus))
+    least = min_required_gbits(size, servers, backward)
     bytes_alone = (
-        f"the {size / 1e6:.1f} MB of a step's gradients, in {len(machine.pieces)} sums, alone take "
+        f"the {size / 1e6:.1f} MB of a step's gradients, in {len(machine.gradient_buckets)} sums, "
+        "alone take "
         f"{_gbits(least)} for as long as the last backward pass, {duration(backward)}"
     )
-    enough = needed(machine, recipe, gpus)
+    enough = required_gbits(machine, recipe, gpus)
     if enough is None:
         return (
             f"Network needed: no bandwidth is enough, as latencies alone take more than "
-            f"{EXPOSED:.0%} of the step; {bytes_alone}."
+            f"{MAX_WAIT_SHARE:.0%} of the step; {bytes_alone}."
         )
     return (
-        f"Network needed: {_gbits(enough)} per server, with which a step waits {EXPOSED:.0%} of "
+        f"Network needed: {_gbits(enough)} per server, with which a step waits "
+        f"{MAX_WAIT_SHARE:.0%} of "
         f"its time for sums ({machine.hardware.network_bandwidth} are there); {bytes_alone}."
     )
 
 
-def _rows(rows: Sequence[PlannedRun]) -> str:
+def _rows(rows: Sequence[RunEstimate]) -> str:
     cells = []
     for run in rows:
-        step, (cause, share) = run.step, run.step.lost_to
+        step, (cause, share) = run.step, run.step.largest_overhead
         cells += [
             [
                 f"{step.gpus}",
                 f"{step.images}",
                 duration(step.seconds),
-                run.bound,
+                run.bottleneck,
                 f"{run.efficiency:.1%}",
                 "-" if run.epoch is None else duration(run.epoch),
                 "-" if run.hours is None else run_time(run.hours),
@@ -146,11 +163,11 @@ def _rows(rows: Sequence[PlannedRun]) -> str:
             ]
         ]
     head = ["GPUs", "minibatch", "step", "bounds", "efficiency", "epoch", "run", "most lost to"]
-    return markdown(head, cells)
+    return markdown_table(head, cells)
 
 
-def constants(machine: Machine) -> str:
-    """The step that a plan starts from and all constants of the model, each with its source."""
+def constants(machine: ModelledCluster) -> str:
+    """Format the measured step and all constants of the model as a table with their sources."""
     measured = machine.measured
     backward = Constant(
         1000 * measured.backward_share * measured.seconds, "ms", measured.backward_source
@@ -167,23 +184,30 @@ def constants(machine: Machine) -> str:
         "sums under way at once": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
     }
     rows = [[name, str(constant), constant.source] for name, constant in named.items()]
-    table = markdown(["constant", "value", "source"], rows)
+    table = markdown_table(["constant", "value", "source"], rows)
     algorithm = (
-        f"Sums: {machine.hardware.allreduce}, {len(machine.pieces)} of them, as they are ready in "
+        f"Sums: {machine.hardware.allreduce}, {len(machine.gradient_buckets)} of them, as they are "
+        "ready in "
         "a backward pass whose time is shared among the layers by their multiply-adds (assumed)."
     )
     return f"{table}\n\n{algorithm}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: three digits, and milliseconds below one second."""
+    """Format a duration in seconds with three digits, in milliseconds below one second.
+
+    Durations of 1000 s and more are rounded to whole seconds.
+    """
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
 
 
 def run_time(hours: float) -> str:
-    """Hours in words: minutes below about two hours, and shorter times as `duration` has them."""
+    """Format a duration in hours, or in minutes or seconds where it is short.
+
+    Minutes are used below about two hours, and `duration` below one minute.
+    """
     if hours >= 1.95:
         return f"{hours:.1f} h"
     return f"{60 * hours:.1f} min" if hours >= 1 / 60 else duration(3600 * hours)

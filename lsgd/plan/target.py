@@ -1,27 +1,30 @@
-"""The plan to a target: which minibatch, on how many GPUs, arrives first or costs least."""
+"""The plan to a target accuracy: the fastest or cheapest minibatch and number of GPUs."""
 
 import math
 from collections.abc import Sequence
 
 from lsgd import config
-from lsgd.errors import Refused
-from lsgd.plan.arrival import Arrival, arrivals, cheapest, first
-from lsgd.plan.step import Machine
+from lsgd.errors import UsageError
+from lsgd.plan.step import ModelledCluster
 from lsgd.plan.table import constants, duration, run_time
+from lsgd.plan.time_to_target import TargetPlan, cheapest, fastest, plan_to_target
 from lsgd.recipe import Recipe
-from lsgd.recipe.points import PublishedPoints
-from lsgd.tables import markdown
+from lsgd.recipe.published_points import PublishedPoints
+from lsgd.tables import markdown_table
 
 
 def find_points(accuracy: float, recipe: Recipe) -> PublishedPoints:
-    """The published points to this top-1 accuracy in percent; raises Refused if there are none, or
-    if they are of another network or of other images."""
-    ladders = [points for points in config.all_points() if points.rate == "top1_error"]
+    """Return the published convergence points to a top-1 accuracy in percent.
+
+    Raises UsageError if there are none, or if they belong to another network, dataset or image
+    size.
+    """
+    ladders = [points for points in config.load_all_points() if points.rate == "top1_error"]
     for points in ladders:
         if math.isclose(points.target, 100 - accuracy, abs_tol=1e-9):
             return _checked(points, accuracy, recipe)
     there = ", ".join(f"{100 - each.target:g} ({_network(each)})" for each in ladders)
-    raise Refused(
+    raise UsageError(
         f"no ladder of convergence points goes to {accuracy:g} % top-1 accuracy; write --to with "
         f"one of {there}"
     )
@@ -34,7 +37,7 @@ def _checked(points: PublishedPoints, accuracy: float, recipe: Recipe) -> Publis
         points.data,
         size,
     ):
-        raise Refused(
+        raise UsageError(
             f"the points to {accuracy:g} % are of {_network(points)} at {size} pixels, and "
             f"{recipe.name} is of {recipe.model.name} on {recipe.data.name} at "
             f"{recipe.data.image_size}; write a recipe of these, such as +recipe=bs8k"
@@ -46,14 +49,17 @@ def _network(points: PublishedPoints) -> str:
     return f"{points.model} on {points.data}"
 
 
-def find_arrivals(
-    machine: Machine, recipe: Recipe, points: PublishedPoints, gpus: int
-) -> list[Arrival]:
-    """All that can be chosen on at most so many GPUs; raises Refused if that is nothing."""
-    found = arrivals(machine, recipe, points.pruned, gpus)
+def find_target_plans(
+    machine: ModelledCluster, recipe: Recipe, points: PublishedPoints, gpus: int
+) -> list[TargetPlan]:
+    """Model the time to a target of every minibatch on every count of up to `gpus` GPUs.
+
+    Raises UsageError if no minibatch fits.
+    """
+    found = plan_to_target(machine, recipe, points.pruned, gpus)
     if not found:
         low, high = points.pruned[0].batch_size, points.pruned[-1].batch_size
-        raise Refused(
+        raise UsageError(
             f"no minibatch from {low} to {high} gives workers of "
             f"worker_batch={recipe.worker_batch} to {machine.gpus_per_server} GPUs; "
             "write a smaller worker_batch= or gpus="
@@ -61,19 +67,22 @@ def find_arrivals(
     return found
 
 
-def arrival_report(
-    machine: Machine,
+def target_report(
+    machine: ModelledCluster,
     recipe: Recipe,
     points: PublishedPoints,
-    found: Sequence[Arrival],
+    found: Sequence[TargetPlan],
     *,
     nodes: int,
     price: float | None,
     save: bool,
 ) -> str:
-    """The whole text of a plan to a target; with `save` its answer is the cheapest."""
+    """Format the fastest or cheapest ways to a target accuracy as a Markdown report.
+
+    With `save` it recommends the cheapest one, else the fastest.
+    """
     accuracy = 100 - points.target
-    word, best = ("Cheapest", cheapest(found)) if save else ("First", first(found))
+    word, best = ("Cheapest", cheapest(found)) if save else ("First", fastest(found))
     return "\n\n".join(
         [
             f"To {accuracy:g} % top-1 accuracy: {_network(points)}, {recipe.worker_batch} images "
@@ -94,15 +103,15 @@ def arrival_report(
     )
 
 
-def _paid(arrival: Arrival, price: float | None) -> str:
+def _paid(arrival: TargetPlan, price: float | None) -> str:
     hours = f"{arrival.gpu_hours:,.1f} GPU hours"
     return f"{hours}, {price * arrival.gpu_hours:,.2f} at {price:g} each" if price else hours
 
 
-def _by_gpus(found: Sequence[Arrival], price: float | None) -> str:
+def _by_gpus(found: Sequence[TargetPlan], price: float | None) -> str:
     rows = []
     for gpus in sorted({each.step.gpus for each in found}):
-        best = first([each for each in found if each.step.gpus == gpus])
+        best = fastest([each for each in found if each.step.gpus == gpus])
         cells = [
             str(gpus),
             f"{best.reference.batch_size}",
@@ -114,22 +123,22 @@ def _by_gpus(found: Sequence[Arrival], price: float | None) -> str:
         ]
         rows += [[*cells, *([f"{price * best.gpu_hours:,.2f}"] if price else [])]]
     head = ["GPUs", "minibatch", "epochs", "steps", "step", "time", "GPU hours"]
-    return markdown([*head, *(["cost"] if price else [])], rows)
+    return markdown_table([*head, *(["cost"] if price else [])], rows)
 
 
-def _by_minibatch(found: Sequence[Arrival]) -> str:
+def _by_minibatch(found: Sequence[TargetPlan]) -> str:
     rows = []
     for size in sorted({each.reference.batch_size for each in found}):
         some = [each for each in found if each.reference.batch_size == size]
-        soon, cheap = first(some), cheapest(some)
+        soon, cheap = fastest(some), cheapest(some)
         cells = [str(size), _epochs(soon), f"{soon.steps:,.0f}"]
         cells += [str(soon.step.gpus), run_time(soon.hours), f"{soon.gpu_hours:,.1f}"]
         rows += [[*cells, str(cheap.step.gpus), run_time(cheap.hours), f"{cheap.gpu_hours:,.1f}"]]
     head = ["minibatch", "epochs", "steps", "first on", "time", "GPU hours"]
-    return markdown([*head, "cheapest on", "time", "GPU hours"], rows)
+    return markdown_table([*head, "cheapest on", "time", "GPU hours"], rows)
 
 
-def _epochs(arrival: Arrival) -> str:
+def _epochs(arrival: TargetPlan) -> str:
     return f"{arrival.reference.mean:.2f}{' ~' if arrival.reference.between else ''}"
 
 

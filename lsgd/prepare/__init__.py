@@ -1,1 +1,1 @@
-"""Datasets on disk, made ready for training: unpacked, verified, indexed, checked, packed."""
+"""The preparation of datasets on disk: download, unpack, verify, index, check and shard."""

@@ -1,9 +1,10 @@
-"""Make a dataset ready for training: `python -m lsgd.prepare DATASET …`."""
+"""Prepare a dataset for training: `python -m lsgd.prepare DATASET …`."""
 
+import re
 import sys
 from collections.abc import Sequence
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError, disk_full_error
 from lsgd.job.command import Parser, run_alone
 from lsgd.prepare import (
     cifar10,
@@ -18,14 +19,14 @@ from lsgd.prepare import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run `python -m lsgd.prepare` with these arguments; return the exit code."""
     return run_alone(lambda: prepare(argv), go_on="the same command goes on")
 
 
 def prepare(argv: Sequence[str]) -> None:
-    """Make the dataset ready that the words name.
+    """Prepare the dataset that the command line names: download or unpack, check and index it.
 
-    Raises Refused, also where the disk or the network does not let it go on.
+    Raises UsageError, also where the disk or the network fails, and the error of a full disk.
     """
     parser = Parser("lsgd.prepare", __doc__)
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
@@ -34,10 +35,18 @@ def prepare(argv: Sequence[str]) -> None:
     for published in (fashion_mnist, ptb, conll2003, sst):
         published.SET.add_parser(datasets)
     options = parser.parse_args(argv)
+    for name in ("root", "index", "shards"):  # which become overrides of later runs
+        if re.search("[\ud800-\udfff]", path := str(getattr(options, name, ""))):
+            raise UsageError(
+                f"{path} is not UTF-8, as recipes are; rename the folder, or change into it and "
+                "write . for it"
+            )
     try:
         options.command(options)
     except OSError as error:
-        raise Refused(f"{error}; once that is mended, the same command goes on") from error
+        if full := disk_full_error(error):
+            raise full from error
+        raise UsageError(f"{error}; once that is mended, the same command goes on") from error
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Every image decoded wholly: what cannot be used goes to a skip list, what is odd is named."""
+"""The check that decodes every image: unusable ones go to a skip list, odd ones are reported."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lsgd.errors import Refused
-from lsgd.files import whole
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write
 from lsgd.inputs.index import SPLITS, class_folders
-from lsgd.prepare.images import FATAL, ODD, look
-from lsgd.prepare.journal import FolderFindings, Journal, look_at_folder
-from lsgd.prepare.workers import in_parallel
+from lsgd.prepare.images import FATAL, ODD, image_problems
+from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
+from lsgd.prepare.max_pixels import MAX_PIXELS
+from lsgd.prepare.process_pool import in_parallel
 
 SKIP_LIST_HEADER = """\
 # Images that cannot be decoded: lsgd leaves them out with data.skip_list={file}
@@ -19,43 +22,47 @@ SKIP_LIST_HEADER = """\
 """
 
 
-class Oddity(NamedTuple):
-    """What is odd about an image, or makes it useless."""
+class ImageProblem(NamedTuple):
+    """A problem of one image of a dataset, which makes the image odd or unusable."""
 
     path: str
     kind: str
     detail: str
 
 
-def check_folder(root: Path, folder: Path, *, processes: int) -> list[Oddity]:
-    """Decode all images of root/train and root/val; returns their oddities.
+def check_folder(
+    root: Path, folder: Path, *, processes: int, max_pixels: int = MAX_PIXELS
+) -> list[ImageProblem]:
+    """Decode all images of root/train and root/val, and write and return their problems.
 
-    A journal in `folder` lets a run that was killed go on where it was.
+    Images of more than `max_pixels` pixels are not decoded. A journal in `folder` lets a killed
+    command resume.
     """
     journal = Journal(folder / "check.jsonl")
     names = [f"{split}/{name}" for split in SPLITS for name in class_folders(root / split)]
-    tasks = [(root, name, journal.findings.get(name)) for name in names]
+    tasks = [(root, name, journal.findings.get(name), max_pixels) for name in names]
     for findings in in_parallel(_look, tasks, processes=processes, what="checking"):
         journal.add(findings)
     oddities = [
-        Oddity(f"{name}/{image}", kind, detail)
+        ImageProblem(f"{name}/{image}", kind, detail)
         for name in names
         for image, (_, kinds) in journal.findings[name].files.items()
         for kind, detail in kinds
     ]
-    with whole(folder / "check.tsv") as file:
+    with atomic_write(folder / "check.tsv") as file:
         file.write(b"path\tkind\tdetail\n")
         for oddity in oddities:
-            file.write(os.fsencode("\t".join(oddity) + "\n"))
+            cells = (re.sub(r"[\t\r\n]", " ", cell) for cell in oddity)
+            file.write(os.fsencode("\t".join(cells) + "\n"))
     journal.remove()
     return oddities
 
 
-def write_skip_list(oddities: Sequence[Oddity], file: Path) -> tuple[int, int]:
-    """Add the images with a fatal oddity to a skip list, whose earlier lines stay.
+def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, int]:
+    """Add unusable images to a skip list, the file of images to leave out of training.
 
-    Returns how many images the list names, and how many of those have no fatal oddity. Raises
-    Refused if the path of an image cannot stand in a skip list.
+    Returns how many images the list names, and how many of those have no fatal problem. Raises
+    UsageError if the path of an image cannot be written in a skip list.
     """
     lines = [
         (oddity.path, f"# {oddity.kind}: {oddity.detail}".replace("\n", " "))
@@ -65,22 +72,22 @@ def write_skip_list(oddities: Sequence[Oddity], file: Path) -> tuple[int, int]:
     for path, _ in lines:
         # A reader of the list takes what follows # for a comment, and strips blanks.
         if "#" in path or path != path.strip() or not path.isprintable():
-            raise Refused(f"{path!r} cannot be named in a skip list; rename or remove that file")
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
+            raise UsageError(f"{path!r} cannot be named in a skip list; rename or remove that file")
+    text = file.read_text(encoding="utf-8-sig") if file.exists() else ""
     listed = {line.partition("#")[0].strip() for line in text.splitlines()} - {""}
     added = [f"{path}  {why}\n" for path, why in lines if path not in listed]
     if added:
         if not text:
             text = SKIP_LIST_HEADER.format(file=file)
-        with whole(file) as out:
+        with atomic_write(file) as out:
             text = text if text.endswith("\n") else f"{text}\n"
             out.write((text + "".join(added)).encode())
     fatal = {path for path, _ in lines}
     return len(listed | fatal), len(listed - fatal)
 
 
-def table(oddities: Sequence[Oddity]) -> str:
-    """The number of images of each kind of oddity, with up to 5 examples of it."""
+def problem_table(oddities: Sequence[ImageProblem]) -> str:
+    """Return a text table: the number of images with each kind of problem, and examples."""
     counts = Counter(oddity.kind for oddity in oddities)
     lines = []
     for title, kinds in (("not usable", FATAL), ("odd but usable", ODD)):
@@ -92,5 +99,11 @@ def table(oddities: Sequence[Oddity]) -> str:
     return "\n".join(lines)
 
 
-def _look(root: Path, folder: str, earlier: FolderFindings | None) -> FolderFindings:
-    return look_at_folder(root, folder, look, earlier)
+def _look(
+    root: Path, folder: str, earlier: FolderFindings | None, max_pixels: int
+) -> FolderFindings:
+    """Decode the images of one class folder to find problems, reusing earlier valid findings."""
+    return inspect_folder(
+        root, folder, partial(image_problems, max_pixels=max_pixels), earlier,
+        is_valid=lambda kinds: not any(kind == "too large" for kind, _ in kinds),
+    )  # fmt: skip

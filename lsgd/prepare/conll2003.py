@@ -1,21 +1,21 @@
-"""CoNLL-2003 in English: three files of tagged sentences, read as they come."""
+"""The source of CoNLL-2003 in English: three files of tagged sentences, used as downloaded."""
 
-from lsgd.prepare.fetch import File, PublishedSet
+from lsgd.prepare.fetch import PublishedDataset, PublishedFile
 
-SET = PublishedSet(
+SET = PublishedDataset(
     "conll2003",
     files=(
-        File(
+        PublishedFile(
             "eng.train",
             3_281_528,
             "sha256:eac0822f501353f265383ddf1edb0dcd42a1b6eefd3e383d7074db98c38eb41c",
         ),
-        File(
+        PublishedFile(
             "eng.testa",
             827_012,
             "sha256:aedc4ccbd1ae9795feaa0e86fe72d195b0258abed9d705b630d1c889276fac1e",
         ),
-        File(
+        PublishedFile(
             "eng.testb",
             748_096,
             "sha256:0632f32c090ef31c223135b7fee3187a7cf8e65c4015c7866bb7783428cdd9a6",

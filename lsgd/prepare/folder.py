@@ -1,4 +1,4 @@
-"""Any folder of images: looked through for what a run would stumble over, and indexed."""
+"""Check any folder of images for problems that would stop a run, and index it."""
 
 import argparse
 import os
@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lsgd.errors import Refused
-from lsgd.prepare.words import word
+from lsgd import paths
+from lsgd.errors import UsageError
+from lsgd.installation import install_command
+from lsgd.job.command import Parser
+from lsgd.job.system import usable_cores
+from lsgd.prepare.max_pixels import add_max_pixels
+from lsgd.prepare.shell_overrides import shell_override
 
 HELP = "a folder of your own images, a folder for each class: look through, index"
 
 EPILOG = """\
-ROOT has the form of torchvision's ImageFolder, and classes are numbered by their names as there:
+ROOT has the form of torchvision's ImageFolder, and classes are numbered by their names as there,
+but that hidden names and those of systems, such as .ipynb_checkpoints and @eaDir, are left out:
   ROOT/train/CLASS/*.jpg   to train on; also .jpeg, .png, .bmp, .ppm, .pgm, .tif, .tiff, .webp
   ROOT/val/CLASS/*.jpg     of the same classes, to evaluate on
 
@@ -27,68 +33,84 @@ examples:
 """
 
 N, K = 32, 8
-"""The images of a worker, and the workers, of the recipe that is shown to go on with."""
+"""The worker batch and the number of workers of the recipe in the suggested command."""
 STEPS = 10
-"""The updates that an epoch should have: with few, 90 epochs of a small folder learn little."""
+"""The updates that an epoch should have: with fewer, 90 epochs of a small folder learn little."""
 
 
-class Found(NamedTuple):
-    """What is odd about a folder of images."""
+PLAIN_SUFFIXES = (".jpeg", ".jpg", ".png")
+"""The suffixes of the image formats that every loader reads."""
 
-    faults: list[str]
-    """What a run would refuse or stop at."""
-    remarks: list[str]
-    """What may be meant."""
+
+class FolderProblems(NamedTuple):
+    """The problems that a check of an image folder has found, and the folder's size."""
+
+    errors: list[str]
+    """The problems that would stop a run."""
+    warnings: list[str]
+    """The problems that may be intended."""
     images: dict[str, int]
-    """The number of images of each split."""
+    """The number of images in each split."""
     classes: int
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `folder` to the command line."""
+def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
+    """Add the command that checks and indexes any image folder to the command line."""
     parser = subparsers.add_parser(
         "folder",
         help=HELP,
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        text=f"{__doc__}\n\n{EPILOG}",
     )
-    parser.add_argument("root", type=Path, metavar="ROOT", help="folder with train/ and val/")
     parser.add_argument(
-        "--index", type=Path, metavar="FOLDER", help="where the indexes go (default: ROOT)"
+        "root", type=paths.parse_path, metavar="ROOT", help="folder with train/ and val/"
     )
-    parser.set_defaults(command=lambda options: prepare(options.root, options.index))
+    parser.add_argument(
+        "--index",
+        type=paths.parse_path,
+        metavar="FOLDER",
+        help="where the indexes go (default: ROOT)",
+    )
+    add_max_pixels(parser)
+    parser.set_defaults(
+        command=lambda options: prepare(options.root, options.index, options.max_pixels)
+    )
 
 
-def prepare(root: Path, index: Path | None = None) -> None:
-    """Look through the folder, index it, and print the words to give to a run.
+def prepare(root: Path, index: Path | None, max_pixels: int) -> None:
+    """Check an image folder, index it, and print the command that trains on it.
 
-    Raises Refused for all that a run could not make sense of, in one sentence.
+    Raises UsageError, in one sentence, for all problems that would stop a run.
     """
-    # Imported here, so that --help need not wait for what it imports in turn.
-    from lsgd.prepare.fetch import filling
-    from lsgd.prepare.scan import index_folder
+    # Imported here, to keep --help fast.
+    from lsgd.prepare.fetch import locked_folder
+    from lsgd.prepare.indexing import index_folder
 
     _check_place(root, index or root)
-    with filling(index or root):
-        found = look_through(root)
-        for remark in found.remarks:
+    with locked_folder(index or root):
+        found = check_names(root)
+        for remark in found.warnings:
             print(f"warning: {remark}", flush=True)
-        if not found.faults:
-            unusable = index_folder(root, index, processes=len(os.sched_getaffinity(0)))
-            found.faults.extend(_reasons(root, unusable))
-        if found.faults:
-            raise Refused(f"{'; '.join(found.faults)}; mend that and run the same command again")
+        if not found.errors:
+            unusable = index_folder(
+                root, index, processes=len(usable_cores()), max_pixels=max_pixels
+            )
+            found.errors.extend(_reasons(root, unusable, max_pixels))
+        if found.errors:
+            raise UsageError(f"{'; '.join(found.errors)}; mend that and run the same command again")
     train, val = found.images["train"], found.images["val"]
     print(f"{found.classes:,} classes, {train:,} images in train and {val:,} in val, indexed")
-    words = [word("data.root", root), *([word("data.index", index)] if index else [])]
-    words += words_that_fit(train)
-    print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(words)}")
+    overrides = [
+        shell_override("data.root", root),
+        *([shell_override("data.index", index)] if index else []),
+    ]
+    overrides += overrides_for_size(train)
+    print(f"ready: python -m lsgd.train +recipe=bs256 data=folder {' '.join(overrides)}")
 
 
-def look_through(root: Path) -> Found:
-    """What the names of folders and files say; no image is opened."""
-    from lsgd.inputs.index import SPLITS, class_folders, image_files
+def check_names(root: Path) -> FolderProblems:
+    """Check the names of an image folder's classes and files, without opening an image."""
+    from lsgd.inputs import is_dali_installed
+    from lsgd.inputs.index import SPLITS, class_folders, image_files, leftovers
 
     classes = {split: class_folders(root / split) for split in SPLITS}
     images = {
@@ -112,10 +134,29 @@ def look_through(root: Path) -> Found:
         for name, files in images[split].items():
             left = _names(root / split / name).difference(files)
             others += [f"{split}/{name}/{each}" for each in left]
+    if hidden := [f"{split}/{name}" for split in SPLITS for name in leftovers(root / split)]:
+        remarks.append(
+            f"{_count(hidden, 'entry is', 'entries are')} left out, hidden or left by a system "
+            f"({_some(hidden)})"
+        )
     if others:
         remarks.append(
             f"{_count(others, 'entry is', 'entries are')} left out, no image by the name or not in "
             f"the folder of a class itself ({_some(sorted(others))})"
+        )
+    unsure = [
+        f"{split}/{name}/{each}"
+        for split, files in images.items()
+        for name, names in files.items()
+        for each in names
+        if not each.lower().endswith(PLAIN_SUFFIXES)
+    ]
+    if unsure and not is_dali_installed():
+        remarks.append(
+            f"{_count(unsure, 'image is', 'images are')} neither JPEG nor PNG ({_some(unsure)}), "
+            "and whether DALI decodes them is not known without DALI; type "
+            f"{install_command('dali')} and "
+            "run the same command again, or train with inputs=torchvision"
         )
     if single := [name for name, files in images["train"].items() if len(files) == 1]:
         remarks.append(
@@ -123,41 +164,49 @@ def look_through(root: Path) -> Found:
             f"({_some(single)})"
         )
     totals = {split: sum(map(len, files.values())) for split, files in images.items()}
-    return Found(faults, remarks, totals, len(classes["train"]))
+    return FolderProblems(faults, remarks, totals, len(classes["train"]))
 
 
 def _check_place(root: Path, index: Path) -> None:
+    """Raise UsageError unless an image folder has classes and its index can be written."""
+    from lsgd.inputs.index import class_folders
+
     for split in ("train", "val"):
         folder = root / split
-        if not folder.is_dir() or not any(path.is_dir() for path in folder.iterdir()):
-            raise Refused(
+        if not folder.is_dir() or not class_folders(folder):
+            raise UsageError(
                 f"there is no {folder}/CLASS; give the folder that has train/CLASS/ to train on "
                 "and val/CLASS/ to evaluate on, each with the images of a class"
             )
     if index.exists() and not (index.is_dir() and os.access(index, os.W_OK)):
-        raise Refused(f"{index} cannot be written; give --index FOLDER for the indexes")
+        raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
 
 
-def _reasons(root: Path, unusable: Sequence[str]) -> list[str]:
-    """A sentence on the images that no loader, or not every one, can use."""
-    from lsgd.prepare.images import FATAL, look
+def _reasons(root: Path, unusable: Sequence[str], max_pixels: int) -> list[str]:
+    """Return a list with one sentence on the images that some loader cannot use, or none."""
+    from lsgd.prepare.images import FATAL, image_problems
 
     if not unusable:
         return []
     reasons = []
     for path in unusable[:3]:
-        kinds = [f"{kind}: {detail}" for kind, detail in look(root / path) if kind in FATAL]
+        kinds = [
+            f"{kind}: {detail}"
+            for kind, detail in image_problems(root / path, max_pixels)
+            if kind in FATAL
+        ]
         reasons.append(f"{path}, {kinds[0]}" if kinds else path)
     more = f" and {len(unusable) - 3} more" if len(unusable) > 3 else ""
     what = _count(unusable, "file is", "files are")
     return [f"{what} no image that can be used ({'; '.join(reasons)}{more})"]
 
 
-def words_that_fit(train: int) -> list[str]:
-    """The words with which an epoch of so many images has STEPS updates, or as many as it can have;
-    none where the recipe has them by itself.
+def overrides_for_size(train: int) -> list[str]:
+    """Return overrides with which an epoch of `train` images has about STEPS updates if it can.
 
-    >>> words_that_fit(24), words_that_fit(700), words_that_fit(2560)
+    The list is empty where the recipe already has that many.
+
+    >>> overrides_for_size(24), overrides_for_size(700), overrides_for_size(2560)
     (['workers=1', 'worker_batch=24'], ['workers=2'], [])
     """
     if train < N:
@@ -167,13 +216,15 @@ def words_that_fit(train: int) -> list[str]:
 
 
 def _names(folder: Path) -> set[str]:
-    """What is in a folder, without what is hidden."""
-    return {name for name in os.listdir(folder) if not name.startswith(".")}
+    """List the entries of a folder, without hidden files and those of operating systems."""
+    return {name for name in os.listdir(folder) if not paths.is_leftover(name)}
 
 
 def _count(names: Sequence[str], one: str, several: str) -> str:
+    """Format the number of names, followed by a singular or plural phrase."""
     return f"{len(names):,} {one if len(names) == 1 else several}"
 
 
 def _some(names: Sequence[str]) -> str:
+    """Join the first five names with commas, with an ellipsis if there are more."""
     return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")

@@ -1,4 +1,4 @@
-"""What a single image file is: its size, and whether it is whole."""
+"""The inspection of one image file: its size, and problems such as truncation."""
 
 import os
 import re
@@ -8,15 +8,18 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from lsgd.errors import Refused
-from lsgd.inputs.decoding import ORIENTATION, unshared
-from lsgd.prepare import png
+from lsgd.errors import UsageError
+from lsgd.inputs import is_dali_installed
+from lsgd.inputs.decoding import ORIENTATION, decoding_mismatch, unlimited_image_size
+from lsgd.prepare import dali_check, png
+from lsgd.prepare.max_pixels import MAX_PIXELS
 
 FATAL = {
     "empty": "no bytes at all",
     "truncated": "ends before the image does",
     "not an image": "PIL knows no such format",
     "broken": "PIL or DALI cannot decode it",
+    "too large": "more pixels than --max-pixels allows",
     "unshared": "read by one loader only, or otherwise by each; save it as a plain JPEG or PNG",
 }
 ODD = {
@@ -25,27 +28,37 @@ ODD = {
     "EXIF-rotated": "a camera's note to rotate it, which no loader here follows",
     "gray": "one channel, repeated",
     "tiny": "a side under 32 pixels",
+    "not by DALI": "neither JPEG nor PNG; whether DALI decodes it is not known without DALI",
 }
 
+PLAIN = ("JPEG", "PNG")
+"""The formats whose header shows whether every loader reads them equally.
+
+For other formats, such as TIFF with its many codecs, the loaders themselves are tried.
+"""
+
 JPEGS = ("JPEG", "MPO")
-"""MPO is a JPEG with more images behind it."""
+"""The formats of JPEG files; MPO is a JPEG followed by more images."""
 
 END_OF_JPEG = b"\xff\xd9"
 
 MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
-"""The marker of a JPEG's segment; in the coded pixels 0xff is followed by 0 or a restart marker."""
+"""The marker of a JPEG segment; in coded pixels 0xff is followed by 0 or a restart marker."""
 
 
-def size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as stored; (0, 0) if no loader, or not every one, can use it.
+@unlimited_image_size()
+def usable_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Return an image's stored width and height, or (0, 0) if not every loader can use it.
 
-    They are in the header. Only a file that does not end as a JPEG does is decoded, to see whether
-    it is cut short.
+    Images of more than `max_pixels` pixels have (0, 0) too. The size is read from the header. Only
+    a file without a JPEG's end is decoded, to detect truncation.
     """
     try:
         with path.open("rb") as file, Image.open(file) as image:
             stored = image.size
-            readable = image.format in JPEGS and unshared(image) is None
+            if stored[0] * stored[1] > max_pixels:
+                return 0, 0
+            readable = image.format in JPEGS and decoding_mismatch(image) is None
             file.seek(-2, os.SEEK_END)
             ends = readable and file.read(2) == END_OF_JPEG
     except OSError as error:
@@ -54,17 +67,21 @@ def size(path: Path) -> tuple[int, int]:
         return 0, 0
     except Exception:  # a broken header can make PIL raise nearly anything
         return 0, 0
-    whole = ends or not any(kind in FATAL for kind, _ in look(path))
+    whole = ends or not any(kind in FATAL for kind, _ in image_problems(path, max_pixels))
     return stored if whole else (0, 0)
 
 
-def look(path: Path) -> list[tuple[str, str]]:
-    """The oddities of an image, each a kind (a key of FATAL or ODD) and a detail; mostly none."""
+@unlimited_image_size()
+def image_problems(path: Path, max_pixels: int = MAX_PIXELS) -> list[tuple[str, str]]:
+    """Decode an image; return its problems, each a key of FATAL or ODD with a detail.
+
+    An image of more than `max_pixels` pixels is not decoded.
+    """
     with warnings.catch_warnings():
         # PIL warns of damaged metadata, which training does not read.
         warnings.simplefilter("ignore")
         try:
-            return _decode(path)
+            return _decode(path, max_pixels)
         except UnidentifiedImageError:
             return [_unidentified(path)]
         except OSError as error:
@@ -75,9 +92,13 @@ def look(path: Path) -> list[tuple[str, str]]:
             return [_broken(path, error)]
 
 
-def _decode(path: Path) -> list[tuple[str, str]]:
+def _decode(path: Path, max_pixels: int) -> list[tuple[str, str]]:
+    """Decode an image, and return its problems; raise PIL's error if PIL cannot decode it."""
     with Image.open(path) as image:
-        if reason := unshared(image):
+        if image.width * image.height > max_pixels:
+            size = f"{image.width} x {image.height} pixels"
+            return [("too large", f"{size}, more than --max-pixels {max_pixels}")]
+        if reason := decoding_mismatch(image):
             return [("unshared", reason)]
         end_of_bmp = _end_of_bmp(image) if image.format == "BMP" else 0
         image.load()
@@ -92,20 +113,25 @@ def _decode(path: Path) -> list[tuple[str, str]]:
             return [("truncated", f"{len(content)} of {end_of_bmp} bytes")]
         if actual == "PNG" and (fault := png.fault(content)):
             return [fault]
+        asked = image.format not in PLAIN
+        if asked and is_dali_installed() and (reason := dali_check.dali_difference(content, image)):
+            return [("unshared", reason)]
         kinds = {
             "CMYK": (image.mode == "CMYK", image.mode),
             "other format": (by_name != actual, f"{actual}, {image.mode}"),
             "EXIF-rotated": (orientation in range(2, 9), f"orientation {orientation}"),
             "gray": (image.mode in ("1", "L", "LA"), image.mode),
             "tiny": (min(width, height) < 32, f"{width} x {height}"),
+            "not by DALI": (asked and not is_dali_installed(), str(image.format)),
         }
     return [(kind, detail) for kind, (is_so, detail) in kinds.items() if is_so]
 
 
 def _has_end(jpeg: bytes) -> bool:
-    """Whether the image itself has its EOI marker: PIL misses one in twenty that are cut off.
+    """Return whether the main image of a JPEG file has its end-of-image marker.
 
-    A thumbnail in the metadata has one too, so the segments are stepped over.
+    PIL misses one in twenty truncated files. A thumbnail in the metadata has an EOI marker too, so
+    the segments are skipped one by one.
     """
     position = 2
     while marker := MARKER.search(jpeg, position):
@@ -116,20 +142,25 @@ def _has_end(jpeg: bytes) -> bool:
 
 
 def _end_of_bmp(image: ImageFile) -> int:
-    """Where the pixels of an opened BMP end; PIL does without the last row's padding."""
+    """Return the offset at which the pixels of a BMP file should end, or 0 if it is compressed.
+
+    PIL accepts a file that lacks the last row's padding.
+    """
     codec, _, offset, layout = image.tile[0]
     if codec != "raw" or not isinstance(layout, tuple):
-        return 0  # its rows are compressed, and not of one length
+        return 0  # compressed rows differ in length
     stride: int = layout[1]
     return offset + stride * image.height
 
 
 def _broken(path: Path, error: Exception) -> tuple[str, str]:
+    """Return kind and detail of the problem with an image that raised this error in decoding."""
     kind = "truncated" if "runcated" in str(error) else "broken"
     return kind, f"{path.stat().st_size} bytes, {error}"
 
 
 def _unidentified(path: Path) -> tuple[str, str]:
+    """Return kind and detail of the problem with a file whose format PIL does not recognize."""
     content = path.read_bytes()
     if not content:
         return "empty", "0 bytes"
@@ -138,6 +169,9 @@ def _unidentified(path: Path) -> tuple[str, str]:
     return "not an image", f"{len(content)} bytes, beginning with {content[:8]!r}"
 
 
-def _unreachable(path: Path, error: OSError) -> Refused:
-    # The disk, and not the image, is what is wrong.
-    return Refused(f"{path} cannot be read ({error.strerror}); the same command goes on from there")
+def _unreachable(path: Path, error: OSError) -> UsageError:
+    """Return the UsageError for an image file that the disk cannot deliver."""
+    # The disk is at fault, not the image.
+    return UsageError(
+        f"{path} cannot be read ({error.strerror}); the same command goes on from there"
+    )

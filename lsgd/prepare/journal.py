@@ -1,4 +1,4 @@
-"""Findings about the files of each folder, on disk as they come: a killed command goes on."""
+"""The journal of findings on the files of each folder, from which a killed command resumes."""
 
 import json
 import os
@@ -6,49 +6,61 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
+from lsgd.errors import UsageError
 from lsgd.inputs.index import image_files
+from lsgd.untrusted_files import convert_json, parse_json
 
 
 @dataclass(frozen=True)
 class FolderFindings:
-    """The findings in one folder, from which those on an unchanged file need not be made again."""
+    """The findings on the images of one folder, reusable as long as a file is unchanged."""
 
     folder: str
     """The path of the folder relative to the root, such as train/n01440764."""
     begun: float
-    """The time when the look began, as of time.time(); files changed since are looked at again."""
+    """The time.time() at which the inspection began; files changed since are inspected again."""
     files: dict[str, tuple[int, Any]]
-    """By file name, the length in bytes and what `look` returned."""
+    """The length in bytes and the result of the inspection, by file name."""
 
 
-def look_at_folder(
-    root: Path, folder: str, look: Callable[[Path], Any], earlier: FolderFindings | None
+def inspect_folder(
+    root: Path,
+    folder: str,
+    inspect: Callable[[Path], Any],
+    earlier: FolderFindings | None,
+    *,
+    is_valid: Callable[[Any], bool],
 ) -> FolderFindings:
-    """The result of `look` for each image of a folder; that of an unchanged file is an earlier one.
+    """Inspect each image of a folder, reusing earlier findings on unchanged files.
 
-    `look` returns what JSON can hold.
+    `inspect` returns a value that JSON can represent. `is_valid` returns whether inspecting the
+    same file again would give the same finding: whether an image is too large depends on the limit.
     """
     begun = time.time()
     files: dict[str, tuple[int, Any]] = {}
     for name in image_files(root / folder):
         path = root / folder / name
         status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise UsageError(f"{path} is a pipe, a socket or a device, and no image; remove it")
         known = earlier.files.get(name) if earlier else None
-        # ctime too: a file moved here keeps the mtime of where it was.
+        # ctime too: a moved file keeps its mtime.
         changed = max(status.st_mtime, status.st_ctime)
-        if earlier and known and known[0] == status.st_size and changed < earlier.begun:
+        same = earlier and known and known[0] == status.st_size and changed < earlier.begun
+        if known and same and is_valid(known[1]):
             files[name] = (status.st_size, known[1])
         else:
-            files[name] = (status.st_size, look(path))
+            files[name] = (status.st_size, inspect(path))
     return FolderFindings(folder, begun, files)
 
 
 class Journal:
-    """A file with the findings of one folder per line, appended to until it is removed.
+    """The journal file of an inspection, a folder's findings on a line, to resume after a kill.
 
-    A last line that a kill cut short is left out.
+    An incomplete last line, as a kill leaves, is dropped.
     """
 
     def __init__(self, file: Path) -> None:
@@ -60,18 +72,21 @@ class Journal:
                 for line in lines:
                     if not line.endswith(b"\n"):
                         break
-                    entry = FolderFindings(**json.loads(line))
+                    try:
+                        entry: FolderFindings = convert_json(FolderFindings, parse_json(line))
+                    except ValueError:  # not a line of a journal
+                        break
                     self.findings[entry.folder] = entry
                     whole += len(line)
-            # Else the next line would be appended to one that was cut short.
+            # Otherwise the next line would continue an incomplete one.
             os.truncate(file, whole)
 
     def add(self, findings: FolderFindings) -> None:
-        """Add the findings of a folder to the file."""
+        """Append the findings on one folder to the journal file."""
         with self.file.open("ab") as lines:
             lines.write(json.dumps(asdict(findings)).encode() + b"\n")
         self.findings[findings.folder] = findings
 
     def remove(self) -> None:
-        """Remove the file, once the result of all findings is on disk."""
+        """Remove the journal file, once the result of all findings is on disk."""
         self.file.unlink(missing_ok=True)

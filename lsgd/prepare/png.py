@@ -1,13 +1,13 @@
-"""Whether a PNG is whole, of which PIL is less sure than DALI's reader."""
+"""The check that a PNG is complete, which PIL tests less strictly than DALI's reader."""
 
 import zlib
 
 START = 8
-"""The bytes before the first chunk."""
+"""The number of bytes before the first chunk."""
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""Samples per pixel, by type of colour."""
+"""The samples per pixel, by colour type."""
 PALETTE = 3
-"""The type of colour whose samples are places in a palette."""
+"""The colour type whose samples are palette indices."""
 ADAM7 = (
     (0, 0, 8, 8),
     (4, 0, 8, 8),
@@ -17,14 +17,14 @@ ADAM7 = (
     (1, 0, 2, 2),
     (0, 1, 1, 2),
 )
-"""The passes of an interlaced image: first column and row of each, and its steps from there."""
+"""The passes of an interlaced image: first column, first row and the step of each."""
 
 
 def fault(content: bytes) -> tuple[str, str] | None:
-    """What a PNG lacks, `truncated` or `broken` and a detail; None if it is whole.
+    """Return the defect of a PNG file as `truncated` or `broken` with a detail, or None.
 
-    `content` is a file whose header PIL has read. Chunks that a reader may skip are not looked at,
-    nor what follows the last one. Source: PNG specification, second edition, 4.5 and 5.
+    `content` is a file whose header PIL has read. Ancillary chunks are not checked, nor what
+    follows the last chunk. Source: PNG specification, second edition, 4.5 and 5.
     """
     kinds, header, coded, position = list[bytes](), b"", list[bytes](), START
     while not kinds or kinds[-1] != b"IEND":
@@ -57,7 +57,7 @@ def fault(content: bytes) -> tuple[str, str] | None:
 
 
 def _length(header: bytes) -> int:
-    """The bytes of the pixels of a PNG with this header (IHDR), before they are compressed."""
+    """Return the uncompressed length in bytes of a PNG's pixels, from its IHDR chunk."""
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
     bits = header[8] * CHANNELS[header[9]]
     length = 0

@@ -1,21 +1,21 @@
-"""Penn Treebank as Mikolov has prepared it for language models: three texts, read as they come."""
+"""The source of Mikolov's Penn Treebank for language models: three texts, used as downloaded."""
 
-from lsgd.prepare.fetch import File, PublishedSet
+from lsgd.prepare.fetch import PublishedDataset, PublishedFile
 
-SET = PublishedSet(
+SET = PublishedDataset(
     "ptb",
     files=(
-        File(
+        PublishedFile(
             "ptb.train.txt",
             5_101_618,
             "sha256:fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
         ),
-        File(
+        PublishedFile(
             "ptb.valid.txt",
             399_782,
             "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
         ),
-        File(
+        PublishedFile(
             "ptb.test.txt",
             449_945,
             "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",

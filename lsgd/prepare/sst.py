@@ -1,21 +1,21 @@
-"""Stanford Sentiment Treebank: three files of trees, one in each line, read as they come."""
+"""The source of the Stanford Sentiment Treebank: three files, one tree a line, as downloaded."""
 
-from lsgd.prepare.fetch import File, PublishedSet
+from lsgd.prepare.fetch import PublishedDataset, PublishedFile
 
-SET = PublishedSet(
+SET = PublishedDataset(
     "sst",
     files=(
-        File(
+        PublishedFile(
             "train.txt",
             2_160_058,
             "sha256:e2f3f41b0b1e6d4dddc0effe3bfc2d27ed8928079aa9a03d652311614fc5feb7",
         ),
-        File(
+        PublishedFile(
             "dev.txt",
             280_825,
             "sha256:0e9336aed6e4730e19f58d00a77b3f0297efdb755f7b5e598c98a05e3f97ea40",
         ),
-        File(
+        PublishedFile(
             "test.txt",
             559_614,
             "sha256:6e54806dee95cf80cd918e7dfb3f6770f6df24bf826f289a4d1f709e1c8f6761",

@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: its archive sorted into one folder per class in both splits, and an index."""
+"""The preparation of Tiny-ImageNet: one folder for each class in both splits, and an index."""
 
 import argparse
 import re
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lsgd.errors import Refused
-from lsgd.files import whole
-from lsgd.prepare.fetch import File, add_command, fetch, filling
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write
+from lsgd.prepare.fetch import PublishedFile, add_command, download, locked_folder
 
 NAME = "tiny-imagenet"
 MIRRORS = ("http://cs231n.stanford.edu",)
-ARCHIVE = File(
+ARCHIVE = PublishedFile(
     "tiny-imagenet-200.zip",
     248_100_043,
     "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
@@ -23,20 +23,20 @@ IMAGES = {"train": 100_000, "val": 10_000}
 
 
 def prepare(root: Path, source: str | None = None) -> None:
-    """Have all images under `train/<wnid>/` and `val/<wnid>/` of the root, and their index.
+    """Download, unpack and index Tiny-ImageNet below `train/<wnid>/` and `val/<wnid>/`.
 
-    Without the archive, a folder that has as many images is taken as it is. Raises Refused if the
-    archive cannot be had.
+    Without the archive, a folder with as many images is accepted. Raises UsageError if the archive
+    cannot be obtained.
     """
-    # Imported here, so that --help need not wait for what it imports in turn.
-    from lsgd.prepare.scan import index_folder
+    # Imported here, to keep --help fast.
+    from lsgd.prepare.indexing import index_folder
 
-    with filling(root):
+    with locked_folder(root):
         if (root / ARCHIVE.name).exists() or not _has_all(root):
-            fetch(NAME, [ARCHIVE], root, MIRRORS, source)
+            download(NAME, [ARCHIVE], root, MIRRORS, source)
             _unpack(root / ARCHIVE.name, root)
         if unreadable := index_folder(root):
-            raise Refused(
+            raise UsageError(
                 f"{len(unreadable)} images of {root} cannot be read, such as {unreadable[0]}; move "
                 "them away and run the same command again"
             )
@@ -44,26 +44,29 @@ def prepare(root: Path, source: str | None = None) -> None:
 
 
 def _has_all(root: Path) -> bool:
+    """Return whether both splits of Tiny-ImageNet have their full number of images."""
     return all(
-        len(list((root / split).glob("n*/*.JPEG"))) == images for split, images in IMAGES.items()
+        len(list((root / split).glob("n*/[!.]*.JPEG"))) == images
+        for split, images in IMAGES.items()
     )
 
 
 def _unpack(archive: Path, root: Path) -> None:
+    """Extract the images of both splits from Tiny-ImageNet's zip into class folders."""
     with zipfile.ZipFile(archive) as zipped:
         places = _places(zipped)
         for folder in {root / place for _, place in places}:
             folder.mkdir(parents=True, exist_ok=True)
         for member, place in tqdm(places, desc="unpack", unit=" images", disable=None):
             target = root / place / Path(member.filename).name
-            # Every file gets its name only when it is whole.
+            # A file gets its name only when it is complete.
             if not target.exists() or target.stat().st_size != member.file_size:
-                with zipped.open(member) as opened, whole(target) as file:
+                with zipped.open(member) as opened, atomic_write(target) as file:
                     shutil.copyfileobj(opened, file)
 
 
 def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
-    """The images of both splits, each with its folder relative to the root."""
+    """List the images in Tiny-ImageNet's zip, each with its class folder below the root."""
     with zipped.open("tiny-imagenet-200/val/val_annotations.txt") as lines:
         # Tab separated: file, class, and the four sides of a box.
         wnids = dict(line.decode().split("\t")[:2] for line in lines)
@@ -77,7 +80,7 @@ def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
             case _:
                 continue
         if not re.fullmatch(r"n\d{8}", wnid) or not re.fullmatch(r"\w+\.JPEG", name):
-            raise Refused(
+            raise UsageError(
                 f"{zipped.filename} has {member.filename} of class {wnid!r}, which is no image of "
                 "Tiny-ImageNet; fetch it again"
             )
@@ -86,5 +89,5 @@ def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `tiny-imagenet` to the command line."""
+    """Add the command that prepares Tiny-ImageNet to the command line."""
     add_command(subparsers, NAME, "100,000 + 10,000 images of 200 classes, 248 MB", prepare)

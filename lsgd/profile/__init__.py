@@ -1,8 +1,8 @@
-"""profile=true: where the time of a step goes, who makes the others wait, and a trace.
+"""The profiler of a run (profile=true): the time of each phase, the straggler, and a trace.
 
-After the first WARMUP steps that a process makes, the phases of MEASURED steps are timed: on a GPU
-by its own events, so that no step waits for it. Then torch's profiler traces TRACED steps; its own
-cost is not in the times. Nothing of what is computed changes.
+After the first WARMUP steps of a process, the phases of MEASURED steps are timed, on a GPU by its
+own events, so that no step waits for it. Then torch's profiler traces TRACED steps, and its
+overhead is not in the times. The computation does not change.
 """
 
 import os
@@ -18,17 +18,27 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, record_function, schedule
 
-from lsgd.errors import FULL
-from lsgd.files import whole
+from lsgd.errors import DISK_FULL_ERRNOS
+from lsgd.files import atomic_write
 from lsgd.inputs import Inputs
+from lsgd.job.device import new_event, synchronize
 from lsgd.learner import Learner
 from lsgd.profile.phases import reporting_batches, reporting_phases
-from lsgd.profile.stragglers import BETWEEN, PhaseTimes, Timing, by_process, slowest, split
+from lsgd.profile.stragglers import (
+    BETWEEN_STEPS,
+    PhaseTimes,
+    ProcessTiming,
+    describe_straggler,
+    phase_table,
+    process_table,
+)
 from lsgd.run.metrics import Log
 
 WARMUP = 5
 MEASURED = 20
 TRACED = 2
+ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+"""The types of devices whose kernels torch's profiler records."""
 
 README = """\
 # Where the time of a step goes
@@ -49,19 +59,19 @@ with, waiting for slower processes included. `{between}`: rows of metrics, check
 
 @contextmanager
 def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator[None]:
-    """Time and trace some steps of the learner, if its recipe says so, into the folder of the run.
+    """Time and trace some training steps into the run folder within this context if profile=true.
 
-    All processes enter and leave it alike; one that leaves by an exception does not wait for the
-    others.
+    All processes must enter and exit the context; one that exits by an exception does not wait for
+    the others.
     """
     if not learner.recipe.profile:
         yield
         return
-    # By the clock of process 0: a resumed run gets a folder of its own.
+    # Process 0's clock names the folder, so that a resumed run gets a new one.
     folder = run / "profile" / learner.comm.broadcast_object(f"{datetime.now():%Y%m%d-%H%M%S}")
-    profile = Profile(learner, folder, log)
+    profile = StepProfile(learner, folder, log)
     try:
-        phases = reporting_phases(learner.strategy.timed(), profile)
+        phases = reporting_phases(learner.strategy.phases(), profile)
         with phases, reporting_batches(inputs, profile):
             yield
         profile.finish()
@@ -69,31 +79,31 @@ def profiling(learner: Learner, inputs: Inputs, run: Path, log: Log) -> Iterator
         profile.trace.close()
 
 
-class Profile:
-    """The listener of lsgd.profile.phases, which is called with each phase as it begins."""
+class StepProfile:
+    """A profiler of a run's steps, called as each phase begins, that times, traces and reports."""
 
     def __init__(self, learner: Learner, folder: Path, log: Log) -> None:
         self.learner, self.folder, self.log = learner, folder, log
         self.trace = Trace(folder / f"trace-{learner.comm.rank}.json.gz", learner.device, log)
-        on_gpu = learner.device.type == "cuda"
-        self.now: Callable[[], Any] = _event if on_gpu else time.perf_counter
-        self.seconds: Callable[[Any, Any], float] = _between_events if on_gpu else _between_times
+        on_host = learner.device.type == "cpu"
+        self.now: Callable[[], Any] = time.perf_counter if on_host else self._event
+        self.seconds: Callable[[Any, Any], float] = _between_times if on_host else _between_events
         self.steps_ended = 0
         self.begun: list[tuple[str, Any]] = []
-        """The phases of the measured steps, each with when it began."""
+        """The phases of the measured steps, each with its begin time."""
         self.reported = False
-        log.say(
+        log.print_text(
             f"profile=true: after {WARMUP} steps {MEASURED} are timed and then {TRACED} traced, "
             f"into {folder}"
         )
 
     def __call__(self, phase: str) -> None:
-        """The phase begins, and with it the one before ends."""
-        self.steps_ended += phase == BETWEEN
+        """Record the start of a phase of a training step, which also ends the previous phase."""
+        self.steps_ended += phase == BETWEEN_STEPS
         if self.steps_ended >= WARMUP and not self.reported:
             self.begun.append((phase, self.now()))
         self.trace.label(phase)
-        if phase == BETWEEN:
+        if phase == BETWEEN_STEPS:
             self._end_step()
 
     def _end_step(self) -> None:
@@ -104,7 +114,7 @@ class Profile:
             self.trace.step()
 
     def finish(self) -> None:
-        """Report the steps measured so far, if the run ends before all are."""
+        """Report the phase times measured so far if the run ends early; warn if there are none."""
         if not self.reported and self.steps_ended > WARMUP:
             self._report()
         elif not self.reported:
@@ -115,53 +125,59 @@ class Profile:
             )
 
     def _report(self) -> None:
-        """Gather what all processes have measured; process 0 says and writes it."""
+        """Gather the phase times of all ranks; log them, and write the report on rank 0."""
         self.reported = True
         learner = self.learner
         hosted = len(learner.strategy.hosted)
-        mine = Timing(learner.comm.rank, platform.node(), hosted, self._steps())
+        mine = ProcessTiming(learner.comm.rank, platform.node(), hosted, self._steps())
         timings = learner.comm.gather_objects(mine)
-        sentence = slowest(timings)
+        sentence = describe_straggler(timings)
         last = learner.next_step
-        self.log.say(f"steps {last - len(mine.steps) + 1} to {last}: {sentence}\n{split(timings)}")
+        self.log.print_text(
+            f"steps {last - len(mine.steps) + 1} to {last}: {sentence}\n{phase_table(timings)}"
+        )
         if learner.comm.rank == 0:
             text = README.format(
                 sentence=sentence[0].upper() + sentence[1:],
                 first=last - len(mine.steps) + 1,
                 last=last,
-                split=split(timings),
-                by_process=by_process(timings),
-                between=BETWEEN,
+                split=phase_table(timings),
+                by_process=process_table(timings),
+                between=BETWEEN_STEPS,
             )
             with (
                 _unless_full(self.log, last, self.folder),
-                whole(self.folder / "README.md") as file,
+                atomic_write(self.folder / "README.md") as file,
             ):
                 file.write(text.encode())
 
+    def _event(self) -> Any:
+        event = new_event(self.learner.device, timed=True)
+        event.record()
+        return event
+
     def _steps(self) -> list[PhaseTimes]:
-        if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
+        synchronize(self.learner.device)
         steps: list[PhaseTimes] = []
         for (phase, begin), (_, end) in pairwise(self.begun):
-            if phase == BETWEEN:
+            if phase == BETWEEN_STEPS:
                 steps.append({})
             steps[-1][phase] = steps[-1].get(phase, 0.0) + self.seconds(begin, end)
         return steps
 
 
 class Trace:
-    """torch's profiler over some steps, with the phases named."""
+    """A trace of some training steps by torch.profiler, labelled with the phases of each step."""
 
     def __init__(self, path: Path, device: torch.device, log: Log) -> None:
         self.path, self.log = path, log
-        gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+        gpu = [ACTIVITIES[device.type]] if device.type in ACTIVITIES else []
         self.profiler: torch.profiler.profile | None = None
         self.activities = [ProfilerActivity.CPU, *gpu]
         self.phase: record_function | None = None
 
     def start(self) -> None:
-        """The next step is the profiler's own warmup, and those after it are traced."""
+        """Start torch.profiler, which warms up in the next training step and then traces."""
         self.profiler = torch.profiler.profile(
             activities=self.activities,
             schedule=schedule(wait=0, warmup=1, active=TRACED, repeat=1),
@@ -171,14 +187,14 @@ class Trace:
         self.profiler.start()
 
     def label(self, phase: str) -> None:
-        """Name what follows in the trace."""
+        """Label the operations that follow in the trace with the name of a phase of the step."""
         self._end_phase()
         if self.profiler:
             self.phase = record_function(phase)
             self.phase.__enter__()
 
     def step(self) -> None:
-        """End the phase and, after the last traced step, the trace."""
+        """Mark the end of a training step in the trace; write the trace after the last one."""
         if self.profiler:
             self._end_phase()
             self.profiler.step()
@@ -186,7 +202,7 @@ class Trace:
                 self.close()
 
     def close(self) -> None:
-        """Write what has been traced."""
+        """Stop torch.profiler if it runs, and write its trace file."""
         self._end_phase()
         if self.profiler:
             self.profiler.stop()
@@ -211,18 +227,12 @@ def _unless_full(log: Log, step: int, folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
         log.warn(step, f"no space left for the profile in {folder}; training goes on")
 
 
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _between_events(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+def _between_events(begin: Any, end: Any) -> float:
     return float(begin.elapsed_time(end)) / 1000
 
 

@@ -1,6 +1,6 @@
-"""Tells a listener of each phase of a step as it begins.
+"""Reports of the phases of a step to a listener, as each phase begins.
 
-Methods are wrapped inside these contexts only: a run that is not profiled calls them as they are.
+Methods are wrapped within these contexts only, so a run without profiling calls them directly.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,20 +9,21 @@ from functools import partial
 from typing import Any
 
 from lsgd.inputs import Inputs
-from lsgd.profile.stragglers import BETWEEN
-from lsgd.rules.sampler import Pass
+from lsgd.profile.stragglers import BETWEEN_STEPS
+from lsgd.rules.sampler import MicroBatch
 
 Listener = Callable[[str], None]
-"""A function that is called with the name of a phase as it begins and the one before ends."""
+"""A function that is called with the name of a phase as it begins."""
 
 
 @contextmanager
 def reporting_phases(
     calls: Sequence[tuple[str, object, str]], listener: Listener
 ) -> Iterator[None]:
-    """Report the phases of every step made in here to the listener; Strategy.timed has the calls.
+    """Call a listener as each phase of a training step begins, within this context.
 
-    After the last of these calls the step has ended, and BETWEEN begins.
+    `calls` are those of Strategy.phases. After the last of them the step ends and BETWEEN_STEPS
+    begins.
     """
     for phase, subject, method in calls:
         ends = (phase, subject, method) == calls[-1]
@@ -31,13 +32,15 @@ def reporting_phases(
         yield
     finally:
         for _, subject, method in calls:
-            delattr(subject, method)  # which uncovers the method of the class
+            delattr(subject, method)  # restores the class's method
 
 
 @contextmanager
 def reporting_batches(inputs: Inputs, listener: Listener) -> Iterator[None]:
-    """Report `data wait` whenever a batch of training is requested in here, and `forward` when it
-    has come, since the forward pass is next."""
+    """Call a listener as each training batch is requested and as it arrives, within this context.
+
+    The phases are `data wait` and `forward`: the forward pass is the next phase after a batch.
+    """
     inputs.train = partial(_batches, inputs.train, listener)  # type: ignore[method-assign]
     try:
         yield
@@ -52,16 +55,18 @@ def _reporting(
         listener(phase)
         result = method(*args, **kwargs)
         if ends:
-            listener(BETWEEN)
+            listener(BETWEEN_STEPS)
         return result
 
     return reporting
 
 
 def _batches(
-    train: Callable[[Iterable[Pass]], Iterator[Any]], listener: Listener, passes: Iterable[Pass]
+    train: Callable[[Iterable[MicroBatch]], Iterator[Any]],
+    listener: Listener,
+    passes: Iterable[MicroBatch],
 ) -> Iterator[Any]:
-    batches = train(passes)  # at once, as a loader may begin to load here
+    batches = train(passes)  # at once, since a loader may start loading here
 
     def reporting() -> Iterator[Any]:
         while True:

@@ -1,60 +1,63 @@
-"""The time of each phase of a step by process, and the process that makes the others wait.
+"""The time of each phase of a step by process, and the straggler that makes the others wait.
 
-A step of synchronous SGD ends on all processes at once, so its length does not tell which
-process is slow: the fast ones wait for the sum of the gradients. That wait is the phase
+A step of synchronous SGD ends on all processes at once, so its duration does not show which process
+is slow: the fast ones wait in the all-reduce of the gradients. That wait is the phase
 `communication`, and the slowest process is the one whose other phases take longest.
 """
 
 import statistics
 from dataclasses import dataclass
 
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
-OWN = ("data wait", "forward", "backward", "optimizer")
-"""The phases of a process's own work."""
-PHASES = (*OWN[:3], "communication", OWN[3])
-BETWEEN = "between steps"
+OWN_PHASES = ("data wait", "forward", "backward", "optimizer")
+"""The phases of a process's own work, without waiting for other processes."""
+PHASES = (*OWN_PHASES[:3], "communication", OWN_PHASES[3])
+BETWEEN_STEPS = "between steps"
 
 PhaseTimes = dict[str, float]
-"""Seconds of each phase in a step, and between it and the one before."""
+"""Seconds of each phase in a step, and between it and the previous step."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """The measurements of one process."""
+class ProcessTiming:
+    """The times of one process's phases in each profiled training step."""
 
     rank: int
     host: str
     workers: int
-    """The number of the run's workers that it hosts."""
+    """The number of the run's workers that this process hosts."""
     steps: list[PhaseTimes]
 
     def mean(self, phase: str) -> float:
-        """Seconds of the phase per step."""
+        """Return the mean seconds per training step of a phase on this process."""
         return statistics.fmean(step.get(phase, 0.0) for step in self.steps)
 
     @property
     def own(self) -> list[float]:
-        """Seconds that its own phases take, in each step."""
-        return [sum(step.get(phase, 0.0) for phase in OWN) for step in self.steps]
+        """The seconds of each step that this process worked, without waiting for others."""
+        return [sum(step.get(phase, 0.0) for phase in OWN_PHASES) for step in self.steps]
 
 
-def split(timings: list[Timing]) -> str:
-    """The phases of a step over the processes, each with its mean over the steps, as Markdown."""
+def phase_table(timings: list[ProcessTiming]) -> str:
+    """Format each phase's minimum, median and maximum time over processes as a Markdown table.
+
+    The times are means over the steps.
+    """
     step = statistics.median(sum(map(each.mean, PHASES)) for each in timings)
     rows = []
-    for phase in (*PHASES, BETWEEN):
+    for phase in (*PHASES, BETWEEN_STEPS):
         means = [each.mean(phase) for each in timings]
         bounds = min(means), statistics.median(means), max(means)
-        share = f"{100 * bounds[1] / step:.1f} %" if phase != BETWEEN else ""
+        share = f"{100 * bounds[1] / step:.1f} %" if phase != BETWEEN_STEPS else ""
         rows.append([phase, *(f"{1000 * seconds:.2f}" for seconds in bounds), share])
-    return markdown(["ms per step", "min", "median", "max", "of the step"], rows)
+    return markdown_table(["ms per step", "min", "median", "max", "of the step"], rows)
 
 
-def by_process(timings: list[Timing]) -> str:
-    """The phases of a step on each process, as Markdown."""
-    phases = (*PHASES, BETWEEN)
-    return markdown(
+def process_table(timings: list[ProcessTiming]) -> str:
+    """Format each phase's mean time on each process as a Markdown table."""
+    phases = (*PHASES, BETWEEN_STEPS)
+    return markdown_table(
         ["process", "host", "workers", *phases],
         [
             [
@@ -68,11 +71,11 @@ def by_process(timings: list[Timing]) -> str:
     )
 
 
-def slowest(timings: list[Timing]) -> str:
-    """The process that makes the others wait, and the cause, in a sentence; or that none does.
+def describe_straggler(timings: list[ProcessTiming]) -> str:
+    """Return a sentence that names the slowest process and its slow phase, or says there is none.
 
-    It has to be slower than the median of the others by 5 % of a step, and by 3 times the standard
-    error of that over the steps.
+    A straggler is slower than the median of the others by 5 % of a step, and by 3 times the
+    standard error of that difference over the steps.
     """
     if len(timings) == 1:
         return "one process: it waits for no other"
@@ -93,7 +96,7 @@ def slowest(timings: list[Timing]) -> str:
         )
     more = {
         phase: slow.mean(phase) - statistics.median(each.mean(phase) for each in others)
-        for phase in OWN
+        for phase in OWN_PHASES
     }
     cause = max(more, key=more.__getitem__)
     sentence = (

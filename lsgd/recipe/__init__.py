@@ -1,42 +1,43 @@
-"""The recipe: a typed description of one run, and what follows from it.
+"""The typed description of one training run, with the numbers that are derived from it.
 
-Trajectory fields decide what is computed and are hashed into the fingerprint; execution fields
-decide how fast and where, and change nothing else. A field's declaration has its default, its
-limits and which of the two kinds it is, in the words of lsgd.recipe.fields. What makes no sense is
-refused by lsgd.recipe.checks.
+Trajectory fields decide what a run computes and are hashed into the fingerprint. Execution fields
+change speed, place or description, and no result. The declaration of a field has its default, its
+limits and its kind (trajectory or execution), built from the functions of lsgd.recipe.fields.
+lsgd.recipe.checks raises UsageError for contradictory fields.
 """
 
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe.fields import (
     AUTO,
     EXECUTION,
     above_0,
+    added_later,
     at_least,
     at_least_or_auto,
     at_most,
     below,
     finite,
     is_within,
-    later,
-    of,
     one_of,
+    only_for,
     some_of,
     trajectory,
 )
 from lsgd.recipe.stages import Stage
-from lsgd.recipe.strategies import Cluster as Cluster
 from lsgd.recipe.strategies import StrategySettings as StrategySettings
+from lsgd.recipe.strategies import VirtualCluster as VirtualCluster
 from lsgd.rules import sampler, schedule
-from lsgd.rules.metric import METRICS, TOP1, Metric, Until
+from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
 
 MODELS = {
     "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
@@ -44,54 +45,57 @@ MODELS = {
     "tagging": ("bilstm", "bilstm_crf"),
     "trees": ("treelstm", "childsum"),
 }
-"""The workloads, and the networks that learn each."""
+"""The networks that can be trained on each workload."""
 LIBRARIES = ("torchvision", "timm")
-"""Whose networks learn images too, by a name such as timm/convnext_atto."""
-EXAMPLES = {
+"""The libraries whose image networks can be trained, by a name such as timm/convnext_atto."""
+UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt]?(_\d+x\d+d|_2)?")
+"""A pattern for library networks whose treatment did not change when parameter roles came in.
+Initialisation and weight decay used to depend on the classes of layers. For these networks the
+roles decide the same."""
+EXAMPLE_UNIT = {
     "images": "images",
     "language": "streams",
     "tagging": "sentences",
     "trees": "trees",
 }
-"""What a worker takes of each workload in a step, in words."""
-THINGS = {
+"""The plural noun for the training examples of a worker's minibatch, by workload."""
+DATASET_UNIT = {
     "images": "images",
     "language": "tokens",
     "tagging": "sentences",
     "trees": "trees",
 }
-"""What a dataset of each workload has, in words."""
+"""The plural noun for the items that `data.train_examples` counts, by workload."""
 NO_REPLAY = (
     "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
     "strategy.order=live records its order"
 )
 PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
-"""Those whose rules lsgd.check knows, a file each in lsgd/check/papers."""
+"""The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
 TRACKERS = ("mlflow", "wandb")
-"""Those to which lsgd.track sends runs; each is the name of its package."""
+"""The experiment trackers that lsgd.track supports, by the name of their package."""
 PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
-IMAGES, LANGUAGE, TAGGING, TREES = (of(workload) for workload in MODELS)
-TEXT, WORDS = of("language", "tagging", "trees"), of("tagging", "trees")
-"""Metadata of a field that is of some workloads only."""
+IMAGES, LANGUAGE, TAGGING, TREES = (only_for(workload) for workload in MODELS)
+TEXT, TAGGING_AND_TREES = only_for("language", "tagging", "trees"), only_for("tagging", "trees")
+"""Metadata of fields that exist for some workloads only."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset: what to expect of it, and how training examples are drawn from it."""
+    """The dataset settings of a recipe: the reader, the size, and the sampling of examples."""
 
     name: str
-    """Which reader of lsgd its files have, and the folder below $LSGD_DATA in which they are."""
+    """The name of the dataset: it selects the reader, and the default folder below $LSGD_DATA."""
     train_examples: int = field(metadata=at_least(1))
-    """The number of images, sentences or trees, or of tokens of a text, `<eos>` included."""
+    """The number of training images, sentences, trees or text tokens, `<eos>` included."""
     val_examples: int = field(metadata=at_least(1))
-    """Those of the validation set, counted alike."""
+    """The number of validation images, sentences, trees or text tokens, counted as in training."""
     classes: int = field(metadata=at_least(1))
-    """The number of classes of images or of the nodes of trees, of tags, or of different tokens of
-    a text."""
+    """The number of classes: of images or tree nodes, of tags, or the vocabulary size of a text."""
     channels: int = field(default=0, metadata=IMAGES | at_least(1))
-    """3 of a colour image, 1 of a grey one."""
+    """The number of channels of an image: 3 for colour, 1 for grey."""
     image_size: int = field(default=0, metadata=IMAGES | at_least(1))
-    """The side of an image, in pixels, as the model takes it."""
+    """The side of an input image of the model, in pixels."""
     mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
     """The mean of each channel, for pixels in [0, 1]."""
     std: list[float] = field(default_factory=list, metadata=IMAGES | finite())
@@ -100,274 +104,304 @@ class Data:
         default="",
         metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch"),
     )
-    """crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips; fb_resnet_torch
-    does so too, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training; shift_flip pads by 4, shifts and flips."""
+    """The augmentation of training images.
+    crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
+    does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
+    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips."""
     root: str | None = field(default=None, metadata=EXECUTION)
     """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
     index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
-    """The folder with the index of the images; by default the folder of the dataset."""
+    """The folder with the index of the images; by default the dataset folder."""
     skip_list: str | None = field(default=None, metadata=EXECUTION | IMAGES)
-    """A file that names images to leave out; lsgd.config reads it into `skip` and subtracts them
-    from the numbers of examples."""
-    skip: list[str] = field(default_factory=list, metadata=IMAGES | later([]))
-    """Images that are left out, such as `train/n01440764/n01440764_10026.JPEG`."""
-    workload: str = field(default="images", metadata=later("images") | one_of(*MODELS))
-    """What is learned of it: the classes of images, the next word of a text (language), the tag of
-    each word of a sentence (tagging), or the class of each node of a parsed one (trees)."""
+    """A file that names images to exclude.
+    lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""
+    skip: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
+    """Paths of excluded images, such as `train/n01440764/n01440764_10026.JPEG`."""
+    workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
+    """The workload, which decides what the model predicts.
+    images: the class of an image. language: the next word of a text. tagging: the tag of each word
+    of a sentence. trees: the class of each node of a parsed sentence."""
     test_examples: int = field(default=0, metadata=TEXT | at_least(0))
-    """The sentences, trees or tokens of a test set, or 0 without one."""
+    """The number of sentences, trees or tokens in the test set, or 0 without a test set."""
     window: int = field(default=0, metadata=LANGUAGE | at_least(1))
-    """The tokens of a window: how far back through time a gradient goes."""
+    """The tokens of a window: the length of truncated backpropagation through time."""
     eval_streams: int = field(default=1, metadata=LANGUAGE | at_least(1))
-    """The streams into which an evaluation set is cut, each read from a state of zeros; 1 is the
-    text as it is."""
-    words: int = field(default=0, metadata=WORDS | at_least(1))
-    """The number of different words of the training sentences, as the network takes them, and one
-    for all others."""
-    lowercase: bool = field(default=False, metadata=WORDS)
-    """Whether the network takes all words in lower case."""
+    """The number of streams an evaluation text is cut into, each read from a zero state.
+    1 reads the text unsplit."""
+    words: int = field(default=0, metadata=TAGGING_AND_TREES | at_least(1))
+    """The size of the network's vocabulary: distinct training words and one for unknown words."""
+    lowercase: bool = field(default=False, metadata=TAGGING_AND_TREES)
+    """Whether words are lowercased before they are looked up in the vocabulary."""
     order: str = field(default="shuffled", metadata=TAGGING | one_of("shuffled", "by_length"))
-    """The order of the sentences in an epoch: by_length puts sentences of like length into a step,
-    and shuffles the steps."""
+    """The order of the sentences in an epoch.
+    by_length puts sentences of similar length into a step, and shuffles the steps."""
     word_dropout: float = field(
         default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves no word; write less than 1")
     )
-    """The share of training words that are taken for unknown ones, drawn for each epoch and
-    sentence."""
+    """The share of training words replaced by the unknown word, drawn per epoch and sentence."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """The network, and what there is to choose about it."""
+    """The network settings of a recipe: the network's name and its hyper-parameters."""
 
     name: str = field(
         metadata=one_of(*(name for names in MODELS.values() for name in names), within=LIBRARIES)
     )
-    """A network of lsgd for this workload, or torchvision/NAME or timm/NAME."""
+    """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME."""
     last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
-    """The gamma with which the last BN of every residual block starts: 0 as in Goyal et al. 2017,
-    section 5.1; 1 is the other row of table 2b."""
-    hidden: int = field(default=120, metadata=IMAGES | later(120) | at_least(1))
+    """The initial gamma of the last norm layer of every residual block.
+    0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
+    hidden: int = field(default=120, metadata=IMAGES | added_later(120) | at_least(1))
     """The units of LeNet-5's first fully connected layer."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | later({}))
-    """What else the maker of a library's network is given, such as {drop_path_rate: 0.1}."""
+    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
+    """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}."""
     embedding: int = field(default=0, metadata=TEXT | at_least(1))
-    """The numbers by which a word is represented."""
+    """The dimension of a word embedding."""
     width: int = field(default=0, metadata=TEXT | at_least(1))
-    """The units of an LSTM, in each of its layers and directions, or in each node of a tree."""
+    """The hidden units of an LSTM, per layer and direction, or per node of a tree."""
     layers: int = field(default=1, metadata=LANGUAGE | at_least(1))
-    """The LSTM's layers, one on the other."""
+    """The number of stacked LSTM layers."""
     dropout: float = field(
         default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves nothing; write less than 1")
     )
-    """The share of the numbers of a sentence's words, and of what the LSTMs say of them, that
-    training sets to 0: for all words of a sentence the same ones (Gal and Ghahramani 2016)."""
+    """The dropout rate for the word representations of a sentence and for the outputs of the LSTMs.
+    All words of a sentence share one dropout mask (Gal and Ghahramani 2016)."""
 
     @property
-    def of_library(self) -> bool:
-        """Whether it is one of torchvision's or timm's."""
+    def is_from_library(self) -> bool:
+        """Whether the network is from torchvision or timm."""
         return is_within(self.name, LIBRARIES)
+
+    @property
+    def uses_parameter_roles(self) -> bool:
+        """Whether parameter roles change how this network is initialised, decayed and normalised.
+
+        Without it the result is that of the earlier rule, which went by the classes of layers.
+        """
+        return self.is_from_library and not UNCHANGED_BY_ROLES.fullmatch(self.name)
 
 
 @dataclass(frozen=True)
 class Optim:
-    """The optimizer; defaults are SGD with momentum as in Goyal et al. 2017, section 5.1."""
+    """The optimizer settings of a recipe; by default momentum SGD as in Goyal et al. 2017."""
 
     momentum: float = field(
         default=0.9,
         metadata=at_least(0) | below(1, "keeps all that has been; write a number below 1"),
     )
-    """The momentum of SGD, and of Adam its beta1."""
+    """The momentum of SGD, or beta1 of Adam."""
     nesterov: bool = True
-    """Whether the step looks ahead by the momentum (Nesterov), as PyTorch does it."""
+    """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
     weight_decay: float = field(default=1e-4, metadata=at_least(0))
-    """The decay of the weights of convolutions and of the weights and bias of fc; BN has none."""
+    """The weight decay of convolution and fc weights and of the fc bias; BN has none."""
     equation: int = field(default=9, metadata=one_of(9, 10))
-    """The equation of the paper that updates the momentum: 9, as in PyTorch, keeps the lr outside
-    the momentum, and 10 has it inside."""
+    """The equation of the paper that updates the momentum buffer, 9 or 10.
+    9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
     momentum_correction: bool = False
-    """Momentum correction (remark 2 of the paper), which has a meaning for equation 10 only."""
+    """Whether momentum is corrected when the lr changes (remark 2 of the paper).
+    It applies to equation 10 only."""
     name: str = field(
-        default="sgd", metadata=later("sgd") | one_of("sgd", "lars", "adam", "adagrad")
+        default="sgd", metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adagrad")
     )
-    """lars is momentum SGD whose gradient is scaled for each tensor; equation 9 leaves the lr
-    outside the momentum then, and 10 has it inside, as the paper of LARS and MLPerf do."""
+    """The optimizer: sgd, lars, adam or adagrad.
+    lars is momentum SGD whose gradient is scaled for each tensor. With equation 9 it keeps the lr
+    outside the momentum; with 10 inside, as the paper of LARS and MLPerf do."""
     beta2: float = field(
         default=0.999,
-        metadata=later(0.999)
+        metadata=added_later(0.999)
         | at_least(0)
         | below(1, "keeps the first gradient's square for ever; write a number below 1"),
     )
-    """Adam's beta2: what a step leaves of the mean of squared gradients."""
-    eps: float = field(default=1e-8, metadata=later(1e-8) | at_least(0))
-    """What Adam and Adagrad add to the root by which they divide, and LARS to the norms."""
-    clip_norm: float | None = field(default=None, metadata=later(None) | above_0())
-    """The norm to which the gradient of an update is shortened where it is longer (Pascanu et al.
-    2013), over all parameters and workers; None for no clipping."""
-    trust: float = field(default=0.001, metadata=later(0.001) | above_0())
-    """LARS' trust coefficient, eta: a step at lr 1 is at most so many times the tensor's norm."""
-    adapts: str = field(default="weights", metadata=later("weights") | one_of("weights", "all"))
-    """The tensors whose gradient LARS scales: weights, without BN and biases as MLPerf has it, or
-    all. The others have plain momentum SGD."""
-    decay_bias: bool = field(default=True, metadata=later(True))
-    """Whether biases decay as weights do; gamma and beta of BN never decay."""
+    """Adam's beta2, the decay rate of the mean of squared gradients."""
+    eps: float = field(default=1e-8, metadata=added_later(1e-8) | at_least(0))
+    """The number added to the denominator: the root in Adam and Adagrad, the norms in LARS."""
+    clip_norm: float | None = field(default=None, metadata=added_later(None) | above_0())
+    """The largest norm of an update's gradient (all parameters and workers); None for no clipping.
+    A longer gradient is scaled down to it (Pascanu et al. 2013)."""
+    trust: float = field(default=0.001, metadata=added_later(0.001) | above_0())
+    """LARS' trust coefficient, eta: at lr 1, the largest ratio of a step to the tensor's norm."""
+    adapts: str = field(
+        default="weights", metadata=added_later("weights") | one_of("weights", "all")
+    )
+    """The tensors whose gradient LARS scales: weights, or all.
+    weights excludes BN and biases, as MLPerf does. The other tensors are updated by plain momentum
+    SGD."""
+    decay_bias: bool = field(default=True, metadata=added_later(True))
+    """Whether weight decay applies to biases; it never applies to gamma and beta of BN."""
     fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
-    """Whose kernels make the updates of sgd and lars by equation 9: torch's own, or those of
-    NVIDIA's apex, which has to be installed. They agree but for the last bits, and a run may go on
-    with the others."""
+    """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
+    apex has to be installed. The two agree except for the last bits, and a run may be resumed with
+    the other."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a function of the epoch, by the rules of lsgd.rules.schedule.
+    """The settings of a recipe's learning-rate schedule, by the rules of lsgd.rules.schedule.
 
     Defaults are those of Goyal et al. 2017, section 5.1.
     """
 
     reference_lr: float = field(default=0.1, metadata=above_0())
-    """The lr of a minibatch of reference_batch images: eta in the paper, not that of the run."""
+    """The lr for a minibatch of reference_batch images, not that of this run: eta in the paper."""
     reference_batch: float = field(default=256.0, metadata=above_0())
     """The minibatch for which reference_lr was chosen."""
     scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
-    """How the lr grows with the minibatch: in proportion (linear), with its root (sqrt), or not."""
+    """The growth of the lr with the minibatch: linear, by its root (sqrt), or none."""
     warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
-    """The shape of the warmup; only a batch above the reference has one, unless warmup_start says
-    where it begins."""
+    """The shape of the warmup.
+    Only a batch above the reference batch warms up, unless warmup_start is given."""
     warmup_epochs: float = field(default=5.0, metadata=at_least(0))
-    """The epochs after which the lr has come to its full size."""
+    """The length of the warmup, in epochs."""
     milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
     """Epochs at which the lr is multiplied by gamma."""
     gamma: float = field(default=0.1, metadata=above_0())
-    """By what the lr is multiplied at each milestone."""
-    warmup_start: float | None = field(default=None, metadata=later(None) | at_least(0))
-    """The lr from which any batch warms up, such as 0; None for that of the reference."""
-    factors: list[float] = field(default_factory=list, metadata=later([]) | finite())
-    """The share of the full lr from each milestone on, in place of powers of gamma."""
-    decay: str = field(default="steps", metadata=later("steps") | one_of(*schedule.DECAYS))
-    """How the lr falls after the warmup: at the milestones (steps), or smoothly to end_lr."""
-    power: float = field(default=2.0, metadata=later(2.0) | above_0())
+    """The factor of the lr at each milestone."""
+    warmup_start: float | None = field(default=None, metadata=added_later(None) | at_least(0))
+    """The lr at the start of a warmup for any batch size, such as 0; None for the reference lr."""
+    factors: list[float] = field(default_factory=list, metadata=added_later([]) | finite())
+    """The share of the full lr from each milestone on, which replaces powers of gamma."""
+    decay: str = field(default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS))
+    """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr."""
+    power: float = field(default=2.0, metadata=added_later(2.0) | above_0())
     """The power of a polynomial decay: end_lr + (lr - end_lr) (1 - t)^power, t from 0 to 1."""
-    end_lr: float = field(default=0.0, metadata=later(0.0) | at_least(0))
-    """The lr at the end of a smooth decay, and from there on."""
-    decay_steps: int | None = field(default=None, metadata=later(None) | at_least(1))
-    """The step, counted from the run's first, at which a smooth decay ends; None for the last."""
+    end_lr: float = field(default=0.0, metadata=added_later(0.0) | at_least(0))
+    """The lr at the end of a smooth decay and after it."""
+    decay_steps: int | None = field(default=None, metadata=added_later(None) | at_least(1))
+    """The step of the run at which a smooth decay ends; None for the last step."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """After which epochs a run is evaluated; after its last one it always is."""
+    """The evaluation settings of a recipe: after which epochs, and in which precision.
 
-    every: int = field(default=1, metadata=later(1) | at_least(1))
-    """The epochs from one evaluation to the next."""
-    offset: int = field(default=0, metadata=later(0) | at_least(0))
-    """The first evaluation is after so many epochs, of `every`; 0 for as many as `every`."""
-    bfloat16: bool = field(default=False, metadata=IMAGES | later(False))
-    """Whether its forward passes are in bfloat16, by autocast, as training with
-    precision=bfloat16 has them; else they are in the precision of the parameters."""
+    The last epoch is always evaluated.
+    """
+
+    every: int = field(default=1, metadata=added_later(1) | at_least(1))
+    """The number of epochs between evaluations."""
+    offset: int = field(default=0, metadata=added_later(0) | at_least(0))
+    """The number of epochs before the first evaluation; 0 for `every`."""
+    bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))
+    """Whether evaluation runs its forward passes in bfloat16, by autocast.
+    Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
+    parameters."""
 
 
 @dataclass(frozen=True)
 class BNStatistics:
-    """The means and variances by which BN normalises in an evaluation."""
+    """The settings of the means and variances by which BN normalises in an evaluation."""
 
     name: str = field(
-        default="moving", metadata=IMAGES | later("moving") | one_of("moving", "precise", "last")
+        default="moving",
+        metadata=IMAGES | added_later("moving") | one_of("moving", "precise", "last"),
     )
-    """moving is the paper's running average over steps; last has those of the last step alone;
-    precise measures them anew, on training images, with the weights that are evaluated."""
-    examples: int = field(default=8192, metadata=IMAGES | later(8192) | at_least(1))
-    """The training images on which precise ones are measured, rounded up to whole steps."""
+    """The source of BN's evaluation statistics: moving, precise or last.
+    moving is the paper's running average over steps. last takes those of the last step alone.
+    precise measures them on training images with the evaluated weights."""
+    examples: int = field(default=8192, metadata=IMAGES | added_later(8192) | at_least(1))
+    """The number of training images for precise BN statistics, rounded up to whole steps."""
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """An average of the weights that is evaluated in their place, by BN statistics measured with
-    it; training goes on as without."""
+    """The settings of an average of the weights over training, used in evaluation only.
+
+    BN statistics are measured with the averaged weights. Training is not affected.
+    """
 
     name: str = field(
-        default="none", metadata=IMAGES | later("none") | one_of("none", "ema", "last")
+        default="none", metadata=IMAGES | added_later("none") | one_of("none", "ema", "last")
     )
-    """ema is an exponential moving average over the updates; last the mean of the weights at the
+    """The kind of average: none, ema or last.
+    ema is an exponential moving average over the updates; last is the mean of the weights at the
     ends of the last epochs."""
-    half_life: float = field(default=100.0, metadata=IMAGES | later(100.0) | above_0())
-    """The updates after which a weight counts half of what it did, of ema."""
-    epochs: int = field(default=6, metadata=IMAGES | later(6) | at_least(1))
-    """The epochs of last."""
+    half_life: float = field(default=100.0, metadata=IMAGES | added_later(100.0) | above_0())
+    """The half-life of a weight in the ema, in updates."""
+    epochs: int = field(default=6, metadata=IMAGES | added_later(6) | at_least(1))
+    """The number of last epochs averaged by `last`."""
 
 
 @dataclass(frozen=True)
 class BatchGrowth:
-    """Epochs from which a run has more workers, each with its n images; the lr stays that of the
-    first minibatch, as the schedule has it (Smith et al. 2017)."""
+    """A batch-size schedule: the epochs at which the number of workers grows (Smith et al. 2017).
 
-    milestones: list[int] = field(default_factory=list, metadata=IMAGES | later([]))
+    Each worker keeps its n images. The lr stays that of the first minibatch, by the schedule.
+    """
+
+    milestones: list[int] = field(default_factory=list, metadata=IMAGES | added_later([]))
     """Whole epochs at which the number of workers is multiplied by the factor."""
-    factor: int = field(default=2, metadata=IMAGES | later(2) | at_least(2))
-    """How many times the workers, at each milestone."""
+    factor: int = field(default=2, metadata=IMAGES | added_later(2) | at_least(2))
+    """The factor by which the number of workers grows at each milestone."""
 
     def factor_in(self, epoch: int) -> int:
-        """How many times the workers of epoch 0 this epoch has."""
+        """Return the ratio of the number of workers in this epoch to that in epoch 0."""
         return int(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What the number of a run is: its rate at the end, or how long it takes to a rate."""
+class TimeToTargetSettings:
+    """The settings of a run's final metric: a metric at its end, or its time to a target metric."""
 
-    epochs_to: dict[str, float] = field(default_factory=dict, metadata=later({}))
-    """A rate and a target, such as {top1_error: 24.1}: the number is the epochs until then."""
-    steps_to: dict[str, float] = field(default_factory=dict, metadata=later({}))
-    """The same in steps."""
-    stop: bool = field(default=False, metadata=later(False))
-    """Whether the run ends with the evaluation that has the target."""
+    epochs_to: dict[str, float] = field(default_factory=dict, metadata=added_later({}))
+    """A metric and its target, such as {top1_error: 24.1}; the final metric is the epochs to it."""
+    steps_to: dict[str, float] = field(default_factory=dict, metadata=added_later({}))
+    """A metric and its target; the final metric is the number of steps to reach it."""
+    stop: bool = field(default=False, metadata=added_later(False))
+    """Whether the run stops at the evaluation that reaches the target."""
 
-    def of(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
-        """The metric of the run's number, which is of this rate where no other is named."""
+    def final_metric(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
+        """Return the definition of a run's final metric: the time to its target, or a given one."""
         for counted, targets in (("epochs", self.epochs_to), ("steps", self.steps_to)):
             for name, target in targets.items():
-                return Until.of(METRICS[name], target, counted=counted, first_step=first_step)
+                return TimeToTarget.for_metric(
+                    METRICS[name], target, time_unit=counted, first_step=first_step
+                )
         return rate
 
 
 @dataclass(frozen=True)
 class InputsSettings:
-    """The loader, which brings images to the device, and its settings."""
+    """The settings of a run's data loader, which reads and prefetches examples."""
 
     loader: str = field(
         default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
     )
-    """auto is memory for small sets, and for image files DALI where it is installed, or else
-    torchvision; synthetic makes images up."""
+    """The data loader: auto, memory, dali, torchvision or synthetic.
+    auto is memory for small datasets; for image files it is DALI if that is installed, or else
+    torchvision. synthetic generates random examples."""
     decoders: int | None = field(default=None, metadata=at_least(0))
-    """Images that a training process decodes at once, in threads of DALI or processes of
-    torchvision; by default one for each of its cores."""
+    """The number of DALI threads or torchvision processes that decode images, per training process.
+    By default one for each of its cores."""
     prefetch: int = field(default=2, metadata=at_least(1))
-    """Passes that are made ready ahead: in all by DALI, by each process of torchvision."""
+    """The number of prefetched micro-batches: in total (DALI) or per process (torchvision)."""
     dtype: str = field(default="float32", metadata=one_of("float32", "float16"))
-    """The type of the pixels that DALI writes; float16 is coarser by 0.1 of an 8-bit level."""
+    """The number format of DALI's pixels; float16 is coarser by 0.1 of an 8-bit level."""
     decode_on: str = field(default="auto", metadata=one_of("auto", "cpu", "gpu"))
-    """Where DALI decodes: on the cpu or the gpu; auto is where the model is."""
+    """The device on which DALI decodes: cpu or gpu; auto is the device of the model."""
     hardware_share: float = field(
         default=0.65,
         metadata=at_least(0) | at_most(1, "is more than all images; write a number from 0 to 1"),
     )
-    """The share of the images that DALI sends to the JPEG decoder of a GPU that has one."""
+    """The share of images that DALI decodes with a GPU's JPEG decoder, if the GPU has one."""
 
 
 @dataclass(frozen=True)
 class CommSettings:
-    """The library by which the processes of a job communicate, and its settings."""
+    """The settings of communication between a job's processes: library, buckets and timeouts."""
 
     library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
-    """auto is single without a launcher, and with one Horovod if it is built for it, else torch."""
+    """The communication library: auto, single, torch or horovod.
+    auto is single without a launcher; with one it is Horovod if that is built for the launcher, or
+    else torch."""
     bucket_mb: float = field(default=25.0, metadata=above_0())
     """The size, in MiB, of the flat buckets in which gradients are reduced."""
     timeout: float = field(default=600.0, metadata=above_0())
-    """Seconds without an answer after which a process is given up: the others end with exit code 5,
-    or, where NCCL's watchdog sees it first, a minute later with -6."""
+    """The timeout of a collective, in seconds.
+    After it the other processes exit with code 5, or a minute later with -6 if NCCL's watchdog
+    notices first."""
     join_timeout: float = field(default=120.0, metadata=above_0())
-    """Seconds after the start in which the processes have to meet; then they give up."""
+    """The timeout for all processes to join the job, in seconds after the start."""
 
 
 TARGET_DATA = ("imagenet", "ptb")
@@ -376,49 +410,52 @@ TARGET_DATA = ("imagenet", "ptb")
 
 @dataclass(frozen=True)
 class Target:
-    """The published number that this recipe should reproduce."""
+    """The published result that a recipe should reproduce: a metric, its value and the source."""
 
     top1_error: float | None = field(
         default=None,
         metadata=at_least(0) | at_most(100, "is no percentage; write a number from 0 to 100"),
     )
-    """The published error in percent; `std`, its standard deviation, is in percent too."""
+    """The published top-1 error in percent; `std` is in percent too."""
     std: float | None = field(default=None, metadata=at_least(0))
     """The published standard deviation over seeds."""
     source: str = ""
-    """Where it was published, such as a table of the paper."""
+    """The publication of the number, such as a table of the paper."""
     perplexity: float | None = field(default=None, metadata=at_least(1))
-    """The published perplexity, in place of an error."""
+    """The published perplexity, for recipes without an error rate."""
 
     @property
     def metric(self) -> Metric:
-        """The metric of the published number; runs of another are not held against it."""
+        """The metric of the published result: top-1 error or perplexity.
+
+        Only runs of this metric are compared with the result.
+        """
         return TOP1 if self.perplexity is None else METRICS["perplexity"]
 
     @property
-    def number(self) -> float:
-        """The published number."""
+    def value(self) -> float:
+        """The value of the published result: a top-1 error in percent, or a perplexity."""
         number = self.top1_error if self.perplexity is None else self.perplexity
         assert number is not None, "lsgd.recipe.checks has refused it"
         return number
 
-    def beside(self, number: float) -> str:
-        """The distance of a run's number from the published one, in words.
+    def describe_difference(self, number: float) -> str:
+        """Describe how far a run's final metric is above or below the published number.
 
-        Whether that is the published number is decided over several seeds, by lsgd.report.verdict.
+        lsgd.report.verdict decides over several seeds whether a result is the published one.
         """
-        above = round(number - self.number, 2)
+        above = round(number - self.value, 2)
         distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}"
         source = f" ({self.source})" if self.source else ""
-        return f"{distance} the published {self.metric.amount(self.number, self.std)}{source}"
+        return f"{distance} the published {self.metric.format_value(self.value, self.std)}{source}"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One run. `batch_size`, steps and lr are derived, never set."""
+    """The configuration of a training run; batch size, steps and lr are derived from it."""
 
     name: str = field(metadata=EXECUTION)
-    """What reports and folders call the run."""
+    """The name of the run in reports and folder names."""
     data: Data
     model: Model
     optim: Optim
@@ -426,139 +463,159 @@ class Recipe:
     inputs: InputsSettings = field(metadata=EXECUTION)
     comm: CommSettings = field(metadata=EXECUTION)
     workers: int = field(metadata=at_least(1))
-    """k, the number of workers, of which each has its own images and BN statistics."""
+    """k, the number of virtual workers; each has its own images and BN statistics."""
     worker_batch: int = field(metadata=at_least(1))
-    """n, the examples of a worker in a step; of images its BN statistics are taken over them."""
+    """n, the examples of a worker in a step; BN statistics are taken over these images."""
     epochs: int = field(metadata=at_least(1))
-    """How many times the run goes through the training examples."""
+    """The number of training epochs."""
     seed: int = field(
         default=0,
         metadata=at_least(0, math.inf) | below(2**64, "is too large; write a number below 2^64"),
     )
-    """Of all that is drawn: initial weights, orders, augmentation, dropout."""
+    """The seed of all random draws: initial weights, example order, augmentation and dropout."""
     label_smoothing: float = field(
         default=0.0,
         metadata=IMAGES
-        | later(0.0)
+        | added_later(0.0)
         | at_least(0)
         | below(1, "leaves nothing of the label; write less than 1"),
     )
-    """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016),
-    as torch and MLPerf count it; train_loss is then that of smoothed labels, and val_loss not."""
+    """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016).
+    It is counted as in torch and MLPerf. train_loss includes the smoothing, and val_loss does
+    not."""
     tail: str = field(default="drop", metadata=one_of("drop", "keep"))
-    """The use of the last N mod kn examples of an epoch: none, or with keep a smaller step."""
+    """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
     precision: str = field(
         default="float32", metadata=one_of("float32", "tf32", "bfloat16", "float64")
     )
-    """The number format of forward and backward passes; bfloat16 is by autocast, and tf32 is
-    float32 whose products a GPU rounds to 10 bits."""
+    """The number format of forward and backward passes.
+    bfloat16 is by autocast; tf32 is float32 whose products a GPU rounds to 10 bits."""
     gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
-    """The number format of the sums over processes; fp16 loses what is below 6e-8."""
+    """The number format of the gradient all-reduce; fp16 loses values below 6e-8."""
     rehearse: bool = False
-    """Whether the run is replaced by its miniature, which lsgd.recipe.rehearsal makes."""
+    """Whether to do a dry run: a miniature of the run, built by lsgd.recipe.dry_run."""
     deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
-    """The rules of its paper that this recipe does not follow, each with the reason."""
+    """The rules of the paper that this recipe deviates from, each with the reason."""
     paper: str = field(default="goyal2017", metadata=EXECUTION | IMAGES | one_of(*PAPERS))
-    """Whom this recipe follows, and where it does not says so: lsgd.check asks that one's rules."""
+    """The paper that this recipe follows, whose rules lsgd.check verifies."""
     target: Target | None = field(default=None, metadata=EXECUTION)
     strategy: StrategySettings = field(
-        default_factory=StrategySettings, metadata=later({"name": "allreduce"})
+        default_factory=StrategySettings, metadata=added_later({"name": "allreduce"})
     )
-    cluster: Cluster = field(default_factory=Cluster, metadata=later({}))
-    evaluation: Evaluation = field(default_factory=Evaluation, metadata=later({}))
-    metric: Goal = field(default_factory=Goal, metadata=later({}))
-    bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=later({}))
-    averaging: Averaging = field(default_factory=Averaging, metadata=later({}))
-    batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=later({}))
+    cluster: VirtualCluster = field(default_factory=VirtualCluster, metadata=added_later({}))
+    evaluation: Evaluation = field(default_factory=Evaluation, metadata=added_later({}))
+    metric: TimeToTargetSettings = field(
+        default_factory=TimeToTargetSettings, metadata=added_later({})
+    )
+    bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
+    averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
+    batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
     workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
-    """Workers whose images a forward pass carries; with auto, lsgd.autotune finds the number when
-    training starts. Where each worker pushes a gradient of its own, it is always one."""
+    """The number of workers in one micro-batch, or auto.
+    With auto, lsgd.autotune finds the number when training starts. It is always one where each
+    worker pushes its own gradient."""
     val_batch: int = field(
-        default=250, metadata=EXECUTION | of("images", "tagging", "trees") | at_least(1)
+        default=250, metadata=EXECUTION | only_for("images", "tagging", "trees") | at_least(1)
     )
-    """Images, sentences or trees of one pass of an evaluation; of a text it is one window of each
-    stream."""
+    """The number of images, sentences or trees in one evaluation batch.
+    A batch of a text is always one window of each stream."""
     padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
-    """The cells in which the sentences of a pass are read: as many places as the longest sentence
-    of the set has (global) or of the pass (batch), or of eight of like length (bucket); the same as
-    batch with the empty ones left out (packed); or each sentence by itself (per_sentence)."""
+    """The padding of the sentences of a micro-batch: global, batch, bucket, packed or per_sentence.
+    Sentences are padded to the longest one of the dataset (global), of the micro-batch (batch), or
+    of eight of similar length (bucket). packed is batch without the padded positions. per_sentence
+    computes one sentence at a time."""
     batching: str = field(
         default="folded", metadata=EXECUTION | TREES | one_of("folded", "recursive")
     )
-    """How the trees of a pass go through the network: all at once, by a few large calls (folded),
-    or one after the other, node by node (recursive)."""
+    """The evaluation of the trees of a micro-batch by the network: folded or recursive.
+    folded batches nodes of all trees into a few large calls; recursive computes one tree after the
+    other, node by node."""
     channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether images lie in memory pixel by pixel (NHWC), as a GPU's convolutions want them."""
+    """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer."""
     compile: bool = field(default=False, metadata=EXECUTION)
-    """Whether the model goes through torch.compile."""
+    """Whether the model is compiled with torch.compile."""
     cuda_graphs: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether a GPU replays what was compiled as CUDA graphs, so that a pass of few images does not
-    wait for its kernels to be launched one by one; each kind of pass takes memory of its own."""
+    """Whether a GPU replays the compiled model as CUDA graphs.
+    This avoids launching kernels one by one, which slows micro-batches of few images. Each shape of
+    micro-batch takes memory of its own."""
     deterministic: bool = field(default=True, metadata=EXECUTION)
-    """Whether a GPU takes the same algorithms in each run, and only those that repeat to the bit;
-    without, cuDNN times them and takes the fastest, and two runs differ in their last bits."""
+    """Whether a GPU uses deterministic algorithms only, the same in each run.
+    Otherwise cuDNN times its algorithms and takes the fastest, and two runs differ in their last
+    bits."""
     numa: bool = field(default=False, metadata=EXECUTION)
-    """Whether a process keeps to the cores that are next to its GPU."""
-    device: str = field(default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda"))
-    """Where it trains; auto takes GPUs where there are any."""
+    """Whether a process is pinned to the CPU cores next to its GPU."""
+    device: str = field(
+        default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda", "mps", "xpu")
+    )
+    """The device for training: cpu, cuda (NVIDIA or AMD), mps (Apple), xpu (Intel) or auto.
+    auto takes the GPU that torch finds, or else the CPU."""
     run_dir: str | None = field(default=None, metadata=EXECUTION)
-    """The folder of the run; by default runs/<name>/<time>-seed<seed>."""
+    """The run folder; by default runs/<name>/<time>-seed<seed>."""
     checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
-    """Steps between two checkpoints within an epoch; 0 for none by their number."""
+    """The number of steps between checkpoints within an epoch; 0 for none by step count."""
     checkpoint_minutes: float = field(default=10.0, metadata=EXECUTION | at_least(0))
-    """Minutes between two checkpoints within an epoch, by the clock of process 0; 0 for none by the
-    clock."""
+    """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
     keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
-    """The number of newest checkpoints that stay; those at a drop of the lr always do."""
+    """The number of newest checkpoints that are kept; those at a drop of the lr are always kept."""
     log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
-    """Steps between two rows of metrics."""
+    """The number of steps between two rows of metrics."""
     noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether the gradient noise scale is measured, which needs steps of two passes at least: a
-    norm of each parameter's gradient in each pass more, and the same updates."""
+    """Whether the gradient noise scale is measured; updates do not change.
+    It needs steps of at least two micro-batches, and takes one more norm of each parameter's
+    gradient per micro-batch."""
     profile: bool = field(default=False, metadata=EXECUTION)
     """Whether lsgd.profile times the phases of some steps and traces a few."""
     trackers: list[str] = field(default_factory=list, metadata=EXECUTION | some_of(*TRACKERS))
-    """Trackers that get the run while it goes on, each by a process of its own (lsgd.track)."""
+    """The experiment trackers that receive the run's metrics, each by a process of lsgd.track."""
     replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
-    """The lines in which a rehearsal says what it has replaced."""
+    """The lines in which a dry run lists the settings that it replaced."""
 
     @property
     def measures_bn(self) -> bool:
-        """Whether each evaluation measures the statistics of BN anew; averaged weights never had
-        any."""
+        """Whether BN statistics are measured on training images before each evaluation.
+
+        Averaged weights need it, since they were never used in a training step.
+        """
         return self.bn_statistics.name == "precise" or self.averaging.name != "none"
 
     @property
     def bn_steps(self) -> int:
-        """The steps of an epoch on whose images precise BN statistics are measured."""
+        """The number of steps whose images are used to measure precise BN statistics."""
         return min(-(-self.bn_statistics.examples // self.batch_size), self.steps_per_epoch)
 
     @cached_property
     def update_workers(self) -> int:
-        """The workers whose gradients make one update: k, or fewer with other strategies."""
+        """The number of workers whose gradients make one update of the model, by strategy."""
         return self.strategy.update_workers(self.workers)
 
     @property
     def most_processes(self) -> int:
-        """The most processes of a job that all have a worker, or a server of their own."""
+        """The largest number of processes of a run: one per worker and per separate server."""
         return self.workers + self.strategy.server_processes
 
     @property
     def batch_size(self) -> int:
-        """The examples of one update of the model: kn with synchronous SGD, Hn where a worker makes
-        H local steps before it pushes."""
-        return self.update_workers * self.worker_batch * self.strategy.push_steps
+        """The number of training examples of one update of the model.
+
+        It is kn with synchronous SGD, and Hn where a worker makes H local steps before it pushes.
+        """
+        return self.update_workers * self.worker_batch * self.strategy.batches_per_push
 
     @property
     def lr_batch(self) -> int:
-        """The examples by which the lr is scaled: those of a local step, where workers make them
-        before they push, and else those of an update."""
+        """The minibatch size by which the learning rate is scaled.
+
+        Where workers make local steps before they push, it is the size of a local step.
+        """
         return self.update_workers * self.worker_batch
 
     @property
     def server_optim(self) -> Optim:
-        """The optimizer of servers: the outer rule where workers push the ways they have gone."""
-        if not self.strategy.pushes_ways:
+        """The optimizer settings of the parameter servers, for gradients or pseudo-gradients.
+
+        They are those of the outer rule if workers push pseudo-gradients.
+        """
+        if not self.strategy.pushes_deltas:
             return self.optim
         return Optim(
             momentum=self.strategy.outer_momentum,
@@ -568,68 +625,75 @@ class Recipe:
 
     @property
     def tickets(self) -> int:
-        """The batches of an epoch that one worker at a time computes with: of n examples, or as
-        many as it makes local steps before it pushes, or fewer at the end."""
+        """The number of tickets of an epoch; a ticket is the examples of one worker's push.
+
+        A ticket has n examples for each local step before a push; the last one may have fewer.
+        """
         return -(-self.examples(self.steps_per_epoch) // self._ticket_size)
 
-    def ticket_steps(self, ticket: int) -> int:
-        """How many gradients a worker computes with a ticket."""
+    def gradients_per_ticket(self, ticket: int) -> int:
+        """Return the number of gradients that a worker computes for a ticket (for one push)."""
         first = ticket * self._ticket_size
         left = min(self.examples(self.steps_per_epoch) - first, self._ticket_size)
         return -(-left // self.worker_batch)
 
     @property
     def _ticket_size(self) -> int:
-        return self.worker_batch * self.strategy.push_steps
+        return self.worker_batch * self.strategy.batches_per_push
 
     @property
-    def pass_workers(self) -> int:
-        """workers_per_pass as a number; raises Refused while it is auto."""
+    def micro_batch_workers(self) -> int:
+        """The number of workers in one micro-batch; raises UsageError if the field is auto."""
         if isinstance(self.workers_per_pass, str):
-            raise Refused(
+            raise UsageError(
                 "workers_per_pass=auto is found where training starts; here write a number, such "
                 "as workers_per_pass=8"
             )
         return self.workers_per_pass
 
-    def numbers_per_pass(self, hosted: int) -> int | None:
-        """Return how many numbers the images of a full forward pass have, on a process that hosts
-        so many workers; None for other workloads."""
+    def values_per_micro_batch(self, hosted: int) -> int | None:
+        """Return the number of pixel values in a full micro-batch, or None without images.
+
+        `hosted` is the number of workers on the process.
+        """
         if self.data.workload != "images":
             return None
-        # Before it is known, auto stands for all of them.
-        workers = hosted if self.workers_per_pass == AUTO else min(self.pass_workers, hosted)
+        # While auto is undecided, assume one micro-batch with all hosted workers.
+        workers = hosted if self.workers_per_pass == AUTO else min(self.micro_batch_workers, hosted)
         images = workers * self.worker_batch
         return images * self.data.channels * self.data.image_size**2
 
     @property
     def keeps_tail(self) -> bool:
-        """Whether the last N mod kn examples of an epoch make a smaller step."""
+        """Whether the last N mod kn examples of an epoch are kept as a smaller step."""
         return self.tail == "keep"
 
     @cached_property
     def train_examples(self) -> int:
-        """N, the examples of which an epoch's steps are made: the images, sentences or trees, or of
-        a text the windows of its kn streams."""
+        """N, the number of training examples of an epoch.
+
+        They are images, sentences or trees; in a text they are the windows of its kn streams.
+        """
         if self.data.workload == "language":
-            windows = sampler.windows(self.data.train_examples, self.batch_size, self.data.window)
+            windows = sampler.windows_per_stream(
+                self.data.train_examples, self.batch_size, self.data.window
+            )
             return windows * self.batch_size
         return self.data.train_examples
 
     @property
     def text_sets(self) -> tuple[str, ...]:
-        """The evaluation sets of a text, sentences or trees: there need not be a test set."""
+        """The names of the evaluation sets of a text dataset: val, and test if it exists."""
         return ("val", "test") if self.data.test_examples else ("val",)
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """S, the number of steps that are really made in one epoch; of a batch that grows, in the
-        first."""
-        return self.stages[0].steps
+        """S, the number of training steps of one epoch (of the first, if the batch grows)."""
+        return self.stages[0].steps_per_epoch
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The stretches of epochs with one batch size: one, unless the batch grows."""
+        """The stages of the run: ranges of epochs of one batch size, several if the batch grows."""
         stages: list[Stage] = []
         for epoch in (0, *self.batch_growth.milestones):
             factor, before = self.batch_growth.factor_in(epoch), stages[-1:]
@@ -640,8 +704,8 @@ class Recipe:
                     epoch=epoch,
                     workers=self.workers * factor,
                     batch_size=size,
-                    steps=steps,
-                    examples=examples if self.keeps_tail else steps * size,
+                    steps_per_epoch=steps,
+                    examples_per_epoch=examples if self.keeps_tail else steps * size,
                     steps_before=sum(int(stage.steps_until(epoch)) for stage in before),
                     examples_before=sum(stage.examples_until(epoch) for stage in before),
                 )
@@ -649,55 +713,71 @@ class Recipe:
         return tuple(stages)
 
     def stage(self, epoch: float) -> Stage:
-        """The stage that a (fractional) epoch is of; the last one has what comes after the run."""
+        """Return the stage (a range of epochs of one batch size) of a (fractional) epoch.
+
+        The last stage includes later epochs.
+        """
         return [stage for stage in self.stages if stage.epoch <= epoch][-1]
 
     def first_step(self, epoch: int) -> int:
-        """The number of steps before an epoch, counted from 0."""
+        """Return the number of the first step of an epoch; both are counted from 0."""
         return int(self.stage(epoch).steps_until(epoch))
 
-    def place(self, step: int) -> tuple[int, int]:
-        """The epoch of a step of the run, and the number of the step in this epoch."""
+    def locate_step(self, step: int) -> tuple[int, int]:
+        """Convert the number of a step of the run to its epoch and its index within that epoch."""
         [*_, stage] = (stage for stage in self.stages if stage.steps_before <= step)
-        epochs, of_epoch = divmod(step - stage.steps_before, stage.steps)
+        epochs, of_epoch = divmod(step - stage.steps_before, stage.steps_per_epoch)
         return stage.epoch + epochs, of_epoch
 
     @property
     def total_steps(self) -> int:
-        """The number of steps of the whole run."""
+        """The number of training steps of the whole run."""
         return self.first_step(self.epochs)
 
     def examples(self, steps: int) -> int:
-        """The number of training examples that the first `steps` steps of the run see."""
-        epoch, rest = self.place(steps)
+        """Return the number of training examples in the first `steps` steps of the run."""
+        epoch, rest = self.locate_step(steps)
         stage = self.stage(epoch)
         return stage.examples_until(epoch) + rest * stage.batch_size
 
     def epoch(self, step: float) -> float:
-        """The (fractional) epoch at the start of a step of the run, or within it: e + t/S."""
-        stage = self.stages[0]  # found by a loop and no call, since every step asks
+        """Convert a (fractional) step of the run to the (fractional) epoch e + t/S."""
+        stage = self.stages[0]  # a loop rather than a call, since every step evaluates this
         for later_stage in self.stages[1:]:
             if later_stage.steps_before <= step:
                 stage = later_stage
-        whole, part = divmod(step - stage.steps_before, stage.steps)
-        return stage.epoch + whole + part / stage.steps
+        whole, part = divmod(step - stage.steps_before, stage.steps_per_epoch)
+        return stage.epoch + whole + part / stage.steps_per_epoch
 
     def lr(self, step: float) -> float:
-        """The learning rate of a step of the run, or of a local step within it."""
+        """Return the learning rate that the schedule has at a (fractional) step of the run.
+
+        A local step is at a fraction of a step.
+        """
         left = 1.0 if self.schedule.decay == "steps" else self._decay_left(step)
-        return schedule.learning_rate(self.epoch(step), left=left, **self._schedule_rule)
+        return schedule.learning_rate(self.epoch(step), remaining_decay=left, **self._schedule_rule)
+
+    @property
+    def scaled_lr(self) -> float:
+        """The full learning rate, scaled for the minibatch: after the warmup, before any decay."""
+        return schedule.scaled_lr(
+            self.lr_batch,
+            reference_lr=self.schedule.reference_lr,
+            reference_batch=self.schedule.reference_batch,
+            scaling=self.schedule.scaling,
+        )
 
     @cached_property
     def _schedule_rule(self) -> dict[str, Any]:
         rule = vars(self.schedule) | {"batch_size": self.lr_batch}
-        del rule["decay_steps"]  # of which lr makes the share that is left
+        del rule["decay_steps"]  # lr() passes the remaining share of the decay as `left`
         return rule
 
     @property
     def warms_up(self) -> bool:
-        """Whether this batch has a warmup."""
+        """Whether the learning-rate schedule has a warmup for this recipe's batch size."""
         rule = self.schedule
-        return schedule.warms_up(
+        return schedule.has_warmup(
             self.lr_batch,
             reference_batch=rule.reference_batch,
             warmup=rule.warmup,
@@ -709,14 +789,19 @@ class Recipe:
         epochs = self.schedule.warmup_epochs if self.warms_up else 0.0
         return self.stage(epochs).steps_until(epochs)
 
+    @cached_property
+    def _decay_steps(self) -> int:
+        return self.schedule.decay_steps or self.total_steps
+
     def _decay_left(self, step: float) -> float:
-        end = self.schedule.decay_steps or self.total_steps
-        return schedule.decay_left(step, warmup_steps=self._warmup_steps, decay_steps=end)
+        return schedule.remaining_decay(
+            step, warmup_steps=self._warmup_steps, decay_steps=self._decay_steps
+        )
 
     def epochs_from(self, step: int) -> Iterator[tuple[int, list[int]]]:
-        """The epochs still to train when `step` is the next one, each with its steps of the run.
+        """Yield each remaining epoch of the run with its remaining steps; `step` is the first.
 
-        A rehearsal makes a few steps of the whole run: the first two, one in the middle of the
+        A dry run makes a few steps of the whole run: the first two, one in the middle of the
         warmup, the one at its end, and one on each side of the first drop and of each growth.
         """
         run = range(step, self.total_steps)
@@ -727,87 +812,104 @@ class Recipe:
             sides = [self._first_step(epoch) - back for epoch in changes for back in (1, 0)]
             at = {0, 1, self._first_step(warmup / 2), self._first_step(warmup), *sides}
             steps = sorted(s for s in at if s in run)
-            for epoch in sorted({self.place(s)[0] for s in steps}):
-                yield epoch, [s for s in steps if self.place(s)[0] == epoch]
+            for epoch in sorted({self.locate_step(s)[0] for s in steps}):
+                yield epoch, [s for s in steps if self.locate_step(s)[0] == epoch]
             return
-        for epoch in range(self.place(step)[0], self.epochs):
+        for epoch in range(self.locate_step(step)[0], self.epochs):
             yield epoch, list(range(max(step, self.first_step(epoch)), self.first_step(epoch + 1)))
 
     def work_left(self, step: int) -> tuple[int, int]:
-        """Return the number of steps and of evaluations still to be made when `step` is the next
-        one."""
+        """Return how many steps and evaluations of the run remain when `step` is the next step."""
         if self.rehearse:
             made = dict(self.epochs_from(step))
             return sum(map(len, made.values())), sum(map(self.evaluates_after, made))
-        epochs = range(self.place(step)[0], self.epochs)
+        epochs = range(self.locate_step(step)[0], self.epochs)
         return self.total_steps - step, sum(map(self.evaluates_after, epochs))
 
     def evaluates_after(self, epoch: int) -> bool:
-        """Whether the run is evaluated at the end of this epoch, counted from 0."""
+        """Return whether the run is evaluated at the end of this epoch, counted from 0."""
         rule, done = self.evaluation, epoch + 1
         return done == self.epochs or done % rule.every == rule.offset
 
-    def number_metric(self, rate: Metric) -> Metric:
-        """The metric of the run's number, for a workload with this rate."""
-        return self.metric.of(rate, self.first_step)
+    def final_metric(self, rate: Metric) -> Metric:
+        """Return the definition of the run's final metric, given its workload's default metric."""
+        return self.metric.final_metric(rate, self.first_step)
 
-    def is_over(self, rates: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Whether a run stops with these rates of its epochs, as they have the target."""
-        return self.metric.stop and math.isfinite(self.number_metric(TOP1).number(rates))
+    def has_reached_target(self, rates: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Return whether the run must stop: its metrics by epoch have reached its target."""
+        return self.metric.stop and math.isfinite(self.final_metric(TOP1).final_metric(rates))
 
     def drops_in(self, epoch: int) -> bool:
-        """Whether the lr drops within this epoch, counted from 0, or at its end."""
+        """Return whether the lr drops at a milestone within this epoch, or at its end.
+
+        Epochs are counted from 0.
+        """
         return any(epoch < milestone <= epoch + 1 for milestone in self.schedule.milestones)
 
     def _first_step(self, epoch: float) -> int:
-        """The first step of the run that is at this (fractional) epoch or after it."""
-        # Rounded, since the product may miss a whole number in its last bit, or lie between two.
+        """Return the first step of the run that starts at or after this (fractional) epoch."""
+        # Rounded, since the product may miss an integer in its last bit or lie between two.
         near = round(self.stage(epoch).steps_until(epoch))
         return near if self.epoch(near) >= epoch else near + 1
 
     def trajectory(self) -> dict[str, Any]:
-        """The fields that decide what is computed, N among them."""
+        """Return the fields that decide what a run computes (trajectory) as a nested dictionary."""
         fields = trajectory(self, self.data.workload)
         # The loader is execution, but these examples are not the dataset's.
         fields["data"]["synthetic"] = self.inputs.loader == "synthetic"
-        # Servers are another way to the same sums, unless they do not wait for all of them.
-        if self.strategy.synchronous:
+        # Servers that wait for all workers compute the same sums as an all-reduce.
+        if self.strategy.is_synchronous:
             fields.pop("strategy", None)
-        if not self.strategy.pushes or self.strategy.order != "virtual":
+        if not self.strategy.is_push_based or self.strategy.order != "virtual":
             fields.pop("cluster", None)
-        if self.strategy.pushes and (order := Path(self.strategy.order)).is_file():
-            # Whatever the file is called, and wherever it lies.
-            fields["strategy"]["order"] = hashlib.sha256(order.read_bytes()).hexdigest()
+        if self.order_digest:
+            # The content of the file identifies it, not its path.
+            fields["strategy"]["order"] = self.order_digest
         return fields
+
+    @cached_property
+    def order_digest(self) -> str | None:
+        """The SHA-256 of the file with the order of pushes to replay, or None without such a file.
+
+        It is computed once: a run whose order file is still being written keeps its first
+        fingerprint.
+        """
+        if self.strategy.is_push_based and (order := Path(self.strategy.order)).is_file():
+            return hashlib.sha256(order.read_bytes()).hexdigest()
+        return None
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the trajectory fields: two recipes with the same one train the same run."""
-        text = json.dumps(self.trajectory(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """The hash of the fields that decide a run's result; equal hashes train the same run."""
+        fields = self.trajectory()
+        if self.model.uses_parameter_roles:
+            fields["model"]["uses_parameter_roles"] = True
+        return _hash(fields)
+
+    @property
+    def earlier_fingerprint(self) -> str:
+        """The fingerprint of this recipe by the rule before parameter roles were introduced.
+
+        It lacks the `uses_parameter_roles` mark of some timm and torchvision networks. For every
+        other recipe it equals `fingerprint`.
+        """
+        return _hash(self.trajectory())
 
     def summary(self) -> str:
-        """A description of this run, in a few plain lines."""
-        first, last = (
-            self.lr(0),
-            schedule.scaled_lr(
-                self.lr_batch,
-                reference_lr=self.schedule.reference_lr,
-                reference_batch=self.schedule.reference_batch,
-                scaling=self.schedule.scaling,
-            ),
-        )
+        """Describe the run in a few lines of text: network, dataset, steps, batch size and lr."""
+        first, last = self.lr(0), self.scaled_lr
         ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
         updating = f"{self.update_workers}"
         if self.update_workers < self.workers:
             updating += f" of {self.workers}"
         skipped = len(self.data.skip)
-        local_steps = self.strategy.push_steps
+        local_steps = self.strategy.batches_per_push
         lines = [
             f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
-            f"{', then '.join(str(stage.steps) for stage in self.stages)} steps, seed {self.seed}",
+            f"{', then '.join(str(stage.steps_per_epoch) for stage in self.stages)} steps, seed "
+            f"{self.seed}",
             f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} "
-            f"{EXAMPLES[self.data.workload]}"
+            f"{EXAMPLE_UNIT[self.data.workload]}"
             + f" x {local_steps} local steps" * (local_steps > 1)
             + f", {ramp}",
             *(
@@ -821,15 +923,22 @@ class Recipe:
         ]
         return "\n".join(lines)
 
-    def outcome(self, metric: Metric, number: float) -> str:
-        """The number of the run in a sentence, with the published one if that is of the same.
+    def format_result(self, metric: Metric, number: float) -> str:
+        """Format the run's final metric as a sentence that compares it with the published number.
 
-        The number of a rehearsal means nothing, and is left out.
+        The published number is added if it is of the same metric and dataset. A dry run reports no
+        number, since its metric means nothing.
         """
         if self.rehearse:
             return "rehearsal done: steps, evaluations and checkpoints all went through"
-        outcome = metric.named(number) + f" ({metric.whose})" * math.isfinite(number)
+        outcome = metric.format_labelled(number) + f" ({metric.aggregation})" * math.isfinite(
+            number
+        )
         on_its_data = self.data.name in TARGET_DATA and self.inputs.loader != "synthetic"
         if self.target and self.target.metric == metric and on_its_data:
-            return f"{outcome}; {self.target.beside(number)}"
+            return f"{outcome}; {self.target.describe_difference(number)}"
         return outcome
+
+
+def _hash(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

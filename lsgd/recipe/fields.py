@@ -1,4 +1,4 @@
-"""The metadata of a recipe's fields: trajectory or execution, since when, and within what limits.
+"""Metadata of recipe fields: trajectory or execution, the value for older files, and limits.
 
     val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
 
@@ -10,32 +10,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_args
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 
 AUTO = "auto"
 MOST = 10**9
-"""The largest number of a recipe, unless its field says otherwise: no run comes near, and larger
-ones overflow where they are used."""
+"""The default upper limit of a number in a recipe; larger ones overflow where they are used."""
 
-Words = dict[str, Any]
-"""Metadata of a field; `|` joins several of them."""
+FieldMetadata = dict[str, Any]
+"""The type of a field's metadata; `|` joins several of them."""
 
 
 @dataclass(frozen=True)
-class Limit:
-    """What a field may be: in a few words, and as a function of its dotted key and value, which
-    raises Refused if the value is outside."""
+class FieldLimit:
+    """A limit on a recipe field's value: its description and the function that enforces it.
 
-    words: str
-    refuse: Callable[[str, Any], None]
+    `enforce` takes the dotted key and the value, and raises UsageError for a value outside the
+    limit.
+    """
+
+    description: str
+    enforce: Callable[[str, Any], None]
 
 
-EXECUTION: Words = {"execution": True}
-"""Metadata of a field or group that changes speed, place or description, and no result."""
+EXECUTION: FieldMetadata = {"execution": True}
+"""Metadata of a field or group that changes speed, place or description, but no result."""
 
 
-def later(as_before: Any) -> Words:
-    """Metadata of a trajectory field that was added after runs had been published.
+def added_later(as_before: Any) -> FieldMetadata:
+    """Return metadata of a trajectory field that was added after runs had been published.
 
     `as_before` is the value that means "as before": a run with it keeps the fingerprint that it had
     without the field, and a file from before the field is read as if it had this value, whatever
@@ -46,119 +48,135 @@ def later(as_before: Any) -> Words:
     return {"as_before": as_before}
 
 
-def of(*workloads: str) -> Words:
-    """Metadata of a field that says something to these workloads only.
+def only_for(*workloads: str) -> FieldMetadata:
+    """Return metadata of a recipe field that exists for these workloads only.
 
-    With any other workload the field is neither hashed nor printed, and has to keep its default.
+    With any other workload the field is neither hashed nor printed, and must keep its default.
     """
     return {"workloads": workloads}
 
 
-def one_of(*choices: Any, within: tuple[str, ...] = ()) -> Words:
-    """Metadata of a field that names one of these choices, or something `within` one of others,
-    such as timm/NAME."""
+def one_of(*choices: Any, within: tuple[str, ...] = ()) -> FieldMetadata:
+    """Return metadata that limits a recipe field to these choices or to names within libraries.
+
+    Such a name is timm/NAME with "timm" in `within`.
+    """
     known = [*map(str, choices), *(f"{library}/NAME" for library in within)]
 
     def limit(key: str, value: Any) -> None:
         if value not in choices and not is_within(value, within):
-            raise Refused(f"{key}={value} is unknown; write one of {', '.join(known)}")
+            raise UsageError(f"{key}={value} is unknown; write one of {', '.join(known)}")
 
-    return {"one_of": Limit(", ".join(known), limit)}
+    return {"one_of": FieldLimit(", ".join(known), limit)}
 
 
 def is_within(value: str, libraries: tuple[str, ...]) -> bool:
-    """Whether a value is the name of something in one of these, such as timm/resnet18."""
+    """Return whether a value has the form LIBRARY/NAME for one of these libraries."""
     library, _, name = str(value).partition("/")
     return library in libraries and bool(name)
 
 
-def some_of(*choices: str) -> Words:
-    """Metadata of a list that names some of these choices, each once."""
+def some_of(*choices: str) -> FieldMetadata:
+    """Return metadata that limits a recipe field to a list of distinct items of these choices."""
 
     def limit(key: str, value: Any) -> None:
         for name in value:
             if name not in choices:
-                raise Refused(
+                raise UsageError(
                     f"{key} has {name}, which is unknown; write some of {', '.join(choices)}"
                 )
             if value.count(name) > 1:
-                raise Refused(f"{key} has {name} twice; write it once")
+                raise UsageError(f"{key} has {name} twice; write it once")
 
-    return {"some_of": Limit(f"some of {', '.join(choices)}", limit)}
+    return {"some_of": FieldLimit(f"some of {', '.join(choices)}", limit)}
 
 
-def at_least(least: int, most: float = MOST) -> Words:
-    """Metadata of a number that is at least this and at most `most`, or None."""
+def at_least(least: int, most: float = MOST) -> FieldMetadata:
+    """Return metadata that limits a recipe field to None or a number from `least` to `most`."""
 
     def limit(key: str, value: Any) -> None:
         if value is not None and not least <= value < math.inf:
-            raise Refused(f"{key}={value} is not possible; write {least} or more")
+            raise UsageError(f"{key}={value} is not possible; write {least} or more")
         if value is not None and value > most:
-            raise Refused(f"{key}={_short(value)} is not possible; write {most} or less")
+            raise UsageError(f"{key}={_short(value)} is not possible; write {most} or less")
 
     return {
-        "at_least": Limit(f"{least} or more" if most >= MOST else f"{least} to {most:g}", limit)
+        "at_least": FieldLimit(
+            f"{least} or more" if most >= MOST else f"{least} to {most:g}", limit
+        )
     }
 
 
-def at_least_or_auto(least: int) -> Words:
-    """Metadata of a whole number that is at least this and at most MOST, or AUTO."""
+def at_least_or_auto(least: int) -> FieldMetadata:
+    """Return metadata that limits a recipe field to "auto" or a whole number from `least` on.
+
+    The largest number is MOST.
+    """
 
     def limit(key: str, value: Any) -> None:
         if value != AUTO and (isinstance(value, str) or value < least):
-            raise Refused(f"{key}={value} is not possible; write {least} or more, or {AUTO}")
+            raise UsageError(f"{key}={value} is not possible; write {least} or more, or {AUTO}")
         if value != AUTO and value > MOST:
-            raise Refused(f"{key}={value} is not possible; write {MOST} or less, or {AUTO}")
+            raise UsageError(f"{key}={value} is not possible; write {MOST} or less, or {AUTO}")
 
-    return {"at_least_or_auto": Limit(f"{least} or more, or {AUTO}", limit)}
+    return {"at_least_or_auto": FieldLimit(f"{least} or more, or {AUTO}", limit)}
 
 
-def above_0() -> Words:
-    """Metadata of a number that is above 0 and at most MOST, or None."""
+def above_0() -> FieldMetadata:
+    """Return metadata that limits a recipe field to None or a number above 0.
+
+    The largest number is MOST.
+    """
 
     def limit(key: str, value: Any) -> None:
         if value is None:
             return
         if not 0 < value < math.inf:
-            raise Refused(f"{key}={value:g} is not possible; write a number above 0")
+            raise UsageError(f"{key}={value:g} is not possible; write a number above 0")
         if value > MOST:
-            raise Refused(f"{key}={value:g} is not possible; write {MOST} or less")
+            raise UsageError(f"{key}={value:g} is not possible; write {MOST} or less")
 
-    return {"above_0": Limit("above 0", limit)}
+    return {"above_0": FieldLimit("above 0", limit)}
 
 
-def finite() -> Words:
-    """Metadata of a number that is finite, or of a list of such numbers."""
+def finite() -> FieldMetadata:
+    """Return metadata that limits a recipe field's number, or list of numbers, to ±10^9."""
 
     def limit(key: str, value: Any) -> None:
         for number in value if isinstance(value, list) else [value]:
             if not abs(number) <= MOST:
-                raise Refused(
+                raise UsageError(
                     f"{key} has {number:g}, which is not possible; write a number from {-MOST} "
                     f"to {MOST}"
                 )
 
-    return {"finite": Limit("finite", limit)}
+    return {"finite": FieldLimit("finite", limit)}
 
 
-def below(bound: int, refusal: str) -> Words:
-    """Metadata of a number that is less than this; the refusal says why, and what to write."""
+def below(bound: int, refusal: str) -> FieldMetadata:
+    """Return metadata that limits a recipe field to numbers less than `bound`.
+
+    `refusal` ends the error message: it gives the reason and what to write instead.
+    """
 
     def limit(key: str, value: Any) -> None:
         if value >= bound:
-            raise Refused(f"{key}={_short(value)} {refusal}")
+            raise UsageError(f"{key}={_short(value)} {refusal}")
 
-    return {"below": Limit(f"below {bound}", limit)}
+    return {"below": FieldLimit(f"below {bound}", limit)}
 
 
-def at_most(most: int, refusal: str) -> Words:
-    """Metadata of a number that is at most this, or None; the refusal says why, and what to do."""
+def at_most(most: int, refusal: str) -> FieldMetadata:
+    """Return metadata that limits a recipe field to None or a number up to `most`.
+
+    `refusal` ends the error message: it gives the reason and what to write instead.
+    """
 
     def limit(key: str, value: Any) -> None:
         if value is not None and value > most:
-            raise Refused(f"{key}={_short(value)} {refusal}")
+            raise UsageError(f"{key}={_short(value)} {refusal}")
 
-    return {"at_most": Limit(f"at most {most}", limit)}
+    return {"at_most": FieldLimit(f"at most {most}", limit)}
 
 
 def _short(value: float) -> str:
@@ -166,12 +184,15 @@ def _short(value: float) -> str:
 
 
 def group_of(kind: Any) -> Any:
-    """The dataclass that a field's type is, or may be, or None."""
+    """Return the dataclass that a field's type is or may be, or None for a plain type."""
     return next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
 
 
 def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Every field of a dataclass with its dotted key: a group first, then the fields in it."""
+    """Yield the dotted key and the field of all fields of a dataclass, nested ones included.
+
+    A group of fields comes before its own fields.
+    """
     for entry in fields(kind):
         key = above + entry.name
         yield key, entry
@@ -179,38 +200,38 @@ def all_fields(kind: type, above: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield from all_fields(group, f"{key}.")
 
 
-def flat(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested ones with its dotted key.
+def flatten(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every leaf of a nested dictionary.
 
-    >>> dict(flat({"seed": 0, "optim": {"momentum": 0.9}, "deviations": {}}))
+    >>> dict(flatten({"seed": 0, "optim": {"momentum": 0.9}, "deviations": {}}))
     {'seed': 0, 'optim.momentum': 0.9, 'deviations': {}}
     """
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from flat(value, f"{group}{key}.")
+            yield from flatten(value, f"{group}{key}.")
         else:
             yield group + key, value
 
 
-def concerns(entry: Field[Any], workload: str) -> bool:
-    """Whether a field says something to this workload."""
+def applies_to(entry: Field[Any], workload: str) -> bool:
+    """Return whether a recipe field exists for this workload."""
     return workload in entry.metadata.get("workloads", (workload,))
 
 
 def default(entry: Field[Any]) -> Any:
-    """The default of a field that has one, or MISSING."""
+    """Return the default value of a dataclass field, or MISSING if it has none."""
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
 def trajectory(group: Any, workload: str) -> dict[str, Any]:
-    """The values that decide what is computed, by field, of a recipe or one of its groups.
+    """Return the trajectory fields of a recipe or one of its groups, as a nested dictionary.
 
-    A field that was added later is left out where it means "as before", and so is a group whose
-    remaining fields all mean that; what is of other workloads is left out.
+    A field that was added later is left out where its value means "as before", and so is a group
+    whose remaining fields all mean that. Fields of other workloads are left out.
     """
     values = {}
     for entry in fields(group):
-        if not concerns(entry, workload):
+        if not applies_to(entry, workload):
             continue
         value = getattr(group, entry.name)
         if is_dataclass(value):
@@ -222,8 +243,8 @@ def trajectory(group: Any, workload: str) -> dict[str, Any]:
     return values
 
 
-def values_before(kind: type) -> dict[str, Any]:
-    """The value that means "as before" of each field that was added later, by its dotted key."""
+def as_before_values(kind: type) -> dict[str, Any]:
+    """Return the value that older recipes imply for each field added later, by dotted key."""
     return {
         key: entry.metadata["as_before"]
         for key, entry in all_fields(kind)
@@ -231,6 +252,6 @@ def values_before(kind: type) -> dict[str, Any]:
     }
 
 
-def limits(entry: Field[Any]) -> list[Limit]:
-    """The limits in the metadata of a field."""
-    return [word for word in entry.metadata.values() if isinstance(word, Limit)]
+def limits(entry: Field[Any]) -> list[FieldLimit]:
+    """Return the limits on a recipe field's value, which its metadata has."""
+    return [word for word in entry.metadata.values() if isinstance(word, FieldLimit)]

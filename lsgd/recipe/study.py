@@ -1,44 +1,55 @@
-"""The definition of a study: recipes, seeds, and the claims that their numbers decide."""
+"""The definition of a study: recipes, seeds, and claims that their final metrics decide."""
 
 import re
 from dataclasses import dataclass, field
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 
-RELATIONS = ("no_worse_than", "worse_than")
+RELATIONS = ("as_good_as", "no_worse_than", "worse_than")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table: a recipe, run once with every seed of the study."""
+    """A row of a study's table: a recipe, run once with every seed of the study."""
 
     recipe: str
     label: str
-    """The name of the row in the table, such as "gradual warmup"."""
+    """The label of the row in the table, such as "gradual warmup"."""
     like: str | None = None
-    """The recipe of the paper that this one stands for, at a smaller scale."""
+    """The recipe of the paper that this one represents at a smaller scale."""
     search: str | None = None
-    """The folder in runs/searches whose best point the recipe is trained with."""
+    """The folder in runs/searches whose best trial gives the overrides for this recipe."""
     words: list[str] = field(default_factory=list)
-    """The words of that point, once lsgd.run.tuned has looked; no file has them."""
+    """The overrides of that trial, which lsgd.run.tuned fills in; study files do not have them."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence about two entries that their numbers decide."""
+    """A statement about two recipes of a study, which is tested with their final metrics."""
 
     says: str
     recipe: str
     relation: str
-    """no_worse_than: at most `within` above `other`; worse_than: more than that."""
+    """The tested relation: as_good_as, no_worse_than or worse_than.
+    as_good_as: at most `within` away from `other`; no_worse_than: at most `within` above it;
+    worse_than: more than `within` above it."""
     other: str
     within: float = 0.0
     """The margin, in the unit of the metric: points of top-1 error."""
 
+    @property
+    def confidence(self) -> float:
+        """The confidence level of the interval by which a study's claim is decided.
+
+        It is 0.90 for as_good_as, two one-sided tests with an error of 5 % each (Schuirmann 1987),
+        and 0.95 for the others, with 2.5 % on each side.
+        """
+        return 0.90 if self.relation == "as_good_as" else 0.95
+
 
 @dataclass(frozen=True)
 class Study:
-    """Several recipes and seeds that together make one table or figure."""
+    """The definition of a study: recipes and seeds whose runs make one table or figure."""
 
     name: str
     title: str
@@ -46,46 +57,53 @@ class Study:
     source: str
     """The table or figure of the paper, such as "Goyal et al. 2017, table 1"."""
     baseline: str
-    """The recipe with which the others are compared."""
+    """The recipe that the others are compared with."""
     seeds: list[int]
     entries: list[Entry]
     claims: list[Claim] = field(default_factory=list)
+    spread: float | None = None
+    """The expected standard deviation over seeds, by which --print computes statistical power."""
 
 
 def check_study(study: Study, recipes: list[str]) -> None:
-    """Raise Refused for a study that makes no sense, or has a recipe not among `recipes`."""
+    """Raise UsageError if a study's definition is invalid, or has a recipe not in `recipes`."""
     trained = [entry.recipe for entry in study.entries]
     stood_for = [entry.like for entry in study.entries if entry.like]
     for name in (*trained, *stood_for):
         if name not in recipes:
-            raise Refused(
+            raise UsageError(
                 f"study {study.name} has the recipe {name}, which does not exist; write one that "
-                "`python -m lsgd.train --help` lists"
+                "`python -m lsgd.train --recipes` lists"
             )
     compared = [name for claim in study.claims for name in (claim.recipe, claim.other)]
     for name in (study.baseline, *compared):
         if name not in trained:
-            raise Refused(
+            raise UsageError(
                 f"study {study.name} compares {name}, which is not among its entries; write one of "
                 f"{', '.join(trained)}"
             )
     for entry in study.entries:
         if entry.words:
-            raise Refused(
+            raise UsageError(
                 f"study {study.name} has words for {entry.recipe}; write a recipe with them, or "
                 "the search that has found them"
             )
     if len(set(trained)) < len(trained):
-        raise Refused(f"study {study.name} has a recipe twice; write each entry once")
+        raise UsageError(f"study {study.name} has a recipe twice; write each entry once")
     if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
-        raise Refused(
+        raise UsageError(
             f"study {study.name} has seeds={study.seeds}; write different numbers, 0 or more"
         )
     for claim in study.claims:
         if claim.relation not in RELATIONS:
-            raise Refused(
+            raise UsageError(
                 f"study {study.name} has the relation {claim.relation!r}; write one of "
                 f"{', '.join(RELATIONS)}"
             )
+        if claim.relation == "as_good_as" and claim.within <= 0:
+            raise UsageError(
+                f"study {study.name} claims that {claim.recipe} is as good as {claim.other} within "
+                f"{claim.within:g}, which no number of runs can show; write a margin, such as 0.5"
+            )
     if not re.fullmatch(r"\w+", study.name):
-        raise Refused(f"study {study.name!r} does not make a folder's name; write letters and _")
+        raise UsageError(f"study {study.name!r} does not make a folder's name; write letters and _")

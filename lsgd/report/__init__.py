@@ -1,4 +1,4 @@
-"""From run folders to the paper's tables and figures: `python -m lsgd.report`."""
+"""Reports on runs, with the paper's tables and figures: `python -m lsgd.report`."""
 
 from lsgd.report.folder import report
 

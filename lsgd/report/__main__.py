@@ -1,58 +1,69 @@
-"""From run folders to tables, figures and one page.
+"""Write the report on runs: tables, figures and one HTML page.
 
     python -m lsgd.report runs/trials/fashion_bs64-seed*        # these runs
-    python -m lsgd.report runs/trials --study fashion_figure1   # those of a study that are there
-    python -m lsgd.report --table results/README.md  # in a checkout: its table, anew
+    python -m lsgd.report runs/trials --study fashion_figure1   # the runs of this study
+    python -m lsgd.report --table results/README.md  # in a checkout: update its results table
 
-A RUN is a run folder, or a folder that has run folders somewhere in it. Of runs with the same
-recipe and seed the first one counts. What does not count is named in the report, with the reason.
+A RUN is a run folder, or a folder with run folders at any depth. Of several runs with the same
+recipe and seed the first one counts. The report names each folder that does not count, with the
+reason; if one of these is a run that cannot be read or understood, the exit code is 1.
 """
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lsgd import config
-from lsgd.errors import Refused
+from lsgd import config, paths
+from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
-from lsgd.report.folder import report
+from lsgd.report.folder import STUDIES, report
+from lsgd.report.look_record import read_looks
 from lsgd.report.results import write_table
-from lsgd.run.tuned import tune
+from lsgd.report.run_folders import REPORT
+from lsgd.run.tuned import apply_search_results
+from lsgd.untrusted_files import parse_json, read_bounded
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run `python -m lsgd.report` with these arguments; return the exit code."""
     return run_alone(lambda: write(argv), go_on="the same words make the report anew")
 
 
-def write(argv: Sequence[str]) -> None:
-    """Write the report or the table that the words ask for, and print it or where it is."""
+def write(argv: Sequence[str]) -> int:
+    """Write the report on runs, or update the results table, as the arguments ask; print it.
+
+    Returns 1 if a run was skipped because it cannot be read or understood, else 0.
+    """
     options = _parser().parse_args(argv)
     if options.table:
         write_table(options.table)
         print(options.table)
-        return
+        return 0
     if not options.runs:
-        raise Refused("no run is given; write run folders, or folders that have them")
-    study = tune(config.load_study(options.study)) if options.study else None
-    out = report(options.runs, study, options.out)
+        raise UsageError("no run is given; write run folders, or folders that have them")
+    study = apply_search_results(config.load_study(options.study)) if options.study else None
+    looks = read_looks(STUDIES / study.name) if study else None
+    out = report(options.runs, study, options.out, looks=looks)
     print((out / "README.md").read_text(encoding="utf-8"))
     print(f"{out / 'index.html'}")
+    left_out = parse_json(read_bounded(out / REPORT))["left_out"]
+    return int(any("damaged" in each for each in left_out))
 
 
 def _parser() -> Parser:
-    about, _, rest = (__doc__ or "").partition("\n\n")
-    parser = Parser("lsgd.report", about, epilog=rest)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN")
+    parser = Parser("lsgd.report", __doc__ or "")
+    parser.add_argument("runs", nargs="*", type=paths.parse_path, metavar="RUN")
     parser.add_argument("--study", metavar="NAME", help="the study that these runs belong to")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=paths.parse_path,
         metavar="FOLDER",
         help="where it is written (default: runs/studies/NAME or runs/report)",
     )
     parser.add_argument(
-        "--table", type=Path, metavar="PAGE", help="only bring the results table up to date"
+        "--table",
+        type=paths.parse_path,
+        metavar="PAGE",
+        help="only bring the results table up to date",
     )
     return parser
 

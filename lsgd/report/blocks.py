@@ -1,4 +1,4 @@
-"""What a report is made of: headings, sentences, tables and figures, in no markup."""
+"""The elements of a report, free of markup: headings, sentences, tables and figures."""
 
 from dataclasses import dataclass, field
 
@@ -7,41 +7,41 @@ from lsgd.report.drawing import Figure
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first column is text, the others are numbers or short words."""
+    """A table of a report; its first column is text, the others are numbers or short words."""
 
     head: list[str]
     rows: list[list[str]]
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """Claims with their outcome: the sentence of each, its outcome, and the numbers behind it."""
+class ClaimResults:
+    """The results of a study's claims: sentence, outcome and deciding numbers of each."""
 
     items: list[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A list of items, one line each."""
+class BulletList:
+    """A bullet list of a report, with one line for each item."""
 
     items: list[str]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures that belong together."""
+    """Figures of a report that are shown side by side."""
 
     figures: list[Figure]
     large: bool = False
 
 
-Block = str | Table | Outcomes | Listing | Figures
+Block = str | Table | ClaimResults | BulletList | Figures
 """A part of a section. A str is a paragraph, in which text between backticks is set as code."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and the blocks below it."""
+    """A section of a report: a heading with the blocks below it."""
 
     title: str
     blocks: list[Block] = field(default_factory=list)
@@ -49,14 +49,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """A whole report."""
+    """The complete content of a report, from which its Markdown and HTML are rendered."""
 
     title: str
     lead: list[str]
-    """The first paragraphs: question, source, and how many of the runs are there."""
+    """The first paragraphs: question, source, and the number of runs that are finished."""
     sections: list[Section]
-
-
-def printable(text: str) -> str:
-    """The text with a sign for each unprintable character, as names of folders may have."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -1,29 +1,40 @@
-"""The claims of a study, decided by the numbers of its runs."""
+"""The decision of a study's claims by the metrics of its runs."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lsgd.recipe.study import Claim
-from lsgd.report.groups import Group
-from lsgd.report.welch import Difference, difference
+from lsgd.report.groups import RecipeRuns
+from lsgd.report.looks import Looks
+from lsgd.report.welch import Difference, welch_difference
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not resolved"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the numbers say about a claim."""
+    """The decision on a claim of a study: its outcome, and the numbers that decide it."""
 
     claim: Claim
     outcome: str
     difference: Difference | None
-    """Number of the claim's recipe less that of the other; None if one of them has no run."""
+    """The claim's recipe minus the other recipe, with the interval that decides.
+
+    None if one of the two has no run.
+    """
+    level: float
+    """The confidence level of that interval."""
     lacks: tuple[str, ...]
-    """What would make the decision surer, such as missing seeds."""
+    """Reasons why the decision is less sure than it could be, such as missing seeds."""
 
 
-def decide(claim: Claim, groups: Mapping[str, Group]) -> Decision:
-    """Decide a claim by the runs of its two recipes, which `groups` has by name."""
+def decide(claim: Claim, groups: Mapping[str, RecipeRuns], looks: Looks) -> Decision:
+    """Decide whether a study's claim holds, from the final metrics of its two recipes' runs.
+
+    `groups` has the runs by recipe name, `looks` the numbers of seeds at which claims are tested.
+    """
+    level = looks.level(claim.confidence)
     pair = groups[claim.recipe], groups[claim.other]
     lacks = [
         f"“{group.label}” lacks seed{'s' * (len(group.missing) > 1)} "
@@ -31,24 +42,44 @@ def decide(claim: Claim, groups: Mapping[str, Group]) -> Decision:
         for group in pair
         if group.missing
     ]
-    ours, other = pair[0].claimed, pair[1].claimed
-    if ours is None or other is None:
-        return Decision(claim, OPEN, None, tuple(lacks))
-    gap = difference(ours, other)
-    return Decision(claim, outcome(claim.relation, gap, claim.within), gap, tuple(lacks))
+    gap = difference_for_claims(*pair, level)
+    found = claim_outcome(claim.relation, gap, claim.within) if gap else OPEN
+    return Decision(claim, found, gap, level, tuple(lacks))
 
 
-def outcome(relation: str, gap: Difference, within: float) -> str:
-    """The outcome of a claim, decided only if its 95 % interval lies on one side of `within`.
+def difference_for_claims(
+    ours: RecipeRuns, other: RecipeRuns, level: float = 0.95
+) -> Difference | None:
+    """Return the difference of two recipes' mean metrics for claims; None if one has no run.
 
-    `gap` is the difference of the numbers that the claim is about.
+    A run that never reached its target took at least as long as it lasted. So the difference has no
+    upper end if `ours` has such runs, and no lower end if `other` has.
+    """
+    if ours.claim_sample is None or other.claim_sample is None:
+        return None
+    gap = welch_difference(ours.claim_sample, other.claim_sample, level)
+    if ours.censored:
+        gap = replace(gap, high=math.inf)
+    return replace(gap, low=-math.inf) if other.censored else gap
 
-    >>> outcome("no_worse_than", Difference(0.1, -0.2, 0.4), within=0.5)
+
+def claim_outcome(relation: str, gap: Difference, within: float) -> str:
+    """Return whether a claim holds, fails or is not resolved by a difference's interval.
+
+    A claim is decided only if the interval lies on one side of `within`. "As good" holds if the
+    interval is within the margin on both sides, and fails if it is outside.
+
+    >>> claim_outcome("as_good_as", Difference(0.1, -0.2, 0.4), within=0.5)
     'holds'
-    >>> outcome("worse_than", Difference(0.1, -0.2, 0.4), within=0)
+    >>> claim_outcome("no_worse_than", Difference(0.1, -0.2, 0.4), within=0.5)
+    'holds'
+    >>> claim_outcome("worse_than", Difference(0.1, -0.2, 0.4), within=0)
     'not resolved'
     """
     match relation:
+        case "as_good_as":
+            holds = -within <= gap.low and gap.high <= within
+            fails = gap.low > within or gap.high < -within
         case "no_worse_than":
             holds, fails = gap.high <= within, gap.low > within
         case "worse_than":

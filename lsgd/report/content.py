@@ -1,39 +1,40 @@
-"""What a report says, as headings, sentences, tables and figures: the same in Markdown and HTML."""
+"""The content of a report, as headings, sentences, tables and figures for Markdown and HTML."""
 
 import math
 from collections import Counter
 
+from lsgd.report.batch_size_sweep import BatchSizeSweep
 from lsgd.report.blocks import (
     Block,
+    BulletList,
+    ClaimResults,
     Content,
     Figures,
-    Listing,
-    Outcomes,
     Section,
     Table,
 )
-from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision
+from lsgd.report.claims import FAILS, HOLDS, OPEN, Decision, difference_for_claims
 from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
 from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings
-from lsgd.report.groups import Group
-from lsgd.report.ladder import Ladder
-from lsgd.report.speed import place
-from lsgd.report.verdict import Verdict, target_of
-from lsgd.report.welch import difference
-from lsgd.report.wording import (
+from lsgd.report.formatting import (
     NONE,
-    count,
+    format_batch_size,
+    format_count,
+    format_final_metric,
+    format_group,
     interval,
     mean_and_std,
-    number_of,
-    short,
+    percent,
     signed,
-    spread,
     steps,
 )
-from lsgd.rules.convergence import EvaluationGrid
-from lsgd.rules.metric import TOP1, Metric, Until
+from lsgd.report.groups import RecipeRuns
+from lsgd.report.speed import hardware_and_processes
+from lsgd.report.verdict import Verdict, target_of
+from lsgd.report.welch import welch_difference
+from lsgd.rules.convergence import EvaluationEpochs
+from lsgd.rules.metric import TOP1, Metric, TimeToTarget
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
 
@@ -45,9 +46,10 @@ def compose(
     version: str,
     trains: str | None = None,
 ) -> Content:
-    """The report on these findings; `command` made it, with lsgd as `version` says.
+    """Compose the content of a report on runs from its findings and figures.
 
-    `trains` is the command that trains the missing runs, if it is known.
+    `command` made the report with lsgd `version`; `trains` is the command that trains the missing
+    runs, if it is known.
     """
     sections = [
         Section("Verdict", _verdict(findings)),
@@ -59,7 +61,7 @@ def compose(
         Section("Left out", _left_out(findings)),
         Section("What next", _next(findings, trains)),
         Section("Runs", _runs(findings)),
-        Section("How the numbers are made", [Listing(_rules(findings.metric))]),
+        Section("How the numbers are made", [BulletList(_rules(findings.metric))]),
         Section("Hardware and versions", _machines(findings)),
         Section("Made by", [f"`{command}`", version]),
     ]
@@ -72,7 +74,7 @@ def compose(
 
 
 def title_of(findings: Findings) -> str:
-    """The title of the study, or else the names of the recipes."""
+    """Return the title of a report: that of its study, or else the names of its recipes."""
     if findings.study:
         return findings.study.title
     names = sorted({group.recipe.name for group in findings.groups})
@@ -83,18 +85,21 @@ def title_of(findings: Findings) -> str:
 
 
 def progress(findings: Findings) -> str:
-    """A sentence that says how many runs there are, and whether that is all of them."""
+    """Return a sentence on how many runs of a report are finished, and whether any is missing."""
     diverged = sum(group.diverged for group in findings.groups)
     also = f"; {diverged} of them diverged" if diverged else ""
     if findings.planned is None:
         recipes = len(findings.groups)
-        return f"{count(findings.counted, 'run')} of {count(recipes, 'recipe')}{also}."
-    if findings.partial:
+        return (
+            f"{format_count(findings.counted, 'run')} of {format_count(recipes, 'recipe')}{also}."
+        )
+    if findings.is_partial:
         return f"Partial: {findings.counted} of {findings.planned} runs are there{also}."
     return f"Complete: all {findings.planned} runs are there{also}."
 
 
 def _verdict(findings: Findings) -> list[Block]:
+    """Return the blocks on a study's claims, the elbows and the published numbers."""
     blocks: list[Block] = []
     if findings.decisions:
         counts = Counter(decision.outcome for decision in findings.decisions)
@@ -102,55 +107,77 @@ def _verdict(findings: Findings) -> list[Block]:
             f"Claims that hold: {counts[HOLDS]} of {len(findings.decisions)}; that do not hold: "
             f"{counts[FAILS]}; not resolved: {counts[OPEN]}."
         ]
-        blocks += [Outcomes([_decided(decision, findings) for decision in findings.decisions])]
-    blocks += [_elbow(ladder, findings) for ladder in findings.ladders]
+        blocks += [ClaimResults([_decided(decision, findings) for decision in findings.decisions])]
+        blocks += _looks(findings)
+    blocks += [_elbow(ladder, findings) for ladder in findings.sweeps]
     blocks += [_published(findings)]
     return blocks
 
 
+def _looks(findings: Findings) -> list[Block]:
+    """Return a paragraph on the confidence level, if claims are tested after each added seed."""
+    looks = findings.looks
+    if looks.first >= looks.last:
+        return []
+    return [
+        f"The claims are looked at with {looks.first} to {looks.last} seeds, and an interval of "
+        f"95 % at each look would be wrong too often: each has {percent(looks.level(0.95))} "
+        "instead, so that all of them together have 95 % (Pocock 1977)."
+    ]
+
+
 def _decided(decision: Decision, findings: Findings) -> tuple[str, str, str]:
+    """Return the sentence of a claim, its outcome, and the numbers that decide it, as text."""
     claim, gap = decision.claim, decision.difference
     labels = {group.recipe.name: group.label for group in findings.groups}
     pair = f"“{labels[claim.recipe]}” less “{labels[claim.other]}”"
-    size = f"is {findings.metric.points(interval(gap))}" if gap else "is not known yet"
-    limit = "at most" if claim.relation == "no_worse_than" else "more than"
+    size = f"is {findings.metric.format_difference(interval(gap))}" if gap else "is not known yet"
+    limit = {
+        "as_good_as": f"{claim.within:g} at most to either side",
+        "no_worse_than": f"at most {claim.within:g}",
+        "worse_than": f"more than {claim.within:g}",
+    }[claim.relation]
     says = claim.says[:1].upper() + claim.says[1:]
-    detail = f"{pair} {size}, and {limit} {claim.within:g} is claimed"
+    level = "" if decision.level == 0.95 else f", by an interval of {percent(decision.level)}"
+    detail = f"{pair} {size}{level}, and {limit} is claimed"
     groups = [
         group for group in findings.groups if group.recipe.name in (claim.recipe, claim.other)
     ]
     if gap and any(group.diverged for group in groups):
-        detail += f", each run that diverged having {findings.metric.of_failed}"
+        detail += f", each run that diverged having {findings.metric.failed_label}"
     return says, decision.outcome, ". ".join([detail, *decision.lacks])
 
 
-def _elbow(ladder: Ladder, findings: Findings) -> str:
+def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
+    """Return a paragraph on the largest minibatch of a sweep that is as good as the baseline."""
     elbow, base, metric = ladder.elbow, ladder.baseline, findings.metric
     if elbow is base:
         text = f"Elbow: no minibatch above {base.recipe.batch_size} is shown to be as good as that."
     else:
         text = (
-            f"Elbow: {short(elbow.recipe.batch_size)} {findings.examples} ({steps(elbow)}) is the "
-            f"largest minibatch that is shown to be as good as {short(base.recipe.batch_size)}."
+            f"Elbow: {format_batch_size(elbow.recipe.batch_size)} {findings.batch_unit} "
+            f"({steps(elbow)}) is the "
+            "largest minibatch that is shown to be as good as "
+            f"{format_batch_size(base.recipe.batch_size)}."
         )
     between = [
-        short(group.recipe.batch_size)
+        format_batch_size(group.recipe.batch_size)
         for group in ladder.groups
         if base.recipe.batch_size < group.recipe.batch_size < elbow.recipe.batch_size
-        and group not in ladder.equal
+        and group not in ladder.no_worse
     ]
     if between:
         text += f" Below it, {', '.join(between)} is not shown to be."
     if ladder.worse:
         first = ladder.worse[0]
         text += (
-            f" The first that is shown to be worse is {short(first.recipe.batch_size)} "
+            f" The first that is shown to be worse is {format_batch_size(first.recipe.batch_size)} "
             f"({steps(first)})."
         )
-    within = metric.points(f"{ladder.within:g}")
+    within = metric.format_difference(f"{ladder.margin:g}")
     text += (
-        f" As good: the 95 % interval of the difference ends at {within} or less; worse: it begins "
-        "above that."
+        f" As good: the {percent(ladder.level)} interval of the difference ends at {within} or "
+        "less; worse: it begins above that."
     )
     if metric == TOP1:
         text += " The paper's, on ImageNet, is 8k (156 steps per epoch); 16k (78) is worse."
@@ -158,9 +185,10 @@ def _elbow(ladder: Ladder, findings: Findings) -> str:
 
 
 def _published(findings: Findings) -> str:
+    """Return a sentence that counts the recipes by their agreement with the published numbers."""
     if not findings.groups:
         return "None: no run counts."
-    counts = Counter(verdict.word for verdict in findings.verdicts)
+    counts = Counter(verdict.outcome for verdict in findings.verdicts)
     if set(counts) == {"none published"}:
         return "These recipes name no published number."
     order = ("inside", "outside", "not comparable", "none published")
@@ -169,13 +197,16 @@ def _published(findings: Findings) -> str:
 
 
 def _numbers(findings: Findings) -> list[Block]:
+    """Return a report's main table, one row for each recipe, and the notes below it."""
     base, metric = findings.baseline, findings.metric
     published = any(target_of(group) for group in findings.groups)
-    head = ["recipe", metric.heading(metric.words)]
-    head += [metric.heading(metric.on(name)) for name in findings.sets]
+    head = ["recipe", metric.axis_label(metric.label)]
+    head += [metric.axis_label(metric.label_on(name)) for name in findings.other_evaluation_sets]
     head += ["n"]
+    apart = findings.study is not None and any(group.missing for group in findings.groups)
+    head += ["still without an end"] if apart else []
     head += ["against baseline (95 %)"] if base else []
-    head += [metric.heading("paper")] if published else []
+    head += [metric.axis_label("paper")] if published else []
     head += ["paper, difference"] if published and base else []
     head += ["verdict"] if published else []
     rows = []
@@ -183,32 +214,40 @@ def _numbers(findings: Findings) -> list[Block]:
         recipe, n = group.recipe, str(len(group.runs))
         row = [
             group.label,
-            spread(group),
-            *(_on(group, name) for name in findings.sets),
+            format_group(group),
+            *(_on(group, name) for name in findings.other_evaluation_sets),
             f"{n} of {len(group.seeds)}" if group.seeds else n,
         ]
+        row += [_without_end(group)] if apart else []
         row += [_against(group, base)] if base else []
         row += _paper(group, base, verdict) if published else []
         sizes = " → ".join(str(stage.batch_size) for stage in recipe.stages)
-        steps = " → ".join(str(stage.steps) for stage in recipe.stages)
-        row += [sizes, f"{group.lr:g}", steps]
+        steps = " → ".join(str(stage.steps_per_epoch) for stage in recipe.stages)
+        row += [sizes, f"{recipe.scaled_lr:g}", steps]
         rows.append(row)
     head += ["kn", "lr", "steps per epoch"]
     return [Table(head, rows), *_notes(findings)] if rows else []
 
 
+def _without_end(group: RecipeRuns) -> str:
+    """Return how many runs of a recipe have failed, have begun or are missing, as text."""
+    failed, begun = len(group.failed_seeds), len(group.begun_seeds)
+    counts = {"failed": failed, "begun": begun, "missing": len(group.missing) - failed - begun}
+    return ", ".join(f"{number} {word}" for word, number in counts.items() if number) or NONE
+
+
 def _judged(findings: Findings) -> list[Block]:
-    """The epochs to a target, where that is what the runs' numbers are."""
+    """Return MLPerf's verdicts on the epochs to a target, if that is the metric of the runs."""
     metric = findings.metric
-    if not isinstance(metric, Until) or metric.counted != "epochs":
+    if not isinstance(metric, TimeToTarget) or metric.time_unit != "epochs":
         return []
     groups = [group for group in findings.groups if group.runs]
     runs = [
         ConvergedRuns(
             group.label,
             group.recipe.batch_size,
-            [run.number if run.finished else math.inf for run in group.runs],
-            EvaluationGrid(group.recipe.evaluation.every, group.recipe.evaluation.offset),
+            [run.final_metric if run.finished else math.inf for run in group.runs],
+            EvaluationEpochs(group.recipe.evaluation.every, group.recipe.evaluation.offset),
         )
         for group in groups
     ]
@@ -216,35 +255,41 @@ def _judged(findings: Findings) -> list[Block]:
     return judged_blocks(runs, points)
 
 
-def _on(group: Group, evaluation_set: str) -> str:
+def _on(group: RecipeRuns, evaluation_set: str) -> str:
+    """Return a recipe's mean metric on an evaluation set as text."""
     sample = group.sample_on(evaluation_set)
     return mean_and_std(sample) if sample else NONE
 
 
-def _against(group: Group, base: Group) -> str:
+def _against(group: RecipeRuns, base: RecipeRuns) -> str:
+    """Return the difference of a recipe's mean metric from the baseline's as text."""
     if group is base:
         return "the baseline"
+    if group.censored or base.censored:
+        gap = difference_for_claims(group, base)
+        return interval(gap) if gap else NONE
     if group.sample is None or base.sample is None:
         return NONE
-    return interval(difference(group.sample, base.sample))
+    return interval(welch_difference(group.sample, base.sample))
 
 
-def _paper(group: Group, base: Group | None, verdict: Verdict) -> list[str]:
+def _paper(group: RecipeRuns, base: RecipeRuns | None, verdict: Verdict) -> list[str]:
+    """Return the table cells that compare a recipe's metric with its published number."""
     target, its = target_of(group), target_of(base) if base else None
     if target is None:
         number = NONE
     else:
-        number = f"{target.number:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
+        number = f"{target.value:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
     cells = [number]
     if base:
         apart = target and its and group is not base
-        cells.append(signed(target.number - its.number) if target and its and apart else NONE)
-    word = verdict.word
+        cells.append(signed(target.value - its.value) if target and its and apart else NONE)
+    word = verdict.outcome
     return [*cells, f"{word}, {interval(verdict.difference)}" if verdict.difference else word]
 
 
 def _notes(findings: Findings) -> list[Block]:
-    """The notes below the table: why numbers cannot be compared, and which runs do not count."""
+    """Return the notes below the main table: what is not comparable, which runs do not count."""
     why: dict[str, list[str]] = {}
     for group, verdict in zip(findings.groups, findings.verdicts, strict=True):
         for reason in verdict.reasons:
@@ -258,22 +303,26 @@ def _notes(findings: Findings) -> list[Block]:
     if any(group.diverged for group in findings.groups):
         notes.append(
             f"{findings.metric.plural.capitalize()} are of the runs that finished. In the claims, "
-            f"and for the elbow, a run that diverged counts with {findings.metric.of_failed}: "
+            f"and for the elbow, a run that diverged counts with {findings.metric.failed_label}: "
             f"{_guessing(findings)}."
         )
     notes += [
-        f"{group.label}: {group.never} of {count(len(group.runs), 'run')} never had it. The mean "
-        f"is that of the others; in the claims such a run counts with {findings.metric.of_failed}, "
-        f"{group.guess:g}, which is too few."
+        f"{group.label}: {group.never_reached} of {format_count(len(group.runs), 'run')} never had "
+        "it. The mean "
+        "is that of the others; in the claims such a run counts with "
+        f"{findings.metric.failed_label}, "
+        f"{group.chance_level:g}, which is too few: so it may be shown to be worse, and never to "
+        "be as "
+        "good."
         for group in findings.groups
-        if group.never
+        if group.never_reached
     ]
     if items:
-        notes += ["Not comparable with the published numbers, and why:", Listing(items)]
+        notes += ["Not comparable with the published numbers, and why:", BulletList(items)]
     notes += [
-        f"{group.label}: {count(len(group.repeats), 'more run')} of the same seeds, which "
+        f"{group.label}: {format_count(len(group.repeats), 'more run')} of the same seeds, which "
         f"{'does' if len(group.repeats) == 1 else 'do'} not count: "
-        f"{', '.join(map(number_of, group.repeats))}."
+        f"{', '.join(map(format_final_metric, group.repeats))}."
         for group in findings.groups
         if group.repeats
     ]
@@ -281,13 +330,13 @@ def _notes(findings: Findings) -> list[Block]:
 
 
 def _figures(figures: list[Figure], metric: Metric) -> list[Block]:
-    """The figures: figure 1 alone and large, then the panels of curves with the others."""
+    """Return the figure blocks of a report: figure 1 large, then the curves and the others."""
     curves = [figure for figure in figures if figure.name.startswith("curves-")]
     first = [figure for figure in figures if figure.name.startswith("figure1")]
     rest = [figure for figure in figures if figure not in (*curves, *first)]
-    words = metric.rate.words.capitalize()
+    label = metric.base_metric.label.capitalize()
     about = (
-        f"{words} by epoch (the paper's figures 2 and 3): solid in training, "
+        f"{label} by epoch (the paper's figures 2 and 3): solid in training, "
         "mean and standard deviation over the seeds, each as far as it got; dashed in validation."
     )
     blocks: list[Block] = [Figures(first, large=True)] if first else []
@@ -297,6 +346,7 @@ def _figures(figures: list[Figure], metric: Metric) -> list[Block]:
 
 
 def _speeds(findings: Findings) -> list[Block]:
+    """Return the table of the recipes' throughputs and scaling efficiencies, with a note."""
     if not findings.speeds:
         return []
     rows = [
@@ -310,7 +360,7 @@ def _speeds(findings: Findings) -> list[Block]:
         ]
         for speed in findings.speeds
     ]
-    unit = f"{findings.things}/s"
+    unit = f"{findings.example_unit}/s"
     head = ["recipe", "processes", unit, "of single epochs", "efficiency", "hardware"]
     return [
         Table(head, rows),
@@ -320,23 +370,27 @@ def _speeds(findings: Findings) -> list[Block]:
 
 
 def _tuned(findings: Findings) -> list[Block]:
-    """Which entries of the study a search has tuned, and with what."""
+    """Return a list of a study's entries whose settings a search has tuned."""
     entries = findings.study.entries if findings.study else []
     items = [
         f"{entry.label}: `{' '.join(entry.words)}`, the best point of `{SEARCHES / entry.search}`"
         for entry in entries
         if entry.search
     ]
-    return [Listing(items)] if items else []
+    return [BulletList(items)] if items else []
 
 
 def _left_out(findings: Findings) -> list[Block]:
-    if not findings.left_out:
+    """Return the list of the folders that a report skips, with the reasons."""
+    if not findings.skipped_folders:
         return ["Nothing: all folders that were given are runs that count."]
-    return [Listing([f"`{folder.path}`: {folder.reason}" for folder in findings.left_out])]
+    return [
+        BulletList([f"`{folder.path}`: {folder.reason}" for folder in findings.skipped_folders])
+    ]
 
 
 def _next(findings: Findings, trains: str | None) -> list[Block]:
+    """Return a list of the runs to train next: missing ones, or seeds to resolve a claim."""
     items = [
         f"{group.label}: run seed{'s' * (len(group.missing) > 1)} "
         f"{', '.join(map(str, group.missing))}"
@@ -351,33 +405,37 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
         for decision in findings.decisions
         if decision.outcome == OPEN and decision.difference and not decision.lacks
     ]
-    return [Listing(items)] if items else []
+    return [BulletList(items)] if items else []
 
 
 def _runs(findings: Findings) -> list[Block]:
+    """Return the table of all runs of a report with folder, seed, metric and state."""
     rows = [
         [
             f"`{run.path}`",
             group.label,
             str(run.recipe.seed),
-            number_of(run) if run.finished else NONE,
+            format_final_metric(run) if run.finished else NONE,
             run.state + (", a repeat" if run in group.repeats else ""),
             run.recipe.fingerprint[:12],
         ]
         for group in findings.groups
         for run in (*group.runs, *group.repeats)
     ]
-    head = ["folder", "recipe", "seed", findings.metric.words, "state", "fingerprint"]
+    head = ["folder", "recipe", "seed", findings.metric.label, "state", "fingerprint"]
     return [Table(head, rows)] if rows else []
 
 
 def _rules(metric: Metric) -> list[str]:
+    """Return sentences that explain how the numbers of a report are computed."""
     return [
         f"{metric.noun.capitalize()} of a run: {metric.definition}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
-        "Differences have the 95 % interval of Welch's t. A claim of “no worse” holds if the whole "
-        "interval is at or below the margin and does not hold if it is all above; one of “worse” "
-        "the other way round; else it is not resolved. One seed has no interval, nor have seeds "
+        "Differences have the 95 % interval of Welch's t, of all runs that have ended. A claim of "
+        "“no worse” holds if the whole interval is at or below the margin and does not hold if it "
+        "is all above; one of “worse” the other way round; one of “as good” holds if the interval "
+        "of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, and does not "
+        "hold if it is outside; else it is not resolved. One seed has no interval, nor have seeds "
         "that all come out alike.",
         "Inside: the 95 % interval of our mean less the paper's (5 runs) has 0 in it, which means "
         "that no difference is shown, not that there is none; outside: it has not. Not comparable "
@@ -388,12 +446,14 @@ def _rules(metric: Metric) -> list[str]:
 
 
 def _guessing(findings: Findings) -> str:
-    """The number of guessing, for each number of classes that a run diverged on, or for each
-    recipe where it is counted until a rate."""
+    """Return the chance level, at which diverged runs count in claims, as text.
+
+    It is given for each number of classes, or for each recipe if the metric counts until a target.
+    """
     diverged = [group for group in findings.groups if group.diverged]
-    if findings.metric.rate is not findings.metric:
-        return ", ".join(f"{group.guess:g} ({group.label})" for group in diverged)
-    guesses = {group.recipe.data.classes: group.guess for group in diverged}
+    if findings.metric.base_metric is not findings.metric:
+        return ", ".join(f"{group.chance_level:g} ({group.label})" for group in diverged)
+    guesses = {group.recipe.data.classes: group.chance_level for group in diverged}
     return ", ".join(
         f"{f'{guess:g} {findings.metric.unit}'.rstrip()} with {classes} classes"
         for classes, guess in sorted(guesses.items())
@@ -401,17 +461,19 @@ def _guessing(findings: Findings) -> str:
 
 
 def _machines(findings: Findings) -> list[Block]:
+    """Return a list of machines and library versions, with the number of runs on each."""
     seen: Counter[str] = Counter()
     for run in findings.runs:
         seen.update({_machine(start) for start in run.starts})
-    items = [f"{count(runs, 'run')}: {what}" for what, runs in sorted(seen.items())]
-    return [Listing(items)] if items else []
+    items = [f"{format_count(runs, 'run')}: {what}" for what, runs in sorted(seen.items())]
+    return [BulletList(items)] if items else []
 
 
 def _machine(start: Row) -> str:
-    hardware, processes = place(start)
+    """Return the processes, hardware and versions of a start row of metrics.jsonl as text."""
+    hardware, processes = hardware_and_processes(start)
     host = f" (host {start['host']})" if "host" in start else ""
-    words = ("lsgd", "commit", "torch", "numpy")
-    versions = [f"{key} {start[key]}" for key in words if start.get(key)]
+    keys = ("lsgd", "commit", "torch", "numpy")
+    versions = [f"{key} {start[key]}" for key in keys if start.get(key)]
     many = "1 process" if processes == 1 else f"{processes} processes"
     return f"{many}, {hardware}{host}; {', '.join(versions)}"

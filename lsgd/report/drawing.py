@@ -1,4 +1,4 @@
-"""How every figure is drawn with matplotlib: its style, its colours, its SVG and its PNG."""
+"""The drawing of all figures with matplotlib: style, colours, SVG and PNG."""
 
 import io
 import re
@@ -7,22 +7,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from lsgd.sanitizing import sanitize_for_page
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 INK = "#010203"
-"""The colour of lines and letters; in the page they take that of its text."""
+"""The colour of lines and letters, which the HTML page replaces by its text colour."""
 GROUND = "#fefdfe"
-"""The colour behind a figure; in the page a figure is transparent."""
+"""The colour behind a figure, which the HTML page makes transparent."""
 BLUE, RED, GREY = "#0072b2", "#d55e00", "#8a8a8a"
 COLOURS = (BLUE, RED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
+"""The palette of Okabe and Ito, which colour-blind readers can tell apart."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure; `svg` and `png` are what its files have in them."""
+    """A drawn figure of a report, with the contents of its SVG and PNG files."""
 
     name: str
     title: str
@@ -33,10 +37,10 @@ class Figure:
 
     @property
     def inline(self) -> str:
-        """The SVG as part of a page: its ids are its own, its ink is the page's."""
+        """The figure's SVG for embedding in HTML, with unique ids and the page's text colour."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-        # In HTML an SVG needs no namespaces; without a size it is as wide as its place.
+        # In HTML an SVG needs no namespaces; without a size it takes the width of its container.
         svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
         svg = re.sub(r'<svg (.*?)width="[^"]*"(.*?)height="[^"]*"', r"<svg \1\2", svg, count=1)
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
@@ -47,7 +51,7 @@ class Figure:
 
 @contextmanager
 def _canvas(name: str, *, height: float = 3.0) -> Iterator[tuple["Canvas", "Axes"]]:
-    """An empty figure in our style, small enough for a telephone's screen."""
+    """Create an empty matplotlib figure whose report style applies within this context."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
@@ -66,8 +70,8 @@ def _canvas(name: str, *, height: float = 3.0) -> Iterator[tuple["Canvas", "Axes
         "figure.facecolor": GROUND,
         "axes.facecolor": "none",
         "savefig.facecolor": GROUND,
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": name,  # the same findings make the same file
+        "svg.fonttype": "none",  # keep text as text
+        "svg.hashsalt": name,  # equal findings make equal files
         "text.color": INK,
         "axes.edgecolor": INK,
         "axes.labelcolor": INK,
@@ -79,13 +83,34 @@ def _canvas(name: str, *, height: float = 3.0) -> Iterator[tuple["Canvas", "Axes
         yield canvas, canvas.add_subplot()
 
 
-def drawn(
+def draw_figure(
     name: str, title: str, alt: str, plot: Callable[["Axes"], None], height: float = 3.0
 ) -> Figure:
-    """The figure that `plot` makes of empty axes; `height` in inches, at a width of 4.4."""
-    with _canvas(name, height=height) as (canvas, axes):
+    """Draw a figure as SVG and PNG by calling `plot` on empty axes; `height` is in inches.
+
+    The width is 4.4 inches. Characters of `name` that do not belong in a file name are replaced by
+    dashes.
+    """
+    name = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    # The axis margin overflows for numbers near the largest float.
+    with _canvas(name, height=height) as (canvas, axes), np.errstate(over="ignore"):
         plot(axes)
+        _take_literally(canvas)
         svg, png = io.StringIO(), io.BytesIO()
         canvas.savefig(svg, format="svg", metadata={"Date": None})
         canvas.savefig(png, format="png", dpi=220)
     return Figure(name, title, alt, svg.getvalue(), png.getvalue())
+
+
+def _take_literally(canvas: "Canvas") -> None:
+    """Keep matplotlib from parsing dollar signs in labels as formulas, and drop control characters.
+
+    SVG allows no control characters.
+    """
+    legends = [*canvas.legends, *(legend for axes in canvas.axes if (legend := axes.get_legend()))]
+    labels = [text for legend in legends for text in legend.get_texts()]
+    for axes in canvas.axes:
+        labels += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    for label in labels:
+        label.set_parse_math(False)
+        label.set_text(sanitize_for_page(label.get_text()))

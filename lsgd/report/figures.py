@@ -1,4 +1,4 @@
-"""The figures of a report on runs, each with what it shows in words."""
+"""The figures of a report on runs, each with a description in words."""
 
 import math
 from collections import Counter
@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lsgd.recipe import TARGET_DATA
-from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, drawn
+from lsgd.report.batch_size_sweep import BatchSizeSweep
+from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, draw_figure
 from lsgd.report.findings import Findings
-from lsgd.report.groups import Group
-from lsgd.report.ladder import Ladder
+from lsgd.report.formatting import format_batch_size, format_group
+from lsgd.report.groups import RecipeRuns
 from lsgd.report.speed import Speed
 from lsgd.report.verdict import target_of
-from lsgd.report.wording import short, spread
 from lsgd.rules.metric import Metric
-from lsgd.run.rows import number
+from lsgd.run.rows import finite_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70)
-"""The ticks of two decades on a logarithmic axis."""
+"""The tick labels of two decades on a logarithmic axis."""
 NOISE_EPOCHS = 3
 """The epochs over which |G|² and tr Σ are averaged."""
 DASHES = ("-", "--", ":", "-.")
 
 
 def draw(findings: Findings) -> list[Figure]:
-    """All figures for which these findings have data."""
+    """Draw the figures of a report on runs, as far as the findings have data for them."""
     figures = []
-    for index, ladder in enumerate(findings.ladders):
+    for index, ladder in enumerate(findings.sweeps):
         name = "figure1" if index == 0 else f"figure1-{index + 1}"
         figures.append(_against_minibatch(name, ladder, findings))
     figures += _curves(findings)
@@ -39,19 +39,20 @@ def draw(findings: Findings) -> list[Figure]:
     if noisy := [(group, points) for group in findings.groups if (points := _noise(group))]:
         figures.append(_noise_scales(noisy))
     if any(speed.efficiency for speed in findings.speeds):
-        figures.append(_scaling(findings.speeds, findings.things))
+        figures.append(_scaling(findings.speeds, findings.example_unit))
     return figures
 
 
-def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
+def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) -> Figure:
+    """Draw the metric of a sweep against the minibatch size, as in the paper's figure 1."""
     groups, metric = ladder.groups, findings.metric
     sizes = [group.recipe.batch_size for group in groups]
     finished = [(g.recipe.batch_size, sample) for g in groups if (sample := g.sample)]
-    diverged = [(g.recipe.batch_size, g.guess) for g in groups if g.diverged]
+    diverged = [(g.recipe.batch_size, g.chance_level) for g in groups if g.diverged]
 
     def plot(axes: "Axes") -> None:
         published = [
-            (group.recipe.batch_size, target.number, target.std or 0)
+            (group.recipe.batch_size, target.value, target.std or 0)
             for group in groups
             if group.recipe.data.name in TARGET_DATA and (target := target_of(group))
         ]
@@ -72,22 +73,22 @@ def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
             axes.plot(
                 *zip(*diverged, strict=True), color=RED, marker="x", ls="", label="runs diverged"
             )
-        base = ladder.baseline.claimed
+        base = ladder.baseline.claim_sample
         if base:
-            limit = base.mean + ladder.within
-            label = f"baseline + {metric.points(f'{ladder.within:g}')}"
+            limit = base.mean + ladder.margin
+            label = f"baseline + {metric.format_difference(f'{ladder.margin:g}')}"
             axes.axhline(limit, color=RED, ls="--", lw=1, label=label)
         means = [sample.mean for _, sample in finished] + [guess for _, guess in diverged]
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [short(size) for size in sizes])
-        # On a linear axis the number of a diverged run would hide the differences of the others.
+        axes.set_xticks(sizes, [format_batch_size(size) for size in sizes])
+        # On a linear axis a diverged run would hide the differences between the others.
         if max(means) > 3 * min(means):
             axes.set_yscale("log")
             ticks = _log_ticks(metric, 0.7 * min(means), 1.3 * max(means))
             axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
-        axes.set_xlabel(f"minibatch, {findings.examples}")
-        axes.set_ylabel(metric.heading(metric.on("validation")))
+        axes.set_xlabel(f"minibatch, {findings.batch_unit}")
+        axes.set_ylabel(metric.axis_label(metric.label_on("validation")))
         above = axes.secondary_xaxis("top")
         above.set_xticks(sizes, [str(group.recipe.steps_per_epoch) for group in groups])
         above.minorticks_off()
@@ -96,21 +97,21 @@ def _against_minibatch(name: str, ladder: Ladder, findings: Findings) -> Figure:
 
     noun = metric.noun.capitalize()
     alt = f"{noun} against minibatch: " + ", ".join(
-        f"{group.recipe.batch_size}: {spread(group)}" for group in groups
+        f"{group.recipe.batch_size}: {format_group(group)}" for group in groups
     )
-    return drawn(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
+    return draw_figure(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
 
 
 def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:
-    """The ticks of a logarithmic axis that lie between two values."""
+    """Return the ticks of a metric's logarithmic axis that lie between two values."""
     ticks: list[float] = [*TICKS, 90]
-    if metric.highest is None:
+    if metric.upper_bound is None:
         ticks = [scale * tick for scale in (0.01, 1, 100, 10_000) for tick in TICKS]
     return [tick for tick in ticks if low < tick < high]
 
 
 def _curves(findings: Findings) -> list[Figure]:
-    """A panel for each recipe against the baseline, as in the paper's figures 2 and 3."""
+    """Draw a figure of curves for each recipe against the baseline, as the paper's 2 and 3."""
     baseline = findings.baseline if findings.baseline and findings.baseline.runs else None
     shown = [group for group in findings.groups if group.runs and group is not baseline]
     names = Counter(group.recipe.name for group in shown)
@@ -122,35 +123,39 @@ def _curves(findings: Findings) -> list[Figure]:
     return figures
 
 
-def _curve(name: str, group: Group, baseline: Group | None, metric: Metric) -> Figure:
+def _curve(name: str, group: RecipeRuns, baseline: RecipeRuns | None, metric: Metric) -> Figure:
+    """Draw the training and validation curves of a recipe by epoch, beside the baseline's."""
+
     def plot(axes: "Axes") -> None:
         for each, colour in ((baseline, GREY), (group, BLUE)):
             if each:
                 _line(axes, each, f"train_{metric.name}", colour, each.label, wide=True)
                 _line(axes, each, metric.key, colour, "validation", wide=False)
-        axes.set_ylim(0, metric.rate.highest)
+        axes.set_ylim(0, metric.base_metric.upper_bound)
         axes.set_xlim(left=0)
         axes.set_xlabel("epochs")
-        axes.set_ylabel(metric.rate.heading(metric.rate.words))
+        axes.set_ylabel(metric.base_metric.axis_label(metric.base_metric.label))
         axes.figure.legend(loc="outside lower center", ncols=2)
 
     against = f" against {baseline.label}" if baseline else ""
-    return drawn(
+    return draw_figure(
         name,
         f"{group.label}{against}",
-        f"Training and validation {metric.rate.noun} of {group.label}{against}, by epoch",
+        f"Training and validation {metric.base_metric.noun} of {group.label}{against}, by epoch",
         plot,
         height=2.7,
     )
 
 
-def _line(axes: "Axes", group: Group, key: str, colour: str, label: str, *, wide: bool) -> None:
-    """Draw the mean over the runs that have reached an epoch, and a band of one std."""
+def _line(
+    axes: "Axes", group: RecipeRuns, key: str, colour: str, label: str, *, wide: bool
+) -> None:
+    """Draw a metric's mean over a recipe's runs by epoch, with a band of one std if `wide`."""
     curves = [run.epochs for run in group.runs]
     points = []
     for epoch in sorted(set().union(*curves)):
         rows = [curve[epoch] for curve in curves if epoch in curve]
-        values = [value for row in rows if (value := number(row, key)) is not None]
+        values = [value for row in rows if (value := finite_number(row, key)) is not None]
         if values:
             std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
             points.append((epoch, float(np.mean(values)), std))
@@ -163,7 +168,9 @@ def _line(axes: "Axes", group: Group, key: str, colour: str, label: str, *, wide
         axes.fill_between(x, mean - band, mean + band, color=colour, alpha=0.2, lw=0)
 
 
-def _learning_rates(groups: list[Group]) -> Figure:
+def _learning_rates(groups: list[RecipeRuns]) -> Figure:
+    """Draw the learning rate of each recipe by epoch."""
+
     def plot(axes: "Axes") -> None:
         for index, group in enumerate(groups):
             x, y = _lr_points(group)
@@ -176,7 +183,7 @@ def _learning_rates(groups: list[Group]) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.figure.legend(loc="outside lower center", ncols=2)
 
-    return drawn(
+    return draw_figure(
         "lr",
         "Learning rate",
         "Learning rate of each recipe by epoch",
@@ -185,7 +192,9 @@ def _learning_rates(groups: list[Group]) -> Figure:
     )
 
 
-def _noise_scales(noisy: list[tuple[Group, list[tuple[int, float]]]]) -> Figure:
+def _noise_scales(noisy: list[tuple[RecipeRuns, list[tuple[int, float]]]]) -> Figure:
+    """Draw the gradient noise scale of each recipe by epoch, beside its minibatch size."""
+
     def plot(axes: "Axes") -> None:
         for index, (group, points) in enumerate(noisy):
             colour = COLOURS[index % len(COLOURS)]
@@ -197,7 +206,7 @@ def _noise_scales(noisy: list[tuple[Group, list[tuple[int, float]]]]) -> Figure:
         axes.set_ylabel("noise scale, examples")
         axes.figure.legend(loc="outside lower center", ncols=2)
 
-    return drawn(
+    return draw_figure(
         "noise-scale",
         f"Gradient noise scale over {NOISE_EPOCHS} epochs (McCandlish et al. 2018); dotted: the "
         "minibatch",
@@ -207,14 +216,16 @@ def _noise_scales(noisy: list[tuple[Group, list[tuple[int, float]]]]) -> Figure:
     )
 
 
-def _noise(group: Group) -> list[tuple[int, float]]:
-    """The noise scale of NOISE_EPOCHS epochs up to each epoch, over all runs that measured it; NaN,
-    a gap in the line, where the mean of |G|² is not above 0."""
+def _noise(group: RecipeRuns) -> list[tuple[int, float]]:
+    """Return a recipe's gradient noise scale by epoch, over NOISE_EPOCHS epochs and all runs.
+
+    It is NaN, a gap in the line, where the mean of |G|² is not above 0.
+    """
     found: dict[int, tuple[list[float], list[float]]] = {}
     for run in group.runs:
         for epoch, row in run.epochs.items():
-            square = number(row, "train_gradient_square")
-            variance = number(row, "train_gradient_variance")
+            square = finite_number(row, "train_gradient_square")
+            variance = finite_number(row, "train_gradient_variance")
             if square is not None and variance is not None:
                 squares, variances = found.setdefault(epoch, ([], []))
                 squares.append(square)
@@ -224,15 +235,15 @@ def _noise(group: Group) -> list[tuple[int, float]]:
         window = [
             found[each] for each in range(epoch - NOISE_EPOCHS + 1, epoch + 1) if each in found
         ]
-        # Means of both, since the quotient of a single epoch may have no sign.
+        # The quotient is of means, since |G|² of a single epoch may be zero or negative.
         square = sum(sum(squares) for squares, _ in window)
         variance = sum(sum(variances) for _, variances in window)
         points.append((epoch, variance / square if square > 0 else math.nan))
     return points
 
 
-def _lr_points(group: Group) -> tuple[list[float], list[float]]:
-    """Epochs and learning rates, of few enough steps to draw and of both sides of each jump."""
+def _lr_points(group: RecipeRuns) -> tuple[list[float], list[float]]:
+    """Return epochs and learning rates of a recipe at 200 steps and at the steps around jumps."""
     recipe, total = group.recipe, group.recipe.total_steps
     steps = {int(step) for step in np.linspace(0, total - 1, 200)}
     for epoch in (recipe.schedule.warmup_epochs, *recipe.schedule.milestones):
@@ -243,6 +254,7 @@ def _lr_points(group: Group) -> tuple[list[float], list[float]]:
 
 
 def _scaling(speeds: list[Speed], things: str) -> Figure:
+    """Draw the throughput of recipes against the number of processes, with ideal scaling."""
     scaled = [speed for speed in speeds if speed.efficiency]
     lines: dict[tuple[str, str], list[Speed]] = {}
     for speed in speeds:
@@ -267,4 +279,4 @@ def _scaling(speeds: list[Speed], things: str) -> Figure:
         axes.legend()
 
     alt = f"{things.capitalize()} per second against processes"
-    return drawn("scaling", f"{alt}; dotted: each as fast as the fewest", alt, plot)
+    return draw_figure("scaling", f"{alt}; dotted: each as fast as the fewest", alt, plot)

@@ -1,87 +1,93 @@
-"""All that a report says, before it is put into words: computed once, written in three forms."""
+"""The findings of a report, computed once and written as Markdown, HTML and JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe.study import Study
+from lsgd.report.batch_size_sweep import BatchSizeSweep, find_sweeps
 from lsgd.report.claims import Decision, decide
-from lsgd.report.groups import Group, group_runs, group_study
-from lsgd.report.ladder import Ladder, find_ladders
-from lsgd.report.search import LeftOut
-from lsgd.report.speed import Speed, measure
-from lsgd.report.verdict import Verdict, judge
+from lsgd.report.groups import RecipeRuns, group_runs, group_study
+from lsgd.report.looks import Looks
+from lsgd.report.run_folders import SkippedFolder
+from lsgd.report.speed import Speed, measure_speeds
+from lsgd.report.verdict import Verdict, judge_against_published
 from lsgd.rules.metric import TOP1, Metric
 from lsgd.run.read import Run
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings on some runs, for a study or without one."""
+    """The findings of a report on a set of runs, those of a study or any others."""
 
     study: Study | None
     metric: Metric
     """The metric of all runs."""
-    groups: list[Group]
+    groups: list[RecipeRuns]
     verdicts: list[Verdict]
-    """The verdict on each group, in their order."""
-    baseline: Group | None
-    """The group that the others are compared with; None if no group is made for that."""
+    """The verdict on each group, in the order of `groups`."""
+    baseline: RecipeRuns | None
+    """The group that the others are compared with; None if no group is the baseline."""
+    looks: Looks
+    """The numbers of seeds at which the claims have been or will be tested."""
     decisions: list[Decision]
     """The decision on each claim of the study."""
-    ladders: list[Ladder]
+    sweeps: list[BatchSizeSweep]
     speeds: list[Speed]
-    left_out: list[LeftOut]
+    skipped_folders: list[SkippedFolder]
 
     @property
     def runs(self) -> list[Run]:
-        """The runs that count, and the repeats of their seeds."""
+        """The runs of the report that count, and the repeats of their seeds."""
         return [run for group in self.groups for run in (*group.runs, *group.repeats)]
 
     @property
-    def sets(self) -> list[str]:
-        """The other evaluation sets of its runs, whose numbers stand beside; mostly none."""
+    def other_evaluation_sets(self) -> list[str]:
+        """The names of the runs' evaluation sets besides the first one; usually none."""
         return list(dict.fromkeys(name for run in self.runs for name in run.sets[1:]))
 
     @property
-    def things(self) -> str:
-        """What the speeds of its runs count, such as images."""
+    def example_unit(self) -> str:
+        """The unit of the examples in the speeds of these runs, such as images."""
         return " or ".join(dict.fromkeys(run.things for run in self.runs if run.things))
 
     @property
-    def examples(self) -> str:
-        """What a minibatch is made of, in words."""
-        return "images" if self.things in ("images", "") else "examples"
+    def batch_unit(self) -> str:
+        """The unit of the examples in a minibatch: images or examples."""
+        return "images" if self.example_unit in ("images", "") else "examples"
 
     @property
     def counted(self) -> int:
-        """The number of runs that count."""
+        """The number of runs in the report that count."""
         return sum(len(group.runs) for group in self.groups)
 
     @property
     def planned(self) -> int | None:
-        """The number of runs that the study asks for; None without a study."""
+        """The number of runs that the study plans or has beyond its plan; None without a study."""
         if self.study is None:
             return None
-        return len(self.study.entries) * len(self.study.seeds)
+        return sum(len(group.seeds or []) for group in self.groups)
 
     @property
-    def partial(self) -> bool:
-        """Whether runs of the study are missing."""
+    def is_partial(self) -> bool:
+        """Whether runs that the study plans are missing."""
         return any(group.missing for group in self.groups)
 
 
-def find(
+def compute_findings(
     runs: Sequence[Run],
-    left_out: Sequence[LeftOut],
+    left_out: Sequence[SkippedFolder],
     study: Study | None,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    looks: Looks | None = None,
 ) -> Findings:
-    """The findings on these runs; `words` change the recipes of the study.
+    """Compute the findings of a report on these runs, for a study or without one.
 
-    Raises Refused if the runs that count are of different metrics.
+    `overrides` change the study's recipes; `looks` are the tests of its claims, one if they are not
+    given. Raises UsageError if the runs that count have different metrics.
     """
-    groups, more = group_study(study, runs, words) if study else group_runs(runs)
+    looks = looks or Looks(0, 0)
+    groups, more = group_study(study, runs, overrides, left_out) if study else group_runs(runs)
     metric = _metric(groups)
     groups = [replace(group, metric=metric) for group in groups]
     by_name = {group.recipe.name: group for group in groups}
@@ -89,28 +95,30 @@ def find(
         study=study,
         metric=metric,
         groups=groups,
-        verdicts=[judge(group) for group in groups],
+        verdicts=[judge_against_published(group) for group in groups],
         baseline=by_name[study.baseline] if study else _reference(groups),
-        decisions=[decide(claim, by_name) for claim in study.claims] if study else [],
-        ladders=find_ladders(groups, study),
-        speeds=measure(groups),
-        left_out=[*left_out, *more],
+        looks=looks,
+        decisions=[decide(claim, by_name, looks) for claim in study.claims] if study else [],
+        sweeps=find_sweeps(groups, study, looks),
+        speeds=measure_speeds(groups),
+        skipped_folders=[*left_out, *more],
     )
 
 
-def _metric(groups: Sequence[Group]) -> Metric:
+def _metric(groups: Sequence[RecipeRuns]) -> Metric:
+    """Return the metric that all runs share; raise UsageError if they have different ones."""
     runs = [run for group in groups for run in (*group.runs, *group.repeats)]
     for run in runs:
         if run.metric != runs[0].metric:
-            raise Refused(
-                f"{runs[0].path} is a run of {runs[0].metric.words} and {run.path} one of "
-                f"{run.metric.words}, which cannot be compared; give runs of one of them"
+            raise UsageError(
+                f"{runs[0].path} is a run of {runs[0].metric.label} and {run.path} one of "
+                f"{run.metric.label}, which cannot be compared; give runs of one of them"
             )
     return runs[0].metric if runs else TOP1
 
 
-def _reference(groups: Sequence[Group]) -> Group | None:
-    """The one recipe whose minibatch is that which the lr is scaled from, if there is just one."""
+def _reference(groups: Sequence[RecipeRuns]) -> RecipeRuns | None:
+    """Return the only recipe at its lr's reference batch as the baseline; None if not just one."""
     references = [
         group
         for group in groups

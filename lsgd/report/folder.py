@@ -1,102 +1,121 @@
-"""The folder of a report: README.md, index.html, figures, summary.json, and of every run its
-config.yaml and metrics.jsonl, which is what results/ keeps."""
+"""The folder of a report: README.md, index.html, figures, summary.json and copies of the runs.
+
+It has one configuration for each recipe, and one archive with the config.yaml and metrics.jsonl of
+every run, which results/ keeps.
+"""
 
 import contextlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lsgd import config, files
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.paths import is_leftover
 from lsgd.recipe.study import Study
-from lsgd.report import content, figures, markdown, page, summary
-from lsgd.report.findings import find
+from lsgd.report import content, figures, html_page, markdown, run_archive, summary
+from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.libraries import check_libraries
-from lsgd.report.search import REPORT, find_runs
+from lsgd.report.looks import Looks
+from lsgd.report.run_folders import REPORT, find_runs
 from lsgd.run import provenance
-from lsgd.run.read import Run
+from lsgd.untrusted_files import parse_json, read_bounded
+
+STUDIES = Path("runs/studies")
+"""The folder with the reports of studies and the records of when their claims were tested."""
 
 
 def report(
     runs: Sequence[Path],
     study: Study | None = None,
     out: Path | None = None,
-    changed: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     command: str | None = None,
+    looks: Looks | None = None,
 ) -> Path:
-    """Report on the runs in these folders and below them; return the folder it is in.
+    """Write the report on the runs in or below these folders, and return the report's folder.
 
-    `changed` are the words that the runs of the study were trained with besides their recipe, such
-    as `epochs=3`. `command` is the command that has trained them, and trains those that are
-    missing, if the report is a part of it.
+    `overrides` are those with which the study's runs were trained besides their recipe, such as
+    `epochs=3`. `command` is the command that trains the study, if that command makes the report.
+    `looks` are the tests of the study's claims, one if they are not given.
 
-    The folder is by default `runs/studies/<study>` or `runs/report`. What an earlier report wrote
-    there is replaced. Raises Refused before anything is written if it is a folder of results/ with
-    a README.md, has files in it that no report wrote, or has the runs themselves in it.
+    The folder is by default `runs/studies/<study>` or `runs/report`. The files of an earlier report
+    are replaced. Raises UsageError before anything is written if `out` is a folder of results/ with
+    a README.md, has files that no report wrote, or contains the runs themselves.
     """
-    out = out or (Path("runs/studies") / study.name if study else Path("runs/report"))
+    out = out or (STUDIES / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
     check_libraries()
     found, left_out = find_runs(runs)
-    # The report of a study, whose runs are still to come, is asked for with their command.
+    # With a command, a study asks for the report, and its runs may still be missing.
     if not found and command is None:
         reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
-        raise Refused(
+        raise UsageError(
             f"there is no run in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
             "folders that have them"
         )
-    findings = find(found, left_out, study, changed)
+    findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
-    words = ["python", "-m", "lsgd.report", *map(str, runs)]
-    words += ["--study", study.name] if study else []
-    made_by = command or shlex.join([*words, "--out", str(out)])
+    arguments = ["python", "-m", "lsgd.report", *map(str, runs)]
+    arguments += ["--study", study.name] if study else []
+    made_by = command or shlex.join([*arguments, "--out", str(out)])
     composed = content.compose(findings, drawn, made_by, provenance.version(), command)
 
     written = {
-        "index.html": page.render(composed).encode(),
+        "index.html": html_page.render(composed).encode(),
         **{f"{figure.name}.svg": figure.svg.encode() for figure in drawn},
         **{f"{figure.name}.png": figure.png for figure in drawn},
-        **_copies(findings.runs),
+        **_copies(findings),
         "README.md": markdown.render(composed).encode(),
     }
-    for name in set(earlier) - set(written):
-        (out / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            (out / name).parent.rmdir()  # once it has no other file of its run
-    numbers = summary.summarise(findings, made_by, provenance.version()) | {
-        "files": sorted(written)
-    }
+    numbers = summary.summarise(findings, made_by, provenance.version())
     # The summary is first, so that after a kill the next report knows which files it may replace.
-    # The README.md is last: where it is new, so are the other files.
-    for name, data in ((REPORT, _json(numbers)), *written.items()):
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as file:
-            file.write(data)
+    # The README.md is last: if it is new, so are the other files.
+    _replace(out, earlier, {REPORT: _json(numbers | {"files": sorted(written)}), **written})
     return out
 
 
+def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, bytes]) -> None:
+    """Write files into a report's folder, in order, and remove an earlier report's others.
+
+    Raises UsageError, having written nothing, if a link in the folder leads a file elsewhere.
+    """
+    for name in written:
+        if not _is_inside(out, name):
+            raise UsageError(
+                f"--out {out} has a link to elsewhere in it, {name}; write a new folder"
+            )
+    for name in set(earlier) - set(written):
+        (out / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (out / name).parent.rmdir()  # succeeds once the folder is empty
+    for name, data in written.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.atomic_write(path) as file:
+            file.write(data)
+
+
 def _check(out: Path, runs: Sequence[Path]) -> list[str]:
-    """Names of the files that an earlier report has written there; refuse to write over others."""
+    """Return the files of an earlier report in `out`; raise UsageError for any other contents."""
     if out.exists() and not out.is_dir():
-        raise Refused(f"--out {out} is a file; write a folder")
-    # The file that is left of a report that was killed at its first.
-    unfinished = f".{REPORT}.part"
-    if not out.exists() or all(path.name == unfinished for path in out.iterdir()):
+        raise UsageError(f"--out {out} is a file; write a folder")
+    # A report that was killed at its first file leaves a temporary one.
+    if not out.exists() or all(is_leftover(path.name) for path in out.iterdir()):
         return []
     if out.resolve().parent.name == "results" and (out / "README.md").exists():
-        raise Refused(
+        raise UsageError(
             f"--out {out} has a README.md, and results are never overwritten; write another folder"
         )
     earlier = _written_to(out)
     if earlier is None or (out / "config.yaml").exists():
-        raise Refused(
+        raise UsageError(
             f"--out {out} has files in it that no report wrote; write a new or empty folder"
         )
     if any(path.resolve().is_relative_to(out.resolve()) for path in runs):
-        raise Refused(
+        raise UsageError(
             f"--out {out} has runs in it that are reported on, and a report replaces what it has "
             "kept; write another folder"
         )
@@ -104,27 +123,39 @@ def _check(out: Path, runs: Sequence[Path]) -> list[str]:
 
 
 def _written_to(out: Path) -> list[str] | None:
-    """The files of the report in this folder, as it names them; None if there is none."""
+    """Return the files that the report in this folder lists; None if there is no report."""
     try:
-        names = list(map(Path, json.loads((out / REPORT).read_text(encoding="utf-8"))["files"]))
+        names = list(map(Path, parse_json(read_bounded(out / REPORT))["files"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return [str(name) for name in names if not name.is_absolute() and ".." not in name.parts]
+    return [str(name) for name in names if _is_inside(out, str(name)) and not (out / name).is_dir()]
 
 
-def _copies(runs: Sequence[Run]) -> dict[str, bytes]:
-    """The files copied of every run: its configuration, without paths, and its metrics."""
+def _is_inside(out: Path, name: str) -> bool:
+    """Return whether a file of this name would be inside a folder, with links resolved."""
+    return (out / name).parent.resolve().is_relative_to(out.resolve())
+
+
+def _copies(findings: Findings) -> dict[str, bytes]:
+    """Return copies of a report's runs: an archive of all, and one configuration per recipe.
+
+    The configurations are those of the first run of each group, in arms/ under that run's name.
+    """
     copies: dict[str, bytes] = {}
-    for run in runs:
-        name, number = run.path.name, 1
+    names: dict[Path, str] = {}
+    for run in findings.runs:
+        name, number = run.path.resolve().name, 1  # resolved, as the path may be ".."
         while f"{name}/config.yaml" in copies:
             number += 1
-            name = f"{run.path.name}-{number}"
+            name = f"{run.path.resolve().name}-{number}"
+        names[run.path] = name
         data = replace(run.recipe.data, root=None, index=None, skip_list=None)
         text = config.to_yaml(replace(run.recipe, run_dir=None, data=data))
         copies[f"{name}/config.yaml"] = text.encode()
         copies[f"{name}/metrics.jsonl"] = (run.path / "metrics.jsonl").read_bytes()
-    return copies
+    firsts = [names[run.path] for group in findings.groups for run in group.runs[:1]]
+    shown = {f"arms/{name}.yaml": copies[f"{name}/config.yaml"] for name in firsts}
+    return {run_archive.FILE: run_archive.pack(copies), **shown} if copies else {}
 
 
 def _json(value: object) -> bytes:

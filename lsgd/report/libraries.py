@@ -1,20 +1,22 @@
-"""The libraries that only a report needs."""
+"""The check for the libraries that only a report needs."""
 
 from importlib import import_module
 
-from lsgd.errors import Refused
-from lsgd.installation import install
+from lsgd.errors import UsageError
+from lsgd.installation import install_command
 
 
 def check_libraries(extra: str = "report") -> None:
-    """Raise Refused where matplotlib or scipy is missing, before work begins that needs both.
+    """Raise UsageError if matplotlib or scipy, which every report needs, is missing.
 
-    The extra is the one of lsgd that brings them to the command.
+    It is called before the work that needs both. `extra` is the optional dependency group of lsgd
+    that installs them.
     """
     for name, use in (("matplotlib", "its figures"), ("scipy", "the intervals of its differences")):
         try:
             import_module(name)
         except ImportError:
-            raise Refused(
-                f"a report needs {name} for {use}, and it is not installed; type {install(extra)}"
+            raise UsageError(
+                f"a report needs {name} for {use}, and it is not installed; type "
+                f"{install_command(extra)}"
             ) from None

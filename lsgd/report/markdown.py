@@ -1,30 +1,40 @@
-"""A report as Markdown: the README.md of its folder, which shows the PNGs beside it."""
+"""The Markdown form of a report: the README.md of its folder, which shows the figures there."""
 
-from lsgd.report.blocks import Block, Content, Figures, Listing, Outcomes, Table, printable
-from lsgd.tables import markdown
+from lsgd.report.blocks import Block, BulletList, ClaimResults, Content, Figures, Table
+from lsgd.sanitizing import sanitize_for_page
+from lsgd.tables import escape_markdown, markdown_table
 
 
 def render(content: Content) -> str:
-    """The whole README.md."""
-    parts = [f"# {content.title}", *content.lead]
+    """Render the content of a report as the Markdown of its README.md."""
+    parts = [f"# {_text(content.title)}", *map(_text, content.lead)]
     for section in content.sections:
-        parts.append(f"## {section.title}")
+        parts.append(f"## {_text(section.title)}")
         parts += [_block(block) for block in section.blocks]
     return "\n\n".join(parts) + "\n"
 
 
+def _text(text: str) -> str:
+    """Escape text for one line of Markdown, without control characters."""
+    return escape_markdown(sanitize_for_page(text))
+
+
 def _block(block: Block) -> str:
+    """Render a block of a report, such as a table, as Markdown."""
     match block:
         case Table():
-            rows = [list(map(printable, row)) for row in block.rows]
-            return markdown(block.head, rows)
-        case Outcomes():
+            head, *rows = [list(map(_text, row)) for row in (block.head, *block.rows)]
+            return markdown_table(head, rows)
+        case ClaimResults():
             return "\n".join(
-                f"- **{outcome}**: {says} ({detail})" for says, outcome, detail in block.items
+                f"- **{outcome}**: {_text(says)} ({_text(detail)})"
+                for says, outcome, detail in block.items
             )
-        case Listing():
-            return "\n".join(f"- {printable(item)}" for item in block.items)
+        case BulletList():
+            return "\n".join(f"- {_text(item)}" for item in block.items)
         case Figures():
-            return "\n\n".join(f"![{figure.alt}]({figure.name}.png)" for figure in block.figures)
+            return "\n\n".join(
+                f"![{_text(figure.alt)}]({figure.name}.svg)" for figure in block.figures
+            )
         case str():
-            return printable(block)
+            return _text(block)

@@ -1,88 +1,110 @@
-"""The table of results/README.md in a checkout, from the summary.json of every folder beside it."""
+"""The table of results/README.md in a checkout, from the summary.json of each folder beside it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lsgd import files
-from lsgd.errors import Refused
-from lsgd.report.blocks import printable
+from lsgd.errors import UsageError
 from lsgd.report.claims import FAILS, HOLDS, OPEN
-from lsgd.report.wording import NONE, count
-from lsgd.rules.metric import TOP1, Metric, named_metric
-from lsgd.tables import markdown
+from lsgd.report.formatting import NONE, format_count
+from lsgd.rules.metric import TOP1, Metric, metric_by_name
+from lsgd.sanitizing import sanitize_for_page
+from lsgd.tables import escape_markdown, markdown_table
+from lsgd.untrusted_files import parse_json, read_bounded
 
 BEGIN, END = "<!-- results, by make results -->", "<!-- end of results -->"
 
 
 def results_table(results: Path) -> str:
-    """A table for each metric, with one row for each recipe of each folder, the newest last."""
+    """Return Markdown tables of the results below a folder, one table for each metric.
+
+    A table has a row for each recipe, ordered by the name of its result folder.
+    """
     rows: dict[Metric, list[list[str]]] = {}
-    for path in sorted(results.glob("*/summary.json")):
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        metric = named_metric(summary.get("metric", TOP1.name))
-        rows.setdefault(metric, []).extend(_rows(path.parent, summary, metric))
+    for path in sorted(results.glob("[!.]*/summary.json")):
+        try:
+            summary = parse_json(read_bounded(path))
+            metric = metric_by_name(summary.get("metric", TOP1.name))
+            rows.setdefault(metric, []).extend(_rows(path.parent, summary, metric))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{path} is no summary of a report ({error}); mend or remove it"
+            ) from None
     return "\n\n".join(_table(metric, rows.get(metric, [])) for metric in rows or [TOP1])
 
 
 def _table(metric: Metric, rows: list[list[str]]) -> str:
-    number, published = metric.heading(metric.words), metric.heading("published")
+    """Render the results table of one metric as Markdown."""
+    number, published = metric.axis_label(metric.label), metric.axis_label("published")
     head = ["study", "run", number, "seeds", published, "verdict"]
-    return markdown(head, [list(map(printable, row)) for row in rows])
+    return markdown_table(head, [list(map(sanitize_for_page, row)) for row in rows])
 
 
 def with_table(text: str, results: Path) -> str:
-    """The page's text with the table as it has to be; raises Refused if the markers are gone."""
+    """Replace the results table between the markers of a page's text, and return the text.
+
+    Raises UsageError if the markers are missing.
+    """
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise Refused(f"the page has no lines {BEGIN} and {END}; write them where the table goes")
+        raise UsageError(
+            f"the page has no lines {BEGIN} and {END}; write them where the table goes"
+        )
     return f"{head}{BEGIN}\n{results_table(results)}\n{END}{tail}"
 
 
 def write_table(page: Path) -> None:
-    """Bring the table in this page up to date with the folders of results beside it."""
+    """Update the results table in this Markdown page from the result folders beside it."""
     try:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
-        raise Refused(f"--table {page} cannot be read ({error.strerror})") from None
+        raise UsageError(f"--table {page} cannot be read ({error.strerror})") from None
     new = with_table(text, page.parent)
-    with files.whole(page) as file:
+    with files.atomic_write(page) as file:
         file.write(new.encode())
 
 
 def _rows(folder: Path, summary: dict[str, Any], metric: Metric) -> list[list[str]]:
+    """Return the rows of the results table for one result folder, one for each recipe."""
     partial = (
         f", partial: {summary['runs']} of {summary['runs_asked']} runs"
         if summary["partial"]
         else ""
     )
     firsts = [
-        f"[{summary['title']}]({folder.name}/README.md){partial}",
+        f"[{escape_markdown(summary['title'])}]({folder.name}/README.md){partial}",
         _verdict(summary, metric),
     ]
     rows: list[list[str]] = []
     for recipe in summary["recipes"]:
         title, verdict = firsts if not rows else ("", "")
         published = _published(recipe, metric)
-        rows.append([title, recipe["label"], _number(recipe), _seeds(recipe), published, verdict])
+        label = escape_markdown(recipe["label"])
+        rows.append([title, label, _number(recipe), _seeds(recipe), published, verdict])
     return rows
 
 
 def _number(recipe: dict[str, Any]) -> str:
+    """Format a recipe's mean metric, and count runs that diverged or missed the target."""
     parts = []
     if recipe["mean"] is not None:
         spread = f" ± {recipe['std']:.2f}" if recipe["std"] is not None else ""
         parts.append(f"{recipe['mean']:.2f}{spread}")
     if recipe["diverged"]:
         parts.append(f"{recipe['diverged']} of {recipe['n']} diverged")
+    # Older summaries have no such count.
+    without = sum(number is None for number in recipe["errors"].values())
+    if never := recipe.get("never", without - recipe["diverged"]):
+        parts.append(f"{never} of {recipe['n']} never")
     return ", ".join(parts) or "not run"
 
 
 def _seeds(recipe: dict[str, Any]) -> str:
+    """Format a recipe's number of seeds, with the number and the range of its repeats."""
     text = f"{recipe['n']}"
     if recipe["repeats"]:
-        text += f"; {count(len(recipe['repeats']), 'repeat')}"
+        text += f"; {format_count(len(recipe['repeats']), 'repeat')}"
     numbers = [number for number in recipe["repeats"] if number is not None]
     if numbers:
         ends = sorted({f"{min(numbers):.2f}", f"{max(numbers):.2f}"}, key=float)
@@ -93,6 +115,7 @@ def _seeds(recipe: dict[str, Any]) -> str:
 
 
 def _published(recipe: dict[str, Any], metric: Metric) -> str:
+    """Format a recipe's published number and the verdict on it as text."""
     published = recipe["published"]
     if not published:
         return NONE
@@ -101,9 +124,10 @@ def _published(recipe: dict[str, Any], metric: Metric) -> str:
 
 
 def _verdict(summary: dict[str, Any], metric: Metric) -> str:
+    """Format the outcomes of a study's claims and its minibatch elbows as text."""
     outcomes = [claim["outcome"] for claim in summary["claims"]]
-    words = {HOLDS: "hold", FAILS: "do not hold", OPEN: "not resolved"}
-    counts = ", ".join(f"{outcomes.count(outcome)} {word}" for outcome, word in words.items())
+    phrases = {HOLDS: "hold", FAILS: "do not hold", OPEN: "not resolved"}
+    counts = ", ".join(f"{outcomes.count(outcome)} {word}" for outcome, word in phrases.items())
     claims = [f"claims: {counts}"] if outcomes else []
     elbows = [
         f"no minibatch above {elbow['baseline']} is shown to be as good"
@@ -113,5 +137,5 @@ def _verdict(summary: dict[str, Any], metric: Metric) -> str:
     ]
     decided = "; ".join([*claims, *elbows])
     if decided and any(recipe["diverged"] for recipe in summary["recipes"]):
-        decided += f" (where a diverged run counts with {metric.of_failed})"
+        decided += f" (where a diverged run counts with {metric.failed_label})"
     return decided or NONE

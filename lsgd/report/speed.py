@@ -1,4 +1,4 @@
-"""Speed and scaling efficiency, as the runs wrote them down."""
+"""The throughput and scaling efficiency that runs have measured."""
 
 import re
 import statistics
@@ -6,32 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lsgd.recipe import Recipe
-from lsgd.report.groups import Group
+from lsgd.report.groups import RecipeRuns
 from lsgd.run.read import Run
-from lsgd.run.rows import PER_SECOND, Row, number
+from lsgd.run.rows import PER_SECOND, Row, finite_number
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of a recipe on some hardware, with some number of processes."""
+    """The throughput of a recipe on some hardware with some number of processes."""
 
-    group: Group
+    group: RecipeRuns
     processes: int
     hardware: str
-    """The device, and the settings that decide how fast it is."""
+    """The device, and the settings that affect its speed."""
     per_second: float
-    """What the runs count, such as images, per second: median over the epochs of all runs."""
+    """Examples, such as images, per second: the median over the epochs of all runs."""
     slowest: float
-    """The speed of the slowest epoch."""
+    """The throughput of the slowest epoch."""
     fastest: float
-    """The speed of the fastest epoch."""
+    """The throughput of the fastest epoch."""
     efficiency: float | None
-    """The speed per process, as a share of that of the fewest processes of this recipe on this
-    hardware; None for these."""
+    """The throughput per process, relative to the fewest processes of this recipe and hardware.
+
+    None for the fewest processes themselves.
+    """
 
 
-def measure(groups: Sequence[Group]) -> list[Speed]:
-    """The speed of every recipe on every hardware with every number of processes."""
+def measure_speeds(groups: Sequence[RecipeRuns]) -> list[Speed]:
+    """Return each recipe's median throughput for each hardware and number of processes."""
     rows = []
     for group in groups:
         measured: dict[tuple[str, int], list[float]] = {}
@@ -49,37 +51,41 @@ def measure(groups: Sequence[Group]) -> list[Speed]:
 
 
 def _epochs(run: Run) -> list[tuple[tuple[str, int], float]]:
-    """Where each epoch was trained, and its speed."""
+    """Return hardware, number of processes and throughput of each epoch of a run."""
     key = run.things + PER_SECOND
     where, speeds = ("unknown hardware", 1), list[tuple[tuple[str, int], float]]()
     for row in run.rows:
         if row["kind"] == "start":
-            hardware, processes = place(row)
+            hardware, processes = hardware_and_processes(row)
             where = f"{hardware}; {_execution(run.recipe)}", processes
-        speed = number(row, key)
+        speed = finite_number(row, key)
         if row["kind"] == "epoch" and speed:
             speeds.append((where, speed))
     return speeds
 
 
-def place(start: Row) -> tuple[str, int]:
-    """The hardware and the number of processes in a row of kind start.
+def hardware_and_processes(start: Row) -> tuple[str, int]:
+    """Return the hardware and the number of processes in a start row of metrics.jsonl.
 
-    >>> place({"device": "H200", "processes": 2, "inputs": "in memory", "machine": "…"})
+    >>> hardware_and_processes({"device": "H200", "processes": 2, "inputs": "in memory"})
     ('H200; in memory', 2)
-    >>> place({"machine": "2 processes by torchrun over torch.distributed (gloo), CPU, threads: 1"})
+    >>> machine = "2 processes by torchrun over torch.distributed (gloo), CPU, threads: 1"
+    >>> hardware_and_processes({"machine": machine})
     ('CPU, threads: 1', 2)
     """
     if "device" in start:
-        return f"{start['device']}; {start.get('inputs')}", int(number(start, "processes") or 1)
-    # Older runs have them only in the line that people read.
+        return f"{start['device']}; {start.get('inputs')}", int(
+            finite_number(start, "processes") or 1
+        )
+    # Older runs have both only in the line for people.
     machine = str(start.get("machine", "unknown hardware"))
     match = re.match(r"(\d+) process(?:es)?(?: by \S+ over [^,]+)?, (.*)", machine)
     return (match[2], int(match[1])) if match else (machine, 1)
 
 
 def _execution(recipe: Recipe) -> str:
-    words = [f"workers per pass: {recipe.workers_per_pass}"]
-    words += ["channels_last"] if recipe.channels_last else []
-    words += ["compiled"] if recipe.compile else []
-    return ", ".join(words)
+    """Format the recipe's settings that affect a run's speed but not its results as text."""
+    settings = [f"workers per pass: {recipe.workers_per_pass}"]
+    settings += ["channels_last"] if recipe.channels_last else []
+    settings += ["compiled"] if recipe.compile else []
+    return ", ".join(settings)

@@ -1,4 +1,4 @@
-"""The findings of a report for programs: summary.json, from which the table of results is made."""
+"""The machine-readable findings of a report, summary.json, from which the results table is made."""
 
 import math
 from collections import Counter
@@ -6,8 +6,8 @@ from typing import Any
 
 from lsgd.report.content import title_of
 from lsgd.report.findings import Findings
-from lsgd.report.groups import Group
-from lsgd.report.speed import place
+from lsgd.report.groups import RecipeRuns
+from lsgd.report.speed import hardware_and_processes
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import Difference
 from lsgd.rules.metric import TOP1
@@ -15,15 +15,18 @@ from lsgd.run.read import Run
 
 
 def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
-    """The numbers of the report; means are of finished runs, and infinite ends are None."""
+    """Return the findings of a report as JSON values, with infinite numbers as None.
+
+    Means are over the finished runs.
+    """
     study = findings.study
     return {
         "title": title_of(findings),
-        # Older summaries, which have no metric, are of this one.
+        # Older summaries have no metric, and mean this one.
         **({} if findings.metric == TOP1 else {"metric": findings.metric.full_name}),
         "study": study.name if study else None,
         "question": study.question if study else None,
-        "partial": findings.partial,
+        "partial": findings.is_partial,
         "runs": findings.counted,
         "runs_asked": findings.planned,
         "baseline": findings.baseline.label if findings.baseline else None,
@@ -38,6 +41,7 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
                 "outcome": decision.outcome,
                 "relation": decision.claim.relation,
                 "within": decision.claim.within,
+                "level": decision.level,
                 "difference": _difference(decision.difference),
             }
             for decision in findings.decisions
@@ -47,59 +51,66 @@ def summarise(findings: Findings, command: str, version: str) -> dict[str, Any]:
                 "baseline": ladder.baseline.recipe.batch_size,
                 "batch_size": ladder.elbow.recipe.batch_size,
                 "steps_per_epoch": ladder.elbow.recipe.steps_per_epoch,
-                "within": ladder.within,
+                "within": ladder.margin,
             }
-            for ladder in findings.ladders
+            for ladder in findings.sweeps
         ],
         "left_out": [
-            {"folder": folder.path.name, "reason": folder.reason} for folder in findings.left_out
+            {"folder": folder.path.name, "reason": folder.reason}
+            | ({"damaged": True} if folder.damaged else {})
+            for folder in findings.skipped_folders
         ],
         "command": command,
         "version": version,
     }
 
 
-def _recipe(group: Group, verdict: Verdict) -> dict[str, Any]:
+def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
+    """Return the summary of one recipe's runs as JSON values."""
     sample, target = group.sample, target_of(group)
     return {
         "recipe": group.recipe.name,
         "label": group.label,
         "batch_size": group.recipe.batch_size,
         "steps_per_epoch": group.recipe.steps_per_epoch,
-        "lr": group.lr,
+        "lr": group.recipe.scaled_lr,
         "n": len(group.runs),
         "diverged": group.diverged,
+        "never": group.never_reached,
         "errors": {str(run.recipe.seed): _number(run) for run in group.runs},
         "mean": sample.mean if sample else None,
         "std": sample.std if sample and sample.n > 1 else None,
         "repeats": [_number(run) for run in group.repeats],
         "published": (
-            {target.metric.name: target.number, "std": target.std, "source": target.source}
+            {target.metric.name: target.value, "std": target.std, "source": target.source}
             if target
             else None
         ),
-        "verdict": verdict.word,
+        "verdict": verdict.outcome,
         "reasons": list(verdict.reasons),
         "difference": _difference(verdict.difference),
     }
 
 
 def _number(run: Run) -> float | None:
-    """The number of a run; None if it diverged, or never had the rate that it was to reach."""
-    return run.number if run.finished and math.isfinite(run.number) else None
+    """Return the final metric of a run; None if it diverged or never reached its target."""
+    return run.final_metric if run.finished and math.isfinite(run.final_metric) else None
 
 
 def _difference(gap: Difference | None) -> dict[str, float | None] | None:
+    """Return a difference of means and its interval as JSON values."""
     if gap is None:
         return None
-    ends = math.isfinite(gap.low)
     return {
         "mean": gap.mean,
-        "low": gap.low if ends else None,
-        "high": gap.high if ends else None,
+        "low": gap.low if math.isfinite(gap.low) else None,
+        "high": gap.high if math.isfinite(gap.high) else None,
     }
 
 
 def _hardware(findings: Findings) -> list[str]:
-    seen = Counter(place(start)[0] for run in findings.runs for start in run.starts)
+    """Return the hardware of all runs of a report, the most frequent first."""
+    seen = Counter(
+        hardware_and_processes(start)[0] for run in findings.runs for start in run.starts
+    )
     return [hardware for hardware, _ in seen.most_common()]

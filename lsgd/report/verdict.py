@@ -1,31 +1,32 @@
-"""Is this the number that was published? Inside, outside, or not comparable and why."""
+"""The comparison of a recipe with its published number: inside, outside, or not comparable."""
 
 from dataclasses import dataclass
 
 from lsgd.recipe import Recipe, Target
-from lsgd.report.groups import Group, differences, in_words
-from lsgd.report.welch import Difference, Sample, difference
+from lsgd.report.groups import RecipeRuns, differences, format_change
+from lsgd.report.welch import Difference, SampleStats, welch_difference
 
 PAPER_RUNS = 5
-"""Goyal et al. 2017, section 5.1: all of its numbers are of five runs."""
+"""The number of runs behind each of the paper's numbers (Goyal et al. 2017, section 5.1)."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the numbers of one recipe stand to its published one."""
+    """The verdict on whether one recipe's runs agree with its published number."""
 
-    word: str
+    outcome: str
     """One of: inside, outside, not comparable, none published."""
     difference: Difference | None = None
-    """Our number less the published one, where the two can be compared."""
+    """Our mean minus the published number, if the two are comparable."""
     reasons: tuple[str, ...] = ()
     """The reasons why the two cannot be compared."""
 
 
-def judge(group: Group) -> Verdict:
-    """Inside if the 95 % interval of the difference (Welch) has 0 in it, outside if it has not.
+def judge_against_published(group: RecipeRuns) -> Verdict:
+    """Judge whether a recipe's mean metric agrees with the published number.
 
-    So inside means that no difference is shown, not that there is none.
+    The verdict is "inside" if the 95 % interval (Welch) contains 0, and "outside" if not. So
+    "inside" means that no difference is shown, not that there is none.
     """
     target = target_of(group)
     if target is None or group.published is None:
@@ -33,18 +34,18 @@ def judge(group: Group) -> Verdict:
     reasons = (*_of_the_recipe(group.recipe, group.published), *_of_the_runs(group, target))
     if reasons or group.sample is None or target.std is None:
         return Verdict("not comparable", reasons=reasons)
-    gap = difference(group.sample, Sample(PAPER_RUNS, target.number, target.std))
+    gap = welch_difference(group.sample, SampleStats(PAPER_RUNS, target.value, target.std))
     return Verdict("inside" if gap.low <= 0 <= gap.high else "outside", gap)
 
 
-def target_of(group: Group) -> Target | None:
-    """The published number that the group is held against, if there is one of its metric."""
+def target_of(group: RecipeRuns) -> Target | None:
+    """Return the published number of a recipe, if there is one of the report's metric."""
     target = group.published.target if group.published else None
     return target if target and target.metric == group.metric else None
 
 
 def _of_the_recipe(ours: Recipe, theirs: Recipe) -> list[str]:
-    """The reasons that lie in differences between our recipe and the published one."""
+    """Return reasons why two recipes differ too much to compare a published number."""
     changed = differences(ours, theirs)
     named = {
         "data.name": "{} data, not {}",
@@ -54,14 +55,15 @@ def _of_the_recipe(ours: Recipe, theirs: Recipe) -> list[str]:
     }
     reasons = [text.format(*changed[key]) for key, text in named.items() if key in changed]
     if "data.name" not in changed:
-        # On other data the lr, the minibatch and so on are of another scale anyway.
-        reasons += [in_words(change) for change in changed.items() if change[0] not in named]
-    # What the published recipe declares too, such as the row of an ablation, is no difference.
+        # On other data the lr, the minibatch and so on are on another scale anyway.
+        reasons += [format_change(change) for change in changed.items() if change[0] not in named]
+    # A deviation that the published recipe declares too, as in an ablation, is no difference.
     undeclared = [rule for rule in ours.deviations if rule not in theirs.deviations]
     return [*reasons, *([f"declared deviations: {', '.join(undeclared)}"] if undeclared else [])]
 
 
-def _of_the_runs(group: Group, target: Target) -> list[str]:
+def _of_the_runs(group: RecipeRuns, target: Target) -> list[str]:
+    """Return reasons in a recipe's runs against a comparison with a published number."""
     n = len(group.runs)
     reasons = []
     if n < PAPER_RUNS:

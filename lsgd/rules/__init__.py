@@ -1,1 +1,1 @@
-"""The rules of the papers, each as a pure function."""
+"""Rules from papers as pure functions, optimizers and layers."""

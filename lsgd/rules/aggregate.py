@@ -1,19 +1,19 @@
-"""One number of several runs: mean and standard deviation, median, or olympic mean.
+"""Aggregates over runs: mean and standard deviation, median, and olympic mean.
 
-A run that never reaches its target has an infinite number. The median bears less than half of such
-runs, the olympic mean one, and the mean none.
+A run that never reaches its target has an infinite value. The median stays finite with less than
+half of such runs, the olympic mean with one, and the mean with none.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 
-DROPPED = 1
-"""The runs that an olympic mean leaves out at each end: the best and the worst."""
+TRIMMED_RUNS = 1
+"""The number of best and of worst runs that an olympic mean leaves out."""
 
 
 def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
-    """The mean and the sample standard deviation, with n - 1 below the sum; nan of a single run.
+    """Return mean and sample standard deviation (divisor n - 1) of runs' values; NaN for one run.
 
     >>> mean_and_deviation([34, 35, 36]), mean_and_deviation([34, 35, math.inf])
     ((35.0, 1.0), (inf, nan))
@@ -25,7 +25,7 @@ def mean_and_deviation(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def median(numbers: Sequence[float]) -> float:
-    """The number in the middle; infinite if as many as half of the runs never reach their target.
+    """Return the median of runs' values; infinite if at least half never reach their target.
 
     >>> median([34, math.inf, 35]), median([34, math.inf])
     (35, inf)
@@ -34,13 +34,13 @@ def median(numbers: Sequence[float]) -> float:
 
 
 def olympic_mean(numbers: Sequence[float]) -> float:
-    """The mean without the best and the worst; infinite from two infinite numbers on.
+    """Return the mean of runs' values without best and worst; infinite if two or more are infinite.
 
-    Raises ValueError for less than three numbers, of which nothing would be left.
+    Raises ValueError for fewer than three values.
 
     >>> olympic_mean([34, 35, 36, 36, math.inf])
     35.666666666666664
     """
-    if len(numbers) <= 2 * DROPPED:
+    if len(numbers) <= 2 * TRIMMED_RUNS:
         raise ValueError(f"an olympic mean is of 3 numbers or more, not of {len(numbers)}")
-    return statistics.fmean(sorted(numbers)[DROPPED:-DROPPED])
+    return statistics.fmean(sorted(numbers)[TRIMMED_RUNS:-TRIMMED_RUNS])

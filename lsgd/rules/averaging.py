@@ -1,7 +1,7 @@
-"""Averages of the weights over a run, which are evaluated in place of the weights.
+"""Averages of the weights over a run, which are evaluated instead of the weights.
 
-Polyak and Juditsky 1992 average over updates; an exponential moving average forgets the old ones,
-and the mean over the ends of the last epochs (Kaddour 2022) takes few of them, far apart.
+Polyak and Juditsky 1992 average over all updates; an exponential moving average forgets old ones,
+and the mean over the ends of the last epochs (Kaddour 2022) takes a few that are far apart.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,28 +10,31 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 
 class AveragedWeights:
-    """The part. Every process has all of it, since all update the model alike; no step is another
-    for it. What an average keeps are `kept`, tensors by the number of their parameter."""
+    """The base class of carried states that average a model's weights over a run.
+
+    Every process holds all of it, since all update the model equally. `stored` is a tensor per
+    parameter, in the order of the model's parameters.
+    """
 
     name = "averaging"
-    kept: list[Tensor]
+    stored: list[Tensor]
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = [parameter.detach() for parameter in model.parameters()]
-        self.seen = self.weights[0].new_empty(0)
+        self.pending_update = self.weights[0].new_empty(0)
         self.updates = 0
 
     def means(self) -> list[Tensor]:
-        """The average of each parameter as it is now."""
+        """Return the current average of each parameter of the model."""
         raise NotImplementedError
 
     @contextmanager
-    def in_model(self) -> Iterator[None]:
-        """Meanwhile the model has the averages, and then its own weights again, bit by bit."""
+    def swapped_in(self) -> Iterator[None]:
+        """Swap averaged weights into the model in this context; then restore its own exactly."""
         own = [weight.clone() for weight in self.weights]
         torch._foreach_copy_(self.weights, self.means())
         try:
@@ -39,69 +42,74 @@ class AveragedWeights:
         finally:
             torch._foreach_copy_(self.weights, own)
 
-    def start_pass(self, each: Pass) -> None:
-        """Nothing: a pass changes no weight."""
+    def start_micro_batch(self, each: MicroBatch) -> None:
+        """Do nothing, since a micro-batch changes no weight."""
 
     def end_step(self, active_workers: int) -> None:
-        """Take in the weights after an update."""
+        """Count an update of the model; subclasses also average its new weights."""
         self.updates += 1
 
-    def settle(self, sum_: Callable[[Tensor], None]) -> None:
-        """Nothing: the model goes on with its own weights."""
+    def write_to_model(self, sum_: Callable[[Tensor], None]) -> None:
+        """Do nothing, since the model keeps its own weights outside evaluations."""
 
     def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
-        """What is kept, and how many updates there were."""
-        kept = {f"kept {number}": each.clone() for number, each in enumerate(self.kept)}
+        """Return the stored weights and the number of updates, for a checkpoint."""
+        kept = {f"kept {number}": each.clone() for number, each in enumerate(self.stored)}
         return kept | {"updates": torch.tensor(self.updates)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
+        """Load the stored weights and the number of updates from a checkpoint's state."""
         self.updates = int(state["updates"])
-        for number, each in enumerate(self.kept):
+        for number, each in enumerate(self.stored):
             each.copy_(state[f"kept {number}"])
 
 
 class MovingAverage(AveragedWeights):
-    """mean <- mean + (1 - 2^(-1 / half_life)) (w - mean) after every update, from the first weights
-    on: after `half_life` updates a weight counts half of what it did."""
+    """An exponential moving average of a model's weights, from the initial weights on.
+
+    After every update mean <- mean + (1 - 2^(-1 / half_life)) (w - mean): after `half_life` further
+    updates the weight of an update in the mean is halved.
+    """
 
     def __init__(self, model: nn.Module, half_life: float) -> None:
         super().__init__(model)
         self.share = 1 - 2 ** (-1 / half_life)
-        self.kept = [weight.clone() for weight in self.weights]
+        self.stored = [weight.clone() for weight in self.weights]
 
     def means(self) -> list[Tensor]:
-        """The moving averages."""
-        return self.kept
+        """Return the exponential moving average of each parameter of the model."""
+        return self.stored
 
     @torch.no_grad()
     def end_step(self, active_workers: int) -> None:
-        """Move towards the weights after an update."""
+        """Move the weight averages towards the model's weights after an update."""
         super().end_step(active_workers)
-        torch._foreach_lerp_(self.kept, self.weights, self.share)
+        torch._foreach_lerp_(self.stored, self.weights, self.share)
 
 
-class LastEpochs(AveragedWeights):
-    """The mean of the weights at the ends of the last `epochs` epochs, or of those there are;
-    before the end of the first the weights themselves. `place` has the epoch of a step of the run,
-    and its number in this epoch."""
+class LastEpochsAverage(AveragedWeights):
+    """The mean of a model's weights at the ends of the last `epochs` epochs.
+
+    If fewer have ended, it is the mean over those; before the first end, the current weights.
+    `place` maps a step of the run to its epoch and its number in the epoch.
+    """
 
     def __init__(
         self, model: nn.Module, epochs: int, place: Callable[[int], tuple[int, int]]
     ) -> None:
         super().__init__(model)
         self.epochs, self.place = epochs, place
-        self.kept = [weight.new_zeros(epochs, *weight.shape) for weight in self.weights]
+        self.stored = [weight.new_zeros(epochs, *weight.shape) for weight in self.weights]
 
     def means(self) -> list[Tensor]:
-        """The means over the epochs that are kept."""
+        """Return the mean of each parameter over the ends of the last epochs."""
         ended = min(self.place(self.updates)[0], self.epochs)
-        return [kept[:ended].mean(0) for kept in self.kept] if ended else self.weights
+        return [kept[:ended].mean(0) for kept in self.stored] if ended else self.weights
 
     def end_step(self, active_workers: int) -> None:
-        """At the end of an epoch keep the weights in place of those of the oldest."""
+        """Store the weights at the end of an epoch in place of the oldest stored ones."""
         super().end_step(active_workers)
         ended, rest = self.place(self.updates)
         if not rest:
-            for kept, weight in zip(self.kept, self.weights, strict=True):
+            for kept, weight in zip(self.stored, self.weights, strict=True):
                 kept[(ended - 1) % self.epochs].copy_(weight)

@@ -1,7 +1,7 @@
-"""Batch normalisation over one worker's images, whatever else the forward pass carries.
+"""Batch normalisation over the images of one worker, however many workers a micro-batch carries.
 
-With BN the loss is defined over subsets of size n, so n is part of the problem being solved and is
-kept while k grows; statistics are never shared between workers (Goyal et al. 2017, section 2.3).
+With BN the loss is defined over subsets of n images, so n is part of the problem and is kept while
+k grows; statistics are never shared between workers (Goyal et al. 2017, section 2.3).
 """
 
 import warnings
@@ -13,67 +13,82 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
+TRITON = ("cuda", "xpu")
+"""The device types for which Triton compiles kernels."""
 NormaliseWorkers = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
-"""Takes images (images, channels, height, width) of several workers in turns, as Pass.examples has
-them, gamma, beta, the number of workers and epsilon.
+"""The type of a function that normalises the images of several workers, each worker alone.
 
-Returns the normalised images, and what was seen, shape (2, channels): the workers' means, added up,
-and their unbiased variances.
+It takes images (images, channels, height, width) in the order of MicroBatch.examples, gamma, beta,
+the number of workers and epsilon. It returns the normalised images, and the sums over workers of
+means and unbiased variances, shape (2, channels).
 """
 
 
 class WorkerBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BN whose training statistics are over the images of one worker at a time.
+    """A batch norm layer that in training normalises each virtual worker's images separately.
 
-    The parameters, buffers and evaluation are those of `nn.BatchNorm1d` and `nn.BatchNorm2d`, so
-    that state dicts are interchangeable. The images of a pass fall to its `workers` in turns; the
-    statistics are added up in `seen`, shape (2, channels), means and variances, and reach the
-    running ones once per step, through RunningStatistics.
+    Parameters, buffers and evaluation are those of `nn.BatchNorm1d` and `nn.BatchNorm2d`, so that
+    state dicts are interchangeable. The images of a micro-batch belong to its `workers` in turns.
+    Means and variances are added up in `seen`, shape (2, channels), and update the running
+    statistics once per step, through RunningStatistics.
+
+    In a network that makes several rows of each image, such as tokens, `rows_per_image` is their
+    number, and the rows of one image are adjacent.
     """
 
     workers: int = 1
+    rows_per_image: int = 1
     seen: Tensor
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (images, channels, …); in training, workers divides images."""
+        """Normalise (images, channels, …), in training over the images of each virtual worker."""
         if not self.training:
             return super().forward(input)
-        normalise = normalisation(input, self.workers)
-        output, seen = normalise(input, self.weight, self.bias, self.workers, self.eps)
+        images = input
+        if self.workers > 1 and self.rows_per_image > 1:
+            # The rows of an image become its pixels.
+            of_images = input.unflatten(0, (-1, self.rows_per_image)).transpose(1, 2)
+            images = of_images.flatten(2)
+        normalise = choose_normalisation(images, self.workers)
+        output, seen = normalise(images, self.weight, self.bias, self.workers, self.eps)
         self.seen += seen
-        return output
+        if images is input:
+            return output
+        return output.view(of_images.shape).transpose(1, 2).flatten(0, 1)
 
 
 class WorkerBatchNorm1d(WorkerBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d`, worker by worker: of (images, channels) or (images, channels, length)."""
+    """An `nn.BatchNorm1d` that in training normalises each virtual worker's images separately."""
 
 
 class WorkerBatchNorm2d(WorkerBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d`, worker by worker: of (images, channels, height, width)."""
+    """An `nn.BatchNorm2d` that in training normalises each virtual worker's images separately."""
 
 
-def normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
-    """What normalises so many workers fastest where and as these images are.
+def choose_normalisation(images: Tensor, workers: int) -> NormaliseWorkers:
+    """Choose the fastest batch-norm function for several workers' images, by device and layout.
 
-    One call of the library costs what plain BN does where the workers lie side by side. In
-    channels_last they do not: a GPU runs kernels that are compiled for them, and a CPU, which might
+    In contiguous memory the channels of all workers are adjacent, and one library call costs what
+    plain BN does. In channels_last they are not: a GPU runs compiled kernels, and a CPU, which may
     have no compiler, copies the images.
     """
-    if workers == 1 or not images.is_cuda or images.is_contiguous() or images.dim() < 4:
-        return by_call
-    # A model that is compiled as a whole has a compiler.
-    if torch.compiler.is_compiling() or not no_compiler(images.device):
-        return by_expression
-    return by_call
+    kind = images.device.type
+    if workers == 1 or kind not in TRITON or images.is_contiguous() or images.dim() < 4:
+        return normalise_by_library
+    # A model that is being compiled has a compiler.
+    if torch.compiler.is_compiling() or not compiler_problem(images.device):
+        return normalise_compiled
+    return normalise_by_library
 
 
 @cache
-def no_compiler(device: torch.device) -> str:
-    """Why torch.compile makes no kernel for this device here, in a line; empty if it does.
+def compiler_problem(device: torch.device) -> str:
+    """Return why torch.compile makes no kernel for a device, or an empty string if it does.
 
-    It needs Triton, and Triton a C compiler and Python's headers. Warns once if one is missing.
+    It needs Triton, and Triton needs a C compiler and Python's headers. Warns once if one is
+    missing.
     """
     try:
         torch.compile(torch.neg)(torch.ones(1, device=device))
@@ -88,13 +103,15 @@ def no_compiler(device: torch.device) -> str:
     return ""
 
 
-def by_call(
+def normalise_by_library(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalise with PyTorch's own function, for which each worker has channels of its own; that of
-    a single worker is the call of plain BN."""
+    """Batch-normalise each worker's images by F.batch_norm, as separate channels of one call.
+
+    For a single worker this is the call of plain BN.
+    """
     count, channels, *size = images.shape
-    # A moving average of momentum 1 that starts at 0 is just the statistics.
+    # A moving average with momentum 1 is the statistics of this call.
     mean, var = seen = weight.new_zeros(2, workers * channels)
     call = partial(F.batch_norm, training=True, momentum=1.0, eps=eps)
     if workers == 1:
@@ -106,31 +123,31 @@ def by_call(
         weight.expand(workers, -1).flatten(),
         bias.expand(workers, -1).flatten(),
     )
-    # No view: autograd copies what is behind a view that is changed in place, as ReLU does.
+    # Not a view: autograd would copy its base when an in-place ReLU changes it.
     output = torch.ops.aten._unsafe_view(output, images.shape)
     return output, seen.unflatten(1, (workers, channels)).sum(1)
 
 
-def by_expression(
+def normalise_compiled(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Normalise with arithmetic that a compiler makes kernels of."""
+    """Batch-normalise each worker's images by arithmetic that torch.compile turns into kernels."""
     output, seen = _Expression.apply(images, weight, bias, workers, eps)  # type: ignore[no-untyped-call]
     return output, seen
 
 
 class _Expression(torch.autograd.Function):
-    """BN of each worker, and its gradient in closed form (Ioffe and Szegedy 2015, section 3).
+    """The autograd function of per-worker BN, its gradient in closed form (Ioffe and Szegedy 2015).
 
-    Autograd's own gradient would go over images and their gradients once for gamma and beta, and
-    again for every worker's sums, of which those are the sum.
+    Autograd would read images and gradients once for the gradients of gamma and beta, and again for
+    every worker's sums, although the former are the totals of the latter.
     """
 
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Output, in the images' type, and what was seen."""
+        """Return the batch-normalised images and the sums of the workers' means and variances."""
         output, seen, mean, inverse_std = _kernel(_forward)(images, weight, bias, workers, eps)
         ctx.save_for_backward(images, weight, mean, inverse_std)
         ctx.mark_non_differentiable(seen)
@@ -138,21 +155,21 @@ class _Expression(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of images, gamma and beta."""
+        """Return the gradients of a batch norm's images, gamma and beta."""
         return *_kernel(_backward)(upstream[0], *ctx.saved_tensors), None, None
 
 
 def _forward(
     images: Tensor, weight: Tensor, bias: Tensor, workers: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # In the precision of the parameters, which is higher than that of bfloat16 images.
+    # The parameters have a higher precision than bfloat16 images.
     x = _pixels(images, workers).to(weight.dtype)
     var, mean = torch.var_mean(x, dim=(0, 2), correction=0, keepdim=True)
     inverse_std = torch.rsqrt(var + eps)
     output = (x - mean) * (inverse_std * weight) + bias
     count = x.shape[0] * x.shape[2]
     seen = torch.stack([mean.sum((0, 1, 2)), var.sum((0, 1, 2)) * (count / (count - 1))])
-    # No view, which a ReLU in place would not be allowed to change; a compiler makes no copy of it.
+    # Not a view, which an in-place ReLU may not change; the compiler removes the copy.
     return _images(output.to(images.dtype), images).clone(), seen, mean, inverse_std
 
 
@@ -162,7 +179,7 @@ def _backward(
     workers = mean.shape[1]
     dy = _pixels(upstream, workers).to(weight.dtype)
     x_hat = (_pixels(images, workers).to(weight.dtype) - mean) * inverse_std
-    # Of each worker; the statistics are of its images, so what moves them moves all of them.
+    # The sums of each worker, since each of its images contributes to its statistics.
     dbeta = dy.sum((0, 2), keepdim=True)
     dgamma = (dy * x_hat).sum((0, 2), keepdim=True)
     count = dy.shape[0] * dy.shape[2]
@@ -171,46 +188,46 @@ def _backward(
 
 
 def _pixels(images: Tensor, workers: int) -> Tensor:
-    """The images (n, workers, pixels, channels), which are that in memory in channels_last."""
+    """Reshape images to (n, workers, pixels, channels), a view of memory in channels_last."""
     rows = images.permute(0, 2, 3, 1)
     return rows.reshape(-1, workers, rows.shape[1] * rows.shape[2], rows.shape[3])
 
 
 def _images(pixels: Tensor, like: Tensor) -> Tensor:
-    """The pixels (n, workers, pixels, channels) as images again."""
+    """Reshape (n, workers, pixels, channels) back to the shape of the images `like`."""
     count, channels, *size = like.shape
     return pixels.reshape(count, *size, channels).permute(0, 3, 1, 2)
 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # For each shape anew: kernels for any shape split all layers as the first, and write sums of
-    # parts that are four times the size of a small layer. ResNet-50 has 12 shapes, and a step up to
-    # 4 kinds of passes; torch gives a function up after 8 compilations.
+    # Each shape is compiled separately: kernels for dynamic shapes split all layers like the first,
+    # and write partial sums of four times the size of a small layer. ResNet-50 has 12 shapes, and a
+    # step up to 4 micro-batch sizes; torch stops compiling a function after 8 times by default.
     torch.compiler.config.recompile_limit = 64
     return torch.compile(function, dynamic=False)
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Within a model that is compiled as a whole it is compiled already.
+    # Within a compiled model the function is part of that compilation.
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 
-def worker_norms(model: nn.Module) -> list[WorkerBatchNorm]:
-    """The layers of a model that normalise worker by worker; there may be none."""
+def worker_batch_norms(model: nn.Module) -> list[WorkerBatchNorm]:
+    """Return all batch norm layers of a model that normalise per virtual worker."""
     return [module for module in model.modules() if isinstance(module, WorkerBatchNorm)]
 
 
 class RunningStatistics:
-    """This process's share of all running means and variances of a model, which has some.
+    """This process's additive share of a model's running batch-norm means and variances.
 
-    The moving average is linear, so it may be kept in parts: after a step every process does
+    The moving average is linear, so it can be kept in shares. After a step every process computes
 
         share <- (1 - momentum) share + momentum (sum over its workers) / (active workers of all)
 
-    having started with hosted / workers of the initial value, and the sum of the shares is what one
-    process with all workers would have. So a step needs no communication. Whoever wants the
-    statistics, to evaluate or to save, asks for them with `settle`.
+    from a start of hosted / workers of the initial value. The sum of the shares equals the
+    statistics of one process with all workers, so a step needs no communication. To evaluate or
+    save, call `write_to_model`.
     """
 
     name = "batchnorm"
@@ -226,59 +243,63 @@ class RunningStatistics:
         momentum: float = 0.1,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self.layers = worker_norms(model)
-        # The paper's running average with momentum 0.9 is PyTorch's momentum 0.1; with 1 it is of
-        # the last step alone.
+        self.layers = worker_batch_norms(model)
+        # The paper's running average with momentum 0.9 is PyTorch's momentum 0.1; momentum 1 keeps
+        # only the last step.
         self.momentum = momentum
         self.fraction = hosted / workers
         self.share = self._read() * self.fraction
-        self.seen = torch.zeros_like(self.share)
-        parts = self.seen.split([2 * layer.num_features for layer in self.layers])
+        self.pending_update = torch.zeros_like(self.share)
+        parts = self.pending_update.split([2 * layer.num_features for layer in self.layers])
         for layer, part in zip(self.layers, parts, strict=True):
             layer.seen = part.view(2, layer.num_features)
         self.counters = [
             count for layer in self.layers if (count := layer.num_batches_tracked) is not None
         ]
 
-    def start_pass(self, each: Pass) -> None:
-        """Tell every layer how many workers the coming pass carries."""
+    def start_micro_batch(self, each: MicroBatch) -> None:
+        """Set the next micro-batch's number of workers on every batch norm layer."""
         workers = len(each.workers)
         for layer in self.layers:
             layer.workers = workers
 
     def end_step(self, active_workers: int) -> None:
-        """Move this process's share, once, by what its workers saw in all passes of the step."""
-        self.share.mul_(1 - self.momentum).add_(self.seen, alpha=self.momentum / active_workers)
-        self.seen.zero_()
-        # All at once, which a GPU needs one launch for.
+        """Update this process's share of the running BN statistics with the step's statistics."""
+        self.share.mul_(1 - self.momentum).add_(
+            self.pending_update, alpha=self.momentum / active_workers
+        )
+        self.pending_update.zero_()
+        # One kernel launch for all counters.
         torch._foreach_add_(self.counters, 1)
 
-    def settle(self, sum_: Callable[[Tensor], None]) -> None:
-        """Write the sum of all shares into the model; `sum_` adds a tensor over the processes."""
+    def write_to_model(self, sum_: Callable[[Tensor], None]) -> None:
+        """Write the running BN statistics, summed over processes by `sum_`, into the model."""
         total = self.share.clone()
         sum_(total)
         self._write(total)
 
     def measure(self, active_workers: int, sum_: Callable[[Tensor], None]) -> None:
-        """Write into the model the mean of what these passes have seen, of so many workers of all
-        processes, and leave the moving average as it is."""
-        total = self.seen / active_workers
-        self.seen.zero_()
+        """Write the mean BN statistics of the last micro-batches into the model, to evaluate it.
+
+        `active_workers` of all processes had examples in them. The moving average does not change.
+        """
+        total = self.pending_update / active_workers
+        self.pending_update.zero_()
         sum_(total)
         self._write(total)
 
     def state(self, sum_: Callable[[Tensor], None]) -> dict[str, Tensor]:
-        """Every process's share, shape (world_size, statistics), for a checkpoint."""
+        """Return every process's share of the running statistics, (world_size, statistics)."""
         shares = self.share.new_zeros(self.world_size, len(self.share))
         shares[self.rank] = self.share
         sum_(shares)
         return {"shares": shares}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on from the state in a checkpoint, made by any number of processes.
+        """Load this process's share of running statistics that any number of processes saved.
 
-        As many processes as before take up their own shares, bit by bit; another number divides
-        the sum among themselves.
+        With the same number of processes each restores its own share bit by bit; with another
+        number they divide the sum among themselves.
         """
         shares = state["shares"]
         same = len(shares) == self.world_size

@@ -1,9 +1,10 @@
-"""MLPerf Training's rule for submissions that converge faster than its reference.
+"""The rule of MLPerf Training for submissions that converge faster than its reference.
 
-A reference convergence point is a minibatch and the epochs that several runs of the reference take
-to a target with it. A submission of five runs may be faster only by as much as chance explains;
-else it is taken not to train the same network in the same way. Source: the checker of these points
-in github.com/mlcommons/logging, as of training 4.0.
+A reference convergence point is a minibatch size and the epochs that several runs of the reference
+need to reach a target with it. A submission of five runs may be faster only by as much as chance
+explains; otherwise it is taken to train something else. Source: the checker of these points in
+github.com/mlcommons/logging, as of training 4.0. That checker judges whole folders of MLPerf logs
+and not numbers, so the rule is implemented here.
 """
 
 import math
@@ -12,27 +13,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lsgd.rules.aggregate import DROPPED, olympic_mean
+from lsgd.rules.aggregate import TRIMMED_RUNS, olympic_mean
 
-SUBMITTED = 5
-"""The runs of a submission, for ResNet."""
-OWN_REFERENCE = 2 * SUBMITTED
-"""The runs of a reference point; what lies between two points counts as one of so many."""
+SUBMISSION_RUNS = 5
+"""The number of runs of a submission, for ResNet."""
+REFERENCE_RUNS = 2 * SUBMISSION_RUNS
+"""The number of runs of a reference point; an interpolated point counts as one of as many runs."""
 P_VALUE = 0.05
-"""Of the one-sided test that a submission is not faster than its reference."""
+"""The significance level of the one-sided test that a submission is faster than its reference."""
 
 
 @dataclass(frozen=True)
-class EvaluationGrid:
-    """The epochs at which a run is evaluated, of which its epochs to a target are one."""
+class EvaluationEpochs:
+    """The epochs at which a run is evaluated, and at which it can reach its target."""
 
     every: int = 1
     offset: int = 0
     """The first evaluated epoch; 0 if that is `every`."""
 
     @property
-    def latest(self) -> int:
-        """The most epochs by which an evaluation finds a target late, over one at every epoch."""
+    def max_delay(self) -> int:
+        """The maximum delay in epochs until an evaluation finds that a target was reached."""
         return self.every - 1
 
     def __str__(self) -> str:
@@ -43,63 +44,63 @@ class EvaluationGrid:
 
 @dataclass(frozen=True)
 class ConvergencePoint:
-    """The epochs that runs with one minibatch take to the target."""
+    """An MLPerf convergence point: the epochs of runs with one minibatch size to the target."""
 
     batch_size: int
     epochs: tuple[float, ...]
-    """One number for each run; infinite for a run that never reaches the target."""
-    grid: EvaluationGrid = EvaluationGrid()
+    """The epochs of each run; infinite for a run that never reaches the target."""
+    evaluation_epochs: EvaluationEpochs = EvaluationEpochs()
 
     @property
-    def reference(self) -> "Reference":
-        """What the point asks of a submission."""
-        return Reference(
+    def reference(self) -> "ReferenceStatistics":
+        """The statistics of this convergence point, to which submissions are compared."""
+        return ReferenceStatistics(
             self.batch_size,
             olympic_mean(self.epochs),
             statistics.pstdev(self.epochs),
-            len(self.epochs) - 2 * DROPPED,
+            len(self.epochs) - 2 * TRIMMED_RUNS,
         )
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What a submission with one minibatch is held against: a point, or what is between two."""
+class ReferenceStatistics:
+    """The statistics of reference runs to which submissions of one minibatch size are compared."""
 
     batch_size: int
     mean: float
     """The olympic mean of the epochs."""
     std: float
-    """The standard deviation over all runs, best and worst too, with n below the sum."""
+    """The population standard deviation (divisor n) of all runs, including best and worst."""
     n: int
-    """The runs that the test counts."""
+    """The number of runs that the test counts."""
     between: tuple[int, int] | None = None
-    """The two minibatches that it is interpolated between; None for a point."""
+    """The minibatch sizes between which the statistics are interpolated; None for a point."""
 
     @property
     def minimum(self) -> float:
-        """The smallest olympic mean of a submission that passes.
+        """The smallest olympic mean of epochs with which a submission passes.
 
-        The smallest that Student's t, one-sided and with equal variances, does not tell from this
-        mean at the level of P_VALUE, both samples having the standard deviation of this one. In
-        closed form, where MLPerf bisects to 1e-4.
+        It is the smallest that a one-sided Student's t-test with equal variances does not separate
+        from this mean at the level P_VALUE, where both samples have this standard deviation. It is
+        computed in closed form; MLPerf bisects to 1e-4.
         """
         if not self.std:
             return self.mean
-        # Imported here, since it takes a second, which only a judgement has to wait.
+        # Imported here, since the import takes a second and few callers need it.
         from scipy.stats import t
 
-        counted = SUBMITTED - 2 * DROPPED
+        counted = SUBMISSION_RUNS - 2 * TRIMMED_RUNS
         width = self.std * math.sqrt(1 / self.n + 1 / counted)
         return self.mean - float(t.ppf(1 - P_VALUE, self.n + counted - 2)) * width
 
 
-def prune(points: Sequence[ConvergencePoint]) -> list[Reference]:
-    """The points that count, by minibatch: those that no other shows to be slower than need be.
+def prune_points(points: Sequence[ConvergencePoint]) -> list[ReferenceStatistics]:
+    """Remove convergence points slower than others imply; return the rest by minibatch size.
 
-    Minibatches below that of the fastest point go first. Then each point goes that is slower than
-    the straight line between its neighbours, in one pass from small to large in which a point that
-    goes makes its successor the next to be looked at. That is not the lower convex envelope: points
-    before it are not looked at again.
+    First the minibatch sizes below that of the fastest point are removed. Then, in one pass from
+    small to large, each point above the straight line between its neighbours is removed, and its
+    successor is looked at next. The result is not the lower convex envelope, since points before a
+    removed one are not looked at again.
     """
     left = sorted((point.reference for point in points), key=lambda each: each.batch_size)
     fastest = min(left, key=lambda each: each.mean)
@@ -113,11 +114,12 @@ def prune(points: Sequence[ConvergencePoint]) -> list[Reference]:
     return left
 
 
-def reference_at(pruned: Sequence[Reference], batch_size: int) -> Reference | None:
-    """The point of this minibatch, or what is between its neighbours; None outside of all points.
+def reference_at(
+    pruned: Sequence[ReferenceStatistics], batch_size: int
+) -> ReferenceStatistics | None:
+    """Return the reference statistics for a minibatch size, interpolated between two points.
 
-    `pruned` are in order of their minibatches. Mean and standard deviation are interpolated in a
-    straight line.
+    `pruned` is sorted by minibatch size. Returns None outside its range.
     """
     for each in pruned:
         if each.batch_size == batch_size:
@@ -128,13 +130,15 @@ def reference_at(pruned: Sequence[Reference], batch_size: int) -> Reference | No
     return None
 
 
-def _between(low: Reference, high: Reference, batch_size: int) -> Reference:
+def _between(
+    low: ReferenceStatistics, high: ReferenceStatistics, batch_size: int
+) -> ReferenceStatistics:
     share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
-    return Reference(
+    return ReferenceStatistics(
         batch_size,
         low.mean + share * (high.mean - low.mean),
         low.std + share * (high.std - low.std),
-        OWN_REFERENCE,
+        REFERENCE_RUNS,
         between=(low.batch_size, high.batch_size),
     )
 
@@ -145,35 +149,35 @@ OWN_POINT, NOT_JUDGED = "own point needed", "not judged"
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the rule says of the runs of one minibatch."""
+    """The verdict of MLPerf's convergence rule on a submission's runs with one minibatch size."""
 
-    word: str
-    """One of PASSES, SCALED, FAILS, OWN_POINT and NOT_JUDGED."""
-    why: str
+    verdict: str
+    """The verdict: PASSES, SCALED, FAILS, OWN_POINT or NOT_JUDGED."""
+    reason: str
     mean: float | None = None
     """The olympic mean of the runs."""
-    reference: Reference | None = None
-    """What they are held against."""
+    reference: ReferenceStatistics | None = None
+    """The reference to which the runs are compared."""
     factor: float = 1.0
-    """Their time counts multiplied by it: as long as the epochs of the reference would take."""
+    """The factor by which the runs' time is multiplied to be that of the reference's epochs."""
 
 
 def judge_convergence(
-    pruned: Sequence[Reference], batch_size: int, epochs: Sequence[float]
+    pruned: Sequence[ReferenceStatistics], batch_size: int, epochs: Sequence[float]
 ) -> Judgement:
-    """Judge runs by their epochs to the target, infinite for one that never reached it."""
-    if len(epochs) != SUBMITTED:
+    """Judge a submission by MLPerf's rule from its runs' epochs to target, infinite if missed."""
+    if len(epochs) != SUBMISSION_RUNS:
         runs = f"{len(epochs)} run{'' if len(epochs) == 1 else 's'}"
-        return Judgement(NOT_JUDGED, f"{runs}, and a submission has {SUBMITTED}")
+        return Judgement(NOT_JUDGED, f"{runs}, and a submission has {SUBMISSION_RUNS}")
     failed = sum(map(math.isinf, epochs))
-    if failed > DROPPED:
+    if failed > TRIMMED_RUNS:
         return Judgement(FAILS, f"{failed} runs do not reach the target, and 1 may")
     mean = olympic_mean(epochs)
-    # A smaller minibatch takes no more epochs, so that it is held against the smallest point.
+    # A smaller minibatch needs no more epochs, so it is compared with the smallest point.
     smaller = batch_size < pruned[0].batch_size
     reference = pruned[0] if smaller else reference_at(pruned, batch_size)
     if reference is None:
-        runs = f"{OWN_REFERENCE} runs of the reference"
+        runs = f"{REFERENCE_RUNS} runs of the reference"
         return Judgement(OWN_POINT, f"no point is as large, and MLPerf asks for {runs}", mean)
     if mean >= reference.mean:
         return Judgement(PASSES, "no faster than the reference", mean, reference)

@@ -1,7 +1,7 @@
-"""The rates of an evaluation: how they are called, and what the number of a run is made of.
+"""The metrics of an evaluation: names, units, formats, and the final metric of a run.
 
-No torch is needed to know it. The first evaluation set of a workload is named val, and its rates
-are `val_loss`, `val_top1_error`, … in rows and checkpoints.
+This module does not import torch. The first evaluation set of a workload is named val, and its
+metrics are `val_loss`, `val_top1_error`, … in rows and checkpoints.
 """
 
 import math
@@ -10,261 +10,279 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-FIRST_SET = "val"
-"""The name of the evaluation set that the number of a run is of."""
+MAIN_SET = "val"
+"""The evaluation set from which the final metric of a run is computed."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A rate that each evaluation gives; the lower it is, the better."""
+    """A metric of evaluations, with its name, label, unit and chance level; lower is better."""
 
     name: str
-    """The key of the rate, behind the name of an evaluation set: val_NAME."""
-    words: str
-    """What it is called in a text; the last word is the noun."""
+    """The key of the metric, after the name of an evaluation set: val_NAME."""
+    label: str
+    """The label of the metric in texts; its last word is the noun."""
     plural: str
     """The plural of the noun."""
-    guess: Callable[[int], float]
-    """The rate of guessing among so many classes that are equally likely."""
+    chance_level: Callable[[int], float]
+    """The function from a number of equally likely classes to the metric of random guessing."""
     unit: str = ""
     last_epochs: int = 1
-    """The number of a run is the median over so many of its last evaluated epochs."""
+    """The number of last evaluated epochs whose median is the final metric of a run."""
     note: str = ""
-    """What a report adds to the definition of the number: its source, or how it is taken."""
+    """The addition of a report to the definition of the final metric: its source, or its method."""
 
     @property
-    def rate(self) -> "Metric":
-        """The rate that each evaluation gives, which this is unless it counts until that rate."""
+    def base_metric(self) -> "Metric":
+        """The metric that each evaluation computes: this one, or the one with a target to reach."""
         return self
 
     @property
     def full_name(self) -> str:
-        """The name by which `named_metric` finds it again."""
+        """The unique name of the metric, by which `metric_by_name` finds it."""
         return self.name
 
     @property
     def key(self) -> str:
-        """The key of the rate of the first evaluation set."""
-        return f"{FIRST_SET}_{self.name}"
+        """The key of the metric's value on the first evaluation set, such as val_loss."""
+        return f"{MAIN_SET}_{self.name}"
 
     @property
     def noun(self) -> str:
-        """The last word of its name: error, perplexity."""
-        return self.words.split()[-1]
+        """The noun of the metric's label, such as error or perplexity."""
+        return self.label.split()[-1]
 
     @property
-    def of_failed(self) -> str:
-        """What a run counts with that has no number, in words."""
+    def failed_label(self) -> str:
+        """The label of the value that counts for a failed run, such as the error of guessing."""
         return f"the {self.noun} of guessing"
 
     @property
-    def highest(self) -> float | None:
-        """The highest value that there can be: 100 of a percentage; None without a limit."""
+    def upper_bound(self) -> float | None:
+        """The upper bound of the metric: 100 for a percentage, None without a bound."""
         return 100 if self.unit == "%" else None
 
     @property
-    def whose(self) -> str:
-        """The epochs that the number of a run is made of, in words."""
+    def aggregation(self) -> str:
+        """The label of the epochs from which a run's final metric is computed."""
         if self.last_epochs == 1:
             return "of the last epoch"
         return f"median of the last {self.last_epochs} epochs"
 
     @property
     def definition(self) -> str:
-        """What the number of a run is, in words.
+        """The definition of a run's final metric, as a text for reports.
 
         >>> METRICS["perplexity"].definition
         'validation perplexity of its last epoch'
         """
-        text = f"{self.on('validation')} of its last epoch"
+        text = f"{self.label_on('validation')} of its last epoch"
         if self.last_epochs > 1:
-            text = f"median {self.on('validation')} of its last {self.last_epochs} epochs"
+            text = f"median {self.label_on('validation')} of its last {self.last_epochs} epochs"
         return f"{text} {self.note}".rstrip()
 
-    def on(self, evaluation_set: str) -> str:
-        """The words for the rate of an evaluation set.
+    def label_on(self, evaluation_set: str) -> str:
+        """Return the metric's label with an evaluation set, such as top-1 validation error.
 
-        >>> METRICS["top1_error"].on("validation"), METRICS["perplexity"].on("test")
+        >>> METRICS["top1_error"].label_on("validation"), METRICS["perplexity"].label_on("test")
         ('top-1 validation error', 'test perplexity')
         """
-        return " ".join([*self.words.split()[:-1], evaluation_set, self.noun])
+        return " ".join([*self.label.split()[:-1], evaluation_set, self.noun])
 
-    def amount(self, value: float, std: float | None = None) -> str:
-        """A value of this rate, or a mean and its standard deviation, with the unit.
+    def format_value(self, value: float, std: float | None = None) -> str:
+        """Format a value of the metric, or a mean with its standard deviation, with the unit.
 
-        >>> METRICS["top1_error"].amount(23.5), METRICS["perplexity"].amount(120, 2)
+        >>> METRICS["top1_error"].format_value(23.5), METRICS["perplexity"].format_value(120, 2)
         ('23.50 %', '120.00 ± 2.00')
         """
         spread = "" if std is None else f" ± {std:.2f}"
         return f"{value:.2f}{spread} {self.unit}".rstrip()
 
-    def named(self, value: float) -> str:
-        """A value of this rate behind its name.
+    def format_labelled(self, value: float) -> str:
+        """Format a value of the metric after the metric's label.
 
-        >>> METRICS["top1_error"].named(23.5)
+        >>> METRICS["top1_error"].format_labelled(23.5)
         'top-1 error 23.50 %'
         """
-        return f"{self.words} {self.amount(value)}"
+        return f"{self.label} {self.format_value(value)}"
 
-    def points(self, difference: str) -> str:
-        """A difference of two values with its unit: percentages differ by points.
+    def format_difference(self, difference: str) -> str:
+        """Add the metric's unit to a difference of two values; percentages get points.
 
-        >>> METRICS["top1_error"].points("+0.50"), METRICS["perplexity"].points("+3.00")
-        ('+0.50 points', '+3.00')
+        >>> [METRICS[name].format_difference("+0.50") for name in ("top1_error", "perplexity")]
+        ['+0.50 points', '+0.50']
         """
         return f"{difference} points" if self.unit == "%" else f"{difference} {self.unit}".rstrip()
 
-    def heading(self, words: str) -> str:
-        """The words over a column, or along an axis, of values of this rate.
+    def axis_label(self, text: str) -> str:
+        """Add the metric's unit, if any, to the heading of a column or axis.
 
-        >>> METRICS["top1_error"].heading("paper"), METRICS["perplexity"].heading("paper")
+        >>> METRICS["top1_error"].axis_label("paper"), METRICS["perplexity"].axis_label("paper")
         ('paper, %', 'paper')
         """
-        return f"{words}, {self.unit}" if self.unit else words
+        return f"{text}, {self.unit}" if self.unit else text
 
-    def number(
-        self, rates: Mapping[int, Mapping[str, Any]], evaluation_set: str = FIRST_SET
+    def final_metric(
+        self, metrics: Mapping[int, Mapping[str, Any]], evaluation_set: str = MAIN_SET
     ) -> float:
-        """The number of a run of which these are the rates of each epoch, by its number from 1.
+        """Compute the final metric of a run from the metrics of each epoch, by its number from 1.
 
-        Not every epoch need have been evaluated, but one must.
+        Some epochs may lack an evaluation, but not all.
 
         >>> errors = [90.0, 9.0, 8.0, 30.0, 7.0, 8.5]
-        >>> METRICS["top1_error"].number({i: {"val_top1_error": e} for i, e in enumerate(errors)})
+        >>> metrics = {epoch: {"val_top1_error": error} for epoch, error in enumerate(errors, 1)}
+        >>> METRICS["top1_error"].final_metric(metrics)
         8.5
         """
         key = f"{evaluation_set}_{self.name}"
-        values: list[float] = [rates[epoch][key] for epoch in sorted(rates) if key in rates[epoch]]
+        values: list[float] = [
+            metrics[epoch][key] for epoch in sorted(metrics) if key in metrics[epoch]
+        ]
         return statistics.median(values[-self.last_epochs :])
 
 
-def _never(classes: int) -> float:
-    """What guessing comes to where a rate is to be reached."""
+def _infinite_chance_level(classes: int) -> float:
+    """Return infinity, the epochs or steps in which random guessing reaches a target."""
     return math.inf
 
 
 @dataclass(frozen=True)
-class Until(Metric):
-    """The epochs or steps until a rate is as low as a target, as MLPerf and Shallue et al. count.
+class TimeToTarget(Metric):
+    """The metric of epochs or steps until another metric reaches a target (MLPerf, Shallue et al.).
 
-    Name and key are those of the rate; the number is that of the first evaluation which has it, so
-    it is of the grid of evaluations, and infinite if there is none.
+    Name and key are those of the other metric. The value is that of the first evaluation at or
+    below the target, so it depends on the epochs that are evaluated; it is infinite if there is
+    none.
     """
 
-    guess: Callable[[int], float] = field(default=_never, compare=False)
-    counted: str = "epochs"
+    chance_level: Callable[[int], float] = field(default=_infinite_chance_level, compare=False)
+    time_unit: str = "epochs"
     target: float = 0.0
     first_step: Callable[[int], int] = field(default=int, compare=False)
-    """The steps before an epoch; runs of two batches have the same metric."""
+    """The function from an epoch to the number of steps before it.
+
+    It is not compared, so that runs with two batch sizes have the same metric.
+    """
 
     @classmethod
-    def of(
-        cls, rate: Metric, target: float, *, counted: str, first_step: Callable[[int], int] = int
+    def for_metric(
+        cls,
+        metric: Metric,
+        target: float,
+        *,
+        time_unit: str,
+        first_step: Callable[[int], int] = int,
     ) -> Self:
-        """The count until this rate is at most the target."""
-        words = f"{counted} to {rate.named(target)}"
-        return cls(rate.name, words, counted, counted=counted, target=target, first_step=first_step)
+        """Create the metric that counts epochs or steps until another is at most its target."""
+        label = f"{time_unit} to {metric.format_labelled(target)}"
+        return cls(
+            metric.name, label, time_unit, time_unit=time_unit, target=target, first_step=first_step
+        )
 
     @property
-    def rate(self) -> Metric:
-        """The rate that is to be reached."""
+    def base_metric(self) -> Metric:
+        """The metric whose target is to be reached, such as the top-1 error."""
         return METRICS[self.name]
 
     @property
     def full_name(self) -> str:
-        """What is counted, the rate and the target."""
-        return f"{self.counted} to {self.name} {self.target!r}"
+        """The unique name of a time to target: its unit, the other metric and the target."""
+        return f"{self.time_unit} to {self.name} {self.target!r}"
 
     @property
     def noun(self) -> str:
-        """What is counted: epochs, or steps."""
-        return self.counted
+        """The unit of this time to target: epochs or steps."""
+        return self.time_unit
 
     @property
-    def whose(self) -> str:
-        """When it is counted, in words."""
+    def aggregation(self) -> str:
+        """The label of the evaluation at which the count of epochs or steps ends."""
         return "at the first evaluation that has it"
 
     @property
-    def of_failed(self) -> str:
-        """What a run counts with that never had the rate, in words."""
-        return f"all {self.counted} of its run"
+    def failed_label(self) -> str:
+        """The label of the count for a run that never reached the target."""
+        return f"all {self.time_unit} of its run"
 
     @property
     def definition(self) -> str:
-        """What the number of a run is, in words."""
-        return f"{self.words}, at the first evaluation that has it"
+        """The definition of a run's time to target, as a text for reports."""
+        return f"{self.label}, at the first evaluation that has it"
 
-    def on(self, evaluation_set: str) -> str:
-        """The words for the count on an evaluation set."""
-        return f"{self.counted} to {self.rate.on(evaluation_set)} {self.rate.amount(self.target)}"
+    def label_on(self, evaluation_set: str) -> str:
+        """Return the label of this time to target, with an evaluation set."""
+        metric = self.base_metric
+        target = metric.format_value(self.target)
+        return f"{self.time_unit} to {metric.label_on(evaluation_set)} {target}"
 
-    def amount(self, value: float, std: float | None = None) -> str:
-        """A count, or a mean of counts and its standard deviation; never, if it is infinite."""
+    def format_value(self, value: float, std: float | None = None) -> str:
+        """Format a time to target, or a mean with its standard deviation; "never" if infinite."""
         if math.isinf(value):
             return "never"
         return f"{value:g}" if std is None else f"{value:.2f} ± {std:.2f}"
 
-    def named(self, value: float) -> str:
-        """A count before its name.
+    def format_labelled(self, value: float) -> str:
+        """Format a time to target before its label.
 
-        >>> metric = Until.of(METRICS["top1_error"], 24.1, counted="epochs")
-        >>> metric.named(35), metric.named(math.inf)
+        >>> metric = TimeToTarget.for_metric(METRICS["top1_error"], 24.1, time_unit="epochs")
+        >>> metric.format_labelled(35), metric.format_labelled(math.inf)
         ('35 epochs to top-1 error 24.10 %', 'top-1 error 24.10 % not reached')
         """
         if math.isinf(value):
-            return f"{self.rate.named(self.target)} not reached"
-        return f"{self.amount(value)} {self.words}"
+            return f"{self.base_metric.format_labelled(self.target)} not reached"
+        return f"{self.format_value(value)} {self.label}"
 
-    def number(
-        self, rates: Mapping[int, Mapping[str, Any]], evaluation_set: str = FIRST_SET
+    def final_metric(
+        self, metrics: Mapping[int, Mapping[str, Any]], evaluation_set: str = MAIN_SET
     ) -> float:
-        """The epochs, or steps, that a run had made when it was first evaluated with the target.
+        """Return the epochs or steps of a run at its first evaluation that reached the target.
 
         >>> errors = {2: 30.0, 4: 24.1, 6: 24.3}
-        >>> rates = {epoch: {"val_top1_error": error} for epoch, error in errors.items()}
-        >>> rate = METRICS["top1_error"]
-        >>> Until.of(rate, 24.1, counted="epochs").number(rates)
-        4.0
-        >>> Until.of(rate, 24.1, counted="steps", first_step=lambda epoch: 39 * epoch).number(rates)
-        156.0
+        >>> metrics = {epoch: {"val_top1_error": error} for epoch, error in errors.items()}
+        >>> error = METRICS["top1_error"]
+        >>> epochs = TimeToTarget.for_metric(error, 24.1, time_unit="epochs")
+        >>> steps = TimeToTarget.for_metric(
+        ...     error, 24.1, time_unit="steps", first_step=lambda epoch: 39 * epoch
+        ... )
+        >>> epochs.final_metric(metrics), steps.final_metric(metrics)
+        (4.0, 156.0)
         """
         key = f"{evaluation_set}_{self.name}"
-        for epoch in sorted(rates):
-            if rates[epoch].get(key, math.inf) <= self.target:
-                return float(self.first_step(epoch) if self.counted == "steps" else epoch)
+        for epoch in sorted(metrics):
+            if metrics[epoch].get(key, math.inf) <= self.target:
+                return float(self.first_step(epoch) if self.time_unit == "steps" else epoch)
         return math.inf
 
 
-def named_metric(full_name: str) -> Metric:
-    """The metric of this full name; raises KeyError for one that is not known.
+def metric_by_name(full_name: str) -> Metric:
+    """Return the metric or time to target with this full name; raises KeyError if unknown.
 
-    >>> named_metric("epochs to top1_error 24.1").words
+    >>> metric_by_name("epochs to top1_error 24.1").label
     'epochs to top-1 error 24.10 %'
     """
     counted, _, rest = full_name.partition(" to ")
     if not rest:
         return METRICS[full_name]
     name, _, target = rest.partition(" ")
-    return Until.of(METRICS[name], float(target), counted=counted)
+    return TimeToTarget.for_metric(METRICS[name], float(target), time_unit=counted)
 
 
-def _one_of_many(classes: int) -> float:
-    """The error, in percent, of who guesses one of so many classes."""
+def _classification_chance_level(classes: int) -> float:
+    """Return the error, in percent, of guessing among this number of equally likely classes."""
     return 100 * (1 - 1 / classes)
 
 
-# Goyal et al. 2017: the median error of the last 5 epochs.
+# The median error of the last 5 epochs is the metric of Goyal et al. 2017.
 _GOYAL = "(section 5.1 of the paper), on one central view of every image"
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("loss", "loss", "losses", guess=math.log),
+        Metric("loss", "loss", "losses", chance_level=math.log),
         Metric(
             "top1_error",
             "top-1 error",
             "errors",
-            guess=_one_of_many,
+            chance_level=_classification_chance_level,
             unit="%",
             last_epochs=5,
             note=_GOYAL,
@@ -273,20 +291,40 @@ METRICS = {
             "top5_error",
             "top-5 error",
             "errors",
-            guess=lambda classes: 100 * (1 - min(5, classes) / classes),
+            chance_level=lambda classes: 100 * (1 - min(5, classes) / classes),
             unit="%",
             last_epochs=5,
             note=_GOYAL,
         ),
-        Metric("perplexity", "perplexity", "perplexities", guess=float),
-        # Who guesses finds no span of the right words and kind.
-        Metric("f1_error", "F1 error", "errors", guess=lambda classes: 100.0, unit="%"),
-        Metric("token_error", "token error", "errors", guess=_one_of_many, unit="%"),
-        Metric("fine_error", "fine-grained error", "errors", guess=_one_of_many, unit="%"),
-        Metric("binary_error", "binary error", "errors", guess=lambda classes: 50.0, unit="%"),
-        Metric("node_error", "node error", "errors", guess=_one_of_many, unit="%"),
+        Metric("perplexity", "perplexity", "perplexities", chance_level=float),
+        # Guessing finds no span with the right boundaries and type.
+        Metric("f1_error", "F1 error", "errors", chance_level=lambda classes: 100.0, unit="%"),
+        Metric(
+            "token_error",
+            "token error",
+            "errors",
+            chance_level=_classification_chance_level,
+            unit="%",
+        ),
+        Metric(
+            "fine_error",
+            "fine-grained error",
+            "errors",
+            chance_level=_classification_chance_level,
+            unit="%",
+        ),
+        Metric(
+            "binary_error", "binary error", "errors", chance_level=lambda classes: 50.0, unit="%"
+        ),
+        Metric(
+            "node_error",
+            "node error",
+            "errors",
+            chance_level=_classification_chance_level,
+            unit="%",
+        ),
     )
 }
-"""All rates by their names; a run of which nothing else is known is of TOP1."""
+"""All metrics by name; TOP1 is the default where a run's workload is not known."""
 
 TOP1 = METRICS["top1_error"]

@@ -1,14 +1,15 @@
-"""SGD with momentum in both forms of the paper, LARS, Adam, Adagrad, clipping, and what decays.
+"""Optimizers: SGD with momentum in both forms of the paper, LARS, Adam, Adagrad, gradient clipping.
 
 Goyal et al. 2017, remark 2, has the update in two forms:
 
     (9)   u <- m u + g       w <- w - lr u      PyTorch's SGD; a change of lr needs no care
     (10)  v <- m v + lr g    w <- w - v         lr is inside v: needs momentum correction
 
-They agree while the lr stands still. When it changes, (10) must multiply m by new lr / old lr.
-LARS (You et al. 2017) scales the gradient of each tensor and goes on by either.
+They are equal while the lr is constant. When it changes, (10) must multiply m by new lr / old lr.
+LARS (You et al. 2017) scales the gradient of each tensor and then applies either form.
 
-Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own; decay is in the gradient.
+Adam (Kingma and Ba 2015) and Adagrad (Duchi et al. 2011) are torch's own, with weight decay in the
+gradient.
 """
 
 import itertools
@@ -18,35 +19,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.rules.apex import apex_sgd
 
-STEP = "step"
-"""The state of Adam and Adagrad that is no tensor of the parameter's shape: a number, of the
-updates that the parameter has had."""
+STEP_KEY = "step"
+"""The key of Adam's and Adagrad's step count, which is a scalar unlike their other state."""
 
 
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""The layers whose gamma and beta never decay."""
-GROUPING = ("weight_decay", "decay_bias", "adapts")
-"""The settings of an optimizer that say which group a parameter is in, and over_groups lacks."""
+NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""The layers whose gamma and beta have no weight decay."""
+GROUP_SETTINGS = ("weight_decay", "decay_bias", "adapts")
+"""The settings that determine a parameter's group; optimizer_over_groups does not take them."""
 LARS_DECAY = "lars_decay"
-"""The setting of a group that LARS scales: the decay that it adds before it does so."""
+"""The key of a LARS group's weight decay, which is added before the gradient is scaled."""
 
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay_bias: bool = True, adapts: str | None = None
 ) -> list[dict[str, Any]]:
-    """All parameters in groups: decayed, and not, as gamma and beta of a norm (section 5.1).
+    """Split the parameters of a model into groups with and without weight decay (section 5.1).
 
-    Told apart by the type of their module, since the names of shortcut BNs do not contain "bn".
-    With `adapts` two such groups stand in front, of those that LARS scales.
+    gamma and beta of norms do not decay. They are found by the type of their module, since the
+    names of shortcut BNs do not contain "bn". A library's network may name further parameters in
+    `undecayed`, such as layer scales. With `adapts` two such groups come first with the parameters
+    that LARS scales.
     """
+    still = undecayed_parameters(model)
     kinds = itertools.product((True, False) if adapts else (False,), (True, False))
     members: dict[tuple[bool, bool], list[nn.Parameter]] = {kind: [] for kind in kinds}
     for module in model.modules():
-        norm = isinstance(module, NORMS)
         for name, parameter in module.named_parameters(recurse=False):
+            norm = parameter in still
             weight = not norm and "bias" not in name
             scaled = adapts == "all" or (adapts == "weights" and weight)
             members[scaled, weight or (decay_bias and not norm)].append(parameter)
@@ -58,29 +61,43 @@ def parameter_groups(
     return groups
 
 
+def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return a model's parameters without weight decay: those of norms and its `undecayed`.
+
+    A network names the latter itself.
+    """
+    named: frozenset[str] = getattr(model, "undecayed", frozenset())
+    return {
+        parameter
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if isinstance(module, NORM_LAYERS) or f"{path}.{name}".lstrip(".") in named
+    }
+
+
 def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of an optimizer that are not of its groups."""
-    return {key: value for key, value in settings.items() if key not in GROUPING}
+    """Select the settings of an optimizer that are the same for all parameter groups."""
+    return {key: value for key, value in settings.items() if key not in GROUP_SETTINGS}
 
 
 def make_optimizer(
     model: nn.Module, *, weight_decay: float, decay_bias: bool, adapts: str, **settings: Any
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe, by the settings of over_groups. Its lr is set before every step,
-    with `set_lr`.
+    """Create a recipe's optimizer for a model, whose parameters are grouped by weight decay.
 
-    Each skips its update, parameters and state alike, when its `found_inf` is 1.
+    The settings are those of optimizer_over_groups. The lr is set before every step, with `set_lr`.
+    The optimizer skips an update, of parameters and state, if its `found_inf` is 1.
     """
     lars = settings["name"] == "lars"
     groups = parameter_groups(model, weight_decay, decay_bias, adapts if lars else None)
-    return over_groups(groups, **settings)
+    return optimizer_over_groups(groups, **settings)
 
 
 def _no_norm() -> Tensor:
     raise ValueError("an optimizer that clips needs the norm of the gradient")
 
 
-def over_groups(
+def optimizer_over_groups(
     groups: list[dict[str, Any]],
     *,
     name: str,
@@ -95,11 +112,11 @@ def over_groups(
     fused: str,
     norm: Callable[[], Tensor] = _no_norm,
 ) -> torch.optim.Optimizer:
-    """The optimizer of a recipe over any tensors, in groups as parameter_groups makes them.
+    """Create a recipe's optimizer for tensors in groups as parameter_groups makes them.
 
-    One that clips asks `norm` at every step for the norm of the whole gradient, a tensor on the
-    device, of which it may have a part. Raises Refused where torch has no fused Adagrad, or apex no
-    SGD.
+    For clipping it calls `norm` in every step for the norm of the whole gradient, a tensor on the
+    device, since its tensors may be only a part. Raises UsageError if torch has no fused Adagrad
+    here, or apex no SGD.
     """
     match name:
         case "sgd" | "lars" if equation == 10:
@@ -113,54 +130,57 @@ def over_groups(
         case "adam":
             made = torch.optim.Adam(groups, lr=0.0, betas=(momentum, beta2), eps=eps, fused=True)
         case "adagrad":
-            _need_fused_adagrad([tensor for group in groups for tensor in group["params"]])
+            _check_fused_adagrad([tensor for group in groups for tensor in group["params"]])
             made = torch.optim.Adagrad(groups, lr=0.0, eps=eps, fused=True)
         case _:
             raise ValueError(name)
     if clip_norm is not None:
         _clip(made, clip_norm, norm)
     if name == "lars":
-        _adapt(made, trust, eps)
+        _scale_by_trust_ratio(made, trust, eps)
     return made
 
 
-def _need_fused_adagrad(tensors: list[Tensor]) -> None:
-    """Try an update of a tensor like the first of these; torch came to it on GPUs in 2026."""
+def _check_fused_adagrad(tensors: list[Tensor]) -> None:
+    """Raise UsageError unless torch has a fused Adagrad for tensors like the first of these.
+
+    torch has had one on GPUs since 2026.
+    """
     for tensor in tensors[:1]:
         probe = torch.zeros(1, dtype=tensor.dtype, device=tensor.device)
         probe.grad = torch.zeros_like(probe)
         try:
             torch.optim.Adagrad([probe], fused=True).step()
         except RuntimeError as error:
-            raise Refused(
+            raise UsageError(
                 f"torch {torch.__version__} has no fused Adagrad on {tensor.device.type} "
                 f"({error}); write device=cpu or optim=adam, or install a newer torch"
             ) from None
 
 
 def _clip(optimizer: torch.optim.Optimizer, limit: float, norm: Callable[[], Tensor]) -> None:
-    """Let every update multiply its gradients by min(1, limit / norm) first (Pascanu et al. 2013).
+    """Make an optimizer multiply its gradients by min(1, limit / norm) (Pascanu et al. 2013).
 
-    A pass of its own over the gradients: the kernels can divide them as they go, but by a float32,
-    and a run in float64 would be right to 7 digits.
+    This is a separate pass over the gradients: the fused kernels could divide them, but only by a
+    float32, and a run in float64 would be right to 7 digits.
     """
 
     def multiply(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
         if gradients:  # a server may have none
-            # Where the norm is 0 the quotient is infinite, and so the factor 1.
+            # A norm of 0 makes the quotient infinite, and so the factor 1.
             torch._foreach_mul_(gradients, (limit / norm()).clamp(max=1))
 
     optimizer.register_step_pre_hook(multiply)
 
 
-def _adapt(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
-    """Let every update scale the gradient of each tensor first (You et al. 2017, equation 6):
+def _scale_by_trust_ratio(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
+    """Make an optimizer scale each tensor's gradient by LARS (You et al. 2017, equation 6).
 
         g <- trust |w| / (|g| + decay |w| + eps) (g + decay w)
 
-    Without a ratio, where the norm of w or g is 0, it is g + decay w. The norms of all tensors are
-    made by one call each, and the gradients are changed where they are.
+    If the norm of w or g is 0, there is no ratio and g + decay w is used. One call computes the
+    norms of all tensors, and the gradients are changed in place.
     """
 
     @torch.no_grad()
@@ -181,44 +201,46 @@ def _adapt(optimizer: torch.optim.Optimizer, trust: float, eps: float) -> None:
     optimizer.register_step_pre_hook(scale)
 
 
-def first_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The state of a parameter before its first update: 0. Empty if the optimizer has none, or
-    has made it already."""
+def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return the zero optimizer state of a parameter before its first update.
+
+    It is empty if the optimizer has none, or has created it itself.
+    """
     match optimizer:
         case VelocitySGD() if optimizer.defaults["momentum"]:
             names = ["velocity"]
         case torch.optim.Adam():
-            names = [STEP, "exp_avg", "exp_avg_sq"]
+            names = [STEP_KEY, "exp_avg", "exp_avg_sq"]
         case _ if optimizer.defaults.get("momentum"):  # SGD, torch's or apex's
             names = ["momentum_buffer"]
         case _:
             names = []
     zero = torch.zeros((), dtype=torch.float32, device=parameter.device)
-    return {name: zero if name == STEP else torch.zeros_like(parameter) for name in names}
+    return {name: zero if name == STEP_KEY else torch.zeros_like(parameter) for name in names}
 
 
-def laid_out(parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of the state of a parameter that lies in memory as the parameter does.
+def copy_in_layout(parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy the optimizer state of a parameter into the parameter's memory format.
 
-    A fused update walks memory; a run may have been saved with the other channels_last.
+    Fused updates walk memory linearly, and a checkpoint may have another setting of channels_last.
     """
     return {
-        name: value.clone() if name == STEP else torch.empty_like(parameter).copy_(value)
+        name: value.clone() if name == STEP_KEY else torch.empty_like(parameter).copy_(value)
         for name, value in state.items()
     }
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Let the coming update of all groups use this learning rate."""
+    """Set the learning rate of all parameter groups of an optimizer for the next update."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 class VelocitySGD(torch.optim.Optimizer):
-    """Equation (10): the lr inside the momentum buffer, with or without momentum correction.
+    """An SGD optimizer of equation (10) of the paper, with the lr inside the momentum buffer.
 
-    For the ablation of remark 2, and for LARS. The first lr has no predecessor, and the buffer is 0
-    then.
+    Momentum correction is optional. It serves the ablation of remark 2, and LARS. The first lr has
+    no predecessor, and the buffer is 0 then.
     """
 
     found_inf: Tensor | None = None
@@ -234,7 +256,7 @@ class VelocitySGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update, or none if `found_inf` is 1. Gradients are multiplied by the lr in place."""
+        """Update the parameters, or skip if `found_inf` is 1; gradients are scaled in place."""
         for group in self.param_groups:
             lr, last_lr, parameters = group["lr"], group["last_lr"], group["params"]
             group["last_lr"] = lr
@@ -243,10 +265,10 @@ class VelocitySGD(torch.optim.Optimizer):
             gradients = [parameter.grad for parameter in parameters]
             velocities = self._velocities(parameters) if group["momentum"] else []
             if group["corrected"] and velocities and last_lr not in (0.0, lr):
-                # Before the update, and not by a larger momentum in it: Nesterov looks one step
-                # ahead by the momentum itself.
+                # The velocity is corrected before the update. A larger momentum in the update would
+                # also change the look-ahead of Nesterov.
                 torch._foreach_mul_(velocities, self._unless_skipped(lr / last_lr))
-            # Equation (9) by PyTorch's own update, of lr (g + decay w) and with an lr of 1.
+            # PyTorch's update (9) of lr (g + decay w) with an lr of 1 is equation (10).
             torch._foreach_mul_(gradients, lr)
             torch._fused_sgd_(
                 parameters,
@@ -270,7 +292,7 @@ class VelocitySGD(torch.optim.Optimizer):
         return [self.state[parameter]["velocity"] for parameter in parameters]
 
     def _unless_skipped(self, factor: float) -> float | Tensor:
-        """The factor, or 1 where this update is skipped; the device decides that, in float64."""
+        """Return the momentum correction, or 1 if this update is skipped, without a host sync."""
         if self.found_inf is None:
             return factor
         one = torch.ones((), dtype=torch.float64, device=self.found_inf.device)

@@ -1,8 +1,8 @@
-"""Counter-based random numbers: a draw is a function of its counter and key, and of nothing else.
+"""Counter-based random numbers: each draw is a pure function of its counter and key.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). There is no
-generator to save, to restore or to keep apart between processes: whoever asks for the same
-counter gets the same words, today and in the resumed run.
+generator state to save, to restore or to keep apart between processes: the same counter gives the
+same numbers on every process and in a resumed run.
 """
 
 import numpy as np
@@ -15,17 +15,17 @@ _HALF = np.uint64(32)
 _ROUNDS = 10
 
 
-def words(
+def uint32_blocks(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: int
 ) -> NDArray[np.uint64]:
-    """Four random 32-bit words per counter, as uint64 of shape (4, *broadcast shape).
+    """Return four random 32-bit integers per counter, as uint64 of shape (4, *broadcast shape).
 
     `counter` holds four arrays of 32-bit integers that broadcast together, `key` has 64 bits.
     """
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c, dtype=np.uint64) & _WORD for c in counter))
     k0, k1 = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
     for _ in range(_ROUNDS):
-        # 32 x 32 bits fit in 64, so the product is exact and its halves are the two words.
+        # A product of 32 x 32 bits fits into 64 bits; its halves are the two results.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             (p1 >> _HALF) ^ c1 ^ np.uint64(k0),
@@ -40,5 +40,8 @@ def words(
 def uniforms(
     counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: int
 ) -> NDArray[np.float64]:
-    """Four uniform numbers in [0, 1) per counter, shape (4, *broadcast shape), 32 bits each."""
-    return words(counter, key) * np.float64(2.0**-32)
+    """Return four uniform random numbers in [0, 1) per counter, with 32 random bits each.
+
+    The shape is (4, *broadcast shape).
+    """
+    return uint32_blocks(counter, key) * np.float64(2.0**-32)

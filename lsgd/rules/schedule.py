@@ -1,8 +1,8 @@
-"""Learning rate as a function of the epoch: linear scaling, warmup, drops by ten, smooth decays.
+"""Learning rates as functions of the epoch: linear scaling, warmup, step drops, smooth decays.
 
-Goyal et al. 2017: the linear scaling rule is section 2.1, the warmups are section 2.2, the drops
-at 30, 60 and 80 of 90 epochs are section 5.1. The polynomial decay is that of You et al. 2017,
-algorithm 1, as MLPerf has it behind a warmup; the cosine is that of Loshchilov and Hutter 2017.
+Goyal et al. 2017: the linear scaling rule is section 2.1, the warmups are section 2.2, the drops by
+ten at 30, 60 and 80 of 90 epochs are section 5.1. The polynomial decay is that of You et al. 2017,
+algorithm 1, as MLPerf has it after a warmup; the cosine is that of Loshchilov and Hutter 2017.
 """
 
 import math
@@ -16,7 +16,7 @@ DECAYS = ("steps", "polynomial", "linear", "cosine")
 def scaled_lr(
     batch_size: int, *, reference_lr: float, reference_batch: float, scaling: str
 ) -> float:
-    """The learning rate for a minibatch of `batch_size`, before any warmup or drop.
+    """Return the learning rate scaled to a minibatch of `batch_size`, before any warmup or drop.
 
     >>> scaled_lr(8192, reference_lr=0.1, reference_batch=256, scaling="linear")
     3.2
@@ -25,26 +25,33 @@ def scaled_lr(
     return reference_lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[scaling]
 
 
-def warms_up(
+def has_warmup(
     batch_size: int, *, reference_batch: float, warmup: str, warmup_start: float | None
 ) -> bool:
-    """Whether a minibatch has a warmup: from the reference only one above it, from a number any."""
+    """Return whether a run with this minibatch size has a learning-rate warmup.
+
+    From the reference lr only a minibatch above the reference has one; from a given start any has.
+    """
     return warmup != "none" and (batch_size > reference_batch or warmup_start is not None)
 
 
-def decay_left(step: float, *, warmup_steps: float, decay_steps: float) -> float:
-    """The share of a smooth decay that is still to come: (T - t) / (T - W), from 1 to 0.
+def remaining_decay(step: float, *, warmup_steps: float, decay_steps: float) -> float:
+    """Return the remaining share of a smooth learning-rate decay: (T - t) / (T - W), from 1 to 0.
 
-    T, the steps until the decay ends, and t are counted from the first step of the run, and W are
-    the steps of warmup. MLPerf's reference divides by T - W + 1 steps, which is later by less than
-    one step; NVIDIA's code divides as it is done here.
+    T, the steps until the decay ends, and t are counted from the first step of the run, and W is
+    the number of warmup steps. MLPerf's reference divides by T - W + 1 steps, a shift of less than
+    one step; NVIDIA's code divides as this function does.
 
-    >>> decay_left(60, warmup_steps=20, decay_steps=100)
+    >>> remaining_decay(60, warmup_steps=20, decay_steps=100)
     0.5
+    >>> [remaining_decay(step, warmup_steps=10, decay_steps=10) for step in (9, 10, 11)]
+    [1.0, 1.0, 0.0]
     """
     if step <= warmup_steps:
         return 1.0
-    return max(0.0, (decay_steps - step) / (decay_steps - warmup_steps))
+    if step >= decay_steps:  # also where the decay ends with the warmup
+        return 0.0
+    return (decay_steps - step) / (decay_steps - warmup_steps)
 
 
 def learning_rate(
@@ -63,11 +70,11 @@ def learning_rate(
     decay: str = "steps",
     power: float = 2.0,
     end_lr: float = 0.0,
-    left: float = 1.0,
+    remaining_decay: float = 1.0,
 ) -> float:
-    """Learning rate at a (fractional) epoch; per step, since `epoch` is that of the step's start.
+    """Return the scheduled learning rate at a fractional epoch, that of the start of a step.
 
-    A decay other than by steps goes by `left`, its share that is still to come.
+    Decays other than by steps depend on `remaining_decay`, the remaining share of the decay.
 
     >>> learning_rate(0.0, batch_size=8192)  # starts where a minibatch of 256 would
     0.1
@@ -75,13 +82,13 @@ def learning_rate(
     3.2
     >>> learning_rate(0.0, batch_size=128)  # warmup is for minibatches above the reference
     0.05
-    >>> learning_rate(45.0, batch_size=256, decay="polynomial", left=0.5)
+    >>> learning_rate(45.0, batch_size=256, decay="polynomial", remaining_decay=0.5)
     0.025
     """
     target = scaled_lr(
         batch_size, reference_lr=reference_lr, reference_batch=reference_batch, scaling=scaling
     )
-    rises = warms_up(
+    rises = has_warmup(
         batch_size, reference_batch=reference_batch, warmup=warmup, warmup_start=warmup_start
     )
     if rises and epoch < warmup_epochs:
@@ -90,12 +97,12 @@ def learning_rate(
         return start + (target - start) * progress
     match decay:
         case "polynomial":
-            return end_lr + (target - end_lr) * math.pow(left, power)
+            return end_lr + (target - end_lr) * math.pow(remaining_decay, power)
         case "linear":
-            return end_lr + (target - end_lr) * left
+            return end_lr + (target - end_lr) * remaining_decay
         case "cosine":
-            # (1 + cos(pi (1 - left))) / 2, without the cancellation at its end.
-            return end_lr + (target - end_lr) * math.sin(math.pi / 2 * left) ** 2
+            # (1 + cos(pi (1 - remaining_decay))) / 2, without the cancellation at its end.
+            return end_lr + (target - end_lr) * math.sin(math.pi / 2 * remaining_decay) ** 2
     drops = sum(epoch >= milestone for milestone in milestones)
     if factors:
         return target * factors[drops - 1] if drops else target

@@ -1,1 +1,1 @@
-"""What a run leaves in its folder, written and read; reading needs no torch."""
+"""Writers and readers of a run folder's files; reading them needs no torch."""

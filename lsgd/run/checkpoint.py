@@ -1,4 +1,4 @@
-"""A checkpoint: what is in it, and its files, written whole or not at all."""
+"""The contents of a checkpoint, and the reading and atomic writing of its files."""
 
 import dataclasses
 import hashlib
@@ -16,21 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lsgd import config
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.files import create_empty
 from lsgd.rules.metric import TOP1
+from lsgd.untrusted_files import check_unzipped_size, open_regular
 
 FILE = "checkpoint.pt"
-"""The name of a link to the newest checkpoint."""
+"""The name of the link to the newest checkpoint."""
 FORMAT = 2
-"""The format that `write` makes. A new field with a default makes no new format."""
+"""The format number that `write` uses. Adding a field with a default does not change it."""
 DIGEST = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on at `step`, on any number of processes.
+    """The complete state of a training run at a step, from which any number of processes resume.
 
-    A field that is added has a default: its value in files that were written before it.
+    A field that is added later needs a default: its value for files written before it existed.
     """
 
     recipe: dict[str, Any]
@@ -38,47 +40,56 @@ class Checkpoint:
     step: int
     """The next step of the run."""
     epoch: int
-    """The epoch of that step."""
+    """The epoch of that step, counted from 0."""
     order: str
-    """Hash of the order of examples in that epoch."""
+    """The hash of the order of examples in that epoch."""
     lr: float
     """The learning rate of the last step made."""
     model: dict[str, Tensor]
-    """Parameters and buffers, with the running statistics of all processes combined; they load into
-    torchvision's networks."""
+    """Parameters and buffers, with the running statistics of all processes combined.
+
+    They load into torchvision's networks.
+    """
     optimizer: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
-    """The state that workers carry from step to step, by the name of the part: `batchnorm` has
-    `shares`, as RunningStatistics.state has them."""
+    """The state that workers carry from step to step, by the name of its CarriedState.
+
+    `batchnorm` has `shares`, as returned by RunningStatistics.state.
+    """
     tally: dict[str, Tensor]
-    """Loss and counts over the steps of the epoch so far, as in Tally.state."""
+    """The loss and counts over the steps of the epoch so far, as returned by MetricSums.state."""
     rates: dict[int, dict[str, float]]
-    """The metrics of each epoch that has ended, as in its row of metrics.jsonl, by its number from
-    1: train_loss, …, and val_top1_error, … if it was evaluated. A file of format 1 has only the
-    latter."""
+    """The metrics of each finished epoch, by its number from 1, as in its row of metrics.jsonl.
+
+    They are train_loss, …, and val_top1_error, … if it was evaluated. A file of format 1 has only
+    the latter.
+    """
+    data: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Digests of the training data, from lsgd.inputs.consistency; empty in older files."""
 
 
-class Damaged(Refused):
-    """The refusal of a file that is no whole checkpoint; an older file of the run may be one."""
+class DamagedCheckpointError(UsageError):
+    """The error for a damaged or incomplete checkpoint file; an older file may be intact."""
 
 
 def order_hash(order: NDArray[np.int64]) -> str:
-    """The hash by which two orders of examples are compared."""
+    """Return the SHA-256, in hexadecimal, that identifies an order of training examples."""
     return hashlib.sha256(order.tobytes()).hexdigest()
 
 
 def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep: int = 2) -> None:
-    """Put the checkpoint into the folder in one move: a kill leaves it there whole, or not at all.
+    """Write a checkpoint file into a run folder atomically, then delete older ones beyond `keep`.
 
-    The file is checkpoint-STEP.pt, of which the newest `keep` stay, or milestone-STEP.pt, which
-    stays for good; `checkpoint.pt` is a link that is then moved to it. The file ends with the
-    SHA-256 of torch's archive, which torch.load ignores, so that no manifest is needed. Raises
-    OSError and leaves the folder as it was, if the file cannot be written.
+    The file is checkpoint-STEP.pt, of which the newest `keep` are kept, or milestone-STEP.pt, which
+    is kept for good; a kill leaves a complete file or none. Then the link `checkpoint.pt` is moved
+    to it. The file ends with the SHA-256 of torch's archive, which torch.load ignores, so that no
+    manifest is needed. Raises OSError and leaves the folder unchanged if the file cannot be
+    written.
     """
     target = folder / f"{'milestone' if milestone else 'checkpoint'}-{checkpoint.step}.pt"
     temporary = Path(f"{target}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with create_empty(temporary) as file:
             archive = _Hashed(file)
             torch.save({"format": FORMAT} | vars(checkpoint), archive)  # type: ignore[arg-type]
             if archive.error:
@@ -96,9 +107,9 @@ def write(checkpoint: Checkpoint, folder: Path, *, milestone: bool = False, keep
 
 
 class _Hashed:
-    """A file that takes a hash of what is written; an error waits, since torch would hide it.
+    """A checkpoint file that hashes the bytes written and keeps an OSError, which torch hides.
 
-    Hashing and writing let training go on, which putting the archive together in memory does not.
+    Hashing while writing lets training continue, unlike building the archive in memory.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -115,11 +126,11 @@ class _Hashed:
         return len(content)
 
     def flush(self) -> None:
-        """torch calls it at the end of the archive, behind which the hash is still to come."""
+        """Do nothing: torch flushes at the end of its archive, before the hash is appended."""
 
 
 def point_to(target: Path) -> None:
-    """Make FILE a link to the target, and make sure that the folder says so after a power cut."""
+    """Replace the symlink checkpoint.pt by one to this checkpoint file, and fsync its folder."""
     link = target.parent / FILE
     temporary = Path(f"{link}.tmp")
     temporary.unlink(missing_ok=True)
@@ -133,28 +144,28 @@ def point_to(target: Path) -> None:
 
 
 def _numbered(folder: Path, kinds: str = "checkpoint|milestone") -> list[Path]:
-    """The files of these kinds in the folder, that of the last step first."""
+    """Return a run folder's checkpoint files of these kinds, such as milestone, last step first."""
     steps = {
         path: int(match[1])
         for path in folder.iterdir()
         if (match := re.fullmatch(rf"(?:{kinds})-(\d+)\.pt", path.name))
     }
-    # A milestone comes before a checkpoint of its step, which left its evaluation to the resume.
+    # A milestone goes before a checkpoint of the same step, whose evaluation was not made yet.
     return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
 
 
-def files(folder: Path) -> list[Path]:
-    """The checkpoints in a run folder, newest first; the newest may have been cut short."""
-    # A plain file comes from a run folder that was copied with its links followed.
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Return the paths of a run folder's checkpoint files, newest first, damaged ones included."""
+    # It is a regular file in a run folder that was copied with links followed.
     plain = [path for path in [folder / FILE] if path.exists() and not path.is_symlink()]
     return plain + _numbered(folder)
 
 
-def load(content: bytes, name: str) -> Checkpoint:
-    """The checkpoint in these bytes, which may be of an older version.
+def decode_checkpoint(content: bytes, name: str) -> Checkpoint:
+    """Decode a checkpoint from the bytes of its file, which may be of an older format.
 
-    Raises Damaged naming `name` if they are no whole checkpoint, and Refused if they are one of a
-    version to come.
+    Raises DamagedCheckpointError, which gives `name`, if they are no complete checkpoint, and
+    UsageError if a newer lsgd wrote them.
     """
     archive, digest = content[:-DIGEST], content[-DIGEST:]
     try:
@@ -169,54 +180,82 @@ def load(content: bytes, name: str) -> Checkpoint:
         later = sorted(fields.keys() - {entry.name for entry in dataclasses.fields(Checkpoint)})
         if written not in (1, FORMAT) or later:
             what = f"it has {', '.join(later)}" if later else f"it is of format {written}"
-            raise Refused(f"{name} was written by a newer lsgd ({what}); go on with that version")
+            raise UsageError(
+                f"{name} was written by a newer lsgd ({what}); go on with that version"
+            )
         loaded = Checkpoint(**fields)
         for entry in dataclasses.fields(Checkpoint):
             kind: Any = get_origin(entry.type) or entry.type
             if not isinstance(getattr(loaded, entry.name), (float, int) if kind is float else kind):
                 raise ValueError(f"its {entry.name} is no {kind.__name__}")
         return loaded
-    except Refused:
+    except UsageError:
         raise
-    except Exception as error:  # of any type, since the bytes may be anything
+    except Exception as error:  # any type, since the bytes may be anything
         why = (str(error) or repr(error)).splitlines()[0]
-        raise Damaged(
+        raise DamagedCheckpointError(
             f"{name} is damaged or no checkpoint of lsgd ({why}); move it away to start again, or "
             "write run_dir=PATH of another run"
         ) from None
 
 
 def load_numbers(content: bytes) -> Any:
-    """What torch.save has written into these bytes, if it is tensors, numbers, texts and the like.
+    """Decode the bytes of a torch.save file that has only tensors, numbers and strings in it.
 
-    Raises ValueError, in words of our own, for anything else: torch's advise to load it unsafely.
+    Raises ValueError with a message of our own for anything else, as torch's message advises to
+    load it unsafely.
     """
+    if content.startswith(b"PK\3\4"):  # by which torch takes it for its archive
+        check_unzipped_size(content, len(content))  # torch compresses nothing
     try:
         with warnings.catch_warnings(action="ignore"):
-            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_sizes(loaded, len(content))
+        return loaded
     except RuntimeError as error:
         raise ValueError(str(error).splitlines()[0]) from None
-    except Exception:  # of any type, since the bytes may be anything
+    except Exception:  # any type, since the bytes may be anything
         raise ValueError(
             "it is no file of torch.save, or has more than tensors, numbers and texts in it, which "
             "is not loaded, as that could run a program"
         ) from None
 
 
+def _check_sizes(value: Any, most: int) -> None:
+    """Raise RuntimeError if any tensor in nested containers claims more than `most` bytes.
+
+    Strides of 0 can make a huge tensor of a few bytes, on which any computation would take for
+    ever.
+    """
+    match value:
+        case Tensor():
+            if value.numel() * value.element_size() > most:
+                shape = tuple(value.shape)
+                raise RuntimeError(f"a tensor of shape {shape} is larger than the file")
+        case dict():
+            for each in value.items():
+                _check_sizes(each, most)
+        case list() | tuple():
+            for entry in value:
+                _check_sizes(entry, most)
+
+
 def _from_format_1(fields: dict[str, Any]) -> None:
-    """Bring the fields of a file of lsgd 0.1.0 to where they are now."""
+    """Convert the fields of a checkpoint of lsgd 0.1.0 to the current format, in place."""
     fields["parts"] = {"batchnorm": {"shares": fields.pop("bn_shares")}}
-    # The epochs of a rehearsal have gaps, so that counting from 0 would not do.
+    # The epochs of a dry run have gaps, so their numbers do not simply count from 0.
     epochs = (epoch for epoch, _ in config.from_saved(fields["recipe"]).epochs_from(0))
     evaluated = zip(epochs, fields.pop("errors"), strict=False)
     fields["rates"] = {epoch + 1: {TOP1.key: error} for epoch, error in evaluated}
 
 
 def read(path: Path) -> bytes:
-    """The content of a checkpoint file; raises Damaged if it cannot be read."""
+    """Read the bytes of a checkpoint file; raise UsageError if the system cannot read it."""
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
-        raise Damaged(
-            f"{path} cannot be read ({error.strerror}); give the checkpoint.pt of a run"
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); make it readable, or move it away to go on "
+            "from the one before it"
         ) from None

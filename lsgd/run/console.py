@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a progress bar on a terminal or in a notebook, else lines."""
+"""The console output of a training run: a progress bar in a terminal or notebook, else lines."""
 
 import math
 import sys
@@ -8,18 +8,18 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from lsgd.rules.metric import FIRST_SET, METRICS, Metric
+from lsgd.rules.metric import MAIN_SET, METRICS, Metric
 from lsgd.run.remaining import duration
-from lsgd.run.rows import PER_SECOND, Row, things
+from lsgd.run.rows import PER_SECOND, Row, speed_unit
 
 QUIET = 10.0
-"""Seconds without a line after which output that is no terminal gets a line of progress."""
+"""The seconds without output after which a line of progress is printed where there is no bar."""
 WORTH_SAYING = 10.0
 """The shortest remaining time, in seconds, that is printed."""
 
 
 class Console:
-    """A progress bar with the time left on a terminal or in a notebook, plain lines elsewhere."""
+    """The printer of a run's progress: a bar in a terminal or a notebook, else plain lines."""
 
     def __init__(self, first_step: int, total_steps: int, metric: Metric) -> None:
         self.bar = tqdm(
@@ -27,21 +27,24 @@ class Console:
             initial=first_step,
             unit="step",
             dynamic_ncols=True,
-            # The time left is the run's own estimate, which knows of evaluations.
+            # The time left is the run's own estimate, which includes evaluations.
             bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             disable=not _can_redraw(sys.stderr),
         )
         self.total_steps = total_steps
         self.metric = metric
         self.time_left = ""
-        """The time left of the epoch and of the run, as it is printed; empty while unknown."""
+        """The time left of the epoch and of the run, as printed; empty while unknown."""
         self._latest = ""
-        """The last row of a step, as the bar shows it."""
+        """The text of the last training row, as the bar shows it."""
         self._printed_step = first_step
         self._quiet_since = time.monotonic()
 
     def show(self, kind: str, step: int, row: Row) -> None:
-        """Show a row: epochs as lines, steps as the bar's, or as lines where there is no bar."""
+        """Show a row of metrics.jsonl: an epoch's as a line, a training row in the progress bar.
+
+        Without a bar, a training row is a line too.
+        """
         if kind == "train":
             self._latest = (
                 f"lr {_shown(row, 'lr'):.4g}  loss {_shown(row, 'loss'):.3f}  {_speed(row)}"
@@ -50,14 +53,14 @@ class Console:
                 self._print_step(step, row["epoch"], self._latest)
             self._move_bar(step)
         if kind == "epoch":
-            self.say(f"epoch {row['epoch']}: {', '.join([*self._rates(row), _speed(row)])}")
+            self.print_text(f"epoch {row['epoch']}: {', '.join([*self._rates(row), _speed(row)])}")
 
     def _rates(self, row: Row) -> Iterator[str]:
-        """The metric, then the other rates of all evaluation sets but their losses, in words."""
+        """Yield, as text, the main metric of an epoch's row, then its other evaluation metrics."""
         metric = self.metric
-        trained = f"(train {metric.amount(_shown(row, f'train_{metric.name}'))})"
+        trained = f"(train {metric.format_value(_shown(row, f'train_{metric.name}'))})"
         if metric.key in row:
-            yield f"{metric.named(_shown(row, metric.key))} {trained}"
+            yield f"{metric.format_labelled(_shown(row, metric.key))} {trained}"
         else:
             yield f"not evaluated {trained}"
         for key in row:
@@ -65,22 +68,22 @@ class Console:
             if evaluation_set == "train" or name in ("", "loss") or name not in METRICS:
                 continue
             rate = METRICS[name]
-            if evaluation_set != FIRST_SET:
-                yield f"{rate.on(evaluation_set)} {rate.amount(_shown(row, key))}"
+            if evaluation_set != MAIN_SET:
+                yield f"{rate.label_on(evaluation_set)} {rate.format_value(_shown(row, key))}"
             elif key != metric.key:
-                yield rate.named(_shown(row, key))
+                yield rate.format_labelled(_shown(row, key))
 
     def show_training(self, position: float, epoch: float) -> None:
-        """Show how far training is, at a step of the run with its fraction and at an epoch."""
+        """Show how far training is: in steps of the run and in epochs, both with fractions."""
         self._move_bar(int(position))
         if self._is_due():
             step, share = int(position), position % 1
-            # Only a step that takes longer than this is worth its share.
+            # The fraction is shown only for a step that takes longer than QUIET seconds.
             slow = share > 0 and step == self._printed_step
             self._print_step(step, epoch, f"and {100 * share:.0f} % of the next" if slow else "")
 
     def show_evaluation(self, split: str, done: int, passes: int, seconds: float | None) -> None:
-        """Show how many passes of an evaluation set are done, and the seconds that are left."""
+        """Show how many micro-batches of an evaluation set are evaluated, and the seconds left."""
         text = f"evaluating {split}: pass {done}/{passes}"
         if seconds is not None and seconds >= WORTH_SAYING:
             text += f"  {duration(seconds)} left"
@@ -89,7 +92,7 @@ class Console:
             self._print(text)
 
     def set_time_left(self, of_epoch: float | None, of_run: float | None, *, at_most: bool) -> None:
-        """Set the seconds that are left, to be shown from now on; a run may end before its time."""
+        """Set the time left of epoch and run to show; `at_most` marks a run that may stop early."""
         parts = [
             f"{limit}{duration(seconds)} left of the {name}"
             for name, seconds, limit in (
@@ -100,14 +103,14 @@ class Console:
         ]
         self.time_left = ", ".join(parts)
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the bar if there is one."""
+    def print_text(self, text: str) -> None:
+        """Print text on a line of its own, above the progress bar if there is one."""
         self.bar.write(text, file=sys.stdout)
         sys.stdout.flush()
         self._quiet_since = time.monotonic()
 
     def close(self) -> None:
-        """Close the bar, which stays on the terminal."""
+        """Close the progress bar, whose last state remains on the terminal."""
         self.bar.close()
 
     def _move_bar(self, step: int) -> None:
@@ -124,22 +127,25 @@ class Console:
         self._quiet_since = time.monotonic()
 
     def _is_due(self) -> bool:
-        """Return whether plain lines are wanted, and none has been printed for a while."""
+        """Return whether to print a progress line: no bar, and no output for QUIET seconds."""
         return self.bar.disable and time.monotonic() - self._quiet_since >= QUIET
 
 
 def _can_redraw(stream: TextIO) -> bool:
-    """Whether a line can be drawn over itself: a notebook can, and says that it is no terminal."""
+    """Return whether an output stream can redraw a line, as a terminal or a notebook can.
+
+    A notebook's stream reports that it is no terminal.
+    """
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 
 def _speed(row: Row) -> str:
-    counted = things(row)
+    counted = speed_unit(row)
     speed = _shown(row, counted + PER_SECOND)
-    # Of an epoch whose steps were all made before the run was resumed.
+    # All steps of the epoch were made before the run was resumed.
     return "no step timed" if math.isnan(speed) else f"{speed:.0f} {counted}/s"
 
 
 def _shown(row: Row, key: str) -> float:
-    """The number under this key; null prints as nan."""
+    """Return the number under this key of a metrics.jsonl row; nan where the row has null."""
     return math.nan if row[key] is None else float(row[key])

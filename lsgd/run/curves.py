@@ -1,7 +1,8 @@
-"""The rows of a run as TensorBoard's curves, drawn so that runs of any minibatch size overlay.
+"""The rows of a run as TensorBoard curves, drawn so that runs of any minibatch size overlay.
 
-Training is drawn against the examples seen and validation against epochs. A run has one event file.
-metrics.jsonl is the truth: when a run goes on, the file is made anew from its rows.
+Training is drawn against examples seen and validation against epochs. A run has one event file.
+metrics.jsonl is the source of truth: on a resume the event file is rebuilt from its rows. torch's
+SummaryWriter is not used, since it ends the run on a full disk and leaves a file for each start.
 """
 
 import os
@@ -16,31 +17,53 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from lsgd.files import Appended
+from lsgd.files import AppendOnlyFile
+from lsgd.rules.metric import METRICS
 from lsgd.run.rows import Row
 
 FILES = "events.out.tfevents.*"
 
 
-class Curves:
-    """The event file of a run folder, which already has the rows made so far.
+def tag(kind: str, key: str, rate: str) -> str:
+    """Return the TensorBoard tag for a value of a metrics.jsonl row, by the row's kind and the key.
 
-    `examples` says how many training examples have been seen after a step. The file gets its name
-    when all of these rows are in it, on a full disk once there is space again. Only then the file
-    before it is emptied, which the next one removes.
+    `rate` is the name of the run's metric, whose curves come first.
+
+    TensorBoard sorts sections and curves by name and opens the first two sections, so the names
+    decide what is seen first.
+
+    >>> tag("epoch", "val_top1_error", "top1_error"), tag("train", "lr", "top1_error")
+    ('1_result/val_top1_error', '4_more_by_examples/lr')
+    """
+    if kind == "train":
+        return f"{'2_training' if key in METRICS else '4_more'}_by_examples/{key}"
+    split, _, name = key.partition("_")
+    if name == rate and split != "train":
+        return f"1_result/{key}"
+    return f"{'3_rates' if name in METRICS else '5_more'}_by_epoch/{key}"
+
+
+class Curves:
+    """The TensorBoard event file of a run, rebuilt at each start from its rows of metrics.jsonl.
+
+    `rate` is the name of the run's metric, and `examples` returns how many training examples have
+    been seen after a step. The file gets its name once all of these rows are in it, on a full disk
+    once there is space again. Only then the previous file is emptied; the next start removes it.
     """
 
-    def __init__(self, run: Path, rows: list[Row], examples: Callable[[int], int]) -> None:
-        self.examples = examples
+    def __init__(
+        self, run: Path, rows: list[Row], examples: Callable[[int], int], *, rate: str
+    ) -> None:
+        self.examples, self.rate = examples, rate
         folder = run / "tensorboard"
         folder.mkdir(exist_ok=True)
         # TensorBoard reads its files in the order of their names.
         name = FILES.replace("*", f"{time.time():.6f}.{platform.node()}.{os.getpid()}")
         self.path = folder / name
-        # TensorBoard would take any name with tfevents in it for a file of its own.
+        # TensorBoard would read any file with tfevents in its name.
         self.unfinished = folder / "events.part"
         self.unfinished.unlink(missing_ok=True)
-        self.file = Appended(self.unfinished)
+        self.file = AppendOnlyFile(self.unfinished)
         self.records = RecordWriter(self.file)
         self._begin()
         config = run / "config.yaml"
@@ -50,40 +73,37 @@ class Curves:
         self._put_in_place()
 
     def draw(self, row: Row) -> None:
-        """Write a row at once, so that it is not lost if the process dies."""
+        """Append a metrics.jsonl row's values to the event file at once, so a crash loses none."""
         self._record(row)
         self._put_in_place()
 
-    def say(self, tag: str, text: str) -> None:
-        """Add a text under this name."""
+    def add_text(self, tag: str, text: str) -> None:
+        """Append a text to the TensorBoard event file under this tag."""
         self._text(tag, text)
         self._put_in_place()
 
     def close(self) -> None:
-        """Write what is left to write, if there is space."""
+        """Close the event file and write what a full disk has delayed, if there is space."""
         self.file.close()
         self._put_in_place()
 
     def _begin(self) -> None:
         self._add(Event(step=0, file_version="brain.Event:2"))
-        # At a START a running TensorBoard drops what it has read from the file before.
+        # At a START, a running TensorBoard drops what it has read from the previous file.
         self._add(Event(step=0, session_log=SessionLog(status=SessionLog.START)))
 
     def _record(self, row: Row) -> None:
-        match row["kind"]:
-            case "train":
-                group, position = "train_by_examples", self.examples(row["step"])
-            case "epoch":
-                group, position = "epoch", row["epoch"]
-            case _:
-                return
+        kind = row["kind"]
+        if kind not in ("train", "epoch"):
+            return
+        position = self.examples(row["step"]) if kind == "train" else row["epoch"]
         values = [
-            Summary.Value(tag=f"{group}/{key}", simple_value=value)
+            Summary.Value(tag=tag(kind, key, self.rate), simple_value=value)
             for key, value in row.items()
             if key not in ("kind", "step", "epoch") and isinstance(value, int | float)
         ]
         values += [
-            Summary.Value(tag=f"{group}/{key}", histo=_histogram(value))
+            Summary.Value(tag=tag(kind, key, self.rate), histo=_histogram(value))
             for key, value in row.items()
             if isinstance(value, list)
         ]
@@ -103,8 +123,8 @@ class Curves:
             return
         os.replace(self.unfinished, self.path)
         for old in set(self.path.parent.glob(FILES)) - {self.path}:
-            # TensorBoard that watches one would wait for it for ever if it vanished; at the end of
-            # an empty one it looks for the next.
+            # A running TensorBoard would wait for ever for a file that was removed; at the end of
+            # an empty one it opens the next.
             if old.stat().st_size:
                 os.truncate(old, 0)
             else:
@@ -112,7 +132,7 @@ class Curves:
 
 
 def _histogram(counts: list[int]) -> HistogramProto:
-    """How often each whole number from 0 on was there."""
+    """Convert counts of the integers 0, 1, 2, … into a TensorBoard histogram."""
     return HistogramProto(
         min=next((number for number, count in enumerate(counts) if count), 0),
         max=len(counts) - 1,
@@ -125,5 +145,5 @@ def _histogram(counts: list[int]) -> HistogramProto:
 
 
 def _verbatim(text: str) -> str:
-    """Markdown that shows the text as it is."""
+    """Convert a text into Markdown that shows it literally, as an indented code block."""
     return "".join(f"    {line}\n" for line in text.splitlines())

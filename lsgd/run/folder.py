@@ -1,4 +1,4 @@
-"""The run folder: made or found, and where a run in it goes on."""
+"""The run folder: creating or opening it, and finding the checkpoint that a run resumes from."""
 
 import os
 from collections.abc import Iterator
@@ -8,64 +8,72 @@ from datetime import datetime
 from pathlib import Path
 
 from lsgd import config
-from lsgd.comm import Comm, Living, from_first
-from lsgd.errors import Refused
+from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
+from lsgd.errors import ExitError, UsageError, disk_full_error
+from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe
-from lsgd.recipe.differing import differing_fields
+from lsgd.recipe.differences import differing_fields
 from lsgd.run import lock
-from lsgd.run.checkpoint import FILE, Checkpoint, Damaged, files, load, point_to, read
+from lsgd.run.checkpoint import (
+    FILE,
+    Checkpoint,
+    DamagedCheckpointError,
+    checkpoint_files,
+    decode_checkpoint,
+    point_to,
+    read,
+)
 from lsgd.run.trackers import check_installed
 
 CONFIG_BESIDE = "config.yaml.tmp"
 MOST_NAMED = 3
-"""The fields that a refusal of another run names, of all in which it differs."""
+"""The largest number of differing fields that the error about another run in the folder names."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A run folder that has been made or found."""
+class OpenRun:
+    """A run folder opened for training, with the bytes of its newest complete checkpoint."""
 
     folder: Path
     content: bytes | None = None
-    """The bytes of its newest whole checkpoint, if it has one."""
-    path: str = ""
+    """The bytes of the newest complete checkpoint; None if there is none."""
+    checkpoint_path: str = ""
     """The path of that checkpoint."""
     warning: str = ""
-    """What is wrong with the folder, and does not keep the run from going on."""
+    """A problem with the folder that does not prevent the run from resuming."""
     workers_per_pass: int | None = None
-    """The workers per pass that the checkpoint was made with: what `auto` came to at the start."""
+    """The workers per micro-batch in the checkpoint: what `auto` resolved to at the start."""
 
 
 @contextmanager
-def open_run(recipe: Recipe, comm: Comm) -> Iterator[Opened]:
-    """The folder of the run, made if need be, and its newest whole checkpoint if it has one.
+def open_run(recipe: Recipe, comm: Comm) -> Iterator[OpenRun]:
+    """Open or create a run folder, lock it for this job, and yield it with its newest checkpoint.
 
-    An empty or new folder starts a run, one with a checkpoint of the same fingerprint resumes it,
-    and so does one which died before its first checkpoint. Within this context it is this job's
-    alone. Raises Refused, having touched nothing, for any other folder, if all checkpoints are
-    damaged, and while another job is in it. A damaged one that is newer than the whole one is set
-    aside, under the same name and `.damaged`.
+    A new or empty folder starts a run. A folder with a checkpoint of the same fingerprint resumes
+    it, as does one whose run died before its first checkpoint. Raises UsageError, having changed
+    nothing, for any other folder, if all checkpoints are damaged, and while another job uses the
+    folder. A damaged checkpoint newer than the complete one is renamed with the suffix `.damaged`.
     """
     with ExitStack() as holding:
-        opened = from_first(comm, lambda: _open(recipe, holding))
-        if isinstance(comm, Living):
-            # What a process begins with that comes back: where the run is by then.
-            comm.welcome(lambda: (_checkpoint_of(recipe, opened.folder)[0], None))
+        opened = broadcast_from_rank0(comm, lambda: _open(recipe, holding))
+        if isinstance(comm, ElasticComm):
+            # A restarted process begins at the run's newest checkpoint.
+            comm.answer_restarted(lambda: (_checkpoint_of(recipe, opened.folder)[0], None))
         yield opened
 
 
-def _open(recipe: Recipe, holding: ExitStack) -> Opened:
-    """What open_run does on process 0, which holds the folder from here on."""
+def _open(recipe: Recipe, holding: ExitStack) -> OpenRun:
+    """Open or create the run folder on process 0, and lock it until `holding` is closed."""
     check_installed(recipe.trackers)
     if recipe.run_dir is None:
-        return Opened(_new_folder(recipe, holding))
+        return OpenRun(_new_folder(recipe, holding))
     folder = Path(recipe.run_dir)
     try:
         seen = _names(folder)
         opened, damaged = _checkpoint_of(recipe, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        holding.enter_context(lock.held(folder))
-        if _names(folder) != seen:  # another job was in it until now
+        holding.enter_context(lock.hold_lock(folder))
+        if _names(folder) != seen:  # another job has changed it since the first look
             opened, damaged = _checkpoint_of(recipe, folder)
         # Fails on a full disk, before any file of the run is moved or removed.
         _write_config(recipe, folder)
@@ -73,48 +81,56 @@ def _open(recipe: Recipe, holding: ExitStack) -> Opened:
             os.replace(path, f"{path}.damaged")
         for leftover in folder.glob("*.pt.tmp"):
             leftover.unlink()
-        if opened.path and not (folder / FILE).exists():
-            point_to(Path(opened.path))
+        if opened.checkpoint_path and not (folder / FILE).exists():
+            point_to(Path(opened.checkpoint_path))
     except OSError as error:
         raise _unwritable(folder, error) from None
     return opened
 
 
 def _names(folder: Path) -> set[str]:
-    """The names of all files in the folder, but for the lock's."""
+    """Return the names of all entries in a run folder except its lock file."""
     return set(os.listdir(folder)) - {lock.FILE} if folder.exists() else set()
 
 
-def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
-    """The newest whole checkpoint of the folder, and the damaged files; touches nothing."""
-    # Before there is a run, a folder may have the lock of a job and a configuration that was being
-    # written at a kill, the logs that a launch script has opened for all processes, and the files
-    # of a supervisor.
+def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
+    """Find a run folder's newest complete checkpoint and damaged newer ones; change no file."""
+    # Before a run has started, its folder may contain a job's lock, a configuration whose writing
+    # was cut short by a kill, the logs that a launch script has opened for all processes, and the
+    # files of a supervisor.
     early = {CONFIG_BESIDE, lock.FILE, "logs"}
     if not folder.exists() or all(
-        entry.name in early or entry.name.startswith("supervise") for entry in folder.iterdir()
+        entry.name in early or entry.name.startswith("supervise") or is_leftover(entry.name)
+        for entry in folder.iterdir()
     ):
-        return Opened(folder), []
-    opened, step = Opened(folder), 0
+        return OpenRun(folder), []
+    opened, step = OpenRun(folder), 0
     damaged: list[Path] = []
-    if paths := files(folder):
+    if paths := checkpoint_files(folder):
         opened, damaged, saved = _newest_whole(folder, paths)
         theirs, step = saved.fingerprint, saved.step
     elif (folder / "config.yaml").exists():
         theirs = _fingerprint_in(folder / "config.yaml")
     else:
-        raise Refused(
+        raise UsageError(
             f"run_dir={folder} holds files of something else; write a new or empty folder"
         )
     if theirs != recipe.fingerprint:
         other = _recipe_of(folder)
         if other and other.rehearse and not recipe.rehearse:
-            raise Refused(
+            raise UsageError(
                 f"run_dir={folder} holds a rehearsal (rehearse=true), which no run goes on from; "
                 "write another run_dir"
             )
+        if theirs == recipe.earlier_fingerprint:
+            raise UsageError(
+                f"run_dir={folder} holds a run of model={recipe.model.name} at step {step} that an "
+                "earlier lsgd began: since then any norm that ends a residual block starts at "
+                "model.last_gamma, scales and position embeddings do not decay, and BN of rows "
+                "that are no images keeps workers apart; write another run_dir"
+            )
         old, new = _differing(recipe, other)
-        raise Refused(
+        raise UsageError(
             f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
             f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the words "
             f"that this run was started with: they are in {folder / 'config.yaml'}"
@@ -123,15 +139,15 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[Opened, list[Path]]:
 
 
 def _recipe_of(folder: Path) -> Recipe | None:
-    """That of the run in the folder, if it can be read."""
+    """Read the recipe of the run in a folder from config.yaml; None if it cannot be read."""
     try:
         return config.read_recipe(folder / "config.yaml")
-    except Refused:
+    except UsageError:
         return None
 
 
 def _differing(recipe: Recipe, theirs: Recipe | None) -> tuple[str, str]:
-    """The words in which the run of a folder and the recipe differ, if they can be told."""
+    """Format, for an error message, the fields in which the folder's run and this recipe differ."""
     if theirs is None:
         return "", ""
     fields = [field for field in differing_fields((theirs, recipe)) if field.trajectory]
@@ -143,12 +159,12 @@ def _differing(recipe: Recipe, theirs: Recipe | None) -> tuple[str, str]:
     return (f" with {old}{more}", f" with {new}{more}") if fields else ("", "")
 
 
-def _newest_whole(folder: Path, paths: list[Path]) -> tuple[Opened, list[Path], Checkpoint]:
+def _newest_whole(folder: Path, paths: list[Path]) -> tuple[OpenRun, list[Path], Checkpoint]:
     refusals: list[str] = []
     for number, path in enumerate(paths):
         try:
-            saved = load(content := read(path), str(path))
-        except Damaged as refusal:
+            saved = decode_checkpoint(content := read(path), str(path))
+        except DamagedCheckpointError as refusal:
             refusals.append(str(refusal))
             continue
         warning = ""
@@ -159,9 +175,9 @@ def _newest_whole(folder: Path, paths: list[Path]) -> tuple[Opened, list[Path], 
                 f"{saved.step}, and what is damaged is now {names}"
             )
         taken = saved.recipe["workers_per_pass"]
-        return Opened(folder, content, str(path), warning, taken), paths[:number], saved
+        return OpenRun(folder, content, str(path), warning, taken), paths[:number], saved
     others = f" (and so are the {len(paths) - 1} before it)" if len(paths) > 1 else ""
-    raise Refused(refusals[0].replace("; move", f"{others}; move"))
+    raise UsageError(refusals[0].replace("; move", f"{others}; move"))
 
 
 def _write_config(recipe: Recipe, folder: Path) -> None:
@@ -185,17 +201,17 @@ def _new_folder(recipe: Recipe, holding: ExitStack) -> Path:
         try:
             # Fails if it exists: two jobs of the same second get two folders.
             folder.mkdir(parents=True)
-            holding.enter_context(lock.held(folder))
+            holding.enter_context(lock.hold_lock(folder))
             _write_config(recipe, folder)
             return folder
         except FileExistsError:
             continue
         except OSError as error:
             raise _unwritable(folder, error) from None
-    raise Refused(f"runs/{recipe.name} has a thousand runs of this second; write run_dir=PATH")
+    raise UsageError(f"runs/{recipe.name} has a thousand runs of this second; write run_dir=PATH")
 
 
-def _unwritable(folder: Path, error: OSError) -> Refused:
-    return Refused(
+def _unwritable(folder: Path, error: OSError) -> ExitError:
+    return disk_full_error(error, f"run_dir={folder}") or UsageError(
         f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you may"
     )

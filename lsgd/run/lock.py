@@ -1,14 +1,13 @@
-"""One job at a time in a run folder: process 0 holds a file there for as long as it writes.
+"""The lock of a run folder: one job at a time, whose process 0 holds a lock file while it writes.
 
-On one machine the kernel says whether the holder lives: it has locked the file, and a lock ends
-with its process, however that ends. So a run that was killed goes on at once. Of a holder on
-another machine no lock can be trusted, as some network drives have none, some keep them to the
-machine, and some keep those of a dead machine for a while. There a thread of the holder touches the
-file every few seconds, and who comes later watches for a change. Times are compared with earlier
-ones of the same file only, so clocks may say what they like.
+On one machine the kernel tells whether the holder is alive: it has locked the file, and a lock ends
+with its process, however that ends. So a killed run can resume at once. For a holder on another
+machine no lock can be trusted: some network drives have none, some keep them local to a machine,
+and some keep those of a dead machine for a while. There a thread of the holder touches the file
+every few seconds, and a new job watches for a change. File times are compared with earlier times of
+the same file only, so clocks need not agree.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -22,39 +21,41 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import BinaryIO
 
-from lsgd.errors import Refused
+from lsgd import files
+from lsgd.errors import UsageError
+from lsgd.job.system import boot_id
 
 FILE = "job.lock"
 BEAT = 5.0
-"""Seconds between two touches of the file."""
+"""The seconds between two touches of the lock file."""
 WATCH = 4 * BEAT
-"""Seconds without a touch after which a holder on another machine is dead."""
+"""The seconds without a touch after which a holder on another machine counts as dead."""
 DYING = 5.0
-"""Seconds that a process of this machine may take to leave and to end after a kill."""
+"""The seconds that a process of this machine may take to exit after a kill."""
 SETTLING = 1.0
-"""Seconds in which two that have found the same dead holder see which of them comes next."""
+"""The seconds that two jobs which found the same dead holder wait to see who succeeds."""
 POLL = 0.1
 
 
 @dataclass(frozen=True)
-class Holder:
-    """The process that writes in a run folder, as its file there has it."""
+class LockHolder:
+    """A record of the process that holds a run folder's lock, as written in the lock file."""
 
     host: str
     boot: str
-    """What tells machines of one name apart, and a machine from itself before a restart."""
+    """The boot id: it tells machines of one name apart, and a machine before and after a reboot."""
     pid: int
     since: str
-    """When it began, by its own clock: for people, and compared with nothing."""
+    """The start time by the holder's own clock, for people; it is compared with nothing."""
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Within this context no other job opens the folder, which is left as it was.
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Hold a run folder's lock against other jobs within this context, then remove its file.
 
-    Raises Refused, having written nothing, while another job is there, and OSError if the folder
-    cannot be written. A holder whose folder was given to another job, as it was stopped for so long
-    that it passed for dead, ends at once when it goes on, since both would write there.
+    Raises UsageError, having written nothing, while another job holds it, and OSError if the folder
+    cannot be written. A holder that was stopped for so long that it counted as dead, and whose
+    folder another job has taken, exits as soon as it continues, since both would write there.
     """
     path = folder / FILE
     file = _taken(path)
@@ -66,14 +67,14 @@ def held(folder: Path) -> Iterator[None]:
     finally:
         over.set()
         beat.join()
-        with suppress(OSError):  # what stays on a drive that is away is that of a dead holder
+        with suppress(OSError):  # a file left on an unreachable drive counts as a dead holder's
             if _names(path, file):
                 path.unlink()
-        file.close()  # the lock last: whoever comes now sees that the file is no longer there
+        file.close()  # the lock last: a new job then sees that the file has been removed
 
 
 def _taken(path: Path) -> BinaryIO:
-    """The file, made and locked by this process."""
+    """Create and lock a run folder's lock file, replacing a dead holder's, and return it open."""
     doubtful = False
     while True:
         try:
@@ -81,11 +82,11 @@ def _taken(path: Path) -> BinaryIO:
         except FileExistsError:
             doubtful = _removed(path)
             continue
-        with suppress(OSError):  # on a drive without locks the touches have to do
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # on a drive without locks the touches are the only sign of life
+            files.lock(file, wait=True)
         try:
             since = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}"
-            holder = Holder(platform.node(), _boot(), os.getpid(), since)
+            holder = LockHolder(platform.node(), boot_id(), os.getpid(), since)
             file.write(json.dumps(asdict(holder)).encode())
         except OSError:
             path.unlink()
@@ -99,71 +100,62 @@ def _taken(path: Path) -> BinaryIO:
 
 
 def _removed(path: Path) -> bool:
-    """Remove the file of a holder that is dead; raises Refused if it lives.
+    """Wait until a lock file's holder proves dead, and remove the file; raise UsageError if alive.
 
-    Returns whether that was judged by its silence, which another may do at the same moment.
+    Returns whether the judgement rests on missing touches, in which case another job may judge so
+    at the same moment.
     """
     first, begin = None, time.monotonic()
     while True:
         try:
-            # Opened anew each time, since only then a network drive asks its server.
+            # Opened anew each time, since a network drive asks its server only then.
             with path.open("r+b", buffering=0) as file:
                 locked = _locked(file)
                 content, touched = file.read(), os.fstat(file.fileno()).st_mtime_ns
                 first = first or (content, touched)
                 holder, seconds = _holder(content), time.monotonic() - begin
-                near = holder and (holder.host, holder.boot) == (platform.node(), _boot())
+                near = holder and (holder.host, holder.boot) == (platform.node(), boot_id())
                 if near and locked is not None:
                     lives = not locked and seconds > DYING
                 else:
                     lives = (content, touched) != first
                 if lives:
-                    raise Refused(_sentence(path, holder))
+                    raise UsageError(_sentence(path, holder))
                 silent = seconds > WATCH
                 if (near and locked) or silent:
                     if _names(path, file):
                         path.unlink()
                     return silent
         except FileNotFoundError:
-            return False  # its holder has ended
+            return False  # its holder has removed it
         time.sleep(POLL)
 
 
 def _locked(file: BinaryIO) -> bool | None:
-    """Lock the file; False if another process has locked it, None if this drive has no locks."""
+    """Try to lock a file; return whether that succeeded, or None if its drive supports no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return files.lock(file, wait=False)
     except OSError:
         return None
-    return True
 
 
 def _names(path: Path, file: BinaryIO) -> bool:
-    """Whether the path is that of this file, and not of none or of a later one."""
+    """Return whether this open file is still the one at this path, neither removed nor replaced."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 
 
-def _holder(content: bytes) -> Holder | None:
-    """The holder that the file tells of; None while its holder has not written that."""
+def _holder(content: bytes) -> LockHolder | None:
+    """Parse a lock file's content into a record of its holder; None if it is incomplete."""
     try:
-        return Holder(**json.loads(content))
+        return LockHolder(**json.loads(content))
     except (ValueError, TypeError):
         return None
 
 
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return ""
-
-
-def _sentence(path: Path, holder: Holder | None) -> str:
+def _sentence(path: Path, holder: LockHolder | None) -> str:
     who = "a process that has just started"
     if holder:
         who = f"process {holder.pid} on {holder.host}, since {holder.since}"
@@ -174,7 +166,7 @@ def _sentence(path: Path, holder: Holder | None) -> str:
 
 
 def _touch(path: Path, file: BinaryIO, over: Event) -> None:
-    """Touch the file until it is over, which takes no part of the interpreter in between."""
+    """Touch the lock file every BEAT seconds until `over` is set; exit if another job took over."""
     while not over.wait(BEAT):
         with suppress(OSError):  # a drive that is away for a while
             os.utime(file.fileno())
@@ -182,4 +174,4 @@ def _touch(path: Path, file: BinaryIO, over: Event) -> None:
                 other = _sentence(path, _holder(path.read_bytes()))
                 print(f"lsgd: passed for dead while it was stopped: {other}", file=sys.stderr)
                 sys.stderr.flush()
-                os._exit(Refused.exit_code)
+                os._exit(UsageError.exit_code)

@@ -1,6 +1,6 @@
-"""What a run writes down: rows of JSON, the same as TensorBoard's curves, and lines or a bar.
+"""The log of a run: metrics.jsonl, TensorBoard curves and console output.
 
-Only process 0 has a log; after a resume no row is there twice.
+Only process 0 has a log. No row is duplicated after a resume.
 """
 
 import json
@@ -20,30 +20,32 @@ import torch
 
 import lsgd
 from lsgd.comm import Comm, describe
-from lsgd.errors import Diverged
-from lsgd.files import Appended, whole
-from lsgd.job.device import device_name, preset
+from lsgd.errors import DivergedError, converting_disk_full
+from lsgd.files import AppendOnlyFile, atomic_write
+from lsgd.job.device import device_name, is_nvidia, preset
+from lsgd.metric_sums import MetricSumsState, Scores, subtract_sums
 from lsgd.recipe import Recipe
-from lsgd.rules import noise
+from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
 from lsgd.run.slowness import SlownessCheck
-from lsgd.run.trackers import WAIT, Followers
-from lsgd.tally import Scores, State, difference
+from lsgd.run.trackers import WAIT, TrackerProcesses
 
 REPORT_EVERY = 1.0
-"""Seconds between two reports of how far training or an evaluation is."""
+"""The seconds between two progress reports of training or of an evaluation."""
 
 _listener: ContextVar[Callable[[Row], object] | None] = ContextVar("_listener", default=None)
 
 
 @contextmanager
-def heard_by(listener: Callable[[Row], object] | None) -> Iterator[None]:
-    """Within this context whoever opens a log hands each row to the listener too, once it is
-    written; what the listener raises ends the run."""
+def row_callback(listener: Callable[[Row], object] | None) -> Iterator[None]:
+    """Call a function with each metrics.jsonl row of the logs opened within this context.
+
+    The call follows the write. An exception of the listener ends the run.
+    """
     before = _listener.set(listener)
     try:
         yield
@@ -51,73 +53,73 @@ def heard_by(listener: Callable[[Row], object] | None) -> Iterator[None]:
         _listener.reset(before)
 
 
-Reading = tuple[State, float, float]
-"""Counts, the time in seconds, and the seconds waited for data until then."""
+MeterReading = tuple[MetricSumsState, float, float]
+"""The counts, the time and the total wait for data until then, both in seconds."""
 
 
-class Counting(Protocol):
-    """What a log has to know of a workload: what is counted, and what the run's number is."""
+class CountedNames(Protocol):
+    """The part of a workload that a run's log reads: its metric and the names of its counts."""
 
     @property
     def metric(self) -> Metric:
-        """The rate that the number of the run is made of."""
+        """The metric of evaluations, from which the final metric of the run is computed."""
 
     @property
-    def counts(self) -> tuple[str, ...]:
-        """The names of what is counted, that of the speed first."""
+    def count_names(self) -> tuple[str, ...]:
+        """The names of the counted units, such as images; the first is the unit of the speed."""
 
 
-class Progress(Protocol):
-    """What a log has to know of a run: how far it has come, and on what; a Learner has it."""
+class LoggedRun(Protocol):
+    """The part of a training run that its log reads, such as the next step and the metrics."""
 
     recipe: Recipe
     comm: Comm
     device: torch.device
-    rates: dict[int, dict[str, float]]
+    epoch_metrics: dict[int, dict[str, float]]
 
     @property
-    def workload(self) -> Counting:
-        """The workload of the run."""
+    def workload(self) -> CountedNames:
+        """The workload of the run, which names its metric and counted units."""
 
     @property
     def next_step(self) -> int:
-        """The next step of the run."""
+        """The index of the next training step of the run."""
 
     @property
-    def passes_per_step(self) -> int:
-        """The number of passes that this process makes in a full step."""
+    def micro_batches_per_step(self) -> int:
+        """The number of micro-batches per full step on this process."""
 
-    def scores(self, counted: State) -> Scores:
-        """What some counts come to."""
+    def scores(self, counted: MetricSumsState) -> Scores:
+        """Convert sums of losses and counts over training examples into metrics by name."""
 
-    def keep(self, folder: Path) -> dict[str, str]:
-        """Write down in the run folder what else is recorded of the run; return it for the row."""
+    def save_artifacts(self, folder: Path) -> dict[str, str]:
+        """Write the strategy's files into the run folder; return columns for the epoch's row."""
 
 
 class Log:
-    """The log of all processes but the first, which write nothing; RunLog is that of the first."""
+    """The silent log of a run on every process but process 0, and the base class of RunLog."""
 
-    def start(self, run: Progress, loader: str, *choices: str) -> None:
-        """Write what is about to run, on what, with which loader, and what `auto` has come to."""
+    def start(self, run: LoggedRun, loader: str, *choices: str) -> None:
+        """Log the start of a run: its recipe, hardware, data loader and choices for `auto`."""
 
     def end(self, outcome: str) -> None:
-        """Write the outcome of the run, one line."""
+        """Log the outcome of the run, one line of text."""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Write one row; `step` counts the steps of the run made so far."""
+        """Write one metrics.jsonl row: its kind, the number of steps made so far, and values."""
 
-    def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "Timed":
-        """Return the batches of these steps of one epoch, timed; their progress is shown."""
-        return Timed(batches)
+    def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "TimedBatches":
+        """Wrap an epoch's batches in an iterator that times waits for data and shows progress."""
+        return TimedBatches(batches)
 
     def watch_evaluation(self, split: str, done: int, passes: int) -> None:
-        """Show that so many passes over an evaluation set are done, on this process."""
+        """Show how many of this process's micro-batches of an evaluation set are evaluated."""
 
     def warn(self, step: int, text: str) -> None:
-        """Write a sentence about a fault that does not end the run, as a row and a line."""
+        """Log a warning about a fault that does not end the run, as a row and a console line."""
 
-    def say(self, text: str) -> None:
-        """Print lines for people, without a row."""
+    def print_text(self, text: str) -> None:
+        """Print text on the console, without writing a row."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,42 +128,43 @@ class Log:
         """Close the files of the log, if it has any."""
 
 
-def open_log(run: Progress, folder: Path) -> Log:
-    """The log of this process, for a run that goes on from here in its folder."""
+def open_log(run: LoggedRun, folder: Path) -> Log:
+    """Open the log of a run in its folder: a RunLog on process 0, a silent log on the others."""
     return RunLog(run, folder) if run.comm.rank == 0 else Log()
 
 
 class RunLog(Log):
-    """The log of a run folder: metrics.jsonl, TensorBoard's event file, and lines or a bar.
+    """The log of a run on process 0: it writes metrics.jsonl, a TensorBoard file and the console.
 
-    Rows of steps that are still to be made, and of epochs that have not ended, are dropped first:
-    their steps are in no checkpoint and will be made again. Rows behind a damaged line are dropped
-    too, once the file has been copied aside. What meets a full disk is written once there is space
+    At the start it drops the rows of later steps and of unfinished epochs: no checkpoint contains
+    these steps, so they are made again. It also drops the rows after a damaged line, once the file
+    has been copied to a backup. Content that meets a full disk is written when there is space
     again.
     """
 
-    def __init__(self, run: Progress, folder: Path) -> None:
+    def __init__(self, run: LoggedRun, folder: Path) -> None:
         # Imported here, since only one process of a job and no other tool needs TensorBoard.
         from lsgd.run.curves import Curves
 
         path = folder / "metrics.jsonl"
         self.damage = _set_damaged_aside(path)
-        rows = _drop_rows_after(path, run.next_step, run.rates)
+        rows = _drop_rows_after(path, run.next_step, run.epoch_metrics)
         self.run = run
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
-        self.rows = Appended(path)
-        self.curves = Curves(folder, rows, run.recipe.examples)
+        self.rows = AppendOnlyFile(path)
+        rate = run.workload.metric.base_metric.name
+        self.curves = Curves(folder, rows, run.recipe.examples, rate=rate)
         self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
         self.remaining = RemainingTime()
         self.steps: Sequence[int] = ()
-        """The steps of the epoch that is trained."""
+        """The steps of the epoch that is being trained."""
         self.slowness = SlownessCheck()
         self._evaluation_shown = -math.inf
         self.listener = _listener.get()
-        self.followers = Followers(folder, self.say)
+        self.trackers = TrackerProcesses(folder, self.print_text)
 
-    def start(self, run: Progress, loader: str, *choices: str) -> None:
-        """Write down recipe, machine, host, commit and versions, as a row and as lines."""
+    def start(self, run: LoggedRun, loader: str, *choices: str) -> None:
+        """Log the run's start as a row and as console lines, and start its trackers."""
         machine = "; ".join([describe(run.comm, run.device), loader, *choices])
         parts = {
             "metric": run.workload.metric.name,
@@ -177,29 +180,32 @@ class RunLog(Log):
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += _of_speed(run.recipe, run.device)
-        if self.first_step == self.console.total_steps or run.recipe.is_over(run.rates):
+        if self.first_step == self.console.total_steps or run.recipe.has_reached_target(
+            run.epoch_metrics
+        ):
             lines.append("it is complete: nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
-        self.console.say("\n".join(lines))
+        self.console.print_text("\n".join(lines))
         if self.damage:
             self.warn(self.first_step, self.damage)
         for tracker in run.recipe.trackers:
-            self.followers.start(tracker)
+            self.trackers.start(tracker)
 
     def end(self, outcome: str) -> None:
-        """Write the outcome into TensorBoard, and print it."""
-        self.curves.say("outcome", outcome)
-        self.console.say(f"{outcome}, run folder {self.folder}")
+        """Write the outcome of the run, one line of text, to TensorBoard and the console."""
+        self.curves.add_text("outcome", outcome)
+        self.console.print_text(f"{outcome}, run folder {self.folder}")
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Write a row; what is not a finite number is written as null and drawn nowhere."""
+        """Write a row to metrics.jsonl, console and TensorBoard; non-finite numbers are null."""
         self.last_step = step
         if kind == "train" and self.steps:
             self._update_remaining(step)
         if kind == "epoch":
             self.remaining.end_evaluation(time.perf_counter())
-            values |= self.run.keep(self.folder)
+            with converting_disk_full(f"what is recorded of the run in {self.folder}"):
+                values |= self.run.save_artifacts(self.folder)
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
         }
@@ -209,26 +215,26 @@ class RunLog(Log):
         if self.listener is not None:
             self.listener(row)
 
-    def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "Timed":
-        """Return the batches, whose passage is reported to the console about once a second."""
+    def watch_training(self, batches: Iterator[Any], steps: Sequence[int]) -> "TimedBatches":
+        """Wrap the batches of one epoch's steps so that progress is shown about once a second."""
         self.steps = steps
         self.remaining.start_epoch()
-        return Timed(batches, self._report)
+        return TimedBatches(batches, self._report)
 
-    def _report(self, timed: "Timed") -> None:
-        """Show where in the epoch training is, as the last batch has been handed over."""
-        step, passes = self.run.next_step, self.run.passes_per_step
-        # All batches but the last have been computed with, in steps of equal numbers of passes;
-        # other steps move only as a whole.
+    def _report(self, timed: "TimedBatches") -> None:
+        """Show the progress of training on the console, and once the reason if the run is slow."""
+        step, passes = self.run.next_step, self.run.micro_batches_per_step
+        # Every batch but the last has been computed. With several micro-batches per step, the
+        # position has a fraction; it assumes that all steps have equally many.
         of_batches = self.steps[0] + (timed.count - 1) / passes
         position = min(max(of_batches, step), step + 0.99) if passes > 1 else step
         left = self._update_remaining(position)
         self.console.show_training(position, self.run.recipe.epoch(position))
         if reason := self.slowness.reason(timed.waited, left, self.run.device.type):
-            self.say(reason)
+            self.print_text(reason)
 
     def _update_remaining(self, position: float) -> float | None:
-        """Estimate the time left from this position on; returns the seconds of the run."""
+        """Update the times left of epoch and run at this step; return the run's, in seconds."""
         recipe, remaining = self.run.recipe, self.remaining
         remaining.update(time.perf_counter(), position)
         step = int(position)
@@ -240,7 +246,7 @@ class RunLog(Log):
         return of_run
 
     def watch_evaluation(self, split: str, done: int, passes: int) -> None:
-        """Show the progress of an evaluation, about once a second."""
+        """Show, once a second, how many micro-batches of an evaluation set are evaluated."""
         now = time.perf_counter()
         self.remaining.start_evaluation(now)
         if done == 0:
@@ -251,42 +257,45 @@ class RunLog(Log):
             self.console.show_evaluation(split, done, passes, left)
 
     def warn(self, step: int, text: str) -> None:
-        """Write the sentence as a row, and print it."""
+        """Write a warning as a row of metrics.jsonl, and print it on the console."""
         self.write("warning", step, text=text)
-        self.say(f"warning: {text}")
+        self.print_text(f"warning: {text}")
 
-    def say(self, text: str) -> None:
-        """Print lines above the progress bar, or as plain lines."""
-        self.console.say(text)
+    def print_text(self, text: str) -> None:
+        """Print text on the console, above the progress bar if there is one."""
+        self.console.print_text(text)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Finish all files; that a run has diverged is a result, and a row."""
-        if isinstance(error[1], Diverged):
-            self.run.keep(self.folder)
+        """Close the log's files and end its trackers; if the run diverged, write that row first."""
+        if isinstance(error[1], DivergedError):
+            with converting_disk_full(f"what is recorded of the run in {self.folder}"):
+                self.run.save_artifacts(self.folder)
             self.write("diverged", self.last_step, text=str(error[1]))
-            self.curves.say("outcome", str(error[1]))
+            self.curves.add_text("outcome", str(error[1]))
         self.rows.close()
         self.curves.close()
-        # A run that is not through goes on later, and the rest is sent then.
-        self.followers.end(WAIT if error[0] in (None, Diverged) else 0)
+        # An unfinished run is resumed later, and the remaining rows are sent then.
+        self.trackers.end(WAIT if error[0] in (None, DivergedError) else 0)
         self.console.close()
 
 
-class Timed:
-    """An iterator over batches that knows how many it has handed over, and how long it has kept its
-    caller waiting, in seconds; it calls `report` with itself about once a second."""
+class TimedBatches:
+    """An iterator over training batches that counts them and measures how long its caller waits.
+
+    `waited` is in seconds. It calls `report` with itself about once a second.
+    """
 
     def __init__(
-        self, batches: Iterator[Any], report: "Callable[[Timed], None] | None" = None
+        self, batches: Iterator[Any], report: "Callable[[TimedBatches], None] | None" = None
     ) -> None:
         self.batches, self.waited, self.count = batches, 0.0, 0
         self.report = report
         self._due = time.perf_counter() + REPORT_EVERY if report else math.inf
 
-    def __iter__(self) -> "Timed":
+    def __iter__(self) -> "TimedBatches":
         return self
 
     def __next__(self) -> Any:
@@ -303,36 +312,40 @@ class Timed:
 
 
 class Meter:
-    """Turns the counts of an epoch of a run into rates since the last reading."""
+    """A meter of loss, metric and speed between two readings of an epoch's cumulative sums."""
 
-    def __init__(self, run: Progress, counts: State, batches: Timed) -> None:
+    def __init__(self, run: LoggedRun, counts: MetricSumsState, batches: TimedBatches) -> None:
         self.run, self.batches = run, batches
         self.begin = self.last = (counts, time.perf_counter(), batches.waited)
 
-    def read(self, counts: State) -> Row:
-        """Loss, metric, noise scale if it is measured, and speed since the last reading; data_wait
-        is this process's."""
+    def read(self, counts: MetricSumsState) -> Row:
+        """Return a training row's values since the last reading: loss, metric, speed, noise scale.
+
+        `data_wait` is the share of this process's time that was spent waiting for data.
+        """
         before, self.last = self.last, (counts, time.perf_counter(), self.batches.waited)
-        seen = difference(counts, before[0])
-        rates, metric = self.run.scores(seen).rates, self.run.workload.metric.name
-        own = {"loss": rates["loss"], metric: rates[metric], **noise.rates(seen)}
+        seen = subtract_sums(counts, before[0])
+        rates, metric = self.run.scores(seen).metrics, self.run.workload.metric.name
+        # Non-finite outputs have no meaningful error rate.
+        value = rates[metric] if math.isfinite(rates["loss"]) else math.nan
+        own = {"loss": rates["loss"], metric: value, **noise_scale.noise_metrics(seen)}
         return own | self._speed(before, self.last)
 
-    def whole(self, counts: State) -> Row:
-        """Speed and data_wait since the meter was made."""
+    def read_epoch(self, counts: MetricSumsState) -> Row:
+        """Return the epoch's average speed, and the share of its time spent waiting for data."""
         return self._speed(self.begin, (counts, time.perf_counter(), self.batches.waited))
 
-    def _speed(self, before: Reading, now: Reading) -> Row:
+    def _speed(self, before: MeterReading, now: MeterReading) -> Row:
         seconds = now[1] - before[1]
         count = int(now[0]["counts"][0] - before[0]["counts"][0])
-        # A run that had to leave in an evaluation resumes with nothing left of the epoch.
+        # A run preempted during an evaluation resumes with no step of the epoch left.
         speed = count / seconds if count else math.nan
-        kind = self.run.workload.counts[0]
+        kind = self.run.workload.count_names[0]
         return {f"{kind}{PER_SECOND}": speed, "data_wait": (now[2] - before[2]) / seconds}
 
 
 def _set_damaged_aside(path: Path) -> str:
-    """Copy the file if rows stand behind a damaged line; returns a sentence about it, or none."""
+    """Copy metrics.jsonl to a backup if rows follow a damaged line; return a warning, else ''."""
     line = damaged_line(path)
     if line is None:
         return ""
@@ -340,7 +353,7 @@ def _set_damaged_aside(path: Path) -> str:
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.damaged-{number}")
-    with whole(aside) as file:
+    with atomic_write(aside) as file:
         file.write(path.read_bytes())
     return (
         f"{path} is damaged in line {line}; it goes on without that line and all behind it, and "
@@ -349,13 +362,13 @@ def _set_damaged_aside(path: Path) -> str:
 
 
 def _drop_rows_after(path: Path, step: int, epochs: Collection[int]) -> list[Row]:
-    """Rewrite the file without rows of later steps and of other epochs; returns those that stay."""
+    """Rewrite metrics.jsonl without rows of later steps or other epochs; return the rows left."""
     rows = [
         row
         for row in read_rows(path)
         if row["step"] <= step and (row["kind"] != "epoch" or row.get("epoch") in epochs)
     ]
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
     return rows
 
@@ -369,14 +382,17 @@ def _writable(value: Any) -> Any:
 
 
 def _of_speed(recipe: Recipe, device: torch.device) -> list[str]:
-    """What would be faster on this device by a word, and what speed has been paid for with."""
+    """Return console lines on faster settings for this GPU, or on a drawback of the chosen ones."""
     if device.type == "cpu":
         return []
     if not recipe.deterministic:
         return ["deterministic=false: the same run again differs in its last bits"]
     if recipe.channels_last or recipe.compile:
         return []
+    options, precisions = "channels_last=true, compile=true and larger passes", "bfloat16"
+    if is_nvidia(device):
+        options, precisions = f"hardware={preset(device)}, or {options}", "tf32 or bfloat16"
     return [
-        f"faster on this GPU: hardware={preset(device)}, or channels_last=true, compile=true and "
-        "larger passes one by one; and precision=tf32 or bfloat16, which makes another run"
+        f"faster on this GPU: {options} one by one; and precision={precisions}, which makes "
+        "another run"
     ]

@@ -1,4 +1,4 @@
-"""Which code a number is of: the commit of the checkout, or that which a wheel is built from."""
+"""The version of the code that a result comes from: the commit of a checkout or of a wheel."""
 
 import os
 import subprocess
@@ -7,18 +7,21 @@ from pathlib import Path
 import lsgd
 
 BUILT_FROM = "commit.txt"
-"""The file of a package that says which commit it is built from."""
+"""The file in an installed package that records the commit it was built from."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str | None:
-    """The commit of the checkout that lsgd runs from, as commit_of says it; of an installed package
-    that of the checkout which it was built from, if it was one."""
+    """Return the git commit that lsgd runs from or was built from, or None if unknown.
+
+    For a checkout it is the result of commit_of; for an installed package that of the checkout
+    which it was built from, if it was one.
+    """
     return commit_of(_PACKAGE.parent) or _built_from()
 
 
 def _built_from() -> str | None:
-    """What hatch_build.py has written into the package."""
+    """Read the git commit that this installed package was built from; None if none is recorded."""
     try:
         return (_PACKAGE / BUILT_FROM).read_text(encoding="utf-8").strip()
     except OSError:
@@ -26,11 +29,11 @@ def _built_from() -> str | None:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of the checkout that this folder is, with `-dirty` if it was changed.
+    """Return the git commit of this checkout, with `-dirty` if files were changed.
 
-    None if it is none, or git cannot tell.
+    Returns None if the folder is no checkout, or git fails.
     """
-    # An installed package may lie within somebody else's checkout.
+    # Without this check, git would find somebody else's checkout around an installed package.
     if not (folder / ".git").exists():
         return None
     try:
@@ -50,5 +53,5 @@ def commit_of(folder: Path) -> str | None:
 
 
 def version() -> str:
-    """The version and the commit, in words."""
+    """Return the version and the commit of lsgd, as text."""
     return f"lsgd {lsgd.__version__}, commit {commit() or 'unknown'}"

@@ -1,6 +1,6 @@
-"""A run folder as it lies on the disk: the recipe of the run, and its rows so far.
+"""The reader of a run folder: the recipe of the run, and its rows so far.
 
-No torch is needed to read one, so that a hundred can be read in seconds.
+Reading needs no torch, so that a hundred runs can be read in seconds.
 """
 
 from dataclasses import dataclass
@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from lsgd import config
-from lsgd.errors import Refused
+from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
-from lsgd.rules.metric import FIRST_SET, METRICS, TOP1, Metric
-from lsgd.run.rows import Row, damaged_line, number, read_rows, things
+from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric
+from lsgd.run.rows import Row, finite_number, read_rows, scan_rows, speed_unit, start_time
+
+SUPERVISOR_LOG = "supervise.log"
+"""The file in the run folder in which the supervisor logs every start and its end."""
 
 
-class NotARun(Exception):
-    """A folder that no run can be read from; the message says why, without the folder's name."""
+class NotARunError(Exception):
+    """The error for a folder without a readable training run; its message omits the path."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a recipe, finished or not."""
+    """A training run read from its folder, finished or not: its recipe and metrics.jsonl rows."""
 
     path: Path
     recipe: Recipe
@@ -28,22 +31,25 @@ class Run:
 
     @property
     def epochs(self) -> dict[int, Row]:
-        """The row of each epoch that has ended, by its number from 1."""
+        """The metrics.jsonl row of each finished epoch, by the epoch's number from 1."""
         return {row["epoch"]: row for row in self.of_kind("epoch")}
 
     @property
     def epoch(self) -> int:
-        """The last epoch that has ended, or 0."""
+        """The number of the run's last finished epoch, counted from 1, or 0 if there is none."""
         return max(self.epochs, default=0)
 
     @property
     def start(self) -> Row:
-        """Machine and versions, as the run was last started; empty if no start has a row."""
+        """The row of the run's latest start or resume, with machine and versions; empty if none."""
         return next(iter(self.of_kind("start")[::-1]), {})
 
     @property
     def starts(self) -> list[Row]:
-        """Machine and versions of each start that trained an epoch; of the last if none did."""
+        """The start rows, with machine and versions, of starts and resumes that finished an epoch.
+
+        If none did, the list has the latest start only.
+        """
         trained: list[Row] = []
         latest: Row = {}
         for row in self.rows:
@@ -55,22 +61,25 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch of the recipe has ended, or the run has what it was to stop at; a
-        rehearsal is never finished."""
+        """Whether all epochs are finished or the stop goal is reached; never true for a dry run."""
         every = set(range(1, self.recipe.epochs + 1))
-        over = every <= self.epochs.keys() or self.recipe.is_over(self.epochs)
+        over = every <= self.epochs.keys() or self.recipe.has_reached_target(self.epochs)
         return over and not self.recipe.rehearse
 
     @property
     def diverged(self) -> str | None:
-        """What the run said when a loss or gradient was no longer finite; None if it did not, or
-        goes on since then."""
+        """The error message if the run has diverged; None if it has not, or was resumed since."""
         last = self.rows[-1] if self.rows else {}
         return str(last.get("text", "")) if last.get("kind") == "diverged" else None
 
     @property
+    def begun(self) -> bool:
+        """Whether the run's rows show that a step was made; the first follows `log_steps` steps."""
+        return any(row["kind"] in ("train", "epoch", "diverged") for row in self.rows)
+
+    @property
     def state(self) -> str:
-        """Finished, diverged, a rehearsal, or how far it has come, in words."""
+        """The state of the run in words: finished, diverged, a rehearsal, or the epochs done."""
         if self.recipe.rehearse:
             return "a rehearsal"
         if self.finished:
@@ -81,85 +90,103 @@ class Run:
 
     @property
     def metric(self) -> Metric:
-        """What the number of the run is: the rate that its start names, or a count until a rate;
-        older runs name none and are of TOP1."""
-        return self.recipe.number_metric(METRICS[self.start.get("metric", TOP1.name)])
+        """The metric that judges the run: its workload's, or the time to the recipe's target.
+
+        Older runs name no metric and have TOP1.
+        """
+        return self.recipe.final_metric(METRICS[self.start.get("metric", TOP1.name)])
+
+    @property
+    def final_metric(self) -> float:
+        """The final metric of the run, computed from the epochs so far."""
+        return self.metric.final_metric(self.epochs)
 
     @property
     def number(self) -> float:
-        """The number of the run, as its metric makes it of the epochs so far."""
-        return self.metric.number(self.epochs)
+        """The final metric of the run, under the name that lsgd.api had for it in version 0.1."""
+        return self.final_metric
 
     @property
     def sets(self) -> list[str]:
-        """The names of the evaluation sets: the first, of which the number is, then all others."""
+        """The names of the run's evaluation sets; the first is the set of the final metric."""
         ending = f"_{self.metric.name}"
         keys = [key for row in self.epochs.values() for key in row if key.endswith(ending)]
-        names = dict.fromkeys([FIRST_SET, *(key.removesuffix(ending) for key in keys)])
+        names = dict.fromkeys([MAIN_SET, *(key.removesuffix(ending) for key in keys)])
         return [name for name in names if name != "train"]
 
     def number_on(self, evaluation_set: str) -> float | None:
-        """The number on any evaluation set; None if the run has never been evaluated on it."""
+        """Return the run's final metric on an evaluation set; None if never evaluated on it."""
         if evaluation_set not in self.sets:
             return None
-        return self.metric.number(self.epochs, evaluation_set)
+        return self.metric.final_metric(self.epochs, evaluation_set)
 
     @property
     def things(self) -> str:
-        """What its speeds count, such as images; empty before the first speed is written."""
-        return next((counted for row in self.rows if (counted := things(row))), "")
+        """The unit of the run's speeds, such as images; empty before the first speed is written."""
+        return next((counted for row in self.rows if (counted := speed_unit(row))), "")
 
     def of_kind(self, kind: str) -> list[Row]:
-        """The rows of this kind."""
+        """Return the run's metrics.jsonl rows of one kind, such as `epoch`, in order."""
         return [row for row in self.rows if row["kind"] == kind]
 
 
 def read_run(path: Path) -> Run:
-    """The run in this folder; raises NotARun if there is none that can be understood."""
+    """Read the training run in a folder; raise NotARunError if the folder has no readable one."""
     if not path.is_dir():
-        raise NotARun("it is not a folder")
+        raise NotARunError("it is not a folder")
     if not (path / "config.yaml").exists():
-        raise NotARun("it has no config.yaml")
+        raise NotARunError("it has no config.yaml")
     try:
         recipe = config.read_recipe(path / "config.yaml")
-    except Refused as error:
-        what, _, _ = str(error).partition("; ")  # what to write instead is no help here
-        raise NotARun(f"config.yaml is of no run of this lsgd: {what}") from None
+    except UsageError as error:
+        what, _, _ = str(error).partition("; ")  # the suggested fix is for command lines
+        raise NotARunError(f"config.yaml is of no run of this lsgd: {what}") from None
     try:
-        rows = read_rows(path / "metrics.jsonl")
-        line = damaged_line(path / "metrics.jsonl")
+        rows, line = scan_rows(path / "metrics.jsonl")
     except OSError as error:
-        raise NotARun(f"metrics.jsonl cannot be read ({error.strerror})") from None
+        raise NotARunError(f"metrics.jsonl cannot be read ({error.strerror})") from None
     if line:
-        raise NotARun(f"line {line} of metrics.jsonl is damaged")
+        raise NotARunError(f"line {line} of metrics.jsonl is damaged")
     if not all(map(_written_by_lsgd, rows)):
-        raise NotARun("metrics.jsonl has rows that lsgd did not write")
+        raise NotARunError("metrics.jsonl has rows that lsgd did not write")
     run = Run(path, recipe, rows)
     name = run.start.get("metric", TOP1.name)
     if name not in list(METRICS):
-        raise NotARun(
+        raise NotARunError(
             f"metrics.jsonl is of the metric {name}, and this lsgd knows {', '.join(METRICS)}"
         )
     keys = [f"{evaluation_set}_{run.metric.name}" for evaluation_set in run.sets]
     for epoch, row in run.epochs.items():
         needed = [key for key in keys if key in row or epoch == recipe.epochs]
         for key in needed:
-            if number(row, key) is None:
-                raise NotARun(f"metrics.jsonl has no number for {key} of epoch {epoch}")
+            if finite_number(row, key) is None:
+                raise NotARunError(f"metrics.jsonl has no number for {key} of epoch {epoch}")
     if run.epoch > recipe.epochs:
-        raise NotARun(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
+        raise NotARunError(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run
 
 
 def _written_by_lsgd(row: Any) -> bool:
-    if not isinstance(row, dict) or not {"kind", "step"} <= row.keys():
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         return False
-    return row["kind"] != "epoch" or isinstance(row.get("epoch"), int)
+    try:
+        start_time(row)
+    except (TypeError, ValueError):
+        return False
+    # The exact type, since isinstance would accept a bool as an int.
+    counts = [row.get("step"), *([row.get("epoch")] if row["kind"] == "epoch" else [])]
+    return all(type(count) is int for count in counts)
 
 
-def trial_folder(recipe: Recipe) -> Path:
-    """Where a study keeps the run of this recipe and seed: `runs/trials/NAME-seedS-FINGERPRINT`.
+def has_failed(folder: Path) -> bool:
+    """Return whether the latest supervised start of a run in this folder ended with an error."""
+    last = (read_rows(folder / SUPERVISOR_LOG) or [{}])[-1]
+    return last.get("event") == "end" and last.get("code") not in (0, PreemptedError.exit_code)
 
-    A run that several studies have in common is trained once, by the first of them.
+
+def planned_run_folder(recipe: Recipe) -> Path:
+    """Return the folder of a study's run: `runs/trials/NAME-seedS-FINGERPRINT`.
+
+    A run that several studies share is trained once, by the first of them.
     """
     return Path("runs/trials") / f"{recipe.name}-seed{recipe.seed}-{recipe.fingerprint[:8]}"

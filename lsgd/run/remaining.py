@@ -1,32 +1,35 @@
-"""How long the rest of an epoch and of a run takes, estimated from the steps made so far."""
+"""The estimate of the time left of an epoch and of a run, from the steps made so far."""
 
 from collections import deque
 
 WINDOW = 60.0
-"""The seconds of training whose speed is extrapolated: enough to average, and a change shows."""
+"""The seconds of training whose speed is extrapolated: enough to average, and adaptive."""
 
 
 class RemainingTime:
-    """Estimates the time left of an epoch and of a run at the speed of the last minute.
+    """The estimator of the time left of an epoch and of a run, from the speed of the last minute.
 
-    Positions are steps of the run, as numbers with a fraction: a step of many passes takes long.
+    Positions are steps of the run with a fraction, since a step of many micro-batches takes long.
     Times come from the caller's clock, in seconds.
     """
 
     def __init__(self) -> None:
         self.seconds_per_step: float | None = None
-        """None until two positions of one epoch are known."""
+        """The measured seconds per step; None until two positions of one epoch are known."""
         self.seconds_per_evaluation = 0.0
-        """The duration of the last evaluation; 0 before the first."""
+        """The duration of the last evaluation in seconds; 0 before the first."""
         self._seen: deque[tuple[float, float]] = deque()
         self._evaluating_since: float | None = None
 
     def start_epoch(self) -> None:
-        """Forget the positions so far: an evaluation and a checkpoint lie between two epochs."""
+        """Start an epoch: discard the recorded positions, from which training speed is measured.
+
+        An evaluation and a checkpoint lie between two epochs.
+        """
         self._seen.clear()
 
     def update(self, now: float, position: float) -> None:
-        """Note that training has come to this position."""
+        """Record which step training has reached at this time, and measure the seconds per step."""
         self._seen.append((now, position))
         while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW:
             self._seen.popleft()
@@ -35,25 +38,25 @@ class RemainingTime:
             self.seconds_per_step = (now - began) / (position - first)
 
     def start_evaluation(self, now: float) -> None:
-        """Note that an evaluation of one or several sets begins, unless it has begun already."""
+        """Record the start of an evaluation of one or several sets, unless one is in progress."""
         if self._evaluating_since is None:
             self._evaluating_since = now
 
     def end_evaluation(self, now: float) -> None:
-        """Note that the evaluation is over, if there was one."""
+        """Record the end of an evaluation, and its duration, if one is in progress."""
         if self._evaluating_since is not None:
             self.seconds_per_evaluation = now - self._evaluating_since
         self._evaluating_since = None
 
     def seconds(self, steps: float, evaluations: int = 0) -> float | None:
-        """Return the time that so many steps and evaluations take; None while it is unknown."""
+        """Estimate the seconds for this many training steps and evaluations; None while unknown."""
         if self.seconds_per_step is None:
             return None
         return steps * self.seconds_per_step + evaluations * self.seconds_per_evaluation
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it.
+    """Format a number of seconds as text for people, such as 2 h 47 min.
 
     >>> duration(42.4), duration(200), duration(10_000), duration(1e6)
     ('42 s', '3 min', '2 h 47 min', '11.6 days')

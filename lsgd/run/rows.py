@@ -1,65 +1,89 @@
 """The rows of a metrics.jsonl, one JSON object per line; reading them needs no torch."""
 
-import json
 import math
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
-"""`kind` (start, train, epoch, warning, diverged), `step` (steps of the run made until then), and
-the values of that kind."""
+from lsgd.untrusted_files import open_regular, parse_json
 
+Row = dict[str, Any]
+"""One row: `kind` (start, train, epoch, warning, diverged), `step` and the values of that kind.
+
+`step` is the number of steps that the run had made.
+"""
+
+LONGEST = 2**20
+"""The maximum bytes of a row; a longer line is not a row."""
 PER_SECOND = "_per_second"
-"""The end of the key of a speed, such as images_per_second."""
+"""The suffix of a speed's key, such as images_per_second."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl, none if it is not there.
+    """Return the rows of a metrics.jsonl file, or no rows if the file does not exist.
 
-    A last line that a kill cut short is left out, and whatever stands behind a damaged one.
+    A last line that a kill cut short is left out, as is everything after a damaged line. Raises
+    OSError if the file cannot be read.
     """
-    rows = []
-    for line in _lines(path):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    return scan_rows(path)[0]
 
 
 def damaged_line(path: Path) -> int | None:
-    """The number of the first line that is no JSON, unless it is the last, which a kill may have
-    cut short or which is being written now."""
-    good = len(read_rows(path))
-    return good + 1 if good < len(_lines(path)) - 1 else None
+    """Return the number of the first line of a metrics.jsonl that is not JSON, or None without one.
+
+    The last line does not count: a kill may have cut it short, or it is being written now.
+    """
+    return scan_rows(path)[1]
 
 
-def number(row: Row, key: str) -> float | None:
-    """The finite number under this key, if there is one; what was not finite is null."""
+def finite_number(row: Row, key: str) -> float | None:
+    """Return a metrics.jsonl row's value under this key if it is a finite number, else None.
+
+    A value that was not finite is null in the file.
+    """
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def moment(start: Row) -> float:
-    """When this row of a start was written, in seconds since 1970; 0 if it does not say.
+def start_time(start: Row) -> float:
+    """Return when a run's start row was written, in seconds since 1970; 0 if it has no time.
 
-    >>> moment({"kind": "start", "step": 0, "time": "1970-01-01T02:00:07+02:00"})
+    >>> start_time({"kind": "start", "step": 0, "time": "1970-01-01T02:00:07+02:00"})
     7.0
     """
     return datetime.fromisoformat(start["time"]).timestamp() if "time" in start else 0.0
 
 
-def things(row: Row) -> str:
-    """What the speed of this row counts, such as images; empty if it has no speed.
+def speed_unit(row: Row) -> str:
+    """Return the unit of a row's training speed, such as images; an empty string without a speed.
 
-    >>> things({"step": 3, "images_per_second": 900.0, "data_wait": 0.1})
+    >>> speed_unit({"step": 3, "images_per_second": 900.0, "data_wait": 0.1})
     'images'
     """
     return next((key.removesuffix(PER_SECOND) for key in row if key.endswith(PER_SECOND)), "")
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+def scan_rows(path: Path) -> tuple[list[Row], int | None]:
+    """Read a metrics.jsonl once; return the rows before any damaged line, and the line's number."""
+    rows: list[Row] = []
+    lines = _lines(path)
+    for line in lines:
+        try:
+            rows.append(parse_json(line))
+        except ValueError:
+            return rows, len(rows) + 1 if next(lines, None) is not None else None
+    return rows, None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file as bytes, split at every LONGEST bytes; none without a file."""
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return
+    with file:
+        while line := file.readline(LONGEST):
+            yield line

@@ -1,4 +1,4 @@
-"""Saves a run while it goes on: one write at a time, in the background of process 0."""
+"""The writer of a run's checkpoints: one write at a time, in a background thread of process 0."""
 
 import shutil
 from collections.abc import Callable
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lsgd.comm import Comm
-from lsgd.errors import FULL, Interrupted, NotSaved, Preempted
+from lsgd.errors import DISK_FULL_ERRNOS, NotSavedError, PreemptedError, TrainingInterrupted
+from lsgd.job.device import needs_pinned_memory, new_event
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.metrics import Log
@@ -20,38 +21,38 @@ from lsgd.run.metrics import Log
 
 @dataclass(frozen=True)
 class _Failure:
-    """A write that has failed: why, for which step, and whether the disk was full."""
+    """A failed write of a checkpoint: its reason, its step, and whether the disk was full."""
 
     why: str
     step: int
     full: bool
 
 
-class Saver:
-    """Writes the checkpoints of a run into its folder; all processes have one and use it alike.
+class CheckpointSaver:
+    """The background writer of a run's checkpoint files; all processes make the same calls.
 
-    `save` copies the state and returns; serialising, hashing and writing happen in a thread, and
-    the next save waits for it. A full disk costs a checkpoint and not the run: a warning says so at
-    the next save, and training goes on. Where it is the last one, at the end or on leaving early,
-    and for any other failure, NotSaved is raised on all processes. As a context manager it ends no
-    process before its write.
+    `save` copies the state and returns; a thread serialises, hashes and writes it, and the next
+    save waits for that. A full disk costs a checkpoint and not the run: the next save logs a
+    warning, and training goes on. If the failed write is the last one, at the end or on preemption,
+    and for any other failure, NotSavedError is raised on all processes. As a context manager it
+    lets no process exit before its write has ended.
     """
 
     def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: int) -> None:
         self.folder, self.comm, self.log, self.keep = folder, comm, log, keep
         self.thread = ThreadPoolExecutor(1, "saver")
-        self.write: Future[_Failure | None] | None = None
+        self.pending_write: Future[_Failure | None] | None = None
 
     def save(self, snapshot: Checkpoint, *, milestone: bool = False) -> None:
-        """Begin to write what Learner.checkpoint has made, once the last write has ended."""
+        """Wait until the previous checkpoint is written, then write this one in the background."""
         failure = self._settle()
         if failure and not failure.full:
-            raise NotSaved(failure.why)
+            raise NotSavedError(failure.why)
         if failure:
             self.log.warn(snapshot.step, f"{failure.why}; training goes on")
         if self.comm.rank == 0:
             copied, wait = _on_host(snapshot)
-            self.write = self.thread.submit(self._write, copied, wait, milestone)
+            self.pending_write = self.thread.submit(self._write, copied, wait, milestone)
 
     def __enter__(self) -> Self:
         return self
@@ -59,18 +60,18 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        """Wait for the write; raise NotSaved, on all processes, if it was the last and failed."""
+        """Wait for the last checkpoint write; raise NotSavedError on all processes if it failed."""
         self.thread.shutdown()
-        if kind in (None, Preempted, Interrupted):
+        if kind in (None, PreemptedError, TrainingInterrupted):
             if failure := self._settle():
-                raise NotSaved(failure.why) from None
-        # After another error the other processes may be gone.
-        elif self.write and (failure := self.write.result()):
+                raise NotSavedError(failure.why) from None
+        # After any other error a broadcast might hang, since other processes may have exited.
+        elif self.pending_write and (failure := self.pending_write.result()):
             self.log.warn(failure.step, failure.why)
 
     def _settle(self) -> _Failure | None:
-        failure = self.write.result() if self.write else None
-        self.write = None
+        failure = self.pending_write.result() if self.pending_write else None
+        self.pending_write = None
         return self.comm.broadcast_object(failure)
 
     def _write(
@@ -81,7 +82,7 @@ class Saver:
             checkpoint.write(snapshot, self.folder, milestone=milestone, keep=self.keep)
         except OSError as error:
             why = f"step {snapshot.step} could not be saved in {self.folder} ({error.strerror}"
-            if full := error.errno in FULL:
+            if full := error.errno in DISK_FULL_ERRNOS:
                 size, free = _size(vars(snapshot)), shutil.disk_usage(self.folder).free
                 why += f": it needs {size / 2**20:.1f} MiB, {free / 2**20:.1f} are free"
             return _Failure(f"{why}); the checkpoints before it are intact", snapshot.step, full)
@@ -89,16 +90,18 @@ class Saver:
 
 
 def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
-    """A copy that training does not change, and a function that waits until it can be read.
+    """Start copying a checkpoint to host memory; return the copy and a function that awaits it.
 
-    The device copies in turn with its other work, into pinned memory, while the host goes on.
+    The device copies into pinned memory on its current stream, while the host goes on.
     """
-    on_gpu = any(tensor.is_cuda for tensor in snapshot.model.values())
+    device = next(iter(snapshot.model.values())).device
 
     def copied(value: Any) -> Any:
         match value:
             case Tensor():
-                host_copy = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                host_copy = torch.empty_like(
+                    value, device="cpu", pin_memory=needs_pinned_memory(value.device)
+                )
                 return host_copy.copy_(value, non_blocking=True)
             case dict():
                 return {key: copied(entry) for key, entry in value.items()}
@@ -107,15 +110,15 @@ def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
         return value
 
     copy = replace(snapshot, **{key: copied(value) for key, value in vars(snapshot).items()})
-    if not on_gpu:
+    if device.type == "cpu":
         return copy, lambda: None
-    done = torch.cuda.Event()
+    done = new_event(device)
     done.record()
     return copy, done.synchronize
 
 
 def _size(value: Any) -> int:
-    """The size in bytes of all tensors in a nested value."""
+    """Return the size in bytes of all tensors in a nested value."""
     match value:
         case Tensor():
             return value.nbytes

@@ -1,24 +1,21 @@
-"""Why a run is slow, where the machine shows it: one sentence, once, after half a minute."""
+"""The check for why a run is slow: it gives one sentence, once, after half a minute."""
 
 import time
-from contextlib import suppress
-from pathlib import Path
+
+from lsgd.job.system import core_wait
 
 PATIENCE = 30.0
-"""Seconds of training before anything is said of its speed."""
+"""The seconds of training before the check."""
 DATA_WAIT, CORE_WAIT = 0.5, 0.3
-"""The shares of the time from which on waiting for data, or for a core, is worth a sentence."""
+"""The shares of the time waiting for data, or for a core, from which on it is reported."""
 WORTH_SAYING = 600.0
-"""The shortest remaining time of a run, in seconds, in which that sentence helps."""
+"""The shortest remaining time of a run, in seconds, for which the check reports anything."""
 HOPELESS = 7 * 24 * 3600.0
-"""The remaining time, in seconds, from which on a run on a CPU is probably not meant."""
-SCHEDULE = Path("/proc/self/schedstat")
-"""Linux's count, among others, of the nanoseconds that this process's main thread has waited for a
-core while it could have run."""
+"""The remaining time, in seconds, from which on a run on a CPU is probably a mistake."""
 
 
 class SlownessCheck:
-    """Looks once, after PATIENCE seconds, for what makes a run slower than it could be."""
+    """A check that looks once, after PATIENCE seconds of training, for why the run is slow."""
 
     def __init__(self) -> None:
         self.began: float | None = None
@@ -27,14 +24,14 @@ class SlownessCheck:
         self.done = False
 
     def reason(self, data_wait: float, seconds_left: float | None, device: str) -> str:
-        """Return a sentence with the reason and the fix, once; an empty string before and after it.
+        """Return why the run is slow and the fix, once, after PATIENCE seconds; else ''.
 
         `data_wait` is the time in seconds that this epoch has waited for batches so far.
         """
         now = time.perf_counter()
         if self.began is None:
             self.began, self._of_epoch, self.core_wait_before = now, data_wait, core_wait()
-        # A new epoch is counted from nothing.
+        # data_wait restarts from 0 in each epoch.
         self.data_wait += data_wait - (self._of_epoch if data_wait >= self._of_epoch else 0.0)
         self._of_epoch = data_wait
         elapsed = now - self.began
@@ -48,7 +45,7 @@ class SlownessCheck:
 
 
 def slowness(data_wait: float, core_wait: float, seconds_left: float, device: str) -> str:
-    """Return why a run is slow and what helps, from the shares of its time and the rest of it.
+    """Return why a run is slow and the fix, from the shares of time it waits; empty if it is not.
 
     >>> slowness(0.8, 0.0, 3600.0, "cuda")[:51]
     'slow: 80 % of the time training waits for its data;'
@@ -72,10 +69,3 @@ def slowness(data_wait: float, core_wait: float, seconds_left: float, device: st
             "it in miniature, and +recipe=fashion_bs256 is a run for a CPU"
         )
     return ""
-
-
-def core_wait() -> float:
-    """Return the seconds that the main thread has waited for a core; 0 if Linux does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(SCHEDULE.read_text().split()[1]) / 1e9
-    return 0.0

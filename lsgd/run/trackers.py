@@ -1,43 +1,46 @@
-"""The processes that send a run to trackers while it trains, which itself calls no tracker."""
+"""The processes that send a run's metrics to trackers; the training process calls no tracker."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
 
-from lsgd.errors import Refused
-from lsgd.installation import install
+from lsgd.errors import UsageError
+from lsgd.installation import install_command, is_installed
 from lsgd.job.launcher import without_launcher
 
 WAIT = 10.0
-"""Seconds that a run which is through waits, in all, until its trackers have everything: many a
-launcher, and each container, takes what is left of a job with it."""
+"""The seconds, in all, that a finished run waits for its trackers to receive everything.
+
+Many launchers, and every container, kill the remaining processes when the job ends.
+"""
 
 
 def check_installed(trackers: Sequence[str]) -> None:
-    """Raise Refused if the package of one of these is not there; none is imported."""
+    """Raise UsageError if an experiment tracker's Python package is not installed; import none."""
     for name in trackers:
-        if find_spec(name) is None:
-            raise Refused(
+        if not is_installed(name):
+            raise UsageError(
                 f"the tracker {name} needs its package, which is not installed; type "
-                f"{install(name)}, or send the run later from a machine that has it (lsgd track)"
+                f"{install_command(name)}, or send the run later from a machine that has it (lsgd "
+                "track)"
             )
 
 
 def log_of(folder: Path, tracker: str) -> Path:
-    """The file in a run folder in which the process of this tracker says how it goes."""
+    """Return the path of an experiment tracker's log file in a run folder."""
     return folder / f"tracker-{tracker}.log"
 
 
-class Followers:
-    """Processes that each send the rows of a run folder to a tracker, until nobody holds their
-    standard input.
+class TrackerProcesses:
+    """The child processes that each send a run's rows to one experiment tracker while it trains.
 
-    So they learn of the end of this process, whichever end that is. They are in sessions of their
-    own and have none of the job's streams, so that nobody waits for them.
+    They read their standard input, whose end signals the end of this process, however it ends. They
+    run in sessions of their own with none of the job's streams, so that nothing waits for them.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -45,7 +48,7 @@ class Followers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, tracker: str) -> None:
-        """Start the process for this tracker; if it cannot be, that is said, and ends no run."""
+        """Start a process that sends the run's rows to this tracker; print a failure and go on."""
         log = log_of(self.folder, tracker)
         command = [sys.executable, "-m", "lsgd.track", str(self.folder), "--to", tracker]
         try:
@@ -64,20 +67,27 @@ class Followers:
             self.say(f"sent to {tracker} by a process of its own: {log}")
 
     def end(self, wait: float) -> None:
-        """Let them send what is left, and end; what is not sent after `wait` seconds is said, if
-        there are any."""
+        """Let the tracker processes send their remaining rows; wait up to `wait` seconds for all.
+
+        With a wait above 0 it prints which are still sending and which have failed.
+        """
         until = time.monotonic() + wait
         for process in self.processes.values():
             assert process.stdin
             process.stdin.close()
         for tracker, process in self.processes.items():
-            try:
-                sent = process.wait(max(0.0, until - time.monotonic())) == 0
-            except subprocess.TimeoutExpired:
-                sent = False
-            if wait and not sent:
-                log = log_of(self.folder, tracker)
-                self.say(f"{tracker} does not have everything yet: {log}; {self._later(tracker)}")
+            log = log_of(self.folder, tracker)
+            code: int | None = None
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(max(0.0, until - time.monotonic()))
+            if wait and code is None:
+                self.say(
+                    f"the process that sends the run to {tracker} goes on with the rest: {log}; if "
+                    f"the job's end ends it, {self._later(tracker)}"
+                )
+            elif wait and code:
+                self.say(f"{tracker} does not have everything: {log}; {self._later(tracker)}")
 
     def _later(self, tracker: str) -> str:
-        return f"lsgd track {self.folder} --to {tracker} sends the rest later"
+        command = shlex.join(["lsgd", "track", str(self.folder), "--to", tracker])
+        return f"`{command}` sends the rest later"

@@ -1,49 +1,51 @@
-"""What searches have found, as words for the recipes of a study."""
+"""The best overrides of finished searches, applied to the recipes of a study."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe.study import Entry, Study
+from lsgd.untrusted_files import parse_json, read_bounded
 
 SEARCHES = Path("runs/searches")
-"""The folder with the folders of all searches."""
+"""The folder that contains the folders of all searches."""
 DEFINITION = "search.json"
-"""The file in such a folder that says what is searched, and how."""
+"""The file in a search's folder that defines what is searched, and how."""
 POINTS = "points.json"
-"""The file in such a folder with what became of its points, and the words of the best."""
+"""The file in a search's folder with the results of its trials and the best overrides."""
 
 
-def tune(study: Study) -> Study:
-    """The study with the words that its searches have found.
+def apply_search_results(study: Study) -> Study:
+    """Return the study with each entry that names a search given that search's best overrides.
 
-    Raises Refused for a search that is not there or not at its end, or that is of another recipe.
+    Raises UsageError for a search that does not exist, is not finished, or is of another recipe.
     """
     entries = [
-        replace(entry, words=_words(study, entry)) if entry.search else entry
+        replace(entry, words=_overrides(study, entry)) if entry.search else entry
         for entry in study.entries
     ]
     return replace(study, entries=entries)
 
 
-def _words(study: Study, entry: Entry) -> list[str]:
+def _overrides(study: Study, entry: Entry) -> list[str]:
     folder = SEARCHES / str(entry.search)
     where = f"study {study.name} trains {entry.recipe} by {folder}"
     try:
-        found = json.loads((folder / POINTS).read_text(encoding="utf-8"))
-        recipe = json.loads((folder / DEFINITION).read_text(encoding="utf-8"))["recipe"]
-        words, budget = found["tuned"], found["budget"]
+        found = parse_json(read_bounded(folder / POINTS))
+        recipe = parse_json(read_bounded(folder / DEFINITION))["recipe"]
+        overrides, budget = found["tuned"], found["budget"]
         tried = sum(point["ended"] is not None for point in found["points"])
     except (OSError, ValueError, LookupError, TypeError):
-        raise Refused(
+        raise UsageError(
             f"{where}, where no search is; run python -m lsgd.search +search={entry.search} first"
         ) from None
     if recipe != entry.recipe:
-        raise Refused(f"{where}, which is a search of {recipe}; write a search of {entry.recipe}")
-    if tried < budget or not words:
-        raise Refused(
+        raise UsageError(
+            f"{where}, which is a search of {recipe}; write a search of {entry.recipe}"
+        )
+    if tried < budget or not overrides:
+        raise UsageError(
             f"{where}, which has tried {tried} of {budget} points; the command that began it goes "
             "on with it"
         )
-    return [str(word) for word in words]
+    return [str(word) for word in overrides]

@@ -1,1 +1,1 @@
-"""Many trials, one best point: `python -m lsgd.search` tells what to train a recipe with."""
+"""Hyper-parameter search: `python -m lsgd.search` finds the best settings of a recipe."""

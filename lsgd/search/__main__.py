@@ -1,34 +1,37 @@
-"""Hyper-parameters by Optuna: `python -m lsgd.search` trains points of a space, finds the best.
+"""Search hyper-parameters with Optuna: train trials from a search space and report the best one.
 
-    python -m lsgd.search +search=digits                        # one trial after another
+    python -m lsgd.search +search=digits                        # one run after another
     python -m lsgd.search +search=digits --jobs 2               # two at a time
-    python -m lsgd.search +search=digits --print                # what is done, what runs
-    python -m lsgd.search +search=digits sampler=gp trials=20   # words change the search …
-    python -m lsgd.search +search=digits worker_batch=32        # … or hold for all its trials
+    python -m lsgd.search +search=digits --print                # show what is done, what would run
+    python -m lsgd.search +search=digits sampler=gp trials=20   # override fields of the search …
+    python -m lsgd.search +search=digits worker_batch=32        # … or of the recipe, for all trials
     python -m lsgd.search --report runs/searches/a runs/searches/b --out FOLDER   # one page on both
     python -m lsgd.search +search=digits --launch slurm --nodes 1 --jobs 8   # 8 in the queue
     python -m lsgd.search +search=digits --launch spark --master spark://HOST:7077 --jobs 8
 
-A point is one value of each field of the search's space, in recipes/search/NAME.yaml; its trials
-are runs like those of a study, one for each of `seeds`, in runs/trials/NAME-seedS-FINGERPRINT: one
-that is there already, from whatever study or search, is not trained again. The point's value is the
-mean of their numbers.
+A trial is one point of the search space, which is in recipes/search/NAME.yaml: one value for each
+of its fields. Each trial is trained once with each of `seeds`, and its value is the mean of the
+final metrics of these runs. The runs are in runs/trials/NAME-seedS-FINGERPRINT; a run that a study
+or another search has already finished is not trained again.
 
     sampler=grid|random|tpe|gp    how the next point is chosen; sampler_seed=N for another series
-    trials=N                      how many points; more of them later go on with the same search
-    prune={rule: median}          points whose value after an epoch is worse than half of the others
-                                  then are told to save and leave; their run_dir goes on with them
-    seeds=[0,1]                   the seeds that each point is trained with
-    compared_seeds=[2,3]          other seeds, by which the best point is held against the recipe
+    trials=N                      the number of trials; raise it later to extend the same search
+    prune={rule: median}          stop trials that are, after an epoch, worse than half of the
+                                  others were at that epoch with the same seed, whatever they were
+                                  before; their runs save a checkpoint, and run_dir=… resumes one
+    seeds=[0,1]                   the seeds with which each trial is trained
+    compared_seeds=[2,3]          other seeds, to compare the best trial with the recipe itself
 
-The same command goes on where it stopped, also if it was killed: its points are in a journal in
-runs/searches/NAME, which optuna-dashboard opens. Points that were begun are finished, and with one
-job the search takes the points that it would have taken. Several searches in one folder share the
-work. A run that diverges has failed, and one that crashes is started once more. Ctrl-C and SIGTERM
-make the trials save and leave; on Slurm they stay in the queue, and the same command finds them.
+Rerun the same command to resume, also after a kill: the trials are in a journal in
+runs/searches/NAME, which optuna-dashboard can open. A resumed search first finishes the trials that
+have begun; with one job it then tries the same points as an uninterrupted search. Several searches
+in one folder share the work. A run that diverges has failed; a run that crashes is restarted once.
+On Ctrl-C and SIGTERM the runs save a checkpoint and exit; on Slurm they stay in the queue, and the
+same command finds them.
 
-exit code 0: every point is tried; 2: refused, or a trial was; 75: told to stop, and the same
-command goes on.
+exit code 0: every trial has ended; 1: all have failed, or the first ones before their first step,
+as where a machine is at fault; 2: the command or a run was refused; 6: a disk is full; 75: stopped
+by a signal. After 6 and 75, rerun the same command to resume.
 """
 
 import shlex
@@ -37,99 +40,146 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lsgd.errors import Preempted
-from lsgd.files import new_folder
+from lsgd.errors import PreemptedError
+from lsgd.files import create_output_folder
 from lsgd.job.command import run_alone
+from lsgd.planned.launch import limit_threads
+from lsgd.planned.planned_run import PlannedRun, has_ended
 from lsgd.report.libraries import check_libraries
-from lsgd.search.controller import Controller, say
-from lsgd.search.folder import check_folder, folder_of, locked, open_folder
-from lsgd.search.places import Place, place_for
-from lsgd.search.point import RUNNING, Point, best_of
-from lsgd.search.record import load, record_of, save
+from lsgd.search.backends import TrialBackend, backend_for
+from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
+from lsgd.search.controller import UNSTARTED, Controller, print_line
+from lsgd.search.folder import (
+    check_folder,
+    definition_hash,
+    folder_id,
+    hold_lock,
+    open_folder,
+    search_folder,
+)
+from lsgd.search.record import load_record, make_record, save_record
 from lsgd.search.report import write_page
-from lsgd.search.space import in_short, words_of
-from lsgd.search.words import ReportRequest, SearchRequest, read_request
+from lsgd.search.space import format_values, overrides_of
+from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
 from lsgd.supervise.signals import catch_stop_signals
-from lsgd.trials.launch import share_cores
-from lsgd.trials.trial import Trial, ended
 
 if TYPE_CHECKING:
-    from lsgd.search.engine import Engine
+    from lsgd.search.optuna_study import OptunaStudy
 
 
 def search(argv: Sequence[str]) -> int:
-    """Do what the words ask for; returns the exit code, which is 0 once every point is tried."""
+    """Run the search or the report that the command line asks for; return the exit code."""
     request = read_request(__doc__ or "", argv)
     if isinstance(request, ReportRequest):
         return report(request)
     request.space.check()
-    place = place_for(request.launcher)
-    # Only now, so that --help does without Optuna.
-    from lsgd.search.engine import Engine, begun
+    place = backend_for(request.launcher)
+    # Imported here, so that --help works without Optuna.
+    from lsgd.search.optuna_study import OptunaStudy, load_trials
 
-    if request.prints:
-        folder = folder_of(request.space)
+    if request.is_dry_run:
+        folder = search_folder(request.space)
         check_folder(folder, request.space)
-        show(request, begun(folder, request.storage), folder)
+        search, definition = request.space.search, definition_hash(request.space)
+        points = load_trials(search, folder, request.storage, definition=definition)
+        print_plan(request, points, folder)
         return 0
-    # Better now than when all is trained.
+    # Fail before the training rather than after it.
     check_libraries("search")
     folder = open_folder(request.space)
-    engine = Engine(request.space.search, folder, request.storage)
+    engine = OptunaStudy(
+        request.space.search,
+        folder,
+        request.storage,
+        definition=definition_hash(request.space),
+        folder_id=folder_id(folder),
+    )
     if request.jobs > 1:
-        share_cores(request.launcher, request.jobs)
+        limit_threads(request.launcher, request.jobs)
     with place.open(folder, request.jobs, prunes=bool(request.space.search.prune)):
-        return go(request, engine, place, folder)
+        return run_search(request, engine, place, folder)
 
 
-def go(request: SearchRequest, engine: "Engine", place: Place, folder: Path) -> int:
-    """Try the points that are left, compare the best, and report; returns the exit code."""
-    signals = catch_stop_signals()  # after Spark, which takes one for itself
+def run_search(
+    request: SearchRequest, engine: "OptunaStudy", place: TrialBackend, folder: Path
+) -> int:
+    """Train a search's trials, compare the best with the recipe, report; return the exit code."""
+    signals = catch_stop_signals()  # after Spark, which installs a handler of its own
     controller = Controller(request.space, engine, place, folder, signals)
-    done = sum(point.state != RUNNING for point in engine.points())
-    say(f"{folder}: {controller.budget} points, {done} of them tried")
+    points = engine.all_trials()
+    done = sum(point.state != RUNNING for point in points)
+    print_line(f"{folder}: {controller.budget} points, {done} of them tried")
+    if request.retries:
+        controller.retry_failed()
     controller.search(request.jobs)
-    if not signals:
-        for name, trials in compared(request, engine.points()).items():
+    points = engine.all_trials()
+    # A single one may be the trial's own fault, where a signal has stopped the search.
+    if len(controller.ended_before_first_step) >= min(UNSTARTED, controller.budget):
+        [(_, why), *_] = controller.ended_before_first_step.values()
+        print_line(
+            f"the first points all ended before their first step ({why}), which is none of their "
+            "faults; mend that, and the same command tries them again"
+        )
+        return 1
+    elsewhere = sum(point.state == RUNNING for point in points if not signals)
+    if not signals and not elsewhere:
+        for name, trials in comparison_runs(request, points).items():
             controller.compare(name, trials, request.jobs)
-    finish(request, engine.points(), folder)
+    write_results(request, points, folder)
     if signals:
-        say("stopped; the same command goes on")
-        return Preempted.exit_code
+        print_line("stopped; the same command goes on")
+        return PreemptedError.exit_code
+    if elsewhere:
+        print_line(
+            f"{elsewhere} points are being tried from another folder; once they have ended, the "
+            "same command goes on"
+        )
+        return PreemptedError.exit_code
+    if all(point.state == FAILED for point in points):
+        print_line(
+            f"all points have failed, the last since {points[-1].why}; once that is mended, "
+            "--retry-failed tries them again"
+        )
+        return 1
     return 0
 
 
-def compared(request: SearchRequest, points: Sequence[Point]) -> dict[str, list[Trial]]:
-    """The runs by which the best point is held against the recipe as it is."""
+def comparison_runs(request: SearchRequest, points: Sequence[Trial]) -> dict[str, list[PlannedRun]]:
+    """Return the runs that compare a search's best trial with the unchanged recipe, by label."""
     space, seeds = request.space, request.space.search.compared_seeds
-    best = best_of(points)
+    best = best_trial(points)
     if best is None:
         return {}
     return {
-        "the best point": space.trials(best.values, seeds),
-        "the recipe as it is": space.trials({}, seeds),
+        "the best point": space.planned_runs(best.values, seeds),
+        "the recipe as it is": space.planned_runs({}, seeds),
     }
 
 
-def finish(request: SearchRequest, points: Sequence[Point], folder: Path) -> None:
-    """Write the record and the page of the search, and say what is best."""
+def write_results(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
+    """Write a hyper-parameter search's record and report page, and print its best trial."""
     command = shlex.join(
-        ["python", "-m", "lsgd.search", f"+search={request.space.search.name}", *request.words]
+        ["python", "-m", "lsgd.search", f"+search={request.space.search.name}", *request.overrides]
     )
-    record = record_of(request.space, points, folder.name, command)
-    with locked(folder, "report"):
-        save(record, folder)
+    record = make_record(request.space, points, folder.name, command)
+    with hold_lock(folder, "report"):
+        save_record(record, folder)
         write_page([record], folder, command)
-    best = best_of(points)
+    best = best_trial(points)
     if best and best.value is not None:
-        say(f"best: {record.metric.named(best.value)} with {' '.join(words_of(best.values))}")
+        print_line(
+            f"best: {record.metric.format_labelled(best.value)} with "
+            f"{' '.join(overrides_of(best.values))}"
+        )
+    elif any(point.state == FINISHED for point in points):
+        print_line(f"no point has reached its target: {record.metric.label}")
     print(f"report: {folder / 'index.html'}", flush=True)
 
 
 def report(request: ReportRequest) -> int:
-    """Write one page on several searches."""
-    records = [load(folder) for folder in request.folders]
-    with new_folder(request.out) as out:
+    """Write one report page on the searches in several folders; return the exit code."""
+    records = [load_record(folder) for folder in request.folders]
+    with create_output_folder(request.out) as out:
         assert out
         command = ["python", "-m", "lsgd.search", "--report", *map(str, request.folders)]
         write_page(records, out, shlex.join([*command, "--out", str(out)]))
@@ -137,20 +187,22 @@ def report(request: ReportRequest) -> int:
     return 0
 
 
-def show(request: SearchRequest, points: Sequence[Point], folder: Path) -> None:
-    """Print what has become of each point, and the commands of those that are not finished."""
-    print(f"# {folder}: {request.space.search.points} points, {len(points)} of them begun")
+def print_plan(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
+    """Print the state of each trial, and the commands of the unfinished runs of running trials."""
+    print(f"# {folder}: {request.space.search.trial_count} points, {len(points)} of them begun")
     for point in points:
         value = "" if point.value is None else f" {point.value:.4g}"
-        print(f"# {point.number + 1}: {in_short(point.values)}: {point.state}{value} {point.why}")
+        print(
+            f"# {point.number + 1}: {format_values(point.values)}: {point.state}{value} {point.why}"
+        )
         if point.state == RUNNING:
-            for trial in request.space.trials(point.values, request.space.search.seeds):
-                if not ended(trial.run):
+            for trial in request.space.planned_runs(point.values, request.space.search.seeds):
+                if not has_ended(trial.saved_run):
                     print(shlex.join(request.launcher.command(trial)))
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run `python -m lsgd.search` with these arguments; return the exit code."""
     return run_alone(lambda: search(argv))
 
 

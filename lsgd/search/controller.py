@@ -1,4 +1,4 @@
-"""The search at work: points are proposed, trained, watched, and given up or told."""
+"""The controller of a search: it asks Optuna for trials, trains them, prunes and records them."""
 
 import signal
 import time
@@ -10,242 +10,327 @@ from pathlib import Path
 from statistics import fmean
 from typing import IO, TYPE_CHECKING
 
-from lsgd.errors import NotSaved, Preempted, Refused
+from lsgd.errors import ExitError, NotSavedError, PreemptedError, UsageError
+from lsgd.planned.attempt import failure_reason
+from lsgd.planned.planned_run import PlannedRun, has_ended
 from lsgd.recipe.search import Value
 from lsgd.run.read import Run
 from lsgd.run.remaining import duration
-from lsgd.run.rows import number, read_rows
-from lsgd.search.folder import lock, locked
-from lsgd.search.places import Place
-from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING
-from lsgd.search.space import Space, in_short
-from lsgd.search.stop import Stop
-from lsgd.supervise.logbook import Taken
-from lsgd.trials.attempt import failure
-from lsgd.trials.trial import Trial, ended
+from lsgd.run.rows import finite_number, read_rows
+from lsgd.search.backends import TrialBackend
+from lsgd.search.folder import acquire_lock, hold_lock
+from lsgd.search.space import SearchSpace, format_values
+from lsgd.search.stop import StopRequest
+from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, Trial
+from lsgd.supervise.logbook import SupervisorLockedError
 
 if TYPE_CHECKING:
-    from lsgd.search.engine import Engine
+    from lsgd.search.optuna_study import OptunaStudy
 
 POLL = 0.25
-"""Seconds between looks at what the trials have written."""
+"""Seconds between two readings of the rows of the running trials."""
 OTHERS = 1.0
-"""Seconds between looks at what other processes do for the same search."""
+"""Seconds between two checks for trials that other processes run for the same search."""
 CRASHES = 2
-"""After so many a trial has failed."""
+"""The number of crashes of a run after which its trial has failed."""
+ENDINGS: dict[int, type[ExitError]] = {each.exit_code: each for each in (UsageError, NotSavedError)}
+"""The errors that would meet every other run too, by exit code."""
+UNSTARTED = 2
+"""The number of trials that may end before their first step while no run has made one.
+
+Any further trial would then end for the same reason, which is not in its values.
+"""
 
 
 @dataclass
-class OpenPoint:
-    """A point that is being trained by this process: one trial for each seed, one after another."""
+class RunningTrial:
+    """A trial of a search that this process is training: one run for each seed, in turn."""
 
     number: int
     values: dict[str, Value]
-    trials: list[Trial]
-    stop: Stop
+    runs: list[PlannedRun]
+    stop: StopRequest
     lock: IO[str]
-    """It is held as long as this process has the point."""
+    """The lock on the trial, held for as long as this process trains it."""
     began: float = field(default_factory=time.monotonic)
-    step: int = 0
-    """The epochs that were reported, of all its trials together."""
-    told: bool = False
+    reported_epochs: int = 0
+    """The epochs reported to Optuna, summed over the trial's runs."""
+    is_recorded: bool = False
 
 
 class Controller:
-    """What one process does for a search; others may do the same in the same folder."""
+    """The controller of a search's trials in one process: it trains, prunes and records them."""
 
     def __init__(
-        self, space: Space, engine: "Engine", place: Place, folder: Path, signals: list[int]
+        self,
+        space: SearchSpace,
+        engine: "OptunaStudy",
+        place: TrialBackend,
+        folder: Path,
+        signals: list[int],
     ) -> None:
         self.space, self.engine, self.place = space, engine, place
         self.folder, self.signals = folder, signals
-        self.budget = space.search.points
-        self.active: dict[Future[str], OpenPoint] = {}
-        self.refusal: Refused | None = None
-        """What would befall every trial; the others are told to leave then."""
+        self.budget = space.search.trial_count
+        self.active: dict[Future[str], RunningTrial] = {}
+        self.refusal: ExitError | None = None
+        """The error that would meet every run; the running ones are then stopped."""
+        self.to_repeat: list[Trial] = []
+        """Failed trials that are to be repeated."""
+        self.any_run_stepped = any(
+            point.reported or point.state in (FINISHED, PRUNED) for point in engine.all_trials()
+        )
+        """Whether any run of this search is known to have made a step."""
+        self.ended_before_first_step: dict[int, tuple[RunningTrial, str]] = {}
+        """Trials that ended before their first step, and why, while no run has made a step.
+
+        They are not recorded as failed: if the machine is at fault, rerunning the command retries
+        them.
+        """
+
+    def retry_failed(self) -> None:
+        """Queue a search's failed trials to be repeated, except those with a run that diverged."""
+        for point in self.engine.all_trials():
+            if point.state == FAILED:
+                trials = self.space.planned_runs(point.values, self.space.search.seeds)
+                runs = [run for trial in trials if (run := trial.saved_run)]
+                if all(run.diverged is None for run in runs):
+                    self.to_repeat.append(point)
 
     def search(self, jobs: int) -> None:
-        """Try points, so many at a time, until there are as many as were asked for.
+        """Train trials, up to `jobs` at a time, until the search has as many as its settings say.
 
-        Returns early once a signal has come. Raises Refused for what would befall every trial.
+        Returns early once a signal has arrived. Stops the running trials, then raises UsageError
+        for an error that would meet every run, the error of a full disk, or PreemptedError if the
+        storage or the cluster cannot be reached.
         """
         with ThreadPoolExecutor(jobs) as pool:
-            while True:
-                while len(self.active) < jobs and (job := self._next()):
-                    self.active[pool.submit(self._train, job)] = job
-                if not self.active and (self.signals or not self._others_at_work()):
-                    break
-                done, _ = wait(self.active, timeout=POLL, return_when=FIRST_COMPLETED)
-                for future, job in list(self.active.items()):
-                    self._watch(job)
-                    if future in done:
-                        self._end(self.active.pop(future), future)
-                if not self.active:
-                    time.sleep(POLL)
+            try:
+                self._search(pool, jobs)
+            except BaseException:
+                self.signals.append(signal.SIGTERM)
+                raise
+            finally:
+                for job, _ in self.ended_before_first_step.values():
+                    job.lock.close()
         if self.refusal:
             raise self.refusal
 
-    def compare(self, name: str, trials: Sequence[Trial], jobs: int) -> None:
-        """Train what is left of these, so many at a time; says what has failed."""
+    def _search(self, pool: ThreadPoolExecutor, jobs: int) -> None:
+        """Start, watch and record trials until no process of this search has any left to train."""
+        while True:
+            while len(self.active) < jobs and (job := self._next()):
+                self.active[pool.submit(self._train_trial, job)] = job
+            if not self.active and (self.signals or not self._others_at_work()):
+                break
+            done, _ = wait(self.active, timeout=POLL, return_when=FIRST_COMPLETED)
+            for future, job in list(self.active.items()):
+                self._report_epochs(job)
+                if future in done:
+                    self._end(self.active.pop(future), future)
+            if not self.active:
+                time.sleep(POLL)
 
-        def finish(trial: Trial) -> None:
+    def compare(self, name: str, trials: Sequence[PlannedRun], jobs: int) -> None:
+        """Train a compared recipe's runs, up to `jobs` at a time; print failures and metrics."""
+
+        def finish(trial: PlannedRun) -> None:
             who = f"{name}, seed {trial.recipe.seed}"
-            why = self._finish(trial, Stop(self.signals), lambda what: say(f"{who}: {what}"))
+            why = self._train_run(
+                trial, StopRequest(self.signals), lambda what: print_line(f"{who}: {what}")
+            )
             if why:
-                say(f"{who}: {why}")
-            elif (run := trial.run) and run.finished:
-                say(f"{who}: {run.metric.named(run.number)}")
+                print_line(f"{who}: {why}")
+            elif (run := trial.saved_run) and run.finished:
+                print_line(f"{who}: {run.metric.format_labelled(run.final_metric)}")
 
         with ThreadPoolExecutor(jobs) as pool:
             for future in [pool.submit(finish, trial) for trial in trials]:
                 future.result()
 
-    def _next(self) -> OpenPoint | None:
-        """A point that has nobody, or a new one; None if there is none, or this search ends."""
+    def _next(self) -> RunningTrial | None:
+        """Claim and return an abandoned or new trial; None if none is left or the search stops."""
         if self.signals:
             return None
-        # A point is nobody's between its number and its lock; and two must not both be the last.
-        with locked(self.folder, "ask"):
-            points = self.engine.points()
-            mine = {job.number for job in self.active.values()}
+        # A new trial has no owner until its lock is taken, and two processes must not both start
+        # the last one.
+        with hold_lock(self.folder, "ask"):
+            points = self.engine.all_trials()
+            free = self.engine.trial_numbers_here() - self.ended_before_first_step.keys()
+            free -= {job.number for job in self.active.values()}
             for point in points:
-                left = point.state == RUNNING and point.number not in mine
-                if left and (held := lock(self.folder, str(point.number), wait=False)):
-                    return self._job(point.number, held, step=max(point.reported, default=0))
-            if len(points) >= self.budget:
+                left = point.state == RUNNING and point.number in free
+                if left and (held := acquire_lock(self.folder, str(point.number), wait=False)):
+                    return self._claim(point.number, held, step=max(point.reported, default=0))
+            if not self.to_repeat and len(points) >= self.budget:
                 return None
-            number = self.engine.ask()
-            held = lock(self.folder, str(number), wait=True)
+            number = self.engine.ask(self.to_repeat.pop(0) if self.to_repeat else None)
+            held = acquire_lock(self.folder, str(number), wait=True)
             assert held
-            return self._job(number, held, step=0)
+            return self._claim(number, held, step=0)
 
-    def _job(self, number: int, held: IO[str], step: int) -> OpenPoint | None:
-        """The point, which is this process's from now on; None if the recipe refuses it."""
+    def _claim(self, number: int, held: IO[str], step: int) -> RunningTrial | None:
+        """Return a locked trial with its runs; record a failure and return None if invalid."""
         values = self.engine.values(number)
         try:
-            trials = self.space.trials(values, self.space.search.seeds)
-        except Refused as error:
+            trials = self.space.planned_runs(values, self.space.search.seeds)
+        except UsageError as error:
             self.engine.tell(number, FAILED, why=str(error))
             held.close()
             self._refuse(error)
             return None
-        job = OpenPoint(number, values, trials, Stop(self.signals), held, step=step)
-        if step:  # of a search that was killed, perhaps before it had asked
-            self._give_up_if_due(job)
+        job = RunningTrial(
+            number, values, trials, StopRequest(self.signals), held, reported_epochs=step
+        )
+        if step:  # of a search that was killed, perhaps before its pruning decision
+            self._prune_if_due(job)
         return job
 
-    def _refuse(self, error: Refused) -> None:
+    def _refuse(self, error: ExitError) -> None:
+        """Store the first error that would meet every run, and stop the search's running trials."""
         self.refusal = self.refusal or error
         self.signals.append(signal.SIGTERM)
 
     def _others_at_work(self) -> bool:
+        """Wait shortly, then return whether another process still trains a trial of this folder."""
         time.sleep(OTHERS)
-        return any(point.state == RUNNING for point in self.engine.points())
+        there = self.engine.trial_numbers_here() - self.ended_before_first_step.keys()
+        return any(p.state == RUNNING and p.number in there for p in self.engine.all_trials())
 
-    def _train(self, job: OpenPoint) -> str:
-        """Train the point with one seed after the other; returns why it has failed, if it has.
+    def _train_trial(self, job: RunningTrial) -> str:
+        """Train a trial's runs, seed after seed; return why one of them failed, or an empty string.
 
-        It runs in a thread, while the thread of the search watches the rows.
+        It runs in a worker thread, while the search's own thread watches the rows.
         """
-        for trial in job.trials:
-            if why := self._finish(trial, job.stop, lambda what: self._say(job, what)):
+        for trial in job.runs:
+            if why := self._train_run(trial, job.stop, lambda what: self._say(job, what)):
                 return why
             if job.stop:
                 break
         return ""
 
-    def _finish(self, trial: Trial, stop: Stop, say: Callable[[str], None]) -> str:
-        """Train what is left of the trial, until it is told to stop; why it has failed, if it has.
+    def _train_run(self, trial: PlannedRun, stop: StopRequest, say: Callable[[str], None]) -> str:
+        """Train a run until it ends or is stopped; return why it failed, or an empty string.
 
-        A crash is no failure yet; raises Refused for what another trial would be told too.
+        A run that crashes is restarted once. Raises UsageError, or the error of a full disk, for
+        what would meet every other run too.
         """
-        crashes, announced, run = 0, False, trial.run
-        while not stop and not ended(run):
+        crashes, announced, run = 0, False, trial.saved_run
+        while not stop and not has_ended(run):
             try:
                 ending = self.place.train(trial, stop, say)
-            except Taken:
+            except SupervisorLockedError:
                 if not announced:
                     say("is being trained by another process")
                 announced = True
                 time.sleep(OTHERS)
                 continue
             except OSError as error:
-                raise Refused(f"{trial} cannot be started ({error}); mend that first") from None
-            run = trial.run
-            if ending is None or ending.code == Preempted.exit_code or ended(run):
+                raise UsageError(f"{trial} cannot be started ({error}); mend that first") from None
+            run = trial.saved_run
+            if ending is None or ending.code == PreemptedError.exit_code or has_ended(run):
                 continue
-            why = failure(trial, ending)
-            if ending.code in (Refused.exit_code, NotSaved.exit_code):
-                raise Refused(f"{trial}: {why}")
+            why = failure_reason(trial, ending)
+            if ending.code in ENDINGS:
+                raise ENDINGS[ending.code](f"{trial}: {why}")
             crashes += 1
             if crashes == CRASHES:
                 return why
             say(f"{why}; started once more")
         return run.state if run and run.diverged is not None else ""
 
-    def _watch(self, job: OpenPoint) -> None:
-        """Report what the runs of the point have written since, epoch by epoch.
+    def _report_epochs(self, job: RunningTrial) -> None:
+        """Report the new epochs of a trial's runs to Optuna, in order, and prune the trial if due.
 
-        A point is given up by the first epoch at which it is due, even if a run has gone further.
+        A trial is pruned by the first epoch at which that is due, even if a run has gone further.
         """
-        for place, trial in enumerate(job.trials):
+        for place, trial in enumerate(job.runs):
             for epoch, value in sorted(_epochs(trial).items()):
                 step = place * trial.recipe.epochs + epoch
-                if step > job.step and not job.told:
-                    job.step = step
+                if step > job.reported_epochs and not job.is_recorded:
+                    self._note_first_step()
+                    job.reported_epochs = step
                     self.engine.report(job.number, step, value)
-                    self._give_up_if_due(job)
+                    self._prune_if_due(job)
 
-    def _give_up_if_due(self, job: OpenPoint) -> None:
-        last = len(job.trials) * job.trials[0].recipe.epochs
-        if job.step < last and self.engine.gives_up(job.number):
-            # Told before the run has left, so that nothing can come between the two.
-            self._tell(job, PRUNED, f"given up after {job.step} of {last} epochs")
+    def _prune_if_due(self, job: RunningTrial) -> None:
+        """Prune a trial if Optuna's pruner asks for it and the trial has epochs left to train."""
+        last = len(job.runs) * job.runs[0].recipe.epochs
+        if job.reported_epochs < last and self.engine.should_prune(job.number):
+            # Recorded before the run exits, so that a kill between the two loses nothing.
+            self._record_state(
+                job, PRUNED, f"given up after {job.reported_epochs} of {last} epochs"
+            )
             job.stop.prune()
 
-    def _end(self, job: OpenPoint, future: "Future[str]") -> None:
-        """Tell what has become of a point whose trials have ended."""
+    def _end(self, job: RunningTrial, future: "Future[str]") -> None:
+        """Record the final state of a trial whose runs have ended, unless they were interrupted."""
         try:
             why = future.result()
-        except Refused as error:
+        except ExitError as error:
             self._refuse(error)
             job.lock.close()
             return
-        runs = [run for trial in job.trials if (run := trial.run)]
-        if why and not job.told:
-            # Of one that diverged it is known how bad it is, as a report counts it too.
+        runs = [run for trial in job.runs if (run := trial.saved_run)]
+        if any(run.begun for run in runs):
+            self._note_first_step()
+        if why and not job.is_recorded and not self.any_run_stepped:
+            self._say(job, f"ended before its first step: {why}")
+            self.ended_before_first_step[job.number] = job, why
+            if len(self.ended_before_first_step) >= UNSTARTED:
+                self.signals.append(signal.SIGTERM)
+            return
+        if why and not job.is_recorded:
+            # A diverged run has a value, the chance level, as it has in a report.
             diverged = next((run for run in runs if run.diverged is not None), None)
-            guess = diverged.metric.guess(diverged.recipe.data.classes) if diverged else None
-            self._tell(job, FAILED, f"failed: {why}", value=guess, why=why)
-        elif not job.told and len(runs) == len(job.trials) and all(run.finished for run in runs):
-            value = fmean(run.number for run in runs)
+            guess = diverged.metric.chance_level(diverged.recipe.data.classes) if diverged else None
+            self._record_state(job, FAILED, f"failed: {why}", value=guess, why=why)
+        elif (
+            not job.is_recorded and len(runs) == len(job.runs) and all(run.finished for run in runs)
+        ):
+            value = fmean(run.final_metric for run in runs)
             took = duration(time.monotonic() - job.began)
-            self._tell(job, FINISHED, f"{runs[0].metric.named(value)}, {took}", value=value)
-        elif not job.told:
+            self._record_state(
+                job, FINISHED, f"{runs[0].metric.format_labelled(value)}, {took}", value=value
+            )
+        elif not job.is_recorded:
             self._say(job, "stopped; the same command goes on with it")
         job.lock.close()
 
-    def _tell(
-        self, job: OpenPoint, state: str, text: str, *, value: float | None = None, why: str = ""
+    def _note_first_step(self) -> None:
+        """Note that a run has made a step; record the trials that ended without one as failed."""
+        self.any_run_stepped = True
+        unstarted, self.ended_before_first_step = self.ended_before_first_step, {}
+        for job, why in unstarted.values():
+            self._record_state(job, FAILED, f"failed: {why}", why=why)
+            job.lock.close()
+
+    def _record_state(
+        self, job: RunningTrial, state: str, text: str, *, value: float | None = None, why: str = ""
     ) -> None:
+        """Record a trial's final state in the Optuna study, and print the trial with this text."""
         self.engine.tell(job.number, state, value=value, why=why)
-        job.told = True
+        job.is_recorded = True
         self._say(job, text)
 
-    def _say(self, job: OpenPoint, what: str) -> None:
-        say(f"point {job.number + 1} of {self.budget} ({in_short(job.values)}): {what}")
+    def _say(self, job: RunningTrial, what: str) -> None:
+        """Print a message about a trial, after the trial's number and its values."""
+        number = job.number + 1  # above the budget where failed ones are tried again
+        print_line(
+            f"point {number} of {max(number, self.budget)} ({format_values(job.values)}): {what}"
+        )
 
 
-def _epochs(trial: Trial) -> dict[int, float]:
-    """What the run has said of its first evaluation set after each epoch so far."""
+def _epochs(trial: PlannedRun) -> dict[int, float]:
+    """Read a run's metric on its first evaluation set by epoch, as far as the run wrote it."""
     try:
         run = Run(trial.folder, trial.recipe, read_rows(trial.folder / "metrics.jsonl"))
     except OSError:
         return {}
-    values = {epoch: number(row, run.metric.key) for epoch, row in run.epochs.items()}
+    values = {epoch: finite_number(row, run.metric.key) for epoch, row in run.epochs.items()}
     return {epoch: value for epoch, value in values.items() if value is not None}
 
 
-def say(text: str) -> None:
-    """One line on the screen."""
+def print_line(text: str) -> None:
+    """Print one line of text, prefixed with the time of day."""
     print(f"{datetime.now():%H:%M:%S}  {text}", flush=True)

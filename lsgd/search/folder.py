@@ -1,26 +1,27 @@
-"""The folder of a search, and what says that it is of this search and no other."""
+"""The folder of a search: its name, its locks, and the definition that ties it to one search."""
 
-import fcntl
 import hashlib
 import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from lsgd import config, files
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.run.tuned import DEFINITION, SEARCHES
-from lsgd.search.space import Space
+from lsgd.search.space import SearchSpace
+from lsgd.untrusted_files import parse_json, read_bounded
 
 
-def definition(space: Space) -> dict[str, Any]:
-    """All that decides which points a search has, however many of them."""
+def definition(space: SearchSpace) -> dict[str, Any]:
+    """Return the settings that decide which trials a search makes, except the number of trials."""
     search = space.search
     prune = search.prune
     return {
         "recipe": search.recipe,
-        "words": space.words,
+        "words": space.overrides,
         "fingerprint": space.recipe({}).fingerprint,
         "space": search.space,
         "sampler": search.sampler,
@@ -30,64 +31,86 @@ def definition(space: Space) -> dict[str, Any]:
     }
 
 
-def folder_of(space: Space) -> Path:
-    """`runs/searches/NAME`; a search that words have changed gets a folder of its own."""
+def definition_hash(space: SearchSpace) -> str:
+    """Return a hash of the settings that decide a search's trials, not of how they are spelled."""
+    text = json.dumps(definition(space) | {"words": None}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    def essence(of: Space) -> str:
-        return json.dumps(definition(of) | {"words": None}, sort_keys=True)
 
+def search_folder(space: SearchSpace) -> Path:
+    """Return a search's folder, `runs/searches/NAME`, plus a hash if overrides have changed it."""
     name = space.search.name
-    if essence(space) == essence(Space(config.load_search(name), [])):
+    if definition_hash(space) == definition_hash(SearchSpace(config.load_search(name), [])):
         return SEARCHES / name
-    return SEARCHES / f"{name}-{hashlib.sha256(essence(space).encode()).hexdigest()[:8]}"
+    return SEARCHES / f"{name}-{definition_hash(space)[:8]}"
 
 
-def open_folder(space: Space) -> Path:
-    """The folder, made if it is not there; raises Refused if it is of another search."""
-    folder = folder_of(space)
+def open_folder(space: SearchSpace) -> Path:
+    """Create a search's folder with its definition file if they are missing, and return its path.
+
+    Raises UsageError if the folder belongs to a different search.
+    """
+    folder = search_folder(space)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "begin"):
+    with hold_lock(folder, "begin"):
         check_folder(folder, space)
         if not (folder / DEFINITION).exists():
-            with files.whole(folder / DEFINITION) as file:
-                file.write(json.dumps(definition(space), indent=1).encode() + b"\n")
+            values = definition(space) | {"place": uuid.uuid4().hex}
+            with files.atomic_write(folder / DEFINITION) as file:
+                file.write(json.dumps(values, indent=1).encode() + b"\n")
     return folder
 
 
-def check_folder(folder: Path, space: Space) -> None:
-    """Raise Refused if the folder is there and of another search."""
-    path = folder / DEFINITION
-    if path.exists():
-        theirs, ours = json.loads(path.read_text(encoding="utf-8")), definition(space)
+def folder_id(folder: Path) -> str:
+    """Return the unique id stored in a search's folder; empty if an earlier version created it."""
+    return str(_definition_in(folder).get("place", ""))
+
+
+def check_folder(folder: Path, space: SearchSpace) -> None:
+    """Raise UsageError if a search's folder exists and belongs to a different search."""
+    if (folder / DEFINITION).exists():
+        theirs, ours = _definition_in(folder), definition(space)
         different = [key for key in ours if key != "words" and theirs.get(key) != ours[key]]
         if different:
-            raise Refused(
+            raise UsageError(
                 f"{folder} is of a search with another {' and '.join(different)}: "
                 f"its file {space.search.name}.yaml has changed since; move the folder away, or "
                 "give the changed search a name of its own"
             )
 
 
-def lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:
-    """The lock of this name, which is held until it is closed or the process ends, however.
+def _definition_in(folder: Path) -> dict[str, Any]:
+    """Read the definition file in a search's folder; raise UsageError if it is unreadable."""
+    try:
+        values = parse_json(read_bounded(folder / DEFINITION))
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder / DEFINITION} does not say which search this is ({error}); move the folder "
+            "away to begin again"
+        ) from None
+    return values
 
-    None if another process has it, and this one is not to wait.
+
+def acquire_lock(folder: Path, name: str, *, wait: bool) -> IO[str] | None:
+    """Take a named file lock in a search's folder; closing the file or ending the process frees it.
+
+    Returns None if another process holds it and `wait` is false.
     """
     path = folder / "locks" / name
     path.parent.mkdir(exist_ok=True)
     file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if files.lock(file, wait=wait):
+        return file
+    file.close()
+    return None
 
 
 @contextmanager
-def locked(folder: Path, name: str) -> Iterator[None]:
-    """Wait for the lock of this name, and hold it for a while."""
-    file = lock(folder, name, wait=True)
+def hold_lock(folder: Path, name: str) -> Iterator[None]:
+    """Wait for a named file lock in a search's folder, and hold the lock within this context."""
+    file = acquire_lock(folder, name, wait=True)
     assert file
     with file:
         yield

@@ -1,59 +1,61 @@
-"""What a search has found, in the points.json of its folder, from which reports are made."""
+"""The result of a search, saved in the points.json of its folder, from which reports are made."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from lsgd import files
-from lsgd.errors import Refused
-from lsgd.rules.metric import TOP1, Metric, named_metric
+from lsgd.errors import UsageError
+from lsgd.rules.metric import TOP1, Metric, metric_by_name
 from lsgd.run import provenance
 from lsgd.run.tuned import POINTS
-from lsgd.search.point import PRUNED, Point, Values, best_of
-from lsgd.search.space import Space, words_of
+from lsgd.search.space import SearchSpace, overrides_of
+from lsgd.search.trial import FINISHED, PRUNED, Trial, Values, best_trial
+from lsgd.untrusted_files import convert_json, parse_json, read_bounded
 
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """One search, as far as it has come."""
+    """The record of a hyper-parameter search so far: settings, trials and comparison metrics."""
 
     name: str
-    """Of its folder."""
+    """The name of its folder."""
     title: str
     command: str
     sampler: str
     budget: int
-    """The points that it is to try."""
+    """The number of trials that the search is to make."""
     epochs: int
-    """Of a point that is finished, all its seeds together."""
+    """The epochs that a finished trial trains, summed over its seeds."""
     metric: Metric
-    points: list[Point]
+    points: list[Trial]
     best: list[float]
-    """The numbers of the best point with the seeds by which it is compared."""
+    """The final metrics of the best trial, for the seeds of the comparison."""
     default: list[float]
-    """The numbers of the recipe as it is with the same seeds, in the same order."""
+    """The final metrics of the unchanged recipe, for the same seeds in the same order."""
     start: dict[str, Any]
-    """Machine and versions of one of its runs."""
+    """The machine and versions, from the start row of one run."""
 
     @property
-    def in_order(self) -> list[Point]:
-        """The points that have ended, first end first."""
+    def ended_trials(self) -> list[Trial]:
+        """The trials of the search that have ended, ordered by the time of their end."""
         ended = [point for point in self.points if point.ended]
         return sorted(ended, key=lambda point: (point.ended, point.number))
 
     @property
-    def saved(self) -> float:
-        """The share of the epochs of all points that those given up have not trained."""
+    def saved_share(self) -> float:
+        """The fraction of the epochs of all trials that pruning has saved."""
         given_up = [point for point in self.points if point.state == PRUNED]
         epochs = sum(self.epochs - max(point.reported, default=0) for point in given_up)
         return epochs / (len(self.points) * self.epochs) if self.points else 0.0
 
     @property
-    def seconds(self) -> float:
-        """How long at least one point was at work; pauses between two commands do not count."""
+    def busy_seconds(self) -> float:
+        """The seconds in which at least one trial was running, without pauses between commands."""
         spans = sorted((p.began, p.ended) for p in self.points if p.began and p.ended)
         total, until = timedelta(), None
         for began, ended in spans:
@@ -63,23 +65,26 @@ class SearchRecord:
         return total.total_seconds()
 
 
-def record_of(space: Space, points: Sequence[Point], name: str, command: str) -> SearchRecord:
-    """What there is of a search, with the runs by which it is compared."""
-    search, best = space.search, best_of(points)
+def make_record(
+    space: SearchSpace, points: Sequence[Trial], name: str, command: str
+) -> SearchRecord:
+    """Build the record of a search so far, with the final metrics of finished comparison runs."""
+    search, best = space.search, best_trial(points)
     seeds = search.compared_seeds if best else []
 
     def numbers(values: Values) -> list[float]:
-        runs = [trial.run for trial in space.trials(values, seeds)]
-        found = [run.number for run in runs if run and run.finished]
+        runs = [trial.saved_run for trial in space.planned_runs(values, seeds)]
+        found = [run.final_metric for run in runs if run and run.finished]
         return found if len(found) == len(seeds) else []
 
-    run = space.trials(best.values, search.seeds[:1])[0].run if best else None
+    ended = best or next((point for point in points if point.state == FINISHED), None)
+    run = space.planned_runs(ended.values, search.seeds[:1])[0].saved_run if ended else None
     return SearchRecord(
         name,
         search.title,
         command,
         search.sampler,
-        search.points,
+        search.trial_count,
         space.recipe({}).epochs * len(search.seeds),
         run.metric if run else TOP1,
         list(points),
@@ -89,35 +94,60 @@ def record_of(space: Space, points: Sequence[Point], name: str, command: str) ->
     )
 
 
-def save(record: SearchRecord, folder: Path) -> None:
-    """Write the record; the tuned words are in it too, which a study may train with."""
-    best = best_of(record.points)
+def save_record(record: SearchRecord, folder: Path) -> None:
+    """Write a search's record to its folder as JSON, with the best trial's overrides."""
+    best = best_trial(record.points)
     values = asdict(record) | {
         "metric": record.metric.full_name,
-        "tuned": words_of(best.values) if best else None,
+        # JSON has no infinity: null is the value of a trial that never reached the target.
+        "points": [asdict(p) | {"value": _finite(p.value)} for p in record.points],
+        "best": list(map(_finite, record.best)),
+        "default": list(map(_finite, record.default)),
+        "tuned": overrides_of(best.values) if best else None,
         "lsgd": provenance.version(),
     }
-    with files.whole(folder / POINTS) as file:
-        file.write(json.dumps(values, indent=1, default=str).encode() + b"\n")
+    with files.atomic_write(folder / POINTS) as file:
+        text = json.dumps(values, indent=1, default=str, allow_nan=False)
+        file.write(text.encode() + b"\n")
 
 
-def load(folder: Path) -> SearchRecord:
-    """The record in the folder of a search; raises Refused if there is none."""
+def load_record(folder: Path) -> SearchRecord:
+    """Read a search's record from its folder; raise UsageError if the folder has no valid one."""
     try:
-        values = json.loads((folder / POINTS).read_text(encoding="utf-8"))
+        values = parse_json(read_bounded(folder / POINTS))
         del values["tuned"], values["lsgd"]
-        values["metric"] = named_metric(values["metric"])
-        values["points"] = [_point(each) for each in values["points"]]
-        return SearchRecord(**values)
-    except (OSError, ValueError, LookupError, TypeError):
-        raise Refused(
+        values["metric"] = metric_by_name(values["metric"])
+        for point in values["points"]:
+            if point["state"] == FINISHED and point["value"] is None:
+                point["value"] = math.inf
+        for key in ("best", "default"):
+            values[key] = [math.inf if number is None else number for number in values[key]]
+        record: SearchRecord = convert_json(SearchRecord, values)
+        _check_alike(record)
+        return record
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        raise UsageError(
             f"{folder} has no {POINTS} of a search; write the folder of one, such as "
             "runs/searches/digits"
         ) from None
 
 
-def _point(values: dict[str, Any]) -> Point:
-    for key in ("began", "ended"):
-        values[key] = values[key] and datetime.fromisoformat(values[key])
-    values["reported"] = {int(step): value for step, value in values["reported"].items()}
-    return Point(**values)
+def _check_alike(record: SearchRecord) -> None:
+    """Raise ValueError unless the trials and comparison metrics of a search record are consistent.
+
+    All finished trials must have the same fields with values of the same kind, and the best trial
+    as many final metrics as the unchanged recipe, where both have any.
+    """
+    kinds = {
+        tuple((key, isinstance(value, str)) for key, value in sorted(point.values.items()))
+        for point in record.points
+        if point.state == FINISHED
+    }
+    numbers = {len(each) for each in (record.best, record.default) if each}
+    if len(kinds) > 1 or len(numbers) > 1:
+        raise ValueError("its points are not of one search")
+
+
+def _finite(number: float | None) -> float | None:
+    """Return the number if it is finite, else None."""
+    return number if number is not None and math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""The page on a search, or on several of one space: README.md, index.html and figures."""
+"""The report page on one search, or several of one space: README.md, index.html and figures."""
 
 import math
 from collections import Counter
@@ -9,83 +9,95 @@ from typing import TYPE_CHECKING
 
 from lsgd import files
 from lsgd.recipe.search import Value
-from lsgd.report import markdown, page
+from lsgd.report import html_page, markdown
 from lsgd.report.blocks import Block, Content, Figures, Section, Table
-from lsgd.report.drawing import COLOURS, GREY, Figure, drawn
-from lsgd.report.wording import NONE, count
+from lsgd.report.drawing import COLOURS, GREY, Figure, draw_figure
+from lsgd.report.formatting import NONE, format_count, mean_and_std
+from lsgd.report.welch import sample_stats
 from lsgd.rules.metric import Metric
 from lsgd.run.remaining import duration
-from lsgd.search.point import FAILED, FINISHED, PRUNED, STATES, Point, best_of
 from lsgd.search.record import SearchRecord
-from lsgd.search.space import in_short
+from lsgd.search.space import format_values
+from lsgd.search.trial import FAILED, FINISHED, PRUNED, STATES, Trial, best_trial, has_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 10
-"""The best points that are listed."""
+"""The number of best trials in the table."""
 PARTS = 8
-"""The parts of a range in each of which the lowest value is joined by a line."""
+"""The number of parts of a range of values; a line joins the lowest values of the parts."""
 
 
 def write_page(records: Sequence[SearchRecord], out: Path, command: str) -> None:
-    """Write the page on these searches, all of one metric, into a folder that is there."""
+    """Write one report page on searches of one metric, with figures, into an existing folder."""
     figures = _figures(records)
     content = _content(records, figures, command)
     written = {
-        "index.html": page.render(content).encode(),
+        "index.html": html_page.render(content).encode(),
         **{f"{figure.name}.svg": figure.svg.encode() for figure in figures},
         **{f"{figure.name}.png": figure.png for figure in figures},
         "README.md": markdown.render(content).encode(),
     }
     for name, data in written.items():
-        with files.whole(out / name) as file:
+        with files.atomic_write(out / name) as file:
             file.write(data)
 
 
 def _content(records: Sequence[SearchRecord], figures: list[Figure], command: str) -> Content:
+    """Compose the content of a report page on searches from their figures and tables."""
     first, metric = records[0], records[0].metric
     points = [point for record in records for point in record.points]
     states = Counter(point.state for point in points)
     told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     lead = [
-        f"{count(len(points), 'point')} of {sum(record.budget for record in records)}: {told}. A "
+        f"{format_count(len(points), 'point')} of {sum(record.budget for record in records)}: "
+        f"{told}. A "
         f"point's value is the {metric.definition}, and the lower, the better."
     ]
-    best = best_of(points)
+    best = best_trial(points)
     if best and best.value is not None:
-        lead.append(f"Best: {in_short(best.values)}, {metric.named(best.value)}.")
+        lead.append(f"Best: {format_values(best.values)}, {metric.format_labelled(best.value)}.")
+    elif any(point.state == FINISHED for point in points):
+        lead.append(f"No point has reached its target: {metric.label}.")
     sections = [Section("Found", [Figures(figures), _best_table(points, metric)])] if best else []
     if any(record.best and record.default for record in records):
         sections.insert(0, Section("Default against best", [*_comparison(records)]))
     sections.append(Section("Time", [_time_table(records)]))
     failed = [point for point in points if point.state == FAILED]
     if failed:
-        rows = [[in_short(point.values), point.why] for point in failed]
+        rows = [[format_values(point.values), point.why] for point in failed]
         sections.append(Section("Failed", [Table(["point", "why"], rows)]))
     sections.append(Section("How it was made", [_versions(first), f"`{command}`"]))
     return Content(first.title, lead, sections)
 
 
 def _comparison(records: Sequence[SearchRecord]) -> list[Block]:
-    """Each search's best point against the recipe as it is, with seeds that chose neither."""
+    """Return a table, with a note, that compares each search's best trial with its recipe."""
     rows = []
     for record in records:
-        best = best_of(record.points)
+        best = best_trial(record.points)
         if best is None or not record.best or not record.default:
             continue
-        reductions = reduction(record)
+        reductions = relative_improvement(record)
         rows.append(
             [
-                f"{record.name}: {in_short(best.values)}",
+                f"{record.name}: {format_values(best.values)}",
                 _spread(record.default),
                 _spread(record.best),
-                f"{100 * reductions[0]:.1f} ± {100 * reductions[1]:.1f} %",
+                NONE
+                if math.isnan(reductions[0])
+                else f"{100 * reductions[0]:.1f} ± {100 * reductions[1]:.1f} %",
                 str(len(record.best)),
             ]
         )
     metric = records[0].metric
-    head = ["best point", metric.heading("recipe as it is"), metric.heading("best"), "less by"]
+    head = [
+        "best point",
+        metric.axis_label("recipe as it is"),
+        metric.axis_label("best"),
+        "less by",
+    ]
     return [
         Table([*head, "seeds"], rows),
         "Mean ± standard deviation over seeds with which nothing was chosen; less by: the mean, "
@@ -93,26 +105,36 @@ def _comparison(records: Sequence[SearchRecord]) -> list[Block]:
     ]
 
 
-def reduction(record: SearchRecord) -> tuple[float, float]:
-    """By what share the best point is below the recipe as it is: mean and standard deviation over
-    the seeds by which they are compared."""
+def relative_improvement(record: SearchRecord) -> tuple[float, float]:
+    """Return mean and standard deviation of the best trial's relative improvement on the recipe.
+
+    Both are over the seeds of the comparison, as shares of the unchanged recipe's final metric; NaN
+    if one of these runs never reached its target.
+    """
+    if not all(map(math.isfinite, [*record.best, *record.default])):
+        return math.nan, math.nan
     shares = [1 - best / own for best, own in zip(record.best, record.default, strict=True)]
     return fmean(shares), stdev(shares) if len(shares) > 1 else math.nan
 
 
 def _spread(numbers: Sequence[float]) -> str:
-    std = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
-    return f"{fmean(numbers):.2f}{std}"
+    """Format final metrics as mean and standard deviation, with the count of missed targets."""
+    known = [number for number in numbers if math.isfinite(number)]
+    parts = [mean_and_std(sample_stats(known))] if known else []
+    if never := len(numbers) - len(known):
+        parts.append(f"{never} of {len(numbers)} never")
+    return ", ".join(parts)
 
 
-def _best_table(points: Sequence[Point], metric: Metric) -> Table:
+def _best_table(points: Sequence[Trial], metric: Metric) -> Table:
+    """Return a table of the best trials of these searches, the lowest value first."""
     finished = {
-        tuple(point.values.items()): point for point in points if point.value is not None
-    }  # each once
+        tuple(point.values.items()): point for point in points if has_number(point)
+    }  # a point that was tried twice appears once
     order = sorted(finished.values(), key=lambda point: point.value or 0.0)[:SHOWN]
     keys = list(order[0].values)
     return Table(
-        ["", *keys, metric.heading(metric.words)],
+        ["", *keys, metric.axis_label(metric.label)],
         [
             [
                 str(place),
@@ -125,34 +147,38 @@ def _best_table(points: Sequence[Point], metric: Metric) -> Table:
 
 
 def _short(value: Value) -> str:
+    """Format the value of a searched field as text, a float with three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _time_table(records: Sequence[SearchRecord]) -> Table:
+    """Return a table of the searches' durations, trial rates and epochs saved by pruning."""
     rows = []
     for record in records:
-        ended = len(record.in_order)
-        hour = f"{3600 * ended / record.seconds:.0f}" if record.seconds else NONE
+        ended = len(record.ended_trials)
+        hour = f"{3600 * ended / record.busy_seconds:.0f}" if record.busy_seconds else NONE
         pruned = sum(point.state == PRUNED for point in record.points)
         at_work = sum(
             (p.ended - p.began).total_seconds() for p in record.points if p.began and p.ended
         )
-        at_a_time = f"{at_work / record.seconds:.1f}" if record.seconds else NONE
-        saved = f"{100 * record.saved:.0f} %"
-        row = [record.name, str(ended), str(pruned), saved, duration(record.seconds)]
+        at_a_time = f"{at_work / record.busy_seconds:.1f}" if record.busy_seconds else NONE
+        saved = f"{100 * record.saved_share:.0f} %"
+        row = [record.name, str(ended), str(pruned), saved, duration(record.busy_seconds)]
         rows.append([*row, hour, at_a_time])
     head = ["search", "points", "given up", "epochs saved", "took", "points per hour", "at a time"]
     return Table(head, rows)
 
 
 def _versions(record: SearchRecord) -> str:
+    """Return a sentence on the Python, torch and device of a search's runs."""
     start = record.start
     known = [f"{key} {start[key]}" for key in ("python", "torch", "device") if key in start]
     return "Runs: " + (", ".join(known) or "none yet") + "."
 
 
 def _figures(records: Sequence[SearchRecord]) -> list[Figure]:
-    if not any(point.state == FINISHED for record in records for point in record.points):
+    """Draw the figures of a report page on searches, as far as these have data for them."""
+    if not any(has_number(point) for record in records for point in record.points):
         return []
     figures = [_best_so_far(records)]
     if figure := _against(records):
@@ -161,33 +187,34 @@ def _figures(records: Sequence[SearchRecord]) -> list[Figure]:
 
 
 def _best_so_far(records: Sequence[SearchRecord]) -> Figure:
+    """Draw the lowest trial value so far against the number of trials, a line per sampler."""
     metric = records[0].metric
     groups: dict[str, list[list[float]]] = {}
     for record in records:
-        groups.setdefault(record.sampler, []).append(best_so_far(record.in_order))
+        groups.setdefault(record.sampler, []).append(best_so_far(record.ended_trials))
 
     def plot(axes: "Axes") -> None:
         for colour, (sampler, lines) in zip(_colours(), groups.items(), strict=False):
-            middle, low, high = spread_of(lines)
+            middle, low, high = median_and_quartiles(lines)
             x = range(1, len(middle) + 1)
             label = sampler if len(lines) == 1 else f"{sampler}, {len(lines)} searches"
             axes.plot(x, middle, color=colour, label=label, drawstyle="steps-post")
             axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0, step="post")
         finite = [v for lines in groups.values() for line in lines for v in line if v < math.inf]
         best = min(finite)
-        # What the first points came to would hide what the later ones gain.
+        # The values of the first trials would hide the improvements of the later ones.
         axes.set_ylim(0.95 * best, min(max(finite), 2 * best))
         axes.set_xlabel("points")
-        axes.set_ylabel(metric.heading(f"lowest {metric.words} so far"))
+        axes.set_ylabel(metric.axis_label(f"lowest {metric.label} so far"))
         axes.legend()
 
     several = max(map(len, groups.values())) > 1
     title = "Best so far" + (": median and interquartile range" if several else "")
-    return drawn("best", title, f"{title}, by the number of points", plot)
+    return draw_figure("best", title, f"{title}, by the number of points", plot)
 
 
-def best_so_far(points: Iterable[Point]) -> list[float]:
-    """After each point the lowest value until then, infinite before the first."""
+def best_so_far(points: Iterable[Trial]) -> list[float]:
+    """Return the running minimum of the trials' values, infinite until a trial has a value."""
     lowest, line = math.inf, []
     for point in points:
         lowest = min(lowest, point.value if point.value is not None else math.inf)
@@ -195,10 +222,12 @@ def best_so_far(points: Iterable[Point]) -> list[float]:
     return line
 
 
-def spread_of(lines: Sequence[Sequence[float]]) -> tuple[list[float], list[float], list[float]]:
-    """Median, lower and upper quartile of these lines at each of their places, as far as all go.
+def median_and_quartiles(
+    lines: Sequence[Sequence[float]],
+) -> tuple[list[float], list[float], list[float]]:
+    """Return median, lower and upper quartile of several curves at each index they all have.
 
-    >>> spread_of([[3.0, 2.0], [5.0, 1.0], [4.0, 4.0]])
+    >>> median_and_quartiles([[3.0, 2.0], [5.0, 1.0], [4.0, 4.0]])
     ([4.0, 2.0], [3.5, 1.5], [4.5, 3.0])
     """
     middle, low, high = [], [], []
@@ -214,8 +243,8 @@ def spread_of(lines: Sequence[Sequence[float]]) -> tuple[list[float], list[float
 
 
 def _against(records: Sequence[SearchRecord]) -> Figure | None:
-    """The values against the field that varies most, with a line for each choice of another."""
-    points = [p for record in records for p in record.points if p.value is not None]
+    """Draw the trials' values against a searched float field, a line per value of another."""
+    points = [p for record in records for p in record.points if has_number(p)]
     ranged = [key for key, value in points[0].values.items() if isinstance(value, float)]
     if not ranged:
         return None
@@ -230,7 +259,7 @@ def _against(records: Sequence[SearchRecord]) -> Figure | None:
     ]
     x = [float(point.values[key]) for point in points]
     log = min(x) > 0 and max(x) > 20 * min(x)
-    lines: dict[Value, list[Point]] = {}
+    lines: dict[Value, list[Trial]] = {}
     for point in points:
         lines.setdefault(point.values[several[0]] if several else "", []).append(point)
 
@@ -247,20 +276,21 @@ def _against(records: Sequence[SearchRecord]) -> Figure | None:
         axes.yaxis.set_minor_formatter("{x:g}")
         axes.tick_params(axis="y", which="minor", labelsize=7)
         axes.set_xlabel(key)
-        axes.set_ylabel(metric.heading(metric.words))
+        axes.set_ylabel(metric.axis_label(metric.label))
         if several:
             axes.legend()
 
     title = f"{metric.noun.capitalize()} against {key}"
-    return drawn("values", f"{title}; lines: the lowest nearby", title, plot)
+    return draw_figure("values", f"{title}; lines: the lowest nearby", title, plot)
 
 
 def _order(value: Value) -> tuple[bool, float, str]:
+    """Return a sort key for the values of a searched field that puts numbers before text."""
     return (isinstance(value, str), 0.0 if isinstance(value, str) else float(value), str(value))
 
 
 def lowest(xy: Sequence[tuple[float, float]], *, log: bool) -> list[tuple[float, float]]:
-    """The lowest of these in each part of their range, in order."""
+    """Return the lowest point (by y) in each of PARTS equal parts of the x range, ordered by x."""
     scale: Callable[[float], float] = math.log if log else float
     low, high = scale(min(x for x, _ in xy)), scale(max(x for x, _ in xy))
     parts: dict[int, tuple[float, float]] = {}

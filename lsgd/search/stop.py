@@ -1,4 +1,4 @@
-"""Why a trial of a search is to leave before its end."""
+"""The request that makes a run of a search stop before its end."""
 
 import signal
 from collections.abc import Sequence
@@ -7,25 +7,25 @@ from typing import overload
 
 
 @dataclass
-class Stop(Sequence[int]):
-    """Why a trial is to save and leave: as signals, of which more may come while it is trained."""
+class StopRequest(Sequence[int]):
+    """The signals that ask a run to save a checkpoint and exit; more may arrive as it trains."""
 
-    leaving: Sequence[int]
-    """Those that the search itself has received."""
-    pruned: list[int] = field(default_factory=list)
-    """One, if the trial is not worth finishing."""
+    search_signals: Sequence[int]
+    """The signals that the search itself has received."""
+    prune_signals: list[int] = field(default_factory=list)
+    """One signal if the trial has been pruned, else none."""
 
     def __len__(self) -> int:
-        return len(self.leaving) + len(self.pruned)
+        return len(self.search_signals) + len(self.prune_signals)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        return [*self.pruned, *self.leaving][index]
+        return [*self.prune_signals, *self.search_signals][index]
 
     def prune(self) -> None:
-        """Tell the trial to leave, once."""
-        if not self.pruned:
-            self.pruned.append(signal.SIGTERM)
+        """Request that the run of a pruned trial stops; repeated calls have no effect."""
+        if not self.prune_signals:
+            self.prune_signals.append(signal.SIGTERM)

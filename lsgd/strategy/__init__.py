@@ -1,6 +1,7 @@
-"""How what the workers compute becomes updates of one model: a seam.
+"""Training strategies: how the gradients of all workers become updates of one model.
 
-A second strategy is a file here that has what `Strategy` asks for, and a case in `open_strategy`.
+A further strategy is a file in this package that implements `Strategy`, and a case in
+`open_strategy`.
 """
 
 from collections.abc import Iterator
@@ -8,141 +9,168 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lsgd.recipe import Recipe
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 if TYPE_CHECKING:
-    # For types only: the order of updates is known without torch.
+    # For types only: modules that compute the order of updates do not import torch.
     from pathlib import Path
 
     from torch import Tensor, nn
 
     from lsgd.comm import Comm
-    from lsgd.tally import State, Tally
-    from lsgd.workloads import Part, Workload
+    from lsgd.metric_sums import MetricSums, MetricSumsState
+    from lsgd.workloads import CarriedState, Workload
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a process computes between reading the model and giving what it has computed."""
+class StepTask:
+    """Micro-batches that one process computes for one update of the model, with their divisor."""
 
     step: int
-    """The step of the run, from 0, whose update this is for."""
+    """Step of the run, from 0, whose update this task is for."""
     divisor: int
-    """What the gradient of the whole update is divided by: the weights of its examples, on all
-    processes, as Workload.weights has them."""
+    """Divisor of the gradient of the whole update.
+
+    It is the sum of Workload.weights over the examples of the update on all processes.
+    """
     active_workers: int
-    """How many workers of all processes have examples in this update."""
-    passes: list[Pass]
-    """The passes of this process; there may be none."""
+    """Number of workers, over all processes, that have examples in this update."""
+    micro_batches: list[MicroBatch]
+    """Micro-batches of this process; the list may be empty."""
 
 
 class Strategy(Protocol):
-    """Owner of gradients, momentum and parts. A step reads the model, makes the backward pass of
-    each of its passes, and gives; all processes make the same steps.
+    """Training strategy: it turns the gradients of all workers into updates of one model.
+
+    It owns the gradients, the optimizer state and the carried states of the model. A training step
+    calls `begin`, then `backward` for each micro-batch, then `step`. All processes make the same
+    steps.
     """
 
     hosted: range
-    """The workers of this process, and of a batch that grows the first ones. Process 0 hosts one at
-    least; a process of servers may not."""
-    parts: "tuple[Part, ...]"
-    """What these workers carry along."""
+    """Workers of this process.
+
+    Where the batch grows during the run, it has the workers of the first stage. Process 0 hosts at
+    least one worker; a process with servers only hosts none.
+    """
+    carried_states: "tuple[CarriedState, ...]"
+    """Carried states of the hosted workers, such as BN statistics."""
     next_step: int
-    """The next step of the run: the number of updates that the model has had."""
+    """Number of updates that the model has had, which is the next step of the run."""
 
-    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """The tasks of this process in these steps of the run, all of one epoch.
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
+        """Yield this process's tasks (micro-batches) for these training steps of one epoch.
 
-        Loaders take some of them before the first is given, so none waits for one to be given.
+        Loaders request several tasks before the first one is computed, so no task waits for the
+        result of another.
         """
 
-    def read(self, task: Task, *, leave: bool) -> None:
-        """Begin a task: the model holds what it is to be computed with, the gradients are clear.
+    def begin(self, task: StepTask, *, stop_requested: bool) -> None:
+        """Load the parameter values that this task computes with, and clear the gradients.
 
-        With `leave` all processes learn that this one has been told to leave.
+        `stop_requested` signals to all processes that this one received a stop request.
         """
 
     def backward(self, loss: "Tensor") -> None:
-        """Make the backward pass of a loss that is summed over its examples."""
+        """Run the backward pass of a micro-batch's loss, which is summed over its examples."""
 
-    def give(self, task: Task) -> None:
-        """End a task: its update, after which the parts move, or its part of one.
+    def step(self, task: StepTask) -> None:
+        """Finish a training step: update model and carried states, or send a share of the update.
 
-        Raises Diverged if the loss or a gradient of a step before was not finite, and PeerLost.
+        Raises DivergedError if the loss or a gradient of an earlier step was not finite, and
+        PeerLostError.
         """
 
-    def check(self) -> bool:
-        """Raise Preempted, after the same step on all processes, if any was told to leave; return,
-        after the same step on all, whether `checkpoint_minutes` have passed.
+    def poll(self) -> bool:
+        """Return whether a timed checkpoint is due, with the same answer on all processes.
+
+        It is due `checkpoint_minutes` after the last one. Raises PreemptedError, after the same
+        step on all processes, if any process received a stop request.
         """
 
-    def settle(self) -> None:
-        """Make model, momentum and parts whole on every process, to evaluate or save them.
+    def synchronize(self) -> bool:
+        """Complete the model and its carried states on every process, to evaluate or save them.
 
-        All processes call it. What workers have read and not yet given stays with them. Raises
-        Diverged.
+        All processes call it before an evaluation or a checkpoint. Gradients that workers have not
+        pushed yet stay with the workers. Returns whether the checkpoint must be saved before the
+        evaluation, since processes may be lost at any time. Raises DivergedError.
         """
 
     def state(self) -> dict[str, Any]:
-        """The momentum, and whatever else decides the next steps, for a checkpoint.
+        """Return the optimizer state and the other state of the strategy, to save in a checkpoint.
 
-        All processes call it, settled. It is whole on process 0, and alike for all strategies of
-        one fingerprint.
+        The other state is all else that decides the next steps. All processes call it, after
+        `synchronize`. The state is complete on process 0, and has the same form for all strategies
+        of one fingerprint.
         """
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Go on at this step of the run, from a state that any such strategy has made."""
+        """Load the strategy's state from a checkpoint, to continue the run at this step.
 
-    def counted(self) -> "State":
-        """What the workers of all processes have counted in this epoch, as far as process 0 has to
-        know; settled, all processes know all of it. All processes call it."""
+        The state may be of any strategy with the same fingerprint.
+        """
 
-    def keep(self, folder: "Path") -> dict[str, str]:
-        """Write into the run folder, on process 0, what the strategy has recorded of the run beside
-        its rows; return what the row of an epoch says of it."""
+    def epoch_sums(self) -> "MetricSumsState":
+        """Return the sums of the training metrics (loss, counts) of all workers in this epoch.
 
-    def now(self) -> dict[str, float | list[int]]:
-        """What a row of metrics has about the last step, such as the norm of its gradient; a list
-        has the counts of 0, 1, 2, …, which TensorBoard shows as a histogram."""
+        All processes call it. After `synchronize` the result is complete on every process; before,
+        it has as much as process 0 needs.
+        """
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """The phases of a step in their order, each as (phase, object, name of its method).
+    def save_artifacts(self, folder: "Path") -> dict[str, str]:
+        """Write the strategy's own files, such as orders of pushes, into the run folder.
 
-        A phase begins with the call of that method, and the step ends with the last one. They are
-        all but `data wait` and `forward`, which begin when a batch is requested and when it comes.
-        When `communication` begins, all passes of the task have made their gradients.
+        Process 0 calls it. Returns columns that the strategy adds to the epoch's row.
+        """
+
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the metrics of the last training step by name, such as its gradient norm.
+
+        A list has the counts of the values 0, 1, 2, …, which TensorBoard shows as a histogram.
+        """
+
+    def phases(self) -> list[tuple[str, object, str]]:
+        """Return the phases of a training step to time, each as (phase, object, method name).
+
+        They are in the order of a step. A phase begins when its method is called, and the last one
+        ends with the step. The list leaves out `data wait` and `forward`, which begin when a batch
+        is requested and when it arrives. When `communication` begins, the backward passes of all
+        micro-batches of the task are done.
         """
 
 
 def open_strategy(
-    recipe: Recipe, workload: "Workload", model: "nn.Module", comm: "Comm", tally: "Tally"
+    recipe: Recipe, workload: "Workload", model: "nn.Module", comm: "Comm", tally: "MetricSums"
 ) -> Strategy:
-    """The strategy of a recipe for this model, which is on its device; the tally has what this
-    process counts."""
-    if recipe.strategy.live:
-        from lsgd.strategy.live import Live
+    """Create the training strategy that a recipe names, for a model already on its device.
 
-        return Live(recipe, workload, model, comm, tally)
+    `tally` has the metric sums of this process.
+    """
+    if recipe.strategy.has_live_order:
+        from lsgd.strategy.live import LiveStrategy
+
+        return LiveStrategy(recipe, workload, model, comm, tally)
     match recipe.strategy.name:
         case "allreduce" if recipe.noise_scale:
-            from lsgd.strategy.noisy import NoisyAllReduce
+            from lsgd.strategy.noise_scale import NoiseScaleAllReduce
 
-            return NoisyAllReduce(recipe, workload, model, comm, tally)
+            return NoiseScaleAllReduce(recipe, workload, model, comm, tally)
         case "allreduce":
             from lsgd.strategy.allreduce import AllReduce
 
             return AllReduce(recipe, workload, model, comm, tally)
         case "backup" | "bounded" | "async":
-            from lsgd.strategy.replay import Replay
+            from lsgd.strategy.replay import ReplayStrategy
 
-            return Replay(recipe, workload, model, comm, tally)
+            return ReplayStrategy(recipe, workload, model, comm, tally)
         case "hogwild":
             from lsgd.strategy.hogwild import Hogwild
 
             return Hogwild(recipe, workload, model, comm, tally)
         case "local":
-            from lsgd.strategy.local import Local
+            from lsgd.strategy.local import LocalSGD
 
-            return Local(recipe, workload, model, comm, tally)
+            return LocalSGD(recipe, workload, model, comm, tally)
         case "sync":
             from lsgd.strategy.servers import SyncServers
 

@@ -1,9 +1,10 @@
-"""Virtual time: when workers compute and messages arrive in a cluster, which gives an order.
+"""Simulated clock of a cluster, which yields the order in which servers handle pushes.
 
-No tensor is needed, since timing never depends on what is computed. An event is a computation that
-ends, a message that has left a machine's link, or one that arrives; the next in time is handled
-until there is none, and of two at one time the one that was planned first. Every number comes from
-a counter of philox or from adding, multiplying and dividing, so a timeline is the same everywhere.
+The simulation needs no tensors, since timing never depends on what is computed. An event is the end
+of a computation, the end of a message on a machine's link, or the arrival of a message. The next
+event in time is handled until none is left; of two events at one time the one planned first comes
+first. Every number comes from a Philox counter or from adding, multiplying and dividing, so a
+timeline is the same on every machine.
 """
 
 import heapq
@@ -17,38 +18,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd.recipe.strategies import Cluster
+from lsgd.recipe.strategies import VirtualCluster
 from lsgd.rules import philox
-from lsgd.strategy.gate import Barrier, Gate, Tickets
+from lsgd.strategy.gate import AdmissionGate, BarrierGate, Tickets
 from lsgd.strategy.network import Network, SharedLink, Transfer
-from lsgd.strategy.order import Order
+from lsgd.strategy.order import PushOrder
 
 SECONDS = 4
-"""The last word of the counter keeps these draws apart from those of sampling and augmentation."""
+"""Last uint32 of the Philox counter, which separates these draws from sampling and augmentation."""
 BLOCK = 64
-"""The number of steps of all workers whose seconds are drawn at once."""
+"""Number of steps whose seconds are drawn at once for all workers."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """An epoch of a cluster in virtual time; its times are in seconds since the epoch began."""
+    """Simulated timeline of one epoch: order of pushes, times of updates, waits, traffic.
 
-    order: Order
-    """What the servers handled in turn, a row for each gate."""
+    Times are virtual, in seconds since the start of the epoch.
+    """
+
+    order: PushOrder
+    """Events that the servers handled in turn, one row for each gate."""
     updates: list[float]
-    """When server 0 made each of its updates."""
+    """Times of the updates of server 0."""
     waits: list[float]
-    """For each push that was applied, in that order: the seconds from the end of its computation
-    until server 0 handled it."""
+    """Seconds from the end of a push's computation until server 0 handled it.
+
+    One number for each push that was applied, in the order of application.
+    """
     sent: list[float]
-    """The bytes that each server got and gave over the network."""
+    """Bytes that each server received and sent over the network."""
     seconds: float
-    """When nothing was under way any more."""
+    """Time at which no event was left."""
 
 
 def simulate(
-    cluster: Cluster,
-    gates: Sequence[Gate],
+    cluster: VirtualCluster,
+    gates: Sequence[AdmissionGate],
     tickets: Tickets,
     loads: Sequence[float],
     *,
@@ -58,26 +64,28 @@ def simulate(
     epoch: int,
     steps: Callable[[int], int] = lambda ticket: 1,
 ) -> Timeline:
-    """Run an epoch whose workers have all been released at time 0, until the tickets are used.
+    """Simulate the timing of an epoch on a cluster of workers and servers; return its timeline.
 
-    `loads` has the bytes of each server's parameters, of which a push and a reply have as many.
-    Either each server has a gate, or there is one Barrier, that of server 0. The others follow it
-    then: which pushes make an update and who is released reaches them one latency later, so all of
-    them make the same updates. Gates and tickets are used up. `steps` says how many gradients a
-    worker computes with a ticket before it pushes.
+    The epoch begins with all workers' start at 0 and ends when no batch is left. `loads` has the
+    bytes of each server's parameters, which are also the bytes of a push and of a reply. Either
+    each server has a gate, or there is a single BarrierGate, that of server 0. The other servers
+    then follow it: its decisions (which pushes make an update, and who is released) reach them one
+    latency later, so all of them make the same updates. Gates and tickets are used up. `steps`
+    returns the number of gradients that a worker computes with a ticket before it pushes.
     """
-    assert len(gates) == len(loads) or (isinstance(gates[0], Barrier) and len(gates) == 1)
+    assert len(gates) == len(loads) or (isinstance(gates[0], BarrierGate) and len(gates) == 1)
     network = Network(cluster, loads, workers, colocated=colocated)
     draws = _Draws(cluster, workers, seed=seed, epoch=epoch)
     return _Epoch(network, draws, gates, tickets, steps).run()
 
 
 def step_seconds(
-    cluster: Cluster, *, workers: int, seed: int, epoch: int, steps: range
+    cluster: VirtualCluster, *, workers: int, seed: int, epoch: int, steps: range
 ) -> NDArray[np.float64]:
-    """The seconds of these steps of an epoch, numbered for each worker; shape (workers, steps).
+    """Return the simulated seconds that each worker takes for these training steps of an epoch.
 
-    They are whole nanoseconds: the last bit of a machine's exp or log must not decide who is first.
+    The shape is (workers, steps). Times are whole nanoseconds, so that the last bit of a machine's
+    exp or log cannot decide the order.
     """
     counter = (np.array(steps), np.arange(workers)[:, None], epoch, SECONDS + (cluster.seed << 8))
     radius, angle, slow, _ = philox.uniforms(counter, key=seed)
@@ -90,14 +98,15 @@ def step_seconds(
 
 
 class _Draws:
-    """The seconds of every worker's next step."""
+    """Source of the simulated step durations of all workers, drawn in blocks."""
 
-    def __init__(self, cluster: Cluster, workers: int, *, seed: int, epoch: int) -> None:
+    def __init__(self, cluster: VirtualCluster, workers: int, *, seed: int, epoch: int) -> None:
         self.cluster, self.seed, self.epoch = cluster, seed, epoch
         self.drawn: list[list[float]] = [[] for _ in range(workers)]
         self.used = [0] * workers
 
     def next(self, worker: int) -> float:
+        """Return the simulated seconds that this worker's next step takes."""
         step = self.used[worker]
         if step == len(self.drawn[worker]):
             block = step_seconds(
@@ -114,18 +123,20 @@ class _Draws:
 
 
 _Word = tuple[list[tuple[int, int]], tuple[int, ...]]
-"""Of server 0 to those that follow it: which pushes make an update, each as its worker and how many
-that has made, and who is released."""
+"""Message of server 0 to its followers: the pushes of an update, and the released workers.
+
+Each push is a worker and that worker's number of pushes so far.
+"""
 
 
 class _Epoch:
-    """The events of an epoch, and what each of them makes happen."""
+    """Simulation of an epoch's timing: a queue of events, with a handler for each type of event."""
 
     def __init__(
         self,
         network: Network,
         draws: _Draws,
-        gates: Sequence[Gate],
+        gates: Sequence[AdmissionGate],
         tickets: Tickets,
         steps: Callable[[int], int],
     ) -> None:
@@ -137,19 +148,20 @@ class _Epoch:
         self.remote = [network.remote(worker) for worker in range(workers)]
         self.bundle = [sum(network.loads[s] for s in remote) for remote in self.remote]
         self.holds = [0] * workers
-        """The gradients that each worker computes for its next push; 0 without a ticket."""
+        """Number of gradients that each worker computes for its next push; 0 without a ticket."""
         self.replies = [0] * workers
-        """How many servers have answered each worker's last push."""
+        """Number of servers that have answered each worker's last push."""
         self.computed, self.wait = [0.0] * workers, [0.0] * workers
         self.handled = [[0] * workers for _ in self.servers]
-        """The number of pushes of each worker that have come to each server."""
+        """Number of pushes of each worker that have arrived at each server."""
         self.words: list[deque[_Word]] = [deque() for _ in self.servers]
-        """What server 0 has said and a follower has not done yet."""
+        """Messages of server 0 that each follower has received but not applied."""
         self.order: list[list[int]] = [[] for _ in gates]
         self.updates: list[float] = []
         self.waits: list[float] = []
 
     def run(self) -> Timeline:
+        """Simulate all events of the epoch in the order of their times, and return its timeline."""
         for server in self.servers:
             self._release(0.0, server, range(len(self.holds)))
         now = 0.0
@@ -169,14 +181,15 @@ class _Epoch:
         self._watch(link)
 
     def _watch(self, link: SharedLink) -> None:
-        # Who joins makes the others later. It is enough to notice that when they should have ended.
+        # A message that joins delays the others. They are rescheduled when they were due.
         if link.due < link.watched:
             link.watched = link.due
             self._plan(link.due, self._look, link, None)
 
     def _look(self, now: float, link: SharedLink, _: None) -> None:
+        """Handle the scheduled event of a network link, at which messages may have ended."""
         if now != link.watched:
-            return  # somebody has looked before, since another was to end first
+            return  # superseded by an earlier event for a message that ends first
         link.watched = math.inf
         if now == link.due:
             for message in link.end():
@@ -187,7 +200,7 @@ class _Epoch:
         self._watch(link)
 
     def _release(self, now: float, server: int, workers: Iterable[int]) -> None:
-        """The parameters of this moment begin their way to these workers."""
+        """Simulate the start of sending a server's current parameters to these workers."""
         network = self.network
         for worker in workers:
             if server == 0:
@@ -202,7 +215,10 @@ class _Epoch:
             self._send(now, network.worker_in[worker], work, [message])
 
     def _read(self, now: float, _: int, worker: int) -> None:
-        """A worker that has the parameters of all servers computes, or leaves without a ticket."""
+        """Schedule the end of a worker's computation once all servers' parameters have arrived.
+
+        A worker without a ticket leaves instead.
+        """
         self.replies[worker] += 1
         if self.replies[worker] < len(self.servers):
             return
@@ -210,12 +226,12 @@ class _Epoch:
         if gradients := self.holds[worker]:
             seconds = sum(self.draws.next(worker) for _ in range(gradients))
             self._plan(now + seconds, self._push, worker, None)
-        elif not isinstance(self.gates[0], Barrier):  # which waits for no ticket that is not there
+        elif not isinstance(self.gates[0], BarrierGate):  # synchronous servers need no notice
             for server in self.servers:
                 self._plan(now + self.network.latency, self._leave, server, worker)
 
     def _push(self, now: float, worker: int, _: None) -> None:
-        """The slices of a gradient leave together, each for its server."""
+        """Simulate the start of sending a worker's gradient slices to their servers."""
         network, remote = self.network, self.remote[worker]
         self.computed[worker] = now
         if len(remote) < len(self.servers):
@@ -230,6 +246,7 @@ class _Epoch:
             self._send(now, network.worker_out[worker], work, messages)
 
     def _handle(self, now: float, server: int, worker: int) -> None:
+        """Handle the simulated arrival of a worker's push (gradient) at a server."""
         self.handled[server][worker] += 1
         if server >= len(self.gates):
             self._follow(now, server)
@@ -238,7 +255,7 @@ class _Epoch:
         effects = self.gates[server].push(worker)
         if server == 0:
             self.wait[worker] = now - self.computed[worker]
-            self.tickets.settle(effects)
+            self.tickets.apply_effects(effects)
             self.waits += [self.wait[number] for number in effects.applied]
             self.updates += [now] * bool(effects.applied)
         self._release(now, server, effects.released)
@@ -253,11 +270,12 @@ class _Epoch:
         self._release(now, server, self.gates[server].leave(worker).released)
 
     def _hear(self, now: float, server: int, word: _Word) -> None:
+        """Handle the simulated arrival of server 0's decision at a server that follows it."""
         self.words[server].append(word)
         self._follow(now, server)
 
     def _follow(self, now: float, server: int) -> None:
-        """Do in turn what server 0 has said, as far as the pushes for it have come."""
+        """Apply server 0's decisions at a follower, as far as their pushes have arrived there."""
         words, handled = self.words[server], self.handled[server]
         while words and all(handled[worker] >= number for worker, number in words[0][0]):
             self._release(now, server, words.popleft()[1])

@@ -1,9 +1,9 @@
-"""Which pushes make an update, and who may go on: what tells one parameter server from another.
+"""Admission gates: state machines that decide which pushes make an update and which workers wait.
 
-A gate is a state machine of whole numbers, one for each server. Workers read the parameters,
-compute a gradient and push it; a push is handled at once and as a whole: what it makes of the
-parameters, and which workers get the parameters of this moment. So one number per push, the
-worker's, is all that a run has to know of its timing.
+Parameter-server strategies differ in their gate, and each server has one. Workers read the
+parameters, compute a gradient and push it. A push is handled atomically: the gate decides which
+update it makes, and which workers receive the parameters of this moment. So one integer per push,
+the worker, is all that determines the timing of a run.
 """
 
 import heapq
@@ -14,110 +14,117 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Effects:
-    """What the handling of one push does."""
+class PushEffects:
+    """Effects of one push at a server: pushes applied or dropped, and workers released."""
 
     applied: tuple[int, ...] = ()
-    """The workers whose pushes make one update now, added in this order; empty for no update."""
+    """Workers whose pushes make one update now, added in this order; empty for no update."""
     dropped: bool = False
-    """Whether this push is thrown away."""
-    late: tuple[int, ...] = ()
-    """The workers still computing whose next push will be thrown away: others may have their
-    examples."""
+    """Whether the gradient of this push is discarded."""
+    dropped_next: tuple[int, ...] = ()
+    """Workers whose next push will be dropped, so that others may compute their examples."""
     released: tuple[int, ...] = ()
-    """The workers that get the parameters as they are after the update, and go on."""
+    """Workers that receive the parameters after the update, and continue."""
 
 
-class Gate(Protocol):
-    """The state machine of a server. All workers have read the first parameters to begin with."""
+class AdmissionGate(Protocol):
+    """Gate of a server: it decides which pushes make an update and which workers wait.
 
-    def push(self, worker: int) -> Effects:
-        """A gradient of this worker has come."""
+    It starts after all workers' first read.
+    """
 
-    def leave(self, worker: int) -> Effects:
-        """This worker, which owes no push, will push no more."""
+    def push(self, worker: int) -> PushEffects:
+        """Handle a worker's push (gradient); return the pushes applied and workers released."""
 
-    def join(self, worker: int) -> Effects:
-        """This worker, which had left, is back."""
+    def leave(self, worker: int) -> PushEffects:
+        """Remove a worker that will make no further push; return which workers this releases.
+
+        The worker has no push under way.
+        """
+
+    def join(self, worker: int) -> PushEffects:
+        """Add a worker that had left; return which workers this releases."""
 
 
-class Barrier:
-    """Synchronous updates, each by the mean over the first `pushes` fresh gradients.
+class BarrierGate:
+    """Gate of synchronous SGD: each update needs enough fresh gradients, and workers wait for it.
 
-    With fewer than the workers these are the backup workers of Chen et al. 2016: a push that was
-    computed with older parameters is dropped, as by TensorFlow's SyncReplicasOptimizer. The last
-    update takes what is left of the `tickets`.
+    An update is by the mean over the first `pushes` fresh gradients. With fewer pushes than
+    workers, the other workers are the backup workers of Chen et al. 2016: a push that was computed
+    with older parameters is dropped, as in TensorFlow's SyncReplicasOptimizer. The last update uses
+    the remaining `tickets`.
     """
 
     def __init__(self, workers: int, *, pushes: int, tickets: int) -> None:
         self.pushes, self.left = pushes, tickets
         self.updates = 0
         self.has_read = dict.fromkeys(range(workers), 0)
-        """The number of updates in what each worker that is there has read last."""
+        """Number of updates in the parameters that each present worker has read last."""
         self.fresh: list[int] = []
 
-    def push(self, worker: int) -> Effects:
-        """Wait for the other fresh pushes, or drop this one."""
+    def push(self, worker: int) -> PushEffects:
+        """Count a worker's fresh push, and update once there are enough; drop a stale push."""
         if self.has_read[worker] < self.updates:
             self.has_read[worker] = self.updates
-            return Effects(dropped=True, released=(worker,))
+            return PushEffects(dropped=True, released=(worker,))
         self.fresh.append(worker)
         return self._update()
 
-    def leave(self, worker: int) -> Effects:
-        """The others go on if they are enough for an update, for which no push of this worker that
-        waits counts: others have its batch."""
+    def leave(self, worker: int) -> PushEffects:
+        """Remove a worker and its waiting push, whose batch another worker computes."""
         del self.has_read[worker]
         self.fresh = [other for other in self.fresh if other != worker]
-        return Effects()
+        return PushEffects()
 
-    def join(self, worker: int) -> Effects:
-        """The worker gets the newest parameters."""
+    def join(self, worker: int) -> PushEffects:
+        """Add a worker that had left, and send it the newest parameters."""
         self.has_read[worker] = self.updates
-        return Effects(released=(worker,))
+        return PushEffects(released=(worker,))
 
-    def _update(self) -> Effects:
+    def _update(self) -> PushEffects:
         if len(self.fresh) < min(self.pushes, self.left):
-            return Effects()
-        # In the order of the workers, so that the sum does not depend on who came first.
+            return PushEffects()
+        # In the order of the workers, so that the sum does not depend on the order of arrival.
         applied, self.fresh = tuple(sorted(self.fresh)), []
         late = tuple(w for w, read in self.has_read.items() if read == self.updates)
         self.left -= len(applied)
         self.updates += 1
         released = tuple(worker for worker in applied if worker in self.has_read)
         self.has_read |= dict.fromkeys(released, self.updates)
-        return Effects(applied, late=tuple(w for w in late if w not in applied), released=released)
+        return PushEffects(
+            applied, dropped_next=tuple(w for w in late if w not in applied), released=released
+        )
 
 
-class Bounded:
-    """Asynchronous updates, one by each push; a worker waits while it is `slack` pushes ahead of
-    the slowest.
+class BoundedStalenessGate:
+    """Gate of asynchronous SGD: each push makes an update, and workers too far ahead wait.
 
-    Stale synchronous parallel (Ho et al. 2013); an infinite slack is asynchronous SGD.
+    A worker waits while it is more than `slack` pushes ahead. The lead counts from the slowest
+    worker: stale synchronous parallel (Ho et al. 2013). An infinite slack is asynchronous SGD.
     """
 
     def __init__(self, workers: int, *, slack: float = math.inf) -> None:
         self.slack = slack
         self.pushed = dict.fromkeys(range(workers), 0)
-        """The number of pushes of each worker that is there."""
+        """Number of pushes of each present worker."""
         self.waiting: set[int] = set()
 
-    def push(self, worker: int) -> Effects:
-        """Make an update, and release who is no longer too far ahead."""
+    def push(self, worker: int) -> PushEffects:
+        """Make an update by a worker's push, and release the workers no longer too far ahead."""
         self.pushed[worker] += 1
         self.waiting.add(worker)
-        return Effects((worker,), released=self._free())
+        return PushEffects((worker,), released=self._free())
 
-    def leave(self, worker: int) -> Effects:
-        """Nobody waits any more for this worker."""
+    def leave(self, worker: int) -> PushEffects:
+        """Remove a worker, and release the workers that waited for it as the slowest."""
         del self.pushed[worker]
         self.waiting.discard(worker)
-        return Effects(released=self._free())
+        return PushEffects(released=self._free())
 
-    def join(self, worker: int) -> Effects:
-        """The worker gets the newest parameters, and counts as slow as the slowest."""
+    def join(self, worker: int) -> PushEffects:
+        """Add a worker with the push count of the slowest, and send it the newest parameters."""
         self.pushed[worker] = min(self.pushed.values(), default=0)
-        return Effects(released=(worker,))
+        return PushEffects(released=(worker,))
 
     def _free(self) -> tuple[int, ...]:
         slowest = min(self.pushed.values(), default=0)
@@ -127,42 +134,44 @@ class Bounded:
 
 
 class Tickets:
-    """The batches of an epoch, each for one worker at a time; the only thing that ends an epoch.
+    """Tickets (batches of an epoch), each issued to one worker at a time until all are used.
 
-    One server has them, so that every example is seen once, whatever the stragglers. A worker that
-    holds none is done. It holds the batch that it computes with and up to `ahead` more, which its
-    loader can read meanwhile.
+    The epoch ends then. Only server 0 has them, so that every example is used once, whatever the
+    stragglers do. A worker without a ticket is done. A worker holds the batch that it computes and
+    up to `ahead` more, which its loader prefetches.
     """
 
     def __init__(self, count: int, *, ahead: int = 0) -> None:
         self.ahead = ahead
         self.free = list(range(count))
         self.held: defaultdict[int, deque[int]] = defaultdict(deque)
-        """By worker, in the order in which it computes with them."""
+        """Tickets by worker, in the order in which it computes them."""
 
     def issue(self, worker: int) -> list[int]:
-        """The next batches of a worker, as many as there are and as it may hold."""
+        """Issue the next free tickets (batches) to a worker, up to its limit; return them."""
         issued = []
         while self.free and len(self.held[worker]) <= self.ahead:
             issued.append(heapq.heappop(self.free))
             self.held[worker].append(issued[-1])
         return issued
 
-    def settle(self, effects: Effects) -> None:
-        """Take the batches of the pushes that are applied, and let others have those of workers
-        whose push will be dropped, if they hold one: who is done for the epoch does not."""
+    def apply_effects(self, effects: PushEffects) -> None:
+        """Remove the tickets of applied pushes; free those of pushes that will be dropped.
+
+        A worker whose next push will be dropped has no ticket to free if it is done with the epoch.
+        """
         for worker in effects.applied:
             self.held[worker].popleft()
-        for worker in effects.late:
+        for worker in effects.dropped_next:
             if self.held[worker]:
                 heapq.heappush(self.free, self.held[worker].popleft())
 
     def give_back(self, worker: int) -> None:
-        """Let others have all batches of a worker that will not push them."""
+        """Free all tickets (batches) of a worker that will not push their gradients."""
         for ticket in self.held.pop(worker, ()):
             heapq.heappush(self.free, ticket)
 
     @property
     def left(self) -> int:
-        """How many batches have not been used yet."""
+        """Number of tickets (batches) that no applied push has used yet."""
         return len(self.free) + sum(map(len, self.held.values()))

@@ -1,44 +1,50 @@
-"""Tells the host that training has diverged, is to stop or to be saved, without a wait for the
-device."""
+"""Checks on the host for divergence, preemption and due checkpoints that never stall the device."""
 
 import time
 
 import torch
 from torch import Tensor
 
-from lsgd.errors import Diverged, PeerLost, Preempted
+from lsgd.errors import DivergedError, PeerLostError, PreemptedError
+from lsgd.job.device import needs_pinned_memory, new_event
 
 LOWER_LR = "start again in another run_dir with a lower schedule.reference_lr or a longer warmup"
-"""The remedy in words; the same run again would diverge again, at the same step."""
-LEAVE, SAVE = 1.0, 0.5
-"""The note of a process in a step that was told to leave, and what process 0 adds so that all save.
-Guard reads their sum."""
+"""Advice in a DivergedError, since a plain rerun would diverge at the same step."""
+STOP_NOTE, SAVE_NOTE = 1.0, 0.5
+"""Notes that a process sends: it received a stop request, and (process 0) a checkpoint is due.
+
+NonFiniteGuard reads the sum of the notes of all processes.
+"""
 
 PAUSE = 0.001
-"""The longest pause, in seconds, between two looks at a step that is not done: what a step is seen
-late by. The device has the next step to do meanwhile."""
+"""Longest pause, in seconds, between two polls of a step that the device has not finished.
+
+The guard learns of the end of the step up to this much later; meanwhile the device has the next
+step to compute.
+"""
 
 
-class Guard:
-    """Reads the flags of Reducer on the device one step late, by when they have been computed.
+class NonFiniteGuard:
+    """Checker of each step's flags: non-finite values, stop requests and due checkpoints.
 
-    `timeout` is the time in seconds that a step may take there from when it was started: one that
-    takes longer waits for a process that has gone or is silent, as NCCL itself does for ever.
+    It reads the reducer's flags one step late, when the device has already computed them. `timeout`
+    is the time in seconds that a step may take on the device from its start. A step that takes
+    longer waits for a process that has exited or hangs; NCCL itself would wait for ever.
     """
 
     def __init__(self, flags: Tensor, *, timeout: float) -> None:
         self.flags, self.timeout = flags, timeout
-        self.on_gpu = flags.is_cuda
-        self.seen = torch.zeros(2, pin_memory=self.on_gpu)
-        self.copied: torch.cuda.Event | None = torch.cuda.Event() if self.on_gpu else None
+        device = flags.device
+        self.seen = torch.zeros(2, pin_memory=needs_pinned_memory(device))
+        self.copied = None if device.type == "cpu" else new_event(device)
         self.started = 0.0
         self.step = -1
         self.note = 0.0
 
     def watch(self, step: int) -> None:
-        """Check the flags of the step before, then start to copy those of this one."""
-        self.check()
-        # Those of two steps, if a row of local steps has had the guard look between two checks.
+        """Raise DivergedError for the step before; start to copy this step's flags to the host."""
+        self.raise_if_nonfinite()
+        # The larger note of two steps: a row of local steps calls `watch` twice between two polls.
         note = float(self.seen[1])
         self.note = note if note > self.note else self.note
         self.step = step
@@ -48,11 +54,14 @@ class Guard:
             self.started = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the device has done the last watched step; raise PeerLost at its timeout."""
+        """Wait until the device has finished the last watched training step.
+
+        Raises PeerLostError at the timeout.
+        """
         pause = PAUSE / 16
         while self.copied and not self.copied.query():
             if time.monotonic() - self.started > self.timeout:
-                raise PeerLost(
+                raise PeerLostError(
                     f"step {self.step} has waited for the other processes for "
                     f"{self.timeout:g} s; one has gone, hangs or is slower than comm.timeout "
                     "allows, its own message may say why, the checkpoint is intact, and the same "
@@ -61,26 +70,33 @@ class Guard:
             time.sleep(pause)
             pause = min(2 * pause, PAUSE)
 
-    def check(self) -> None:
-        """Raise Diverged if the flag was up at the last watched step; called before every save."""
+    def raise_if_nonfinite(self) -> None:
+        """Raise DivergedError if a loss or gradient up to the last watched step was not finite.
+
+        Called before every checkpoint.
+        """
         if self.copied:
             self.wait()
         if self.seen[0]:
-            raise Diverged(
+            raise DivergedError(
                 f"the loss or a gradient of step {self.step} is not finite, and nothing was saved "
                 f"since the step before; {LOWER_LR}"
             )
 
     def forget_save(self) -> None:
-        """Drop what the steps so far say of saving, once checked; who has to leave leaves."""
-        self.seen[1].floor_()
-        self.note //= LEAVE
+        """Drop the pending requests for a checkpoint, but keep the stop requests.
 
-    def leave_if_told(self) -> bool:
-        """Raise Preempted, after the same step on all processes, if any was told to leave; return
-        whether all are to save, as process 0 has found it time to. A note is told of once.
+        Called after `raise_if_nonfinite`.
+        """
+        self.seen[1].floor_()
+        self.note //= STOP_NOTE
+
+    def poll(self) -> bool:
+        """Return whether process 0 requested a checkpoint; raise PreemptedError at a stop request.
+
+        Both happen after the same step on all processes. Each request is reported once.
         """
         note, self.note = self.note, 0.0
-        if note >= LEAVE:
-            raise Preempted
-        return note == SAVE
+        if note >= STOP_NOTE:
+            raise PreemptedError
+        return note == SAVE_NOTE

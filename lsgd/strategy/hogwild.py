@@ -1,14 +1,14 @@
-"""Hogwild: processes that update one model in the memory which they share, without a lock (Niu et
-al. 2011).
+"""Hogwild: processes update one model in shared memory without locks (Niu et al. 2011).
 
-Each process has a worker, which takes every k-th batch of the epoch, computes a gradient with the
-numbers that are there while it does, and subtracts it in place. Another worker may do the same to
-the same numbers at that moment; then one of the two updates of a number is lost. What comes out
-depends on which process is where when, down to single numbers, and nothing records it: **two runs
-differ, and none can be made again**. The paper's theory is of sparse gradients, which seldom meet;
-those of most networks here are dense. strategy=async with strategy.order=live is what records.
+Each process has one worker, which takes every k-th batch of the epoch, computes a gradient with the
+parameters as they change meanwhile, and subtracts it in place. Another worker may update the same
+element at that moment; then one of the two updates is lost. The result depends on the timing of the
+processes, down to single elements, and nothing records it: **two runs differ, and no run can be
+reproduced**. The paper's theory is of sparse gradients, which seldom overlap; those of most
+networks here are dense. strategy=async with strategy.order=live records its order.
 
-What the workers count lies in the same memory, a row of the board for each, which it alone writes.
+The metric sums are in the same memory: the board has a row for each worker, which only that worker
+writes.
 """
 
 import os
@@ -24,60 +24,64 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, sum_
-from lsgd.errors import Diverged, PeerLost, Preempted, Refused
+from lsgd.comm import Comm, all_reduce_
+from lsgd.errors import DivergedError, PeerLostError, PreemptedError, UsageError
 from lsgd.job import preemption
+from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
-from lsgd.rules.sampler import Pass
-from lsgd.strategy import Task
+from lsgd.rules.sampler import MicroBatch
+from lsgd.strategy import StepTask
 from lsgd.strategy.guard import LOWER_LR
-from lsgd.strategy.neighbours import Neighbours
-from lsgd.strategy.shard import in_memory
-from lsgd.strategy.tasks import ticket_examples, weight
-from lsgd.tally import State, Tally
+from lsgd.strategy.shard import flat_view
+from lsgd.strategy.shared_memory import SharedMemoryGroup
+from lsgd.strategy.tasks import gradient_weight, ticket_examples
 from lsgd.workloads import Workload
 
-GIVEN, STOPPED, TOLD, BAD, NORM, LOSS, COUNTS = range(7)
-"""The columns of the board, of a worker: how many tickets of this epoch it has given, whether it
-has stopped, whether it was told to leave, 1 + the step of an update that is not finite or else 0,
-the norm of its last gradient, and the sum of its losses; from COUNTS on, what it has counted."""
+GIVEN, STOPPED, STOP_REQUESTED, NONFINITE, NORM, LOSS, COUNTS = range(7)
+"""Columns of the board, whose rows are the workers.
+
+GIVEN: number of tickets of this epoch that the worker has finished. STOPPED: whether it has
+stopped. STOP_REQUESTED: whether it received a stop request. NONFINITE: 1 + the step of an update
+that is not finite, or 0. NORM: norm of its last gradient. LOSS: sum of its losses. From COUNTS on:
+its counts.
+"""
 LOOK = 0.01
-"""Seconds between two looks of a worker that waits for the others to stop."""
+"""Seconds between two checks by a worker that waits for the others to stop."""
 
 
 class Hogwild:
-    """The strategy of hogwild. The parameters of the model lie in the memory of all processes."""
+    """Hogwild strategy: processes update one model in shared memory without locks."""
 
     def __init__(
-        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
     ) -> None:
         self.parameters = list(model.parameters())
         device = self.parameters[0].device
         if device.type != "cpu":
-            raise Refused(
+            raise UsageError(
                 f"strategy=hogwild updates a model in the memory of the CPU, and this one is on "
                 f"{device.type}; write device=cpu"
             )
         self.recipe, self.workload, self.comm, self.tally = recipe, workload, comm, tally
         self.hosted = range(comm.rank, comm.rank + 1)
-        self.parts = workload.parts(model, self.hosted, comm)
+        self.carried_states = workload.carried_states(model, self.hosted, comm)
         shape = (recipe.workers, COUNTS + len(tally.counts))
-        flat = torch.cat([in_memory(parameter) for parameter in self.parameters])
+        flat = torch.cat([flat_view(parameter) for parameter in self.parameters])
         cells = shape[0] * shape[1]
-        self.neighbours = Neighbours(comm, 8 * cells + flat.nbytes)
+        self.neighbours = SharedMemoryGroup(comm, 8 * cells + flat.nbytes)
         memory = self.neighbours.memory
         self.board = np.frombuffer(memory, np.float64, cells).reshape(shape)
-        """What all workers have to say now, shape (workers, columns)."""
+        """Current state of all workers in shared memory, shape (workers, columns)."""
         self.rows = np.zeros(shape)
-        """What they had to say when they last met."""
+        """State of all workers at the last synchronization, shape (workers, columns)."""
         self.row = self.board[comm.rank]
         self.row[STOPPED] = 1
         shared = torch.frombuffer(memory, dtype=flat.dtype, offset=8 * cells)
         if comm.rank == 0:
             shared.copy_(flat)
         self.own = torch.zeros_like(flat)
-        """The gradients of this process's worker, as they lie in memory."""
+        """Gradients of this process's worker in memory order."""
         begins = accumulate((each.numel() for each in self.parameters), initial=0)
         for parameter, (begin, _) in zip(self.parameters, pairwise(begins), strict=True):
             size, stride = parameter.size(), parameter.stride()
@@ -86,15 +90,15 @@ class Hogwild:
         self.norm = self.own.new_zeros(())
         self.optimizer = optim.make_optimizer(model, norm=lambda: self.norm, **asdict(recipe.optim))
         self.epoch, self.given = 0, [0 for _ in range(recipe.workers)]
-        """How many tickets of an epoch each worker had given when they last met."""
+        """Number of tickets of the epoch finished by each worker at the last synchronization."""
         self.steps: list[int] = []
-        """The steps of the run that are made from then on."""
+        """Steps of the run that all workers make from the last synchronization on."""
         self.next_step = 0
         self.pids = ""
-        comm.gather_objects(None)  # nobody reads the memory before process 0 has written it
+        comm.gather_objects(None)  # no process reads the memory before process 0 has written it
 
-    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """A task for each ticket of this process's worker, which has every k-th of them."""
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
+        """Yield a task for each batch of this process's worker: every k-th one of the epoch."""
         if epoch != self.epoch:
             self.epoch, self.given = epoch, [0 for _ in self.given]
         self.steps, self.before = steps, sum(self.given)
@@ -102,32 +106,32 @@ class Hogwild:
         self.row[:] = 0
         self.row[GIVEN], self.row[STOPPED] = given, not steps
         self._count()
-        self._meet()  # or the first would change the model that others evaluate or save
+        self._meet()  # or the first worker would change the model while others evaluate or save it
         tickets = range(self.comm.rank, self.before + len(steps), self.recipe.workers)
         return self._tasks(tickets[given:])
 
-    def _tasks(self, tickets: range) -> Iterator[Task]:
+    def _tasks(self, tickets: range) -> Iterator[StepTask]:
         for ticket in tickets:
             examples = ticket_examples(self.recipe, self.workload, self.epoch, ticket)
             step = self.epoch * self.recipe.steps_per_epoch + ticket
-            divisor = weight(self.workload, examples)
-            passes = [Pass(self.epoch, examples, self.hosted, ticket)]
-            yield Task(step, divisor, active_workers=1, passes=passes)
+            divisor = gradient_weight(self.workload, examples)
+            passes = [MicroBatch(self.epoch, examples, self.hosted, ticket)]
+            yield StepTask(step, divisor, active_workers=1, micro_batches=passes)
 
-    def read(self, task: Task, *, leave: bool) -> None:
-        """Clear the gradient; the model is what it is, and others change it meanwhile."""
-        if leave:
-            self.row[TOLD] = 1
+    def begin(self, task: StepTask, *, stop_requested: bool) -> None:
+        """Clear this worker's gradients; the parameters are shared, and others change them."""
+        if stop_requested:
+            self.row[STOP_REQUESTED] = 1
         self.own.zero_()
         self.divisor = task.divisor
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradient."""
+        """Compute this worker's gradient of the mean loss by a backward pass."""
         self.mean = loss / self.divisor
         self.mean.backward()
 
-    def give(self, task: Task) -> None:
-        """Update the model, at the lr of the number of updates that all workers have made."""
+    def step(self, task: StepTask) -> None:
+        """Update the shared model by this worker's gradient, at the lr after all updates so far."""
         self.norm = torch.linalg.vector_norm(self.own)
         self.row[NORM] = self.norm
         step = self.steps[self._made()]
@@ -135,51 +139,62 @@ class Hogwild:
             optim.set_lr(self.optimizer, self.recipe.lr(step))
             self.optimizer.step()
         else:
-            self.row[BAD] = 1 + step
-        for part in self.parts:
-            # Each worker moves running statistics of its own, whose mean is the model's.
+            self.row[NONFINITE] = 1 + step
+        for part in self.carried_states:
+            # Each worker updates its own running statistics; the model has their mean.
             part.end_step(self.recipe.workers)
         self._count()
         self.row[GIVEN] += 1
-        # Among the updates since this worker's last one there may be one after which a row is due.
+        # If a row became due since this worker's last update, report the update at which it did.
         done = self.steps[self._made() - 1] + 1
         due = done - done % self.recipe.log_steps
         self.next_step = due if due > self.next_step else done
 
-    def check(self) -> bool:
-        """Raise what any worker has met or was told, and PeerLost if its process has ended."""
+    def poll(self) -> bool:
+        """Raise an error if any worker stopped early or any process has exited.
+
+        These are DivergedError, PreemptedError and PeerLostError; for the first two all workers
+        synchronize.
+        """
         self.neighbours.check()
-        if self.board[:, [TOLD, BAD]].any():
-            self.settle()
+        if self.board[:, [STOP_REQUESTED, NONFINITE]].any():
+            self.synchronize()
         return False
 
-    def settle(self) -> None:
-        """Wait until no worker makes updates any more.
+    def synchronize(self) -> bool:
+        """Stop this process's worker, and wait until the workers of all processes have stopped.
 
-        Raises Diverged, Preempted and PeerLost, for which one may have stopped early.
+        Raises DivergedError, PreemptedError or PeerLostError if that stopped a worker early.
         """
         if not self.row[STOPPED]:
             self.row[STOPPED] = 1
             self._wait()
             self._meet()
             self._end()
-        for part in self.parts:
-            part.settle(partial(sum_, self.comm))
+        for part in self.carried_states:
+            part.write_to_model(partial(all_reduce_, self.comm))
+        return False
 
     def state(self) -> dict[str, Any]:
-        """What the optimizer has, and how many tickets of the epoch each worker has given."""
+        """Return the optimizer state and the workers' finished-batch counts for a checkpoint."""
         return self.optimizer.state_dict() | {"given": torch.tensor(self.given)}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Go on with the tickets of the epoch that are left, of each worker its own."""
+        """Restore the optimizer state and finished-batch counts of workers from a checkpoint.
+
+        The epoch goes on with each worker's remaining batches.
+        """
         groups = {name: state[name] for name in ("state", "param_groups")}
         self.optimizer.load_state_dict(groups)
         self.next_step = step
         self.epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
         self.given = [given if of_epoch else 0 for given in state["given"].tolist()]
 
-    def counted(self) -> State:
-        """What all workers have counted in this epoch: while they run, as far as can be seen."""
+    def epoch_sums(self) -> MetricSumsState:
+        """Return the training-metric sums of all workers, approximate while they run.
+
+        They are those of this epoch.
+        """
         rows = self.rows if self.row[STOPPED] else self.board
         loss, *counts = rows[:, LOSS:].sum(axis=0)
         return {
@@ -187,64 +202,67 @@ class Hogwild:
             "loss": torch.tensor(loss, dtype=torch.float64),
         }
 
-    def keep(self, folder: Path) -> dict[str, str]:
-        """Nothing that could be made again by it; the row has the pids of all processes."""
+    def save_artifacts(self, folder: Path) -> dict[str, str]:
+        """Write no files into the run folder, since none could reproduce the run.
+
+        Returns the pids of all processes for the row.
+        """
         return {"order": "not recorded: two runs differ", "pids": self.pids}
 
-    def now(self) -> dict[str, float | list[int]]:
-        """The norm of this process's last gradient."""
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the norm of the last gradient of this process's worker."""
         return {"gradient_norm": float(self.row[NORM])}
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """There is no communication."""
+    def phases(self) -> list[tuple[str, object, str]]:
+        """Return the phases of a training step to time, none of which is communication."""
         return [
-            ("optimizer", self, "read"),
+            ("optimizer", self, "begin"),
             ("backward", self, "backward"),
-            ("optimizer", self, "give"),
+            ("optimizer", self, "step"),
         ]
 
     def _made(self) -> int:
-        """How many updates all workers have made since they last met."""
+        """Return the number of updates of all workers since the last synchronization."""
         return int(self.board[:, GIVEN].sum()) - self.before
 
     def _count(self) -> None:
-        """Let the others know what this worker has counted."""
+        """Copy this worker's training-metric sums to its row in shared memory."""
         self.row[LOSS], self.row[COUNTS:] = self.tally.loss, self.tally.counts
 
     def _meet(self) -> None:
-        """Learn what all workers have to say, once all are here."""
+        """Wait for all processes, and gather the state of all workers from them."""
         everyone = self.comm.gather_objects((os.getpid(), self.row.tolist()))
         self.pids = " ".join(str(pid) for pid, _ in everyone)
         self.rows = np.array([row for _, row in everyone])
 
     def _wait(self) -> None:
-        """Wait until all have stopped, as long as one of them makes updates."""
+        """Wait until all workers have stopped; raise PeerLostError if none makes progress."""
         made, since = self._made(), time.monotonic()
         while not self.board[:, STOPPED].all():
             self.neighbours.check()
-            if preemption.told():
-                self.row[TOLD] = 1
+            if preemption.stop_requested():
+                self.row[STOP_REQUESTED] = 1
             time.sleep(LOOK)
             if self._made() > made:
                 made, since = self._made(), time.monotonic()
             elif time.monotonic() - since > self.recipe.comm.timeout:
                 silent = ", ".join(map(str, np.flatnonzero(self.board[:, STOPPED] == 0)))
-                raise PeerLost(
+                raise PeerLostError(
                     f"process {silent} has made no update for {self.recipe.comm.timeout:g} s; it "
                     "hangs or is slower than comm.timeout allows, the checkpoint is intact, and "
                     "the same words and run_dir resume it"
                 )
 
     def _end(self) -> None:
-        """Note how far the run has come; raise what has ended it."""
+        """Set the steps made by all workers; raise DivergedError or PreemptedError if due."""
         self.given = [int(given) for given in self.rows[:, GIVEN]]
         if made := sum(self.given) - self.before:
             self.next_step = self.steps[made - 1] + 1
-        bad = self.rows[:, BAD]
+        bad = self.rows[:, NONFINITE]
         if bad.any():
-            raise Diverged(
+            raise DivergedError(
                 f"the loss or a gradient of step {int(bad[bad > 0].min()) - 1} is not finite, and "
                 f"nothing was saved since; {LOWER_LR}"
             )
-        if self.rows[:, TOLD].any():
-            raise Preempted
+        if self.rows[:, STOP_REQUESTED].any():
+            raise PreemptedError

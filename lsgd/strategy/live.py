@@ -1,11 +1,10 @@
-"""Asynchronous training on real processes: each worker and each server is one, and who comes first
-is handled first.
+"""Asynchronous training in real time: each worker and each server is a process.
 
-Process 0 and those after it have a worker each; the servers are on the last processes, or beside
-the first workers (strategy.topology). A worker talks with each server over a connection of their
-own. The servers record the order in which they handle pushes (lsgd.strategy.recorded): with it the
-run can be made again, bit by bit, on any processes. When the order of an epoch has ended, all
-processes meet, and have the whole model.
+The first processes have one worker each; the servers are on the last processes, or share the
+processes of the first workers (strategy.topology). Each worker has a connection of its own to each
+server. The servers handle pushes in the order of arrival and record this order
+(lsgd.strategy.recorded), with which the run can be replayed bit by bit on any processes. When the
+order of an epoch has ended, all processes synchronize and receive the whole model.
 """
 
 import copy
@@ -21,139 +20,159 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, Living, Pairing, sum_
-from lsgd.comm.pair import Pair
-from lsgd.errors import Diverged, PeerLost, Preempted, Refused, TooLate
-from lsgd.inputs import passes_ahead
+from lsgd.comm import Comm, ElasticComm, PairwiseComm, all_reduce_
+from lsgd.comm.pair import ProcessPair
+from lsgd.errors import DivergedError, PeerLostError, PreemptedError, StaleRestartError, UsageError
+from lsgd.inputs import prefetch_limit
 from lsgd.job import preemption
-from lsgd.job.parent import orphaned
+from lsgd.job.device import to_device, to_host
+from lsgd.job.parent import parent_has_ended
+from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
-from lsgd.rules.sampler import Pass
-from lsgd.strategy import Task
-from lsgd.strategy.desk import Kind
+from lsgd.rules.sampler import MicroBatch
+from lsgd.strategy import StepTask
+from lsgd.strategy.computation import NUM_FLAGS, open_computation
 from lsgd.strategy.gate import Tickets
 from lsgd.strategy.guard import LOWER_LR
-from lsgd.strategy.live_server import LATEST, Layout, LiveServer, Word
-from lsgd.strategy.order import play
-from lsgd.strategy.placement import place
-from lsgd.strategy.recorded import FILE, Orders
-from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
-from lsgd.strategy.tasks import ticket_batches, weight
+from lsgd.strategy.live_server import LATEST, LiveServer, MessageLayout, MessageType
+from lsgd.strategy.order import play_orders
+from lsgd.strategy.placement import place_on_all
+from lsgd.strategy.push_scheduler import ReplyType
+from lsgd.strategy.recorded import ORDERS_FILE, OrderHistory
+from lsgd.strategy.shard import (
+    Shard,
+    flat_view,
+    load_model_optimizer,
+    make_model_optimizer,
+    restore_steps,
+    step_counts_of,
+)
+from lsgd.strategy.tasks import gradient_weight, ticket_batches
 from lsgd.strategy.virtual import make_gates
-from lsgd.strategy.work import FLAGS, open_work
-from lsgd.tally import State, Tally
-from lsgd.workloads import Part, Workload
+from lsgd.workloads import CarriedState, Workload
 
 WHOLE = {4: torch.int32, 8: torch.int64}
-"""By the bytes of a number, the whole numbers of as many."""
+"""Integer dtype by element size in bytes."""
 T = TypeVar("T")
 LOOK = 0.2
-"""Seconds between two looks of a process without a worker whether it was told to leave."""
+"""Seconds between two checks for a stop request by a process without a worker."""
 
 
-class Live:
-    """The strategy of backup, bounded and async with strategy.order=live. The model holds what the
-    worker of this process has read last."""
+class LiveStrategy:
+    """Strategy with real parameter servers, which handle pushes in the order of arrival.
+
+    It is that of backup, bounded and async with strategy.order=live. The model of this process
+    holds the values that its worker received last.
+    """
 
     def __init__(
-        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
     ) -> None:
-        if not isinstance(comm, Pairing):
-            raise Refused(
+        if not isinstance(comm, PairwiseComm):
+            raise UsageError(
                 f"strategy.order=live connects each worker with each server, and {comm.library} "
                 "cannot; write comm=torch, or strategy.order=virtual"
             )
         self.recipe, self.workload, self.model = recipe, workload, model
-        self.comm: Pairing = comm
+        self.comm: PairwiseComm = comm
         self.tally = tally
-        self.living = comm if isinstance(comm, Living) else None
+        self.living = comm if isinstance(comm, ElasticComm) else None
         self.process = comm.rank
         settings = recipe.strategy
         self.hosted = range(self.process, self.process + 1)
         if self.process >= recipe.workers:
             self.hosted = range(0)
         first_home = recipe.workers if settings.topology == "central" else 0
-        self.homes = [first_home + server for server in range(settings.servers)]
-        """The process of each server."""
-        serves = self.process in self.homes
-        if serves and self.living and self.living.outside:
-            raise PeerLost(
-                f"process {self.process} was the server {self.homes.index(self.process)}, whose "
+        self.server_ranks = [first_home + server for server in range(settings.servers)]
+        """Rank of the process of each server."""
+        serves = self.process in self.server_ranks
+        if serves and self.living and self.living.is_outside_group:
+            raise PeerLostError(
+                f"process {self.process} was the server {self.server_ranks.index(self.process)}, "
+                "whose "
                 "values are lost with it; the checkpoint is intact, and the same words and run_dir "
                 "resume it"
             )
-        self.dispensable = not (
-            self.living is None or serves or self.process == 0 or settings.pushes_ways
-        )
-        """Whether the others go on without this process: then the end of its parent, as of an actor
-        of Ray's, is its own alone, and no word for all to leave."""
+        comes_back = self.living is not None and not settings.pushes_deltas
+        # Process 0 writes the run folder; with local steps a worker's momentum would be lost.
+        others = {*range(1, recipe.workers)}.difference(self.server_ranks) if comes_back else ()
+        self.replaceable = frozenset(others)
+        """Workers that may be lost without ending the job.
+
+        Where the parent of such a process ends, as an actor of Ray's does, only this process stops,
+        and it sends no stop request to the others.
+        """
         self.served = copy.deepcopy(model) if serves else model
-        """What the server of this process updates, while a worker computes with other values."""
-        # Whoever is the home of server 0 has the parts of all workers, and pushes bring it what
-        # they have seen.
-        carried = range(recipe.workers) if self.process == self.homes[0] else range(0)
-        self.moved = workload.parts(self.served, carried, comm)
-        """The parts that server 0 moves, while those of its process's worker see more."""
-        self.parts: tuple[Part, ...] = workload.parts(model, carried, comm)
+        """Model that this process's server updates; the worker computes with `model`."""
+        # The process of server 0 has the carried states of all workers; pushes carry their changes.
+        carried = range(recipe.workers) if self.process == self.server_ranks[0] else range(0)
+        self.moved = workload.carried_states(self.served, carried, comm)
+        """Carried states that server 0 updates; the worker of its process adds to others."""
+        self.carried_states: tuple[CarriedState, ...] = workload.carried_states(
+            model, carried, comm
+        )
         self.parameters = list(model.parameters())
         sizes = [parameter.numel() for parameter in self.parameters]
         self.begins = list(accumulate(sizes, initial=0))
-        self.work = open_work(recipe, model, self.parts, self.hosted)
-        self.slices = slices = place(sizes, settings.servers, settings.placement)
-        served = replace(recipe, optim=recipe.server_optim)
-        norms = [self.parameters[0].new_zeros(())]
-        # Nothing that is not finite comes to an update.
-        finite = norms[0].new_zeros((), dtype=torch.float32)
-        self.whole = make_whole(self.served, served)
-        self.shards = [
-            Shard(self.served, self.whole, each, served, finite, norm=lambda: norms[0])
-            for each in slices
-        ]
-        flats = [in_memory(parameter) for parameter in self.parameters]
-        self.values = [
-            [flats[each.parameter][each.begin : each.end] for each in of_server]
-            for of_server in slices
-        ]
-        """The slices of each server in the model."""
-        self.norms = norms
+        self.work = open_computation(recipe, model, self.carried_states, self.hosted)
+        self.slices = place_on_all(sizes, settings.servers, settings.placement)
+        self._make_shards()
         self.one_gate = settings.name == "backup"
         gates = len(make_gates(settings, recipe.workers, recipe.tickets))
-        self.orders = Orders(recipe.workers, gates)
+        self.orders = OrderHistory(recipe.workers, gates)
         self.next_step = 0
-        self.layout: Layout | None = None
-        """None before the processes are connected."""
-        self.row: list[float] = [0.0] * Layout(0, len(tally.counts)).row
-        """What is known of this epoch, as Layout.row says."""
+        self.layout: MessageLayout | None = None
+        """Layout of all messages; None before the processes are connected."""
+        self.row: list[float] = [0.0] * MessageLayout(0, len(tally.counts)).row_length
+        """Sums of this epoch that server 0 sent last, in the order of MessageLayout.row_length."""
         self.server: LiveServer | None = None
-        self.pairs: list[Pair] = []
-        """Of this process's worker, one to each server."""
+        self.pairs: list[ProcessPair] = []
+        """Connections of this process's worker, one to each server."""
         self.pids = ""
         self.open = False
-        """Whether an order has begun whose end this process has not settled."""
+        """Whether an order has begun that this process has not synchronized yet."""
 
-    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """A task for each ticket that this process's worker gets, until there are no more."""
-        counted = self.tally.state(partial(sum_, self.comm))
+    def _make_shards(self) -> None:
+        """Create the optimizer of the whole model, and each server's shard of its parameters."""
+        served = replace(self.recipe, optim=self.recipe.server_optim)
+        self.norms = norms = [self.parameters[0].new_zeros(())]
+        # A server makes no update by a push that is not finite, so this flag stays 0.
+        finite = norms[0].new_zeros((), dtype=torch.float32)
+        self.whole = make_model_optimizer(self.served, served)
+        self.shards = [
+            Shard(self.served, self.whole, each, served, finite, norm=lambda: norms[0])
+            for each in self.slices
+        ]
+        flats = [flat_view(parameter) for parameter in self.parameters]
+        self.values = [
+            [flats[each.parameter][each.begin : each.end] for each in of_server]
+            for of_server in self.slices
+        ]
+        """Slices of the model's parameters, by server."""
+
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
+        """Yield a task for each ticket (batch) that server 0 issues to this process's worker."""
+        counted = self.tally.state(partial(all_reduce_, self.comm))
         self.tally.clear()
         done = float(self.next_step - epoch * self.recipe.steps_per_epoch)
         counts = [done, float(counted["loss"]), *map(float, counted["counts"])]
         self.row = self.shown = counts + [0.0] * (4 + LATEST)
         return self._tasks(epoch) if steps else iter(())
 
-    def _tasks(self, epoch: int) -> Iterator[Task]:
-        self._begin(epoch)
+    def _tasks(self, epoch: int) -> Iterator[StepTask]:
+        self._begin_order(epoch)
         while self.hosted and not self.over:
             if self.tickets:
                 ticket = self.tickets.popleft()
                 self.taken += 1
                 batches = ticket_batches(self.recipe, self.workload, epoch, ticket)
-                divisor = sum(weight(self.workload, examples) for examples in batches)
-                passes = [Pass(epoch, examples, self.hosted, ticket) for examples in batches]
-                yield Task(self.next_step, divisor, active_workers=1, passes=passes)
+                divisor = sum(gradient_weight(self.workload, examples) for examples in batches)
+                passes = [MicroBatch(epoch, examples, self.hosted, ticket) for examples in batches]
+                yield StepTask(self.next_step, divisor, active_workers=1, micro_batches=passes)
             elif self.given == self.taken:
-                self._hear()
+                self._receive_replies()
             elif self.last:
-                # The loader looks ahead, and there is nothing to be seen any more.
+                # The loader prefetches, and no ticket is left to prefetch.
                 self.finished = True
                 return
             else:
@@ -161,84 +180,97 @@ class Live:
                     f"the loader looks further ahead than {self.orders.ahead} passes"
                 )
 
-    def read(self, task: Task, *, leave: bool) -> None:
-        """Begin a push: the model holds what the worker has got with its ticket."""
-        self.told |= leave and not (self.dispensable and orphaned())
+    def begin(self, task: StepTask, *, stop_requested: bool) -> None:
+        """Start computing a push; the model already holds the parameters sent with its batch."""
+        self.stop_requested |= stop_requested and not (
+            self.process in self.replaceable and parent_has_ended()
+        )
         read = self.epoch * self.recipe.steps_per_epoch + self.row[0]
-        divisors = [weight(self.workload, each.examples) for each in task.passes]
-        whole = [self.recipe.batch_size]  # who pushes does not know the others of its update
+        divisors = [gradient_weight(self.workload, each.examples) for each in task.micro_batches]
+        whole = [self.recipe.batch_size]  # a worker does not know the other pushes of its update
         self.work.begin(self.process, read, whole if self.one_gate else divisors)
 
     def backward(self, loss: Tensor) -> None:
-        """Make a backward pass of the push."""
+        """Run the backward pass of one of the losses whose gradients form a push."""
         self.work.backward(loss)
 
-    def give(self, task: Task) -> None:
-        """Push, and wait until the worker is released."""
+    def step(self, task: StepTask) -> None:
+        """Push the gradient to all servers, and wait for the parameters that they reply."""
         self.given += 1
         self._push(task)
         before = self.row[0]
-        self._hear()
-        # Among the updates that the model has had since there may be one after which a row is due.
+        self._receive_replies()
+        # If a row became due since this worker's last reply, report the update at which it did.
         done = self.epoch * self.recipe.steps_per_epoch + int(self.row[0])
         due = done - done % self.recipe.log_steps
         self.next_step = due if due > done - (self.row[0] - before) else done
 
-    def check(self) -> bool:
-        """Raise what has ended the order before this worker had pushed for all of its tickets."""
+    def poll(self) -> bool:
+        """Synchronize if the order of pushes has ended before this worker used all its tickets.
+
+        Raises what ended the order; see `synchronize`.
+        """
         if self.over and self.given < self.taken:
-            self.settle()
+            self.synchronize()
         return False
 
-    def settle(self) -> None:
-        """Wait for the end of the order, and bring what each server has to all processes.
+    def synchronize(self) -> bool:
+        """Wait for the end of this order of pushes; copy all servers' parameters to all processes.
 
-        Raises Diverged, Preempted and PeerLost, of which an earlier end of the order tells.
+        Returns whether an order has ended. Raises DivergedError, PreemptedError or PeerLostError if
+        that ended the order early.
         """
-        if self.open:
+        if ends := self.open:
             while self.hosted and not self.over:
-                self._hear()
-            while self.server and not self.server.ended(LOOK):
-                if preemption.told():
-                    self.server.tell()
+                self._receive_replies()
+            while self.server and not self.server.wait_until_ended(LOOK):
+                if preemption.stop_requested():
+                    self.server.request_stop()
             self.open = False
-            self._meet()
-        for part in self.parts:
-            part.settle(partial(sum_, self.comm))
+            self._end_order()
+        for part in self.carried_states:
+            part.write_to_model(partial(all_reduce_, self.comm))
+        return ends
 
     def state(self) -> dict[str, Any]:
-        """The momentum of all servers, and the orders so far."""
-        for server, (shard, home) in enumerate(zip(self.shards, self.homes, strict=True)):
+        """Return the servers' optimizer state and recorded orders of pushes, for a checkpoint."""
+        for server, (shard, home) in enumerate(zip(self.shards, self.server_ranks, strict=True)):
             if self.process == home:
-                shard.report()
-            self._bring(shard.momenta(), server)
+                shard.export_settings()
+            self._copy_from_server(shard.state_buffers(), server)
         state = self.whole.state_dict()
-        groups = self._everyone(state["param_groups"])[self.homes[0]]
-        orders = {"orders": self.orders.to_tensor()}
-        return state | {"param_groups": groups} | orders | self.work.state(self.comm)
+        groups = self._gather_by_process(state["param_groups"])[self.server_ranks[0]]
+        others = {"orders": self.orders.to_tensor(), "steps": step_counts_of(self.shards)}
+        return state | {"param_groups": groups} | others | self.work.state(self.comm)
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Go on with the tickets that the orders so far have left."""
-        load_whole(self.whole, state)
+        """Restore optimizer state and recorded orders of pushes from a checkpoint.
+
+        The run continues with the unused tickets.
+        """
+        load_model_optimizer(self.whole, state)
         for shard in self.shards:
-            shard.link()
+            shard.bind_state()
+        restore_steps(self.shards, state)
         self.work.restore(state)
-        self.orders = Orders.of_tensor(state["orders"])
+        self.orders = OrderHistory.from_tensor(state["orders"])
         self.next_step = step
 
-    def counted(self) -> State:
-        """What server 0 has counted in this epoch, as far as this process knows."""
+    def epoch_sums(self) -> MetricSumsState:
+        """Return the training-metric sums of this epoch that server 0 sent last."""
         loss, *counts = self.row[1 : 2 + len(self.tally.counts)]
         state = {
             "counts": torch.tensor(counts, dtype=torch.int64),
-            "loss": torch.tensor(loss, dtype=torch.float64),
+            "loss": torch.tensor(loss, dtype=self.tally.loss.dtype),
         }
         return {name: each.to(self.tally.loss.device) for name, each in state.items()}
 
-    def now(self) -> dict[str, float | list[int]]:
-        """The norm of the last gradient that server 0 had when this worker was released, and since
-        the row before the staleness of its pushes, of which the last count is of LATEST and more,
-        and how many were dropped."""
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the gradient norm of server 0's last update and the staleness since the last row.
+
+        The row has the mean and the counts of staleness, whose last bin is LATEST and more, and the
+        number of dropped pushes, all as of the last reply to this worker.
+        """
         norm, *since = (
             new if index == 0 else new - old
             for index, (new, old) in enumerate(
@@ -256,34 +288,39 @@ class Live:
             "dropped": dropped,
         }
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """What a push waits for are the servers."""
+    def phases(self) -> list[tuple[str, object, str]]:
+        """Return the phases of a training step to time; the wait for servers is communication."""
         return [
-            ("optimizer", self, "read"),
+            ("optimizer", self, "begin"),
             ("backward", self, "backward"),
-            ("communication", self, "give"),
+            ("communication", self, "step"),
         ]
 
-    def keep(self, folder: Path) -> dict[str, str]:
-        """Write the orders so far into the run folder; the row has their hash, and the pids of all
-        processes."""
-        self.orders.save(folder / FILE)
+    def save_artifacts(self, folder: Path) -> dict[str, str]:
+        """Write the recorded orders of pushes into the run folder.
+
+        Returns their hash and the pids of all processes for the row.
+        """
+        self.orders.save(folder / ORDERS_FILE)
         return {"order": self.orders.digest, "pids": self.pids}
 
     # --- The beginning and the end of an order -------------------------------------------------
 
-    def _begin(self, epoch: int) -> None:
-        """Let the servers begin with the model as it is, and the worker read it."""
+    def _begin_order(self, epoch: int) -> None:
+        """Start an order of pushes: start this process's server, receive the first reply.
+
+        The server starts with the current model.
+        """
         if self.layout is None:
             self._connect()
         assert self.layout is not None
         recipe = self.recipe
         self.epoch = epoch
         tickets = Tickets(recipe.tickets, ahead=self.orders.ahead)
-        versions = [0 for _ in self.homes]
+        versions = [0 for _ in self.server_ranks]
         if orders := self.orders.epochs.get(epoch):
             make = partial(make_gates, recipe.strategy, recipe.workers)
-            script = play(orders, make, tickets, recipe.workers)
+            script = play_orders(orders, make, tickets, recipe.workers)
             if script.pushes:
                 made = [len(updates) for updates in script.updates]
                 versions = made * len(versions) if self.one_gate else made
@@ -291,36 +328,36 @@ class Live:
                 tickets.give_back(worker)
         self.tickets: deque[int] = deque()
         self.given = self.taken = 0
-        """How many pushes were given, and how many the loader knows of."""
-        self.over = self.last = self.finished = self.told = False
-        self.paused = self.living is not None and self.living.outside
-        """Whether the other servers than server 0 know of no ticket for this worker."""
+        """Number of pushes sent, and number of tickets passed to the loader."""
+        self.over = self.last = self.finished = self.stop_requested = False
+        self.paused = self.living is not None and self.living.is_outside_group
+        """Whether this worker has left the gates of the servers other than server 0."""
         if self.server:
             number = self.server.number
             served, own = self.served.state_dict(), self.model.state_dict()
             torch._foreach_copy_(list(served.values()), list(own.values()))
-            for part, moved in zip(self.parts, self.moved, strict=True):
+            for part, moved in zip(self.carried_states, self.moved, strict=True):
                 moved.restore(part.state(lambda _: None))
             gates = make_gates(recipe.strategy, recipe.workers, tickets.left)
             gate = gates[0 if self.one_gate else number]
             self.server.begin(gate, None if number else tickets, versions[number], self.row, epoch)
         self.open = True
         if self.hosted:
-            self._hear()
+            self._receive_replies()
 
     def _connect(self) -> None:
-        """Open the connections of this process."""
-        ahead = max(self.comm.gather_objects(passes_ahead(self.recipe) if self.hosted else 0))
+        """Open the connections between workers and servers that this process needs."""
+        ahead = max(self.comm.gather_objects(prefetch_limit(self.recipe) if self.hosted else 0))
         if ahead and self.one_gate:
-            raise Refused(
+            raise UsageError(
                 f"a loader that takes {ahead} passes ahead keeps tickets from other workers, and "
                 "updates of strategy=backup would wait for them; write inputs=torchvision "
                 "inputs.decoders=0, which does not look ahead"
             )
         self.orders.ahead = max(ahead, self.orders.ahead)
-        self.layout = Layout(self.orders.ahead, len(self.tally.counts))
-        if self.process in self.homes:
-            number = self.homes.index(self.process)
+        self.layout = MessageLayout(self.orders.ahead, len(self.tally.counts))
+        if self.process in self.server_ranks:
+            number = self.server_ranks.index(self.process)
             self.server = LiveServer(
                 number,
                 self.shards[number],
@@ -329,9 +366,10 @@ class Live:
                 self.layout,
                 self.norms,
                 self.living,
+                self.replaceable,
             )
         own = self.server
-        workers, servers = range(self.recipe.workers), range(len(self.homes))
+        workers, servers = range(self.recipe.workers), range(len(self.server_ranks))
         wanted = [(f"{worker}-{server}", 1) for worker in self.hosted for server in servers]
         if own:
             wanted += [(f"{worker}-{own.number}", 0) for worker in workers]
@@ -348,87 +386,95 @@ class Live:
             elif self.one_gate:
                 [own.leader] = opened
         pushed, replied = self.layout.push_message, self.layout.reply_message
-        self.pushes = [pushed(each, self.values[each], self.parts) for each in servers]
+        self.pushes = [pushed(each, self.values[each], self.carried_states) for each in servers]
         self.replies = [replied(self.values[each]) for each in servers]
 
-    def _meet(self) -> None:
-        """Learn how the order has ended, and bring what the servers have to all processes."""
+    def _end_order(self) -> None:
+        """Gather the results of an order of pushes; copy the servers' values to all processes.
+
+        Raises PeerLostError, DivergedError or PreemptedError if that ended the order early.
+        """
         own = self.server
-        said = (own.outcome(), own.recorded()) if own else (None, None)
+        said = (own.outcome(), own.recorded_order()) if own else (None, None)
         if self.living:
             orders = len(self.orders.epochs.get(self.epoch, []))
             members = None
             if own and own.number == 0:
                 members = own.members() + [
-                    (home, 0) for home in self.homes if home >= self.recipe.workers
+                    (home, 0) for home in self.server_ranks if home >= self.recipe.workers
                 ]
-            self.living.meet(f"{self.epoch}/{orders}", members)
-        everyone = self._everyone((os.getpid(), *said))
+            self.living.form_group(f"{self.epoch}/{orders}", members)
+        everyone = self._gather_by_process((os.getpid(), *said))
         self.pids = " ".join(str(pid) for pid, *_ in everyone.values())
-        outcome = everyone[self.homes[0]][1]
+        outcome = everyone[self.server_ranks[0]][1]
         assert outcome is not None
-        rows = [everyone[home][2] for home in self.homes]
+        rows = [everyone[home][2] for home in self.server_ranks]
         order = rows[: self.orders.servers]
         if any(map(len, order)):
             self.orders.epochs.setdefault(self.epoch, []).append(order)
         self.row = outcome.row
         self.next_step = self.epoch * self.recipe.steps_per_epoch + int(outcome.row[0])
-        for server, home in enumerate(self.homes):
+        for server, home in enumerate(self.server_ranks):
             values = self.shards[server].values if self.process == home else self.values[server]
-            self._bring(values, server)
+            self._copy_from_server(values, server)
             for value, brought in zip(self.values[server], values, strict=True):
                 value.copy_(brought)
         if own and own.number == 0:
-            for part, moved in zip(self.parts, self.moved, strict=True):
+            for part, moved in zip(self.carried_states, self.moved, strict=True):
                 part.restore(moved.state(lambda _: None))
         whole_numbers = [each for each in self.model.buffers() if not each.is_floating_point()]
         if own:
             served = [each for each in self.served.buffers() if not each.is_floating_point()]
             for buffer, its in zip(whole_numbers, served, strict=True):
                 buffer.copy_(its)
-        self._bring(whole_numbers, 0)
+        self._copy_from_server(whole_numbers, 0)
         said_by = [each for _, each, _ in everyone.values() if each]
         missing = sorted({worker for each in said_by for worker in each.missing})
         if missing:
-            raise PeerLost(
+            raise PeerLostError(
                 f"the workers {', '.join(map(str, missing))} are lost, and the others cannot go on "
                 "without them; the checkpoint is intact, and the same words and run_dir resume it"
             )
-        if outcome.bad is not None:
-            step = self.epoch * self.recipe.steps_per_epoch + outcome.bad
-            raise Diverged(
+        if outcome.nonfinite_step is not None:
+            step = self.epoch * self.recipe.steps_per_epoch + outcome.nonfinite_step
+            raise DivergedError(
                 f"the loss or a gradient of step {step} is not finite, and nothing was saved "
-                f"since; {LOWER_LR}; strategy.order=PATH of the run folder's {FILE} comes to the "
+                f"since; {LOWER_LR}; strategy.order=PATH of the run folder's {ORDERS_FILE} comes "
+                "to the "
                 "same step again"
             )
-        if outcome.told:
-            raise Preempted
+        if outcome.stop_requested:
+            raise PreemptedError
 
-    def _everyone(self, value: T) -> dict[int, T]:
-        """The values of all processes that are left, by their numbers."""
+    def _gather_by_process(self, value: T) -> dict[int, T]:
+        """Gather a value from each remaining process; return the values by process number."""
         return dict(self.comm.gather_objects((self.process, value)))
 
-    def _bring(self, tensors: list[Tensor], server: int) -> None:
-        """Replace these tensors by those of the home of a server, bit by bit."""
+    def _copy_from_server(self, tensors: list[Tensor], server: int) -> None:
+        """Overwrite tensors on all processes by those of a server's process, bit by bit."""
         for tensor in tensors:
-            # As whole numbers, whose sum with zeros is what it was: -0.0 + 0.0 is not.
-            bits = in_memory(tensor).view(WHOLE[tensor.element_size()])
-            if self.process != self.homes[server]:
+            # Summed as integers, since -0.0 + 0.0 would lose the sign.
+            bits = flat_view(tensor).view(WHOLE[tensor.element_size()])
+            if self.process != self.server_ranks[server]:
                 bits.zero_()
-            sum_(self.comm, bits)
+            all_reduce_(self.comm, bits)
 
     # --- The worker ----------------------------------------------------------------------------
 
-    def _push(self, task: Task) -> None:
-        """Send the gradient to all servers, to server 0 last: what that has got all others get."""
+    def _push(self, task: StepTask) -> None:
+        """Send this worker's push (gradient, metric sums) to all servers, last to server 0.
+
+        So a push which server 0 has received reaches the other servers too.
+        """
         own = self.work.push()
         norm = torch.linalg.vector_norm(own[: self.begins[-1]])
-        doubt = (0 * (own[-FLAGS] + norm)).isnan()
+        doubt = (0 * (own[-NUM_FLAGS] + norm)).isnan()
+        counted = torch.cat((torch.stack((doubt, norm, self.tally.loss)), self.tally.counts))
+        own, counted = to_host((own, counted))
         numbers = torch.zeros_like(self.pushes[0].numbers)
-        numbers[2], numbers[3], numbers[4] = self.told, doubt, norm
+        numbers[2], numbers[3:5] = self.stop_requested, counted[:2]
         numbers[5], numbers[6] = task.divisor, self.finished
-        numbers[7] = self.tally.loss
-        numbers[8:] = self.tally.counts
+        numbers[7:] = counted[2:]
         self.tally.clear()
         for server in reversed(range(len(self.pairs))):
             message = self.pushes[server]
@@ -439,62 +485,69 @@ class Live:
                 message.values[begin : begin + size].copy_(own[start : start + size])
                 begin += size
             if server == 0:
-                message.values[begin:].copy_(own[self.begins[-1] : -FLAGS])
+                message.values[begin:].copy_(own[self.begins[-1] : -NUM_FLAGS])
             self.pairs[server].send(message.bytes)
 
-    def _hear(self) -> None:
-        """Take the reply of server 0, and what the others then say."""
+    def _receive_replies(self) -> None:
+        """Receive the replies of all servers to this worker: parameters, tickets, or the end.
+
+        Server 0's reply comes first and implies those of the others.
+        """
         first, *others = self.replies
         self.pairs[0].receive(first.bytes)
         kind, life, epoch, told, tickets, last, *numbers = first.numbers.tolist()
         if epoch != self.epoch:
-            raise TooLate(
+            raise StaleRestartError(
                 f"it has come back for epoch {self.epoch + 1}, and the others are in epoch "
                 f"{int(epoch) + 1} by now; its next life may be in time"
             )
         assert self.layout is not None
-        self.row = numbers[-self.layout.row :]
-        self.told |= bool(told)
-        if kind == Kind.END:
+        self.row = numbers[-self.layout.row_length :]
+        self.stop_requested |= bool(told)
+        if kind == ReplyType.END:
             self._close()
             return
-        if kind == Kind.WAIT and self.paused:
+        if kind == ReplyType.WAIT and self.paused:
             return
-        if kind == Kind.GO and self.paused:
-            self._say(Word.RETURN, life)
+        if kind == ReplyType.GO and self.paused:
+            self._send_to_other_servers(MessageType.RETURN, life)
             self.paused = False
         for pair, reply in zip(self.pairs[1:], others, strict=True):
             pair.receive(reply.bytes)
-            self.told |= bool(reply.numbers[3])
+            self.stop_requested |= bool(reply.numbers[3])
+        device = self.tally.loss.device
         for values, reply in zip(self.values, self.replies, strict=True):
-            sent = reply.values.split([len(value) for value in values])
-            for value, its in zip(values, sent, strict=True):
+            sent = to_device(reply.values, device)
+            for value, its in zip(values, sent.split([len(each) for each in values]), strict=True):
                 value.copy_(its)
         self.tickets += [int(ticket) for ticket in numbers[: int(tickets)]]
         self.last = bool(last)
-        if kind == Kind.WAIT:
-            self._say(Word.PAUSE, life)
+        if kind == ReplyType.WAIT:
+            self._send_to_other_servers(MessageType.PAUSE, life)
             self.paused = True
 
-    def _say(self, word: Word, life: float) -> None:
-        """Let the servers know that do not hear it from server 0."""
+    def _send_to_other_servers(self, word: MessageType, life: float) -> None:
+        """Send this worker's pause or return to the servers that server 0 does not inform.
+
+        Servers that follow server 0 get its events from it.
+        """
         if self.one_gate:
             return
         for server in range(1, len(self.pairs)):
             self._send_word(server, word, life)
 
-    def _send_word(self, server: int, word: Word, life: float = 0) -> None:
+    def _send_word(self, server: int, word: MessageType, life: float = 0) -> None:
         message = self.pushes[server]
         message.numbers.zero_()
-        message.numbers[0], message.numbers[1], message.numbers[2] = word, life, self.told
+        message.numbers[0], message.numbers[1], message.numbers[2] = word, life, self.stop_requested
         self.pairs[server].send(message.bytes)
 
     def _close(self) -> None:
-        """Let all servers know of the end, and take what those that did not know it have sent."""
+        """Acknowledge the end of the order of pushes to all servers; receive their last replies."""
         for server in range(len(self.pairs)):
-            self._send_word(server, Word.CLOSE)
+            self._send_word(server, MessageType.CLOSE)
         for pair, reply in zip(self.pairs[1:], self.replies[1:], strict=True):
             pair.receive(reply.bytes)
-            while reply.numbers[0] != Kind.END:
+            while reply.numbers[0] != ReplyType.END:
                 pair.receive(reply.bytes)
         self.over = True

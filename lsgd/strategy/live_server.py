@@ -1,17 +1,20 @@
-"""A parameter server of real processes: it handles pushes as they come, and records their order.
+"""Parameter server in real time: it handles pushes in the order of arrival and records that order.
 
-A thread for each worker waits for its messages. What a message does happens at once and as a whole,
-under one lock: the push is noted in the order, the update made, and the values of this moment are
-on their way to whom the gate releases. Server 0 has the tickets, and so it alone ends an order.
-Where one gate decides for all servers, the others do what server 0 tells them, push by push.
+A thread for each worker waits for its messages. Each message is handled atomically, under one lock:
+the push is added to the order, the update is made, and the new values are sent to the workers that
+the gate releases. Server 0 issues the tickets, so only server 0 ends an order. Where one gate
+decides for all servers, the others follow server 0, push by push.
 """
 
+import os
+import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from threading import Condition, Thread, Timer
+from threading import Condition, Thread, Timer, main_thread
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,189 +22,235 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lsgd.comm import Living
-from lsgd.comm.pair import Pair
-from lsgd.errors import PeerLost
+from lsgd.comm import ElasticComm
+from lsgd.comm.pair import ProcessPair
+from lsgd.errors import PeerLostError
+from lsgd.job.device import to_device, to_host
 from lsgd.recipe import Recipe
-from lsgd.strategy.desk import Desk, Kind, Reply
-from lsgd.strategy.gate import Gate, Tickets
+from lsgd.strategy.gate import AdmissionGate, Tickets
 from lsgd.strategy.message import Message
+from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
 from lsgd.strategy.shard import Shard
-from lsgd.workloads import Part
+from lsgd.workloads import CarriedState
 
 NO_MORE = -(2**31)
-"""What followers are told at the end of an order."""
+"""Event by which server 0 signals the end of an order to its followers."""
 LATEST = 64
-"""Pushes of this staleness or more are counted together in rows."""
+"""Staleness from which on the metrics rows count all pushes in one bin."""
+STOP_GRACE_SECONDS = 20.0
+"""Seconds that a worker has to push after a stop request, and again to acknowledge the end.
+
+A suspended worker must not keep the others from saving before their launcher kills them.
+"""
 
 
-class Word(IntEnum):
-    """What a worker says to a server."""
+class MessageType(IntEnum):
+    """Type of a message from a worker to a server."""
 
     PUSH = 0
-    """Here is a gradient."""
+    """Gradient for an update."""
     PAUSE = 1
-    """Server 0 has no ticket for me."""
+    """Notice that server 0 has no ticket for this worker."""
     RETURN = 2
-    """Server 0 has a ticket for me again."""
+    """Notice that server 0 has a ticket for this worker again."""
     CLOSE = 3
-    """Server 0 says that the order has ended."""
+    """Notice that server 0 has ended the order."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The numbers of messages, in their order, for a loader that holds so many tickets ahead and a
-    workload with so many kinds of counts."""
+class MessageLayout:
+    """Layout of the header in messages between workers and parameter servers.
+
+    `ahead` is the number of tickets that a loader prefetches, `counts` that of the workload's
+    counts.
+    """
 
     ahead: int
     counts: int
 
     @property
-    def push(self) -> int:
-        """Word, life; whether this process was told to leave; whether loss or gradient are not
-        finite, the norm and the weight of the push; whether the loader has come to its end; loss
-        and counts."""
+    def push_header_length(self) -> int:
+        """Number of values in the header of a worker's message to a server.
+
+        Its numbers: message type, worker's restart count, stop requested, loss or gradient not
+        finite, norm and weight of the push, loader finished, loss, counts.
+        """
         return 8 + self.counts
 
     @property
-    def reply(self) -> int:
-        """Kind, life, epoch; whether the process was told to leave; how many tickets and whether
-        they are the last; the tickets; the row."""
-        return 6 + 1 + self.ahead + self.row
+    def reply_header_length(self) -> int:
+        """Number of values in the header of a server's reply to a worker.
+
+        Its numbers: reply type, worker's restart count, epoch, stop requested, number of tickets,
+        whether they are the last, the tickets, the row.
+        """
+        return 6 + 1 + self.ahead + self.row_length
 
     @property
-    def row(self) -> int:
-        """What has come of an epoch: updates, loss, counts, the norm of the last gradient, dropped
-        pushes, the sum of staleness, and how many pushes had each staleness."""
+    def row_length(self) -> int:
+        """Number of values in a reply's header that are metric sums of an epoch.
+
+        Its numbers: updates, loss, counts, norm of the last gradient, dropped pushes, sum of
+        staleness, number of pushes by staleness.
+        """
         return 5 + self.counts + LATEST + 1
 
-    def push_message(self, server: int, values: Sequence[Tensor], parts: Sequence[Part]) -> Message:
-        """An empty push to the server with these values; behind the gradient server 0 gets what
-        parts have seen."""
-        seen = sum(part.seen.numel() for part in parts) if server == 0 else 0
+    def push_message(
+        self, server: int, values: Sequence[Tensor], parts: Sequence[CarriedState]
+    ) -> Message:
+        """Return an empty message for pushes to a server that has these parameter slices.
+
+        For server 0 it has room, behind the gradient, for the changes of the carried states.
+        """
+        seen = sum(part.pending_update.numel() for part in parts) if server == 0 else 0
         size = sum(value.numel() for value in values)
-        return Message(self.push, size + seen, values[0].dtype)
+        return Message(self.push_header_length, size + seen, values[0].dtype)
 
     def reply_message(self, values: Sequence[Tensor]) -> Message:
-        """An empty reply of the server with these values."""
-        return Message(self.reply, sum(value.numel() for value in values), values[0].dtype)
+        """Return an empty message for replies of a server that has these parameter slices."""
+        return Message(
+            self.reply_header_length, sum(value.numel() for value in values), values[0].dtype
+        )
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an order has ended, as server 0 knows it and tells all."""
+class EpochOutcome:
+    """Outcome of an order of pushes: metric sums, stop request, divergence, lost workers.
+
+    Server 0 sends it to all processes.
+    """
 
     row: list[float]
-    """As Layout.row says."""
-    told: bool
-    """Whether a process was told to leave."""
-    bad: int | None
-    """The step of the epoch whose loss or gradient was not finite."""
+    """Sums of the epoch, in the order of MessageLayout.row_length."""
+    stop_requested: bool
+    """Whether a process received a stop request."""
+    nonfinite_step: int | None
+    """Step of the epoch whose loss or gradient was not finite; None if all were finite."""
     missing: list[int]
-    """The workers that are lost, if the others cannot go on without them."""
+    """Lost workers without which the others cannot continue."""
 
 
 @dataclass
 class _Push:
-    """A push that was neither applied nor dropped yet."""
+    """Received push (gradient) that the server has neither applied nor dropped yet."""
 
     read: int
-    """The version that it is computed with."""
+    """Version of the parameters that the gradient was computed with."""
     message: Message
 
 
 class LiveServer:
-    """One server, on the process that is its home."""
+    """Parameter server in threads of this process, which handles pushes as they arrive."""
 
     def __init__(
         self,
         number: int,
         shard: Shard,
-        parts: tuple[Part, ...],
+        parts: tuple[CarriedState, ...],
         recipe: Recipe,
-        layout: Layout,
+        layout: MessageLayout,
         norms: list[Tensor],
-        comm: Living | None,
+        comm: ElasticComm | None,
+        replaceable: frozenset[int],
     ) -> None:
         self.number, self.shard, self.parts, self.recipe = number, shard, parts, recipe
         self.layout = layout
         self.comm = comm
-        """Where workers that were lost come back, if they can."""
+        """Communicator at which lost workers reconnect; None if they cannot."""
+        self.replaceable = replaceable
+        """Workers that may be lost without ending the job."""
         self.lives = [0] * recipe.workers
-        """The life of each worker's process."""
+        """Restart count of each worker's process."""
         self.norms = norms
-        """Where the shard looks for the norm by which it clips."""
+        """One-element list from which the shard reads the norm for clipping."""
         self.one_gate = recipe.strategy.name == "backup"
         self.follows = self.one_gate and number > 0
         self.sizes = [value.numel() for value in shard.values]
-        self.pairs: dict[int, Pair] = {}
-        """By worker; a lost one has none."""
-        self.followers: list[Pair] = []
-        """Of server 0, to those that follow it."""
-        self.leader: Pair | None = None
-        """Of a follower, to server 0."""
-        self.leaving: dict[int, tuple[Message, Callable[[], None]]] = {}
-        """By worker, the last reply, and what waits until it has left."""
+        self.pairs: dict[int, ProcessPair] = {}
+        """Connections by worker, without those of lost workers."""
+        self.followers: list[ProcessPair] = []
+        """Connections of server 0 to the servers that follow it."""
+        self.leader: ProcessPair | None = None
+        """Connection of a follower to server 0."""
+        self.pending_replies: defaultdict[int, list[tuple[Message, Callable[[], None]]]] = (
+            defaultdict(list)
+        )
+        """Replies to each worker since its last push, each with a function that awaits its sending.
+
+        A suspended worker receives none, and no other process waits for it.
+        """
         self.passed_on = 0
-        """How much of the order the followers know."""
+        """Number of events of the order that were sent to the followers."""
         self.lock = Condition()
         self.threads: list[Thread] = []
         self.timer: Timer | None = None
 
     def begin(
-        self, gate: Gate, tickets: Tickets | None, version: int, row: Sequence[float], epoch: int
+        self,
+        gate: AdmissionGate,
+        tickets: Tickets | None,
+        version: int,
+        row: Sequence[float],
+        epoch: int,
     ) -> None:
-        """Begin an order of this epoch: all workers read the values as they are. `row` has what the
-        orders before it have come to."""
+        """Start an order of pushes: send all workers the parameters and handle their messages.
+
+        `row` has the sums of the epoch's earlier orders.
+        """
         for thread in self.threads:
-            thread.join()  # each has yet to hear that its worker knows of the last end
-        self.desk = Desk(gate, self.recipe.workers, tickets, follows=self.follows)
+            thread.join()  # each ends once its worker has acknowledged the last end
+        self.desk = PushScheduler(gate, self.recipe.workers, tickets, follows=self.follows)
         self.epoch = epoch
         self.version, self.passed_on = version, 0
         self.read = [version] * self.recipe.workers
-        """The version that each worker has read last."""
+        """Version that each worker has received last."""
         self.pushes: defaultdict[int, deque[_Push]] = defaultdict(deque)
-        """By worker, in the order in which they came."""
+        """Pending pushes of each worker, in the order of their arrival."""
         self.row = list(row)
-        self.told = False
-        self.bad: int | None = None
+        self.stop_requested = False
+        self.nonfinite_step: int | None = None
         self.missing: list[int] = []
         with self.lock:
-            self._say(self.desk.begin(self.pairs))
+            self._send_replies(self.desk.begin(self.pairs))
             self.threads = []
             for each in self.pairs.items():
                 self._listen(*each)
             if self.leader:
-                self.threads.append(Thread(target=self._follow, args=(self.leader,), daemon=True))
-                self.threads[-1].start()
+                self.threads.append(_start_daemon(self._follow, self.leader))
 
-    def tell(self) -> None:
-        """This process was told to leave: let the order end as soon as it can."""
+    def request_stop(self) -> None:
+        """Handle a stop request to this process: end the order as soon as possible."""
         with self.lock:
-            self._tell()
+            self._handle_stop_request()
 
-    def ended(self, seconds: float) -> bool:
-        """Wait for the end of the order, at most so long; returns whether it has ended."""
+    def wait_until_ended(self, seconds: float) -> bool:
+        """Return whether the order of pushes has ended, after waiting at most `seconds` for it."""
         with self.lock:
             return self.lock.wait_for(lambda: self.desk.over, seconds)
 
     def members(self) -> list[tuple[int, int]]:
-        """The workers that know of the end, each with the life of its process; one that has come
-        back since waits for the next beginning."""
+        """Return the workers that have acknowledged the end of the pushes, with restart counts.
+
+        Waits until each worker has acknowledged it or is lost. A worker that reconnected since is
+        left out: it joins the next order.
+        """
         with self.lock:
-            left = sorted(self.pairs.keys() - self.desk.lost)
-            return [(worker, self.lives[worker]) for worker in left]
+            self.lock.wait_for(lambda: not self._present() - self.desk.closed)
+            return [(worker, self.lives[worker]) for worker in sorted(self._present())]
 
-    def outcome(self) -> Outcome:
-        """How the order has ended, for all processes, of server 0."""
-        return Outcome(self.row, self.told, self.bad, self.missing)
+    def _present(self) -> set[int]:
+        return self.pairs.keys() - self.desk.lost
 
-    def recorded(self) -> NDArray[np.int16]:
-        """The order."""
+    def outcome(self) -> EpochOutcome:
+        """Return the outcome of the order of pushes for all processes; called on server 0."""
+        return EpochOutcome(self.row, self.stop_requested, self.nonfinite_step, self.missing)
+
+    def recorded_order(self) -> NDArray[np.int16]:
+        """Return the order in which this server handled pushes, leaves and returns of workers."""
         return np.array(self.desk.order, np.int16)
 
-    def _serve(self, worker: int, pair: Pair) -> None:
-        """Handle what a worker sends, until the order has ended or the worker is lost."""
+    def _serve(self, worker: int, pair: ProcessPair) -> None:
+        """Handle a worker's messages until the order of pushes has ended or the worker is lost."""
         message = self.layout.push_message(self.number, self.shard.values, self.parts)
         try:
             while True:
@@ -209,45 +258,49 @@ class LiveServer:
                 with self.lock:
                     if not self._handle(worker, message):
                         return
-        except PeerLost:
+        except PeerLostError:
             with self.lock:
                 self._lose(worker, pair)
 
-    def _follow(self, leader: Pair) -> None:
-        """Do what server 0 says, a push when it has come."""
+    def _follow(self, leader: ProcessPair) -> None:
+        """Repeat on this server the events that server 0 sends, each push once it is here."""
         event = torch.zeros(1, dtype=torch.int64)
-        with suppress(PeerLost):
+        with suppress(PeerLostError):
             while True:
                 leader.receive(event)
                 with self.lock:
                     if int(event) == NO_MORE:
-                        self._say(self.desk.no_more())
+                        self._send_replies(self.desk.no_more())
                         return
                     self._do(int(event))
 
     def _do(self, event: int) -> None:
+        """Repeat one event of server 0 on this server: a worker's push, leaving or return."""
         if event not in range(self.recipe.workers):
-            self._say(self.desk.follow(event))
+            self._send_replies(self.desk.follow(event))
             return
-        # A worker sends its push to server 0 last, so it has come or will.
+        # A worker sends its push to server 0 last, so it has arrived here or will.
         self.lock.wait_for(lambda: self.pushes[event] or event in self.desk.lost)
         if not self.pushes[event]:
             self.missing.append(event)
             return
         effects, replies = self.desk.push(event)
         self._make(event, effects.applied, dropped=effects.dropped)
-        self._say(replies)
+        self._send_replies(replies)
 
     def _handle(self, worker: int, message: Message) -> bool:
-        """Do what a message says; returns whether another will come."""
+        """Handle one message of a worker; return whether another message will follow."""
         word, life, told = (int(number) for number in message.numbers[:3])
         if told:
-            self._tell()
+            self._handle_stop_request()
         if message.numbers[6]:
             self.desk.finished.add(worker)
-        match Word(word):
-            case Word.PUSH:
-                # One that has to wait for others is kept while the next message comes.
+        match MessageType(word):
+            case MessageType.PUSH:
+                # The push is computed with the last reply, so all replies have been received.
+                for _, has_left in self.pending_replies.pop(worker, ()):
+                    has_left()
+                # A push that waits for others must not be overwritten by the next message.
                 kept = message.copy() if self.one_gate else message
                 self.pushes[worker].append(_Push(self.read[worker], kept))
                 if self.follows:
@@ -255,29 +308,29 @@ class LiveServer:
                     return True
                 effects, replies = self.desk.push(worker)
                 self._make(worker, effects.applied, dropped=effects.dropped)
-                if self.bad is not None and self.number == 0:
+                if self.nonfinite_step is not None and self.number == 0:
                     replies += self.desk.stop()
-            case Word.PAUSE:
+            case MessageType.PAUSE:
                 replies = self.desk.pause(worker)
-            case Word.RETURN:
-                replies = self.desk.come_back(worker, life)
-            case Word.CLOSE:
-                self._say(self.desk.close(worker))
+            case MessageType.RETURN:
+                replies = self.desk.rejoin(worker, life)
+            case MessageType.CLOSE:
+                self._send_replies(self.desk.close(worker))
                 return False
-        self._say(replies)
+        self._send_replies(replies)
         return True
 
     def _make(self, worker: int, applied: tuple[int, ...], *, dropped: bool) -> None:
-        """Make the update of these pushes, if there are any."""
+        """Make an update by these workers' pushes, or drop this worker's push, and count them."""
         if dropped:
             self.pushes[worker].popleft()
             self.row[-LATEST - 3] += 1
         if not applied:
             return
         pushes = [self.pushes[each].popleft() for each in applied]
-        if self.bad is None and any(push.message.numbers[3] for push in pushes):
-            self.bad = self.version
-        if self.bad is None:
+        if self.nonfinite_step is None and any(push.message.numbers[3] for push in pushes):
+            self.nonfinite_step = self.version
+        if self.nonfinite_step is None:
             self._update(pushes)
         for push in pushes:
             late = self.version - push.read
@@ -291,8 +344,9 @@ class LiveServer:
         self.row[0] = self.version
 
     def _update(self, pushes: list[_Push]) -> None:
+        """Update the parameters and carried states once by the sum of these pushes."""
         device = self.shard.values[0].device
-        first, *others = [push.message.values.to(device) for push in pushes]
+        first, *others = [to_device(push.message.values, device) for push in pushes]
         gradient, seen = first[: sum(self.sizes)], first[sum(self.sizes) :]
         for other in others:
             first += other
@@ -301,122 +355,183 @@ class LiveServer:
             gradient *= self.recipe.batch_size / weight
         if self.one_gate:
             norm = torch.linalg.vector_norm(gradient)
+            self.row[-LATEST - 4] = norm.item()
         else:
-            norm = pushes[0].message.numbers[4].to(first)
+            self.row[-LATEST - 4] = float(pushes[0].message.numbers[4])
+            norm = first.new_full((), self.row[-LATEST - 4])
         self.norms[0] = norm
-        self.row[-LATEST - 4] = norm.item()
         self.shard.apply(gradient.split(self.sizes), self._lr(pushes))
-        sizes = [part.seen.numel() for part in self.parts] if self.number == 0 else []
+        sizes = [part.pending_update.numel() for part in self.parts] if self.number == 0 else []
         for part, each in zip(self.parts, seen.split(sizes) if sizes else (), strict=False):
-            part.seen.copy_(each.view_as(part.seen))
+            part.pending_update.copy_(each.view_as(part.pending_update))
             part.end_step(len(pushes))
 
     def _lr(self, pushes: list[_Push]) -> float:
-        # After losses another server may have more pushes than server 0.
+        # After lost workers another server may have more pushes than server 0.
         steps = self.recipe.steps_per_epoch
         step = self.epoch * steps + min(self.version, steps - 1)
         lr = self.recipe.lr(step)
-        if self.recipe.strategy.pushes_ways:
+        if self.recipe.strategy.pushes_deltas:
             lr = self.recipe.strategy.outer_lr
         if not self.recipe.strategy.staleness_aware:
             return lr
         return lr / max(1, self.version - pushes[0].read)
 
-    def _say(self, replies: list[Reply]) -> None:
-        """Send replies, all with the values of this moment, and notice the end."""
+    def _send_replies(self, replies: list[ServerReply]) -> None:
+        """Send replies with the current parameters to workers, and notify threads of the end.
+
+        Threads wait for the end of the order.
+        """
+        values = self._values() if replies else []
         for reply in replies:
-            if reply.kind is Kind.GO:
+            if reply.kind is ReplyType.GO:
                 self.read[reply.worker] = self.version
             if pair := self.pairs.get(reply.worker):
-                message = self._written(reply)
-                with suppress(PeerLost):  # which the thread that listens to it notices too
-                    if reply.worker in self.leaving:
-                        self.leaving.pop(reply.worker)[1]()
-                    self.leaving[reply.worker] = message, pair.start_send(message.bytes)
+                message = self._written(reply, values)
+                with suppress(PeerLostError):  # the thread that serves this worker notices it too
+                    self.pending_replies[reply.worker].append(
+                        (message, pair.start_send(message.bytes))
+                    )
         self._pass_on()
         self._watch()
         if self.desk.over:
             self.lock.notify_all()
 
-    def _written(self, reply: Reply) -> Message:
+    def _values(self) -> Sequence[Tensor]:
+        """Return the current values of this server's parameter slices in host memory."""
+        if self.shard.values[0].device.type == "cpu":
+            return self.shard.values
+        (flat,) = to_host([torch.cat(self.shard.values)])
+        values: Sequence[Tensor] = flat.split(self.sizes)
+        return values
+
+    def _written(self, reply: ServerReply, values: Sequence[Tensor]) -> Message:
         message = self.layout.reply_message(self.shard.values)
         life, count = self.desk.lives[reply.worker], len(reply.tickets)
-        head = [reply.kind, life, self.epoch, self.told, count, reply.last]
+        head = [reply.kind, life, self.epoch, self.stop_requested, count, reply.last]
         tickets = reply.tickets + [0] * (1 + self.layout.ahead - count)
         message.numbers.copy_(torch.tensor([*head, *tickets, *self.row], dtype=torch.float64))
         begin = 0
-        for value in self.shard.values:
+        for value in values:
             message.values[begin : begin + value.numel()].copy_(value)
             begin += value.numel()
         return message
 
     def _pass_on(self) -> None:
-        """Tell the followers what was added to the order, and its end."""
+        """Send the new events of the order of pushes, and its end, to the following servers."""
         events = (self.desk.order + [NO_MORE] * self.desk.over)[self.passed_on :]
         self.passed_on += len(events)
         for follower in self.followers:
             for event in events:
                 follower.send(torch.tensor([event]))
 
-    def _tell(self) -> None:
-        self.told = True
-        if self.number == 0 and not self.desk.stopped:
-            self._say(self.desk.stop())
+    def _handle_stop_request(self) -> None:
+        if not self.stop_requested:
+            # Other servers end later: server 0 ends the order first, once no push is pending.
+            _start_timer(
+                STOP_GRACE_SECONDS if self.number == 0 else 2 * STOP_GRACE_SECONDS,
+                self._leave_behind,
+            )
+        self.stop_requested = True
+        if self.number == 0 and not self.desk.is_stopping:
+            self._send_replies(self.desk.stop())
 
-    def _lose(self, worker: int, pair: Pair) -> None:
+    def _leave_behind(self) -> None:
+        """Disconnect the workers that, after a stop request, do not push or acknowledge in time.
+
+        They have to acknowledge the end.
+        """
+        with self.lock:
+            computing = self.number == 0 and not self.desk.over
+            late = self.desk.computing if computing else self._present() - self.desk.closed
+            for worker in sorted(late & self.replaceable):
+                self._lose(worker, self.pairs[worker])
+        if computing:
+            _start_timer(STOP_GRACE_SECONDS, self._leave_behind)
+
+    def _lose(self, worker: int, pair: ProcessPair) -> None:
+        """Disconnect a lost worker, and wait in a thread for its restart."""
         if self.pairs.get(worker) is not pair:
-            return  # another has taken its place
+            return  # a restarted process has replaced it
         del self.pairs[worker]
-        self.leaving.pop(worker, None)
+        self.pending_replies.pop(worker, None)
         if self.comm:
-            Thread(target=self._look_out, args=(worker, self.comm), daemon=True).start()
+            _start_daemon(self._await_restart, worker, self.comm)
         if self.desk.over:
             self.desk.lost.add(worker)
+            self.lock.notify_all()
         else:
-            self._say(self.desk.lose(worker))
-            # Process 0 keeps the run folder; and with local steps a worker has a momentum.
-            if worker == 0 or self.recipe.strategy.pushes_ways:
+            self._send_replies(self.desk.lose(worker))
+            # Without this worker, further work of the others would not be saved.
+            if worker not in self.replaceable:
                 self._give_up()
             self.lock.notify_all()
 
-    def _look_out(self, worker: int, comm: Living) -> None:
-        """Wait for the return of a worker, and take it in."""
+    def _await_restart(self, worker: int, comm: ElasticComm) -> None:
+        """Wait until a lost worker's process restarts, and reconnect to it."""
         name = f"{worker}-{self.number}"
         with suppress(dist.DistError, RuntimeError):  # at the end of the job
             while True:
-                self.lives[worker] = life = comm.wait_for_life(worker, self.lives[worker])
+                self.lives[worker] = life = comm.wait_for_restart(worker, self.lives[worker])
                 try:
                     pair = comm.open_pair(f"{name}/{life}", 0)
-                except PeerLost:
-                    continue  # it was lost again before it was there
+                except PeerLostError:
+                    continue  # it was lost again before it had connected
                 break
             with self.lock:
                 self.pairs[worker] = pair
-                # What has ended begins again with all that are there.
+                # After the end, the next order starts with all connected workers anyway.
                 if not self.desk.over:
                     self._listen(worker, pair)
                     if self.number:
                         self.desk.lost.discard(worker)
                     else:
-                        self._say(self.desk.come_back(worker))
+                        self._send_replies(self.desk.rejoin(worker))
 
-    def _listen(self, worker: int, pair: Pair) -> None:
-        thread = Thread(target=self._serve, args=(worker, pair), daemon=True)
-        self.threads.append(thread)
-        thread.start()
+    def _listen(self, worker: int, pair: ProcessPair) -> None:
+        self.threads.append(_start_daemon(self._serve, worker, pair))
 
     def _watch(self) -> None:
-        """Give up if nobody can use the tickets that are left, and no lost worker comes back."""
-        if self.timer and not self.desk.stuck:
+        """Start a timeout if batches are left that only a lost worker could compute, or stop it.
+
+        The order ends at the timeout unless the worker reconnects.
+        """
+        if self.timer and not self.desk.is_stuck:
             self.timer.cancel()
             self.timer = None
-        if self.desk.stuck and not self.timer:
-            self.timer = Timer(self.recipe.comm.timeout, self._give_up)
-            self.timer.daemon = True
-            self.timer.start()
+        if self.desk.is_stuck and not self.timer:
+            self.timer = _start_timer(self.recipe.comm.timeout, self._give_up)
 
     def _give_up(self) -> None:
+        """End the order of pushes, and report all lost workers as missing."""
         with self.lock:
             if not self.desk.over:
                 self.missing = sorted(self.desk.lost)
-                self._say(self.desk.stop())
+                self._send_replies(self.desk.stop())
+
+
+def _start_daemon(work: Callable[..., None], *arguments: Any) -> Thread:
+    """Start a daemon thread that calls this function with these arguments.
+
+    An exception in it ends the process, since other processes would wait for it.
+    """
+
+    def run() -> None:
+        try:
+            work(*arguments)
+        except Exception:
+            if main_thread().is_alive():  # at interpreter exit no thread may start or use torch
+                traceback.print_exc()
+                os._exit(1)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def _start_timer(seconds: float, what: Callable[[], None]) -> Timer:
+    """Call a function after a delay, in a daemon thread; the returned timer can be cancelled."""
+    timer = Timer(seconds, what)
+    timer.daemon = True
+    timer.start()
+    return timer

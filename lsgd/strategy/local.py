@@ -1,14 +1,15 @@
-"""Local steps: every worker has a copy of the model and makes updates of its own. After some of
-them, a round, the workers exchange what they have learned, by an outer rule.
+"""Local SGD: workers update model copies of their own, and exchange them every few steps.
+
+The steps between two exchanges are a round. An exchange follows an outer rule:
 
     mean            local SGD: the mean of all copies (McMahan et al. 2017, Stich 2018)
-    sgd, nesterov   momentum SGD whose gradient is the mean of the ways that the copies have gone,
-                    backwards (DiLoCo, Douillard et al. 2023, with Nesterov's momentum)
-    elastic         EASGD: copies and centre are drawn to each other, at the same time (Zhang et al.
-                    2015, who draw by the copies as they were before the last update, not after it)
+    sgd, nesterov   momentum SGD on the mean pseudo-gradient, which is the centre minus the copy
+                    (DiLoCo, Douillard et al. 2023, with Nesterov's momentum)
+    elastic         EASGD: copies and centre move towards each other at the same time (Zhang et al.
+                    2015, who use the copies from before the last update, not after it)
 
-The mean is weighted by the examples that a worker has seen in the round. The centre, which is what
-the last exchange has made, is the model that is evaluated and saved.
+The mean is weighted by the examples that a worker has seen in the round. The centre, which the last
+exchange has computed, is the model that is evaluated and saved.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,28 +19,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, sum_
+from lsgd.comm import Comm, all_reduce_
 from lsgd.comm.single import SingleComm
+from lsgd.metric_sums import MetricSums
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
-from lsgd.strategy import Task
+from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduce
-from lsgd.strategy.inner import OwnMomenta, views
+from lsgd.strategy.inner import InnerOptimizerStates, views
 from lsgd.strategy.reducer import Reducer
-from lsgd.strategy.tasks import synchronous_tasks, weight
-from lsgd.tally import Tally
+from lsgd.strategy.tasks import gradient_weight, synchronous_tasks
 from lsgd.workloads import Workload
 
 
-class Local(AllReduce):
-    """The strategy of local steps. A step is an update of every worker, by its own n examples.
+class LocalSGD(AllReduce):
+    """Local SGD strategy: workers update model copies of their own, exchanged every few steps.
 
-    Between read and give the model holds the copy of the worker whose pass is next, settled it
-    holds the centre. A worker's momentum, or what else its optimizer has, outlasts the exchanges.
+    In each local step every worker makes an update by its own n examples. Between `begin` and
+    `step` the model holds the copy of the worker whose micro-batch is next, and after `synchronize`
+    the centre. A worker's optimizer state persists over the exchanges.
     """
 
     def __init__(
-        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
     ) -> None:
         super().__init__(recipe, workload, model, comm, tally)
         self.settings = recipe.strategy
@@ -47,14 +49,16 @@ class Local(AllReduce):
         self.parameters = [parameter.detach() for parameter in model.parameters()]
         size = sum(parameter.numel() for parameter in self.parameters)
         self.copies = self.parameters[0].new_empty(len(self.hosted), size)
-        """The copies of the hosted workers, shape (workers, elements), but for the newest values of
-        the one that the model holds."""
+        """Copies of the hosted workers, shape (workers, elements).
+
+        The model has the newest values of one of them.
+        """
         self.workers = [views(copy, self.parameters) for copy in self.copies]
         self.held: int | None = None
-        """Which of these the model holds; None while it has the values of no worker."""
+        """Index of the hosted worker whose copy the model holds; None for no worker."""
         self.centre = torch.empty_like(self.copies[0])
         self.values = views(self.centre, self.parameters)
-        self.momenta = OwnMomenta(self.optimizer, self.hosted)
+        self.momenta = InnerOptimizerStates(self.optimizer, self.hosted)
         self._start()
         averages = self.settings.outer in ("mean", "elastic")
         self.outer = torch.optim.SGD(
@@ -63,58 +67,62 @@ class Local(AllReduce):
             momentum=self.settings.outer_momentum,
             nesterov=self.settings.outer == "nesterov",
         )
-        # Numbers of this step that all processes add up while they compute the next one.
+        # Outcome of this step, whose all-reduce overlaps with the next step.
         self.message = self.centre.new_zeros(3)
         self.wait: Callable[[], None] | None = None
         self.squares = self.centre.new_zeros(())
         self.norm = self.centre.new_zeros(())
 
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
-        """What has the gradients of one worker, and what makes its updates."""
+        """Create the reducer of one worker's gradients, and the optimizer of its local updates."""
         bucket_mb = self.recipe.comm.bucket_mb
         reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=bucket_mb, compression="none")
-        # Apart from the flags, which Guard reads: there it is that of all processes, a step late.
+        # A copy, since NonFiniteGuard reads the flag of all processes, one step late, in `flags`.
         reducer.found_inf = reducer.found_inf.clone()
         settings = asdict(self.recipe.optim)
         return reducer, optim.make_optimizer(model, norm=lambda: reducer.gradient_norm, **settings)
 
-    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """The hosted workers' part of each step, with a pass for each of them."""
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
+        """Yield the tasks of this process's workers, with one micro-batch for each worker."""
         recipe = replace(self.recipe, workers_per_pass=1)
         return synchronous_tasks(recipe, self.workload, self.hosted, epoch, steps)
 
-    def read(self, task: Task, *, leave: bool) -> None:
-        """Let the model hold the copy of the first worker that has examples here, if any has."""
-        super().read(task, leave=leave)
-        self.note = self.reducer.note.clone()  # which the next start of the reducer clears
+    def begin(self, task: StepTask, *, stop_requested: bool) -> None:
+        """Load the model copy of the first worker of this process with examples in this step."""
+        super().begin(task, stop_requested=stop_requested)
+        self.note = self.reducer.note.clone()  # the next start of the reducer clears it
         optim.set_lr(self.optimizer, self.recipe.lr(task.step))
         self.squares.zero_()
-        self.passes = iter(task.passes)
+        self.passes = iter(task.micro_batches)
         self._read_next()
 
     def backward(self, loss: Tensor) -> None:
-        """Make the update of the worker that the model holds, and let it hold the next one's."""
+        """Make the local update of the current worker by a loss, and load the next one's copy."""
         self.reducer.backward(loss)
         self.reducer.finish()
-        self._learn()
+        self._update_worker()
 
-    def give(self, task: Task) -> None:
-        """End the step, and where it is the last of a round, exchange."""
+    def step(self, task: StepTask) -> None:
+        """Finish a local step, and exchange the workers' parameters if a round ends with it."""
         self._communicate(task)
         self._end(task)
 
-    def settle(self) -> None:
-        """Let the model hold the centre; what workers have learned since stays with them."""
-        self._listen()
-        super().settle()
+    def synchronize(self) -> bool:
+        """Load the centre, computed by the last exchange, into the model on every process.
+
+        The workers keep their copies.
+        """
+        self._wait_for_outcome()
+        super().synchronize()
         self._hold(None)
+        return False
 
     def state(self) -> dict[str, Any]:
-        """The outer momentum, and of every worker what its optimizer has and, where it is not the
-        centre, its copy.
+        """Return the outer momentum and each worker's optimizer state and copy, for a checkpoint.
 
-        What is of workers is on process 0 alone, and on its host: all of them might not fit on a
-        device. The other processes keep of each a number, which is NaN if it is not finite there.
+        A copy that equals the centre is left out. The state of workers is on process 0 alone, in
+        host memory, since that of all workers might not fit on a device. The other processes have
+        one number per worker, which is NaN if any of its values is not finite.
         """
         return {
             "param_groups": self.optimizer.state_dict()["param_groups"],
@@ -123,7 +131,10 @@ class Local(AllReduce):
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Take up the workers of this process, within a round too; the model holds the centre."""
+        """Restore this process's workers from a checkpoint, and load the centre into the model.
+
+        The checkpoint may be of a step within a round.
+        """
         self._start()
         for index, worker in enumerate(self.hosted):
             saved = state["workers"][worker]
@@ -132,13 +143,16 @@ class Local(AllReduce):
             self.momenta.restore(worker, saved)
         self.outer.load_state_dict(state["outer"])
         for value, values in self.outer.state.items():
-            values |= optim.laid_out(value, values)
+            values |= optim.copy_in_layout(value, values)
         self.next_step = step
 
-    def now(self) -> dict[str, float | list[int]]:
-        """The root mean square of the norms of the workers' last gradients, and the bytes of an
-        exchange that a worker gives per step, on average over an epoch."""
-        self._listen()
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the gradient norm over all workers, and the mean bytes exchanged per step.
+
+        The norm is the root mean square of the norms of the workers' last gradients. The bytes are
+        those that one worker sends, averaged over an epoch.
+        """
+        self._wait_for_outcome()
         self.guard.wait()
         steps = self.recipe.steps_per_epoch
         rounds = -(-steps // self.settings.local_steps)
@@ -147,64 +161,65 @@ class Local(AllReduce):
             "exchanged_bytes": self.centre.nbytes * rounds / steps,
         }
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """Each worker has an update of its own; the outer one is a part of the exchange."""
+    def phases(self) -> list[tuple[str, object, str]]:
+        """Return the phases of a training step to time; the outer update is communication."""
         return [
-            ("optimizer", self, "read"),
+            ("optimizer", self, "begin"),
             ("backward", self.reducer, "backward"),
-            ("optimizer", self, "_learn"),
+            ("optimizer", self, "_update_worker"),
             ("communication", self, "_communicate"),
             ("optimizer", self, "_end"),
         ]
 
     def _read_next(self) -> None:
-        """Let the model hold the copy of the worker that has the next pass, if there is one."""
+        """Load the model copy of the worker that has the next micro-batch, if there is one."""
         if own := next(self.passes, None):
             self._hold(own.workers.start - self.hosted.start)
-            self.reducer.start(weight(self.workload, own.examples), 1)
+            self.reducer.start(gradient_weight(self.workload, own.examples), 1)
 
-    def _learn(self) -> None:
+    def _update_worker(self) -> None:
+        """Make the local update of the current worker, and load the next worker's copy."""
         self.optimizer.step()
         self.squares += self.reducer.gradient_norm.square()
         self._read_next()
 
-    def _communicate(self, task: Task) -> None:
-        self._listen()
-        self._tell(task)
+    def _communicate(self, task: StepTask) -> None:
+        self._wait_for_outcome()
+        self._start_outcome(task)
         of_epoch = task.step % self.recipe.steps_per_epoch
         # The model is evaluated, and the order of examples begins anew, at the end of an epoch.
         last = of_epoch + 1 == self.recipe.steps_per_epoch
         if last or (of_epoch + 1) % self.settings.local_steps == 0:
             self._exchange(task.step)
 
-    def _end(self, task: Task) -> None:
-        for part in self.parts:
+    def _end(self, task: StepTask) -> None:
+        for part in self.carried_states:
             part.end_step(task.active_workers)
         self.next_step = task.step + 1
 
-    def _tell(self, task: Task) -> None:
-        """Begin to let all processes know what has come of this step."""
+    def _start_outcome(self, task: StepTask) -> None:
+        """Start the all-reduce of this step's outcome: flag, notes and gradient norm."""
         self.message[0] = self.reducer.found_inf
         self.message[1] = self.note
         self.message[2] = self.squares / task.active_workers
-        self.wait, self.told = self.comm.start_sum_(self.message, "notes"), task.step
+        self.wait, self.told = self.comm.start_all_reduce_(self.message, "notes"), task.step
 
-    def _listen(self) -> None:
-        """Learn what has come of the last step on all processes, unless it is known."""
+    def _wait_for_outcome(self) -> None:
+        """Wait for the outcome of the last step from all ranks, once."""
         if self.wait:
             self.wait()
-            self.wait = None  # which would keep its library's threads beyond the end of the job
+            self.wait = None  # a kept handle keeps its library's threads after the job
             self.reducer.flags.copy_(self.message[:2])
             self.norm = self.message[2].sqrt()
             self.guard.watch(self.told)
 
     def _exchange(self, step: int) -> None:
-        """Move the centre by what all workers have learned in the round that ends with a step."""
+        """Update the centre parameters by all workers' pseudo-gradients of the ending round."""
         self._store()
         gradient = torch.zeros_like(self.centre)
         for copy, share in zip(self.copies, self._shares(step), strict=True):
             gradient.add_(self.centre - copy, alpha=share)
-        sum_(self.comm, gradient)
+        all_reduce_(self.comm, gradient)
         if self.elastic:
             self.copies.lerp_(self.centre, self.settings.moving_rate)
         for value, part in zip(self.values, views(gradient, self.parameters), strict=True):
@@ -214,8 +229,11 @@ class Local(AllReduce):
             self.copies.copy_(self.centre)
 
     def _shares(self, step: int) -> list[float]:
-        """What the way of each hosted worker counts for: by its examples since the last exchange,
-        those of all workers being 1."""
+        """Return the weight of each hosted worker's pseudo-gradient in the outer update.
+
+        A weight is the worker's share of all examples since the last exchange, or the moving rate
+        of EASGD.
+        """
         if self.elastic:
             return [self.settings.moving_rate for _ in self.hosted]
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
@@ -223,35 +241,35 @@ class Local(AllReduce):
         everyone, own = 0, dict.fromkeys(self.hosted, 0)
         for task in self.tasks(epoch, list(range(begin, step + 1))):
             everyone += task.divisor
-            for part in task.passes:
-                own[part.workers.start] += weight(self.workload, part.examples)
+            for part in task.micro_batches:
+                own[part.workers.start] += gradient_weight(self.workload, part.examples)
         return [share / everyone for share in own.values()]
 
     def _hold(self, index: int | None) -> None:
-        """Let the model hold the copy of this one of the hosted workers, or the centre."""
+        """Load a hosted worker's model copy, or the centre if `index` is None, into the model."""
         if index is None or index != self.held:
             self._store()
             values = self.values if index is None else self.workers[index]
             torch._foreach_copy_(self.parameters, values)
         if index is not None:
-            self.momenta.take(self.hosted[index])
+            self.momenta.activate(self.hosted[index])
             self.held = index
 
     def _store(self) -> None:
-        """Keep what the model holds of a worker; the model then has the values of none."""
+        """Copy the model's values back to its current worker; make no worker current."""
         if self.held is not None:
             torch._foreach_copy_(self.workers[self.held], self.parameters)
         self.held = None
 
     def _start(self) -> None:
-        """Let centre and copies be what the model holds."""
+        """Set the centre and all workers' copies to the parameters of the model."""
         torch._foreach_copy_(self.values, self.parameters)
         self.copies.copy_(self.centre)
         self.held = None
 
     def _saved(self, worker: int) -> dict[str, Any]:
-        """What a worker has, its copy where that is not the centre."""
+        """Return a worker's optimizer state, and its copy if not the centre, for a checkpoint."""
         of_epoch = self.next_step % self.recipe.steps_per_epoch
         apart = self.elastic or of_epoch % self.settings.local_steps != 0
         index = worker - self.hosted.start if worker in self.hosted else 0
-        return self.momenta.gathered(self.comm, worker, self.workers[index] if apart else [])
+        return self.momenta.gather_state(self.comm, worker, self.workers[index] if apart else [])

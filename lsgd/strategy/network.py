@@ -1,5 +1,4 @@
-"""The network of a cluster in virtual time: a link of each machine, shared fairly by all that goes
-over it at one time."""
+"""Network of a cluster in virtual time, in which messages share the link of each machine fairly."""
 
 import heapq
 import math
@@ -7,51 +6,51 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from lsgd.recipe.strategies import Cluster
+from lsgd.recipe.strategies import VirtualCluster
 
 
 @dataclass(slots=True)
 class Transfer:
-    """Parameters or a gradient on the way between a server and a worker."""
+    """Simulated message with parameters or a gradient between a server and a worker."""
 
     arrive: Callable[[float, int, int], None]
-    """What happens then, at this time with this server and worker."""
+    """Handler of the arrival, called with the time, the server and the worker."""
     server: int
     worker: int
     links: int = 2
-    """The number of links that it still has to leave."""
+    """Number of links that the message still has to pass."""
 
 
 class SharedLink:
-    """One direction of a machine's network, or both, shared fairly: of n bundles that are under way
-    each gets one n-th.
+    """Simulated network link of a machine, which bundles of messages share fairly.
 
-    `progress` is the work that one which never ends would have done. Who joins has still its own
-    work to do from there, so where each ends is known at once, though not when.
+    It is for one direction or both. Each of n bundles gets one n-th. `progress` is the work
+    that an endless bundle would have done. A bundle ends at the progress at which it joins plus its
+    own work, so this is known at once, though the time is not.
     """
 
     def __init__(self) -> None:
         self.bundles: list[tuple[float, int, list[Transfer]]] = []
-        """A heap of those under way: the progress at which each ends, its number, its messages."""
+        """Heap of the bundles under way, as (progress at the end, number, messages)."""
         self.number = count()
         self.progress = self.time = 0.0
         self.due = math.inf
-        """When the first of them ends, if no other joins."""
+        """Time at which the first bundle ends, if no other joins."""
         self.watched = math.inf
-        """When somebody will look at it."""
+        """Time of the earliest scheduled event of this link."""
 
     def add(self, now: float, work: float, messages: list[Transfer]) -> None:
-        """Messages that leave together join, with the seconds that they would take alone."""
+        """Start sending messages together, which would take `work` seconds on an idle link."""
         if self.bundles:
             self.progress += (now - self.time) / len(self.bundles)
         else:
-            self.progress = 0.0  # small numbers are the more exact ones
+            self.progress = 0.0  # small floats are more exact
         self.time = now
         heapq.heappush(self.bundles, (self.progress + work, next(self.number), messages))
         self._set_due()
 
     def end(self) -> list[Transfer]:
-        """Take away the messages that end when they are due."""
+        """Advance the link to its due time; remove and return the messages that end then."""
         self.time, self.progress = self.due, self.bundles[0][0]
         ended: list[Transfer] = []
         while self.bundles and self.bundles[0][0] <= self.progress:
@@ -62,22 +61,22 @@ class SharedLink:
     def _set_due(self) -> None:
         self.due = math.inf
         if self.bundles:
-            # Rounded, the first may have ended a little before another joined.
+            # By rounding, the first bundle may end slightly before another joins.
             left = max(0.0, self.bundles[0][0] - self.progress)
             self.due = self.time + left * len(self.bundles)
 
 
 class Network:
-    """The links of all machines, and what a message is to them."""
+    """Simulated network of a cluster: the links of all machines, and the time of messages."""
 
     def __init__(
-        self, cluster: Cluster, loads: Sequence[float], workers: int, *, colocated: bool
+        self, cluster: VirtualCluster, loads: Sequence[float], workers: int, *, colocated: bool
     ) -> None:
         self.colocated, self.loads, self.latency = colocated, loads, cluster.latency_us / 1e6
         self.worker_rate = cluster.worker_gbits * 1e9 / 8
         rate = self.worker_rate if colocated else cluster.server_gbits * 1e9 / 8
         self.work = [load / rate + cluster.overhead_us / 1e6 for load in loads]
-        """The seconds of a message to or from each server, alone on its link."""
+        """Seconds that a message to or from each server takes on its idle link."""
         machines = [self._machine(cluster) for _ in range(workers)]
         servers = machines if colocated else [self._machine(cluster) for _ in loads]
         self.worker_out, self.worker_in = zip(*machines, strict=True)
@@ -85,9 +84,9 @@ class Network:
         self.messages = [0] * len(loads)
 
     def remote(self, worker: int) -> list[int]:
-        """The servers on other machines than this worker."""
+        """Return the servers that are on other machines than this worker."""
         return [s for s in range(len(self.loads)) if not (self.colocated and s == worker)]
 
-    def _machine(self, cluster: Cluster) -> tuple[SharedLink, SharedLink]:
+    def _machine(self, cluster: VirtualCluster) -> tuple[SharedLink, SharedLink]:
         out = SharedLink()
         return out, SharedLink() if cluster.duplex else out

@@ -1,8 +1,9 @@
-"""The order in which servers handle pushes: all that decides an asynchronous run but the recipe.
+"""Order in which servers handle pushes, which with the recipe determines an asynchronous run.
 
-When a push comes never depends on what it says. So the order is data of its own, one small number
-per push and server, which a virtual clock draws, real processes record or a file has. This module
-finds out what each push of an epoch has read and where it goes, before any of them is computed.
+The time of a push never depends on its values. So the order is data of its own, one small integer
+per push and server, which a virtual clock draws, real processes record or a file contains. This
+module computes what each push of an epoch reads and which update it is part of, before any push is
+computed.
 """
 
 from collections import defaultdict, deque
@@ -13,41 +14,52 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lsgd.errors import Refused
-from lsgd.strategy.gate import Gate, Tickets
+from lsgd.errors import UsageError
+from lsgd.strategy.gate import AdmissionGate, Tickets
 
-Order = list[NDArray[np.int16]]
-"""The workers whose pushes each server handled, in turn, a row for each server; -1 - worker says
-that this worker leaves, and the number of workers more that it is back."""
+PushOrder = list[NDArray[np.int16]]
+"""Events that each server handled, in turn: one array of integers for each server.
+
+An event is the worker whose push is handled; -1 - worker if a worker leaves; the number of workers
+plus worker if it rejoins.
+"""
 
 
 @dataclass
-class Push:
-    """A gradient that is applied. A version is the number of updates that a server's parameters
-    have had in this epoch."""
+class ScriptedPush:
+    """Push (gradient) of a worker in an epoch's script, with the versions it reads and updates.
+
+    A version is the number of updates that a server's parameters have had in this epoch.
+    """
 
     worker: int
     ticket: int
-    """The batch of the epoch that it is computed of."""
+    """Batch of the epoch of which the gradient is computed."""
     read: list[int]
-    """The version, of each server, that it is computed with."""
+    """Version of each server's parameters with which the gradient is computed."""
     applied: list[int]
-    """The version, of each server, that it is applied to; less `read`, this is its staleness. It is
-    -1 where a push has not come, since its worker was lost."""
+    """Version of each server's parameters to which the gradient is applied.
+
+    Its staleness is `applied` minus `read`. It is -1 at servers that a lost worker's push never
+    reached.
+    """
 
 
 @dataclass(frozen=True)
-class Script:
-    """What happens in an epoch. Where one gate decides for all servers, they are as one here."""
+class EpochScript:
+    """Script of an epoch: its pushes (gradients), and the parameter versions they read and update.
 
-    pushes: list[Push]
-    """The pushes that are applied: each reads what those before it have made."""
+    Where one gate decides for all servers, they count as one server here.
+    """
+
+    pushes: list[ScriptedPush]
+    """Applied pushes, each of which reads only updates of pushes before it."""
     dropped: list[int]
-    """For each update of server 0 the pushes that it has thrown away since the update before."""
+    """Number of pushes dropped before each update of server 0, since its previous update."""
 
     @cached_property
     def updates(self) -> list[list[list[int]]]:
-        """By server and version, which pushes are applied to it together."""
+        """Numbers of the pushes that make each update together, by server and version."""
         servers = len(self.pushes[0].applied)
         updates: list[list[list[int]]] = [[] for _ in range(servers)]
         for server, made in enumerate(updates):
@@ -60,8 +72,11 @@ class Script:
 
     @cached_property
     def steps(self) -> list[list[int]]:
-        """By step of the epoch, which pushes are computed in it: those of an update, or one, and
-        with it those before it that have not come to server 0."""
+        """Numbers of the pushes that are computed in each training step of the epoch.
+
+        They are the pushes of an update or, with several gates, one push to server 0 and those
+        before it that never reached server 0.
+        """
         together = self.updates[0]
         if len(self.updates) == 1:
             return together
@@ -76,7 +91,7 @@ class Script:
 
     @cached_property
     def last_read(self) -> dict[tuple[int, int], int]:
-        """The last push that is computed with a version, by (server, version)."""
+        """Number of the last push that reads a version of the parameters, by (server, version)."""
         return {
             (server, version): number
             for number, push in enumerate(self.pushes)
@@ -84,55 +99,57 @@ class Script:
         }
 
 
-def play(
-    orders: Sequence[Order],
-    make_gates: Callable[[int], Sequence[Gate]],
+def play_orders(
+    orders: Sequence[PushOrder],
+    make_gates: Callable[[int], Sequence[AdmissionGate]],
     tickets: Tickets,
     workers: int,
-) -> Script:
-    """Go through an epoch whose servers handle pushes in these orders, each by its gate.
+) -> EpochScript:
+    """Replay an epoch's recorded orders of pushes through the gates; return the epoch's script.
 
-    An epoch that real processes had to leave goes on with another order: all workers read anew, and
-    the tickets that were not used are issued again; `make_gates` takes their number. What the last
-    order leaves of them is to be seen in `tickets`. Raises Refused if the servers cannot handle
-    pushes so, and the order is one of another run.
+    An epoch that was interrupted has a further order: all workers read again, and the unused
+    tickets are issued again; `make_gates` takes their number. Afterwards `tickets` has those that
+    the last order left. Raises UsageError if the servers cannot handle the pushes in these orders,
+    which then are of another run.
     """
     player = _Player(make_gates, tickets, workers)
     if not all(player.play(order) for order in orders):
-        raise Refused(
+        raise UsageError(
             f"this order of pushes is one of another run: with {workers} workers and "
             f"{len(player.gates)} servers it stops after {len(player.pushes)} pushes; write the "
             "recipe that it was made with"
         )
-    return Script(player.pushes, player.dropped[:-1])
+    return EpochScript(player.pushes, player.dropped[:-1])
 
 
 @dataclass
 class _Worker:
-    """A worker from its start, or its return, to its end."""
+    """State of a worker in a replayed order of pushes, from its start or return to its end."""
 
     read: dict[int, int] = field(default_factory=dict)
-    """What it has got of the servers for its next push, until that is computed."""
-    push: Push | None = None
+    """Versions received for its next push, by server."""
+    push: ScriptedPush | None = None
     handled: set[int] = field(default_factory=set)
-    """The servers that have handled its last push."""
+    """Servers that have handled its last push."""
     tickets: deque[int] = field(default_factory=deque)
-    """The batches of its next pushes."""
+    """Tickets of its next pushes."""
 
 
 class _Player:
+    """Replayer of recorded orders of pushes, with the state of all gates and workers."""
+
     def __init__(
-        self, make_gates: Callable[[int], Sequence[Gate]], tickets: Tickets, workers: int
+        self, make_gates: Callable[[int], Sequence[AdmissionGate]], tickets: Tickets, workers: int
     ) -> None:
         self.make_gates, self.tickets, self.count = make_gates, tickets, workers
         self.gates = make_gates(tickets.left)
         self.version = [0] * len(self.gates)
-        self.pushes: list[Push] = []
+        self.pushes: list[ScriptedPush] = []
         self.dropped = [0]
 
-    def play(self, order: Order) -> bool:
-        """Handle all events of an order; returns whether they can be handled."""
-        # Lists, since to read single numbers of an array takes twenty times as long.
+    def play(self, order: PushOrder) -> bool:
+        """Replay all events of a recorded order of pushes; return whether this was possible."""
+        # Lists, since reading single elements of an array takes twenty times as long.
         self.events = [row.tolist() for row in order]
         known = range(-self.count, 2 * self.count)
         if len(self.events) != len(self.gates):
@@ -143,34 +160,37 @@ class _Player:
         try:
             while any(self.advance(server) for server in range(len(self.gates))):
                 pass
-        except KeyError:  # a worker that has left does something else than to come back
+        except KeyError:  # a worker that has left does something other than rejoin
             return False
         return sum(map(len, self.events)) == sum(self.position)
 
     def _begin(self) -> None:
-        """Let all workers begin with the parameters as they are."""
+        """Start to replay an order of pushes, at which all workers read the current parameters."""
         for worker in range(self.count):
             self.tickets.give_back(worker)
         self.gates = self.make_gates(self.tickets.left)
         self.position = [0] * len(self.gates)
         self.lives = [[0] * self.count for _ in self.gates]
-        """By server, how many times each worker has come back to it."""
+        """Number of times that each worker has rejoined, by server."""
         self.away: list[set[int]] = [set() for _ in self.gates]
-        """By server, the workers that have left it."""
+        """Workers that have left, by server."""
         self.workers: defaultdict[tuple[int, int], _Worker] = defaultdict(_Worker)
-        """By number and life."""
+        """Workers by (number, number of returns)."""
         for server in range(len(self.gates)):
             self._release(server, range(self.count))
 
     def advance(self, server: int) -> bool:
-        """Handle what this server can handle; returns whether it was anything."""
+        """Replay a server's next events as far as possible; return whether there were any."""
         begin = self.position[server]
         while self.position[server] < len(self.events[server]) and self._handle(server):
             self.position[server] += 1
         return self.position[server] > begin
 
     def _handle(self, server: int) -> bool:
-        """Handle the next event, unless it has to wait for what other servers do."""
+        """Replay a server's next event, unless it must wait for events of other servers.
+
+        Returns whether it was handled.
+        """
         event = self.events[server][self.position[server]]
         if event < 0:
             self._leave(server, -1 - event)
@@ -196,7 +216,9 @@ class _Player:
         worker = self._worker(server, number)
         if len(worker.read) == len(self.gates) and worker.tickets:
             read = [worker.read[each] for each in range(len(self.gates))]
-            worker.push = Push(number, worker.tickets.popleft(), read, [-1] * len(self.gates))
+            worker.push = ScriptedPush(
+                number, worker.tickets.popleft(), read, [-1] * len(self.gates)
+            )
             worker.read, worker.handled = {}, set()
         if worker.push is None or server in worker.handled:
             return False
@@ -205,7 +227,7 @@ class _Player:
         for other in effects.applied:
             self._apply(server, other)
         if server == 0:
-            self.tickets.settle(effects)
+            self.tickets.apply_effects(effects)
             self.dropped[-1] += effects.dropped
             if effects.applied:
                 self.dropped.append(0)
@@ -228,5 +250,5 @@ class _Player:
                 worker.tickets += self.tickets.issue(number)
 
     def _worker(self, server: int, number: int) -> _Worker:
-        """A worker as this server sees it: it may not know yet of its end and return."""
+        """Return a worker's state for the number of its returns that this server has handled."""
         return self.workers[number, self.lives[server][number]]

@@ -1,17 +1,21 @@
-"""Which parameter server has which parameters."""
+"""Placement of parameters on parameter servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lsgd.errors import UsageError
+
 SPLIT = 10**6
-"""The number of elements from which MXNet splits a parameter over all servers
-(MXNET_KVSTORE_BIGARRAY_BOUND)."""
+"""Number of elements from which MXNet splits a parameter over all servers.
+
+MXNet calls it MXNET_KVSTORE_BIGARRAY_BOUND.
+"""
 PLACEMENTS = ("round_robin", "greedy", "hash")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some elements of a parameter, as they lie in memory."""
+    """Range of one parameter's elements, in memory order, that one server has."""
 
     parameter: int
     begin: int
@@ -19,11 +23,12 @@ class Slice:
 
 
 def place(sizes: Sequence[int], servers: int, placement: str) -> list[list[Slice]]:
-    """The slices of each server, for parameters of these numbers of elements.
+    """Assign parameters, given by their numbers of elements, to servers; return their slices.
 
-    round_robin goes through the parameters in their order, as TensorFlow does by default; greedy
-    gives each to the server that has least, as its GreedyLoadBalancingStrategy. hash is MXNet's:
-    parameter i is on server 9973 i mod S, and one of SPLIT elements or more is split evenly.
+    round_robin assigns the parameters in their order, as TensorFlow does by default; greedy assigns
+    each to the server with the fewest elements, as its GreedyLoadBalancingStrategy. hash is
+    MXNet's: parameter i is on server 9973 i mod S, and one of SPLIT elements or more is split
+    evenly.
 
     >>> [[s.parameter for s in each] for each in place([6, 1, 4, 1], 2, "greedy")]
     [[0], [1, 2, 3]]
@@ -47,6 +52,17 @@ def place(sizes: Sequence[int], servers: int, placement: str) -> list[list[Slice
     return slices
 
 
+def place_on_all(sizes: Sequence[int], servers: int, placement: str) -> list[list[Slice]]:
+    """Assign parameters to servers; raise UsageError if a server would get none."""
+    slices = place(sizes, servers, placement)
+    if not all(slices):
+        raise UsageError(
+            f"strategy.servers={servers} are more than have any of this network's {len(sizes)} "
+            f"parameters; write strategy.servers={len(sizes)} or fewer"
+        )
+    return slices
+
+
 def elements(slices: Sequence[Slice]) -> int:
-    """The number of elements in these slices."""
+    """Return the total number of parameter elements in these slices."""
     return sum(each.end - each.begin for each in slices)

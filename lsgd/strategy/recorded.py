@@ -1,8 +1,7 @@
-"""Orders of pushes that real processes have recorded: their file, and a run that follows it."""
+"""Recorded orders of pushes: their file format, and the replay of a run by them."""
 
 import hashlib
 import io
-import zipfile
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -12,46 +11,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lsgd.errors import Refused
-from lsgd.files import whole
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write
 from lsgd.recipe import Recipe
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.order import Order, Script, play
-from lsgd.strategy.virtual import make_gates, staleness_row
+from lsgd.strategy.order import EpochScript, PushOrder, play_orders
+from lsgd.strategy.virtual import make_gates, staleness_metrics
+from lsgd.untrusted_files import check_unzipped_size, read_bounded
 
-FILE = "orders.npz"
-"""The name of the file in a run folder."""
+ORDERS_FILE = "orders.npz"
+"""Name of the orders file in a run folder."""
+MOST_UNPACKED = 2**28
+"""Maximum bytes of unpacked orders, which take 2 bytes for each push and server."""
 
 
 @dataclass
-class Orders:
-    """The orders of a run, as far as it has come."""
+class OrderHistory:
+    """Recorded orders in which a run's servers have handled pushes up to now, by epoch."""
 
     workers: int
     servers: int
-    """The number of gates: that of server 0 may decide for all."""
+    """Number of gates, which is 1 where the gate of server 0 decides for all servers."""
     ahead: int = 0
-    """How many tickets a worker holds beside the one that it computes with."""
-    epochs: dict[int, list[Order]] = field(default_factory=dict)
-    """By epoch, counted from 0: one order, and one more for each time that the run had to leave
-    before the epoch's end."""
+    """Number of tickets that a worker holds beyond the one it computes."""
+    epochs: dict[int, list[PushOrder]] = field(default_factory=dict)
+    """Orders by epoch, from 0: one, and a further one for each interruption within the epoch."""
 
-    def before(self, epoch: int) -> "Orders":
-        """Those of the epochs before this one."""
+    def before(self, epoch: int) -> "OrderHistory":
+        """Return a copy with the recorded orders of pushes of the epochs before this one."""
         kept = {number: orders for number, orders in self.epochs.items() if number < epoch}
-        return Orders(self.workers, self.servers, self.ahead, kept)
+        return OrderHistory(self.workers, self.servers, self.ahead, kept)
 
     @property
     def digest(self) -> str:
-        """A hash of them all, the same on every machine."""
+        """SHA-256 hash of all recorded orders of pushes, the same on every machine."""
         return hashlib.sha256(
             b"".join(each.tobytes() for each in self.arrays().values())
         ).hexdigest()
 
     def arrays(self) -> dict[str, Any]:
-        """All of them as three arrays: `run`, the numbers of workers, servers and tickets ahead;
-        `rows`, shape (rows, 3), the epoch, server and length of each row; and `events`, one row
-        after the other."""
+        """Encode all recorded orders of pushes as three arrays, as in their file.
+
+        `run` has the numbers of workers, servers and prefetched tickets; `rows`, shape (rows, 3),
+        the epoch, server and length of each row; and `events` all rows, one after the other.
+        """
         rows = [
             (epoch, server, row)
             for epoch, orders in sorted(self.epochs.items())
@@ -67,8 +70,12 @@ class Orders:
         }
 
     @classmethod
-    def of(cls, arrays: dict[str, Any]) -> "Orders":
-        """The orders in what `arrays` has made; raises ValueError if they are none."""
+    def from_arrays(cls, arrays: dict[str, Any]) -> "OrderHistory":
+        """Decode recorded orders of pushes from the three arrays of their file.
+
+        These are the arrays that `arrays` returns. Raises ValueError if the arrays do not fit
+        together.
+        """
         workers, servers, ahead = map(int, arrays["run"])
         orders = cls(workers, servers, ahead)
         table, events = arrays["rows"], arrays["events"].astype(np.int16)
@@ -83,63 +90,101 @@ class Orders:
         return orders
 
     def to_tensor(self) -> Tensor:
-        """The bytes of their file, for a checkpoint."""
+        """Encode the recorded orders of pushes as a uint8 tensor for a checkpoint.
+
+        It has the bytes of their file.
+        """
         file = io.BytesIO()
         np.savez_compressed(file, **self.arrays())
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
     @classmethod
-    def of_tensor(cls, content: Tensor) -> "Orders":
-        """The orders that a checkpoint has."""
+    def from_tensor(cls, content: Tensor) -> "OrderHistory":
+        """Decode recorded orders of pushes from the uint8 tensor of a checkpoint."""
         with np.load(io.BytesIO(content.numpy().tobytes()), allow_pickle=False) as arrays:
-            return cls.of(dict(arrays))
+            return cls.from_arrays(dict(arrays))
 
     def save(self, path: Path) -> None:
-        """Write them into a file of numpy's, compressed: less than 2 bytes per push and server."""
-        with whole(path) as file:
+        """Write the recorded orders of pushes to a compressed .npz file.
+
+        It takes less than 2 bytes per push and server.
+        """
+        with atomic_write(path) as file:
             np.savez_compressed(file, **self.arrays())
 
 
-def load_orders(path: Path) -> Orders:
-    """The orders that a file has; raises Refused if it is none."""
+def read_order_file(recipe: Recipe) -> bytes:
+    """Read the file of recorded pushes that the recipe field strategy.order names, as bytes.
+
+    Raises UsageError if it cannot be read, or has changed since the recipe's fingerprint was made.
+    """
+    path = Path(recipe.strategy.order)
+    content = _content(path)
+    if hashlib.sha256(content).hexdigest() != recipe.order_digest:
+        raise UsageError(
+            f"strategy.order={path} has changed since this job began to read it; copy the file, "
+            "and write the path of the copy"
+        )
+    return content
+
+
+def load_orders(path: Path) -> OrderHistory:
+    """Read recorded orders of pushes from a file; raise UsageError if it is not such a file."""
+    return parse_orders(_content(path), path)
+
+
+def parse_orders(content: bytes, path: Path) -> OrderHistory:
+    """Decode the bytes of a file of recorded orders of pushes; raise UsageError if invalid."""
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-            return Orders.of(dict(arrays))
-    except OSError as error:
-        why = error.strerror or str(error)
-    except (ValueError, EOFError, KeyError, TypeError, IndexError, AttributeError) as error:
+        check_unzipped_size(content, MOST_UNPACKED)
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return OrderHistory.from_arrays(dict(arrays))
+    except Exception as error:  # of any type, since the file may contain anything
         why = str(error) or type(error).__name__
-    except zipfile.BadZipFile as error:
-        why = str(error)
-    raise Refused(
-        f"strategy.order={path} cannot be read as orders of pushes ({why}); give the {FILE} of a "
+    raise _unreadable(path, why)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_bounded(path, MOST_UNPACKED)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+
+
+def _unreadable(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"strategy.order={path} cannot be read as orders of pushes ({why}); give the {ORDERS_FILE} "
+        "of a "
         "run that was made with strategy.order=live"
     )
 
 
 class RecordedOrders:
-    """The epochs of a run that follows the orders of another, which has had the same recipe."""
+    """Source of epoch scripts for a run that replays another run's recorded orders of pushes.
 
-    def __init__(self, recipe: Recipe, orders: Orders) -> None:
+    Both runs are of the same recipe.
+    """
+
+    def __init__(self, recipe: Recipe, orders: OrderHistory) -> None:
         self.recipe, self.orders = recipe, orders
         gates = len(make_gates(recipe.strategy, recipe.workers, recipe.tickets))
         if (orders.workers, orders.servers) != (recipe.workers, gates):
-            raise Refused(
+            raise UsageError(
                 f"strategy.order={recipe.strategy.order} has {orders.workers} workers whose pushes "
                 f"are handled in {orders.servers} orders, and this recipe has {recipe.workers} and "
                 f"{gates}; write the words of the run that it is of"
             )
         self.script = lru_cache(2)(self._script)
-        """What the pushes of an epoch read and where they go."""
+        """Function that returns the script of an epoch, with the versions that each push reads."""
 
-    def _script(self, epoch: int) -> Script:
+    def _script(self, epoch: int) -> EpochScript:
         recipe = self.recipe
         if epoch not in self.orders.epochs:
-            raise Refused(
+            raise UsageError(
                 f"strategy.order={recipe.strategy.order} ends with epoch {epoch}, as the run that "
                 f"it is of did; write epochs={epoch}"
             )
-        return play(
+        return play_orders(
             self.orders.epochs[epoch],
             lambda tickets: make_gates(recipe.strategy, recipe.workers, tickets),
             Tickets(recipe.tickets, ahead=self.orders.ahead),
@@ -147,11 +192,13 @@ class RecordedOrders:
         )
 
     def row(self, step: int) -> dict[str, float | list[int]]:
-        """What a row of metrics after this step of the run says of the pushes since the row before:
-        their staleness, and how many were dropped."""
-        epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
-        return staleness_row(self.script(epoch), of_epoch, self.recipe.log_steps)
+        """Return the staleness and dropped-push metrics for the metrics row after this step.
 
-    def begin(self, epoch: int) -> float:
-        """0: no clock has drawn these orders."""
+        They cover the pushes since the row before.
+        """
+        epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
+        return staleness_metrics(self.script(epoch), of_epoch, self.recipe.log_steps)
+
+    def epoch_start(self, epoch: int) -> float:
+        """Return 0 as the start of every epoch, since recorded orders have no virtual time."""
         return 0.0

@@ -1,9 +1,9 @@
-"""Sums gradients over the processes in flat buckets, while the last backward pass still runs.
+"""Reducer of gradients: it sums them over processes in buckets during the last backward pass.
 
-One reducer over any Comm. Gradients of all examples are added up by autograd, over passes, and
-here, over processes; the loss of each example is divided once by the number of examples of the
-whole step, before any cast (Goyal et al. 2017, remark 3: normalise by kn, not by n). The loss and
-not the gradient, since that is a number and not as many as the model has.
+The reducer works with any Comm. Autograd accumulates gradients over micro-batches, and the reducer
+sums them over processes. The loss of each example is divided once by the number of examples of the
+whole step, before any cast (Goyal et al. 2017, remark 3: normalise by kn, not by n). Dividing the
+loss, a scalar, is cheaper than dividing the gradient.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,30 +16,37 @@ from torch import Tensor, nn
 from lsgd.comm import Comm
 
 LARGE = 2**13
-"""The numbers of a gradient, on average over a bucket, from which on it costs less to take each by
-itself than to pass over all of them once more."""
+"""Mean size of a bucket's gradients, in elements, from which on separate tensors are cheaper.
+
+For smaller gradients one more pass over the whole bucket costs less than one operation for each.
+"""
 
 
 def _nothing() -> None:
-    """Return at once, since there is no sum to wait for."""
+    """Return at once in place of a wait for an all-reduce, since none is pending."""
 
 
 @dataclass
 class _Bucket:
+    """Bucket of gradients that are summed by one all-reduce."""
+
     name: str
     flat: Tensor
-    """The gradients of some parameters, and in the last bucket the two flags behind them."""
+    """Gradients of some parameters, followed by the two flags in the last bucket."""
     gradients: Tensor
     owners: list[ReferenceType[nn.Parameter]]
-    """The parameters. The bucket does not hold them: their hooks hold it, and Python cannot free a
-    reference cycle that goes through a tensor's hooks."""
+    """Weak references to the parameters.
+
+    The parameters' hooks refer to the bucket, and Python cannot free a reference cycle that goes
+    through a tensor's hooks.
+    """
     views: list[Tensor]
-    """The place of each parameter's gradient."""
+    """View of each parameter's gradient in `flat`."""
     attached: bool = True
-    """Whether each `.grad` is its view."""
+    """Whether each parameter's `.grad` is its view."""
     is_of_large_tensors: bool = field(init=False)
     left: int = 0
-    """The number of gradients that are still to come, over all passes of this step."""
+    """Number of gradients still to come in this step, over all micro-batches."""
     on_wire: Tensor | None = None
     wait: Callable[[], None] = _nothing
 
@@ -47,17 +54,20 @@ class _Bucket:
         self.is_of_large_tensors = self.flat.numel() >= LARGE * len(self.owners)
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters, which whoever asks keeps alive."""
+        """Return strong references to the parameters of this bucket."""
         return [parameter for owner in self.owners if (parameter := owner()) is not None]
 
     def detach(self) -> None:
-        """Let no parameter have a gradient: autograd hands over what it makes as it is."""
+        """Set `.grad` of the bucket's parameters to None, so that autograd copies no gradients."""
         for parameter in self.parameters():
             parameter.grad = None
         self.attached = False
 
     def attach(self) -> None:
-        """Let each `.grad` be its view again, with the same numbers; 0 if there was none."""
+        """Make each `.grad` a view of the bucket again, with the gradient's values or zeros.
+
+        The values are zeros if `.grad` was None.
+        """
         handed, places = [], []
         for parameter, view in zip(self.parameters(), self.views, strict=True):
             if parameter.grad is None:
@@ -71,7 +81,7 @@ class _Bucket:
         self.attached = True
 
     def norms(self) -> Sequence[Tensor]:
-        """The norm of each gradient that was handed over; one that no pass has made becomes 0."""
+        """Return the norm of each gradient that autograd assigned; set missing ones to zeros."""
         gradients = []
         for parameter, view in zip(self.parameters(), self.views, strict=True):
             if parameter.grad is None:
@@ -81,15 +91,17 @@ class _Bucket:
 
 
 class Reducer:
-    """Owns the gradients of a model. Those of several passes are added up in flat buckets, of which
-    each `.grad` is a view. Large ones of a single pass autograd hands over as they are, without
-    zeros to add them to; a bucket takes them in once they are all there. With `hands_over`, which
-    is for one who is alone and asks for nothing but `.grad`, it leaves them where they are.
+    """Owner of a model's gradients, which sums them over micro-batches and processes in buckets.
 
-    `found_inf` is 1 on every process, for good, once any loss or gradient of any of them was not
-    finite; it stays on the device. `gradient_norm` is that of the last reduced gradient. A float32
-    gradient beyond 1e19 counts as not finite, since the square of its norm is not. `flags` is
-    found_inf and, of the last step, the sum of the notes of all processes, which Guard reads.
+    Each `.grad` is a view of a flat bucket, in which several micro-batches accumulate. In a step
+    with a single micro-batch autograd assigns large gradients uncopied, without zeros to add them
+    to; a bucket copies them in once all of them are there. With `keep_autograd_grads` it leaves
+    them where they are, for a single process that needs nothing but `.grad`.
+
+    `found_inf` becomes 1 on every process, for good, once any loss or gradient of any process was
+    not finite; it stays on the device. `gradient_norm` is the norm of the last reduced gradient. A
+    float32 gradient beyond 1e19 counts as not finite, since the square of its norm is not. `flags`
+    has found_inf and the sum of all processes' notes of the last step, which NonFiniteGuard reads.
     """
 
     def __init__(
@@ -99,9 +111,9 @@ class Reducer:
         *,
         bucket_mb: float,
         compression: str,
-        hands_over: bool = False,
+        keep_autograd_grads: bool = False,
     ) -> None:
-        self.comm, self.hands_over = comm, hands_over
+        self.comm, self.keep_autograd_grads = comm, keep_autograd_grads
         self.compresses = compression == "fp16"
         # Backward order, so that the first bucket is complete early.
         groups = _group(list(parameters)[::-1], bucket_mb * 2**20)
@@ -109,7 +121,6 @@ class Reducer:
             self._make_bucket(f"gradients {i}", group, flags=2 * (group is groups[-1]))
             for i, group in enumerate(groups)
         ]
-        # Behind the gradients of the last bucket.
         self.flags_of_step = self.buckets[-1].flat[-2:].zero_()
         self.flag, self.note = self.flags_of_step
         self.flags = torch.zeros(2, device=self.flag.device)
@@ -118,11 +129,11 @@ class Reducer:
         self._divisor, self._launched = 1, 0
 
     def start(self, divisor: int, passes: int, *, note: float = 0.0) -> None:
-        """Begin a step with `passes` backward passes of this process, whose gradient is divided by
-        `divisor`: the number of examples of all processes, or what they weigh together.
+        """Start a training step with this number of backward passes: reset buckets and flags.
 
-        During the last pass the sum of a bucket starts once the bucket is full. `note` is added
-        to the notes of the other processes.
+        The gradient of the step is divided by `divisor`. `divisor` is the number of examples of all
+        processes, or the sum of their weights. During the last micro-batch the all-reduce of a
+        bucket starts once the bucket is full. `note` is added to the notes of the other processes.
         """
         self._divisor, self._launched = divisor, 0
         for bucket in self.buckets:
@@ -139,26 +150,28 @@ class Reducer:
             self.note.fill_(note)
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of a loss summed over its examples, which starts the sums if it is the
-        last; if the loss is not finite, it raises the flag of this step.
+        """Run the backward pass of a micro-batch's loss, which is summed over its examples.
+
+        The last pass of a step starts the all-reduce. A loss that is not finite sets the flag of
+        this step.
         """
-        # Before the pass, and not the sum after it: so half precision on the wire holds a mean.
+        # Divided before the backward pass, so that half precision on the wire holds a mean.
         part = loss / self._divisor
-        self.flag += 0 * part.detach()  # which is NaN, if the loss is infinite or NaN
+        self.flag += 0 * part.detach()  # NaN if the loss is infinite or NaN
         part.backward()
 
     def finish(self) -> None:
-        """Wait until `.grad` of every parameter is that of the whole step, on every process.
+        """Wait until `.grad` of every parameter is the summed gradient of the whole step.
 
-        Also called by a process which had no examples and made no backward pass.
+        A process that had no examples and ran no backward pass calls it too.
         """
-        # Those that no pass has filled: all of them, if this process had no examples.
+        # Buckets that no backward pass has filled: all of them, if this process had no examples.
         for bucket in self.buckets[self._launched :]:
             self._launch(bucket)
         norms: list[Tensor] = []
         for bucket in self.buckets:
             bucket.wait()
-            # A handle that is kept would keep its library's threads beyond the end of the job.
+            # A kept handle keeps its library's threads after the job.
             bucket.wait = _nothing
             if bucket.on_wire is not None:
                 bucket.flat.copy_(bucket.on_wire)
@@ -177,8 +190,8 @@ class Reducer:
     def _make_bucket(self, name: str, parameters: list[nn.Parameter], *, flags: int) -> _Bucket:
         size = sum(parameter.numel() for parameter in parameters)
         first = parameters[0]
-        # Each step writes before it reads; who hands gradients over may never come to it, and no
-        # memory is taken up before.
+        # Not zeros: each step writes before it reads, and untouched memory costs nothing where
+        # autograd's gradients are used uncopied.
         flat = torch.empty(size + flags, dtype=first.dtype, device=first.device)
         views: list[Tensor] = []
         bucket = _Bucket(name, flat, flat[:size], [ref(each) for each in parameters], views)
@@ -204,17 +217,18 @@ class Reducer:
         return ready
 
     def _launch(self, bucket: _Bucket) -> None:
-        """Begin the sum of the bucket whose turn it is."""
-        if not bucket.attached and not self.hands_over:
+        """Start the all-reduce of the next bucket of gradients."""
+        if not bucket.attached and not self.keep_autograd_grads:
             bucket.attach()
         if self.compresses:
             bucket.on_wire = bucket.flat.half()
         wire = bucket.flat if bucket.on_wire is None else bucket.on_wire
-        bucket.wait = self.comm.start_sum_(wire, bucket.name)
+        bucket.wait = self.comm.start_all_reduce_(wire, bucket.name)
         self._launched += 1
 
 
 def _group(parameters: list[nn.Parameter], limit: float) -> list[list[nn.Parameter]]:
+    """Split parameters into groups of consecutive ones, each of at most `limit` bytes."""
     groups: list[list[nn.Parameter]] = []
     filled = limit
     for parameter in parameters:

@@ -1,10 +1,10 @@
-"""Backup workers, bounded staleness and asynchronous SGD, in an order of pushes known ahead; the
-last two also with local steps.
+"""Backup workers, bounded staleness and asynchronous SGD by an order of pushes known in advance.
 
-The processes of the job share the workers, and nothing else: each of them plays all servers, and
-applies every push, in the one order. A push is computed on the process that hosts its worker, with
-the parameters that the worker had read, and brought to the others. So the run is bit by bit the
-same on any number of processes, and one computes while others do as far as the order lets it.
+Bounded staleness and asynchronous SGD may also push after several local steps. The processes of the
+job divide the workers among them. Every process simulates all servers and applies every push, in
+the one order. A push is computed on the process that hosts its worker, with the parameters that the
+worker had read, and sent to the other processes. So the run is bit by bit the same on any number of
+processes, and processes compute in parallel as far as the order allows.
 """
 
 import math
@@ -21,62 +21,74 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, sum_
-from lsgd.errors import Diverged, Preempted, Refused
+from lsgd.comm import Comm, all_reduce_
+from lsgd.errors import DivergedError, PreemptedError, UsageError
+from lsgd.files import atomic_write
+from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
-from lsgd.rules.sampler import Pass
-from lsgd.strategy import Task
-from lsgd.strategy.guard import LEAVE, LOWER_LR, SAVE
-from lsgd.strategy.order import Push, Script
-from lsgd.strategy.placement import place
-from lsgd.strategy.recorded import RecordedOrders, load_orders
-from lsgd.strategy.shard import Shard, load_whole, make_whole
-from lsgd.strategy.tasks import ticket_batches, weight
+from lsgd.rules.sampler import MicroBatch
+from lsgd.strategy import StepTask
+from lsgd.strategy.computation import open_computation, state_sections, zero_push
+from lsgd.strategy.guard import LOWER_LR, SAVE_NOTE, STOP_NOTE
+from lsgd.strategy.order import EpochScript, ScriptedPush
+from lsgd.strategy.placement import place_on_all
+from lsgd.strategy.recorded import ORDERS_FILE, RecordedOrders, parse_orders, read_order_file
+from lsgd.strategy.shard import (
+    Shard,
+    load_model_optimizer,
+    make_model_optimizer,
+    restore_steps,
+    step_counts_of,
+)
+from lsgd.strategy.tasks import gradient_weight, ticket_batches
 from lsgd.strategy.virtual import VirtualTime, server_loads
-from lsgd.strategy.work import open_work, seen_in, zeros
-from lsgd.tally import State, Tally
 from lsgd.workloads import Workload
 
 
 @dataclass
-class _Sent:
-    """A push that is computed, and on its way to the other processes until `wait` returns."""
+class _SentPush:
+    """Push whose gradient is computed, and which all processes have once `wait` has returned."""
 
     flat: Tensor
-    """As lsgd.strategy.work has it; the second flag is the notes of all processes."""
+    """Tensor laid out as in lsgd.strategy.computation.
+
+    Its second flag is the sum of the notes of all processes.
+    """
     wait: Callable[[], None] | None
     left: int
-    """How many servers have not yet applied it."""
+    """Number of servers that have not applied the push yet."""
 
 
-class Replay:
-    """The strategy of backup, bounded and async. Between read and give the model holds what the
-    worker has read, else the newest parameters."""
+class ReplayStrategy:
+    """Strategy with simulated parameter servers, whose order of pushes is known in advance.
+
+    It is that of backup, bounded and async with a drawn or recorded order. Between `begin` and
+    `step` the model holds the values that the worker has read, otherwise the newest parameters.
+    """
 
     def __init__(
-        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
     ) -> None:
         self.recipe, self.workload, self.comm, self.tally = recipe, workload, comm, tally
-        self.hosted = sampler.share(recipe.workers, comm.world_size, comm.rank)
-        # Process 0 has the parts of all workers, and pushes bring it what they have seen.
+        self.hosted = sampler.contiguous_share(recipe.workers, comm.world_size, comm.rank)
+        # Process 0 has the carried states of all workers; pushes carry their changes.
         carried = range(recipe.workers) if comm.rank == 0 else range(0)
-        self.parts = workload.parts(model, carried, comm)
+        self.carried_states = workload.carried_states(model, carried, comm)
         parameters = list(model.parameters())
         sizes = [parameter.numel() for parameter in parameters]
         self.begins = list(accumulate(sizes, initial=0))
-        self.work = open_work(recipe, model, self.parts, self.hosted)
-        self.nothing = zeros(parameters, self.parts)
-        """What a process adds to the push of another."""
+        self.work = open_computation(recipe, model, self.carried_states, self.hosted)
+        self.nothing = zero_push(parameters, self.carried_states)
+        """Zeros that a process adds to the push of another process."""
         served = replace(recipe, optim=recipe.server_optim)
-        self.whole = make_whole(model, served)
+        self.whole = make_model_optimizer(model, served)
         self.found_inf = self.nothing.new_zeros((), dtype=torch.float32)
-        slices = place(sizes, recipe.strategy.servers, recipe.strategy.placement)
+        slices = place_on_all(sizes, recipe.strategy.servers, recipe.strategy.placement)
         one_gate = recipe.strategy.name == "backup"
         self.clips = served.optim.clip_norm is not None
         self.norms: dict[int, Tensor] = {}
-        """The norm of the whole gradient of the last update of server 0, and where they clip, of
-        each server."""
+        """Gradient norm of server 0's last update, or of each server if gradients are clipped."""
         shards = [
             Shard(
                 model,
@@ -90,13 +102,17 @@ class Replay:
         ]
         loads = server_loads(slices, self.nothing.element_size())
         self.time: VirtualTime | RecordedOrders
+        self.order: bytes | None = None
+        """Content of the file strategy.order; None for a virtual clock."""
         if recipe.strategy.order == "virtual":
             self.time = VirtualTime(recipe, loads)
         else:
-            self.time = RecordedOrders(recipe, load_orders(Path(recipe.strategy.order)))
+            self.order = read_order_file(recipe)
+            orders = parse_orders(self.order, Path(recipe.strategy.order))
+            self.time = RecordedOrders(recipe, orders)
         self.servers = [shards] if one_gate else [[shard] for shard in shards]
-        """The shards of each server, or of all where one gate decides for all."""
-        # A process that has given its push goes on, until so many are under way.
+        """Shards by server; all in one list where one gate decides for all servers."""
+        # A process computes its next pushes while this many others are under way.
         self.one_gate = one_gate
         under_way = recipe.update_workers if one_gate else recipe.workers
         self.lag = 0 if comm.world_size == 1 else under_way
@@ -105,64 +121,66 @@ class Replay:
         self.saved = time.monotonic()
         self.leave = self.save = False
         self.next_step = 0
-        self.sent: dict[int, _Sent] = {}
+        self.sent: dict[int, _SentPush] = {}
         self.flags: dict[int, Tensor] = {}
-        """NaN or not, and the notes, of pushes that were not examined."""
+        """NaN flag and note of each push that has not been examined yet."""
         self.copies: dict[tuple[int, int], list[Tensor]] = {}
-        """What workers have read and others have changed since, by server and version."""
+        """Older parameters that a later push still reads, by server and version."""
         self.newest: dict[int, list[Tensor]] = {}
-        """What servers have whose values the model does not hold just now."""
-        self._begin(0)
+        """Newest parameters of the servers for which the model currently holds older ones."""
+        self._start_epoch(0)
 
     @property
-    def script(self) -> Script:
-        """What the pushes of this epoch read and where they go."""
+    def script(self) -> EpochScript:
+        """Script of the current epoch: which parameter versions each push reads and updates."""
         return self.time.script(self.begun)
 
-    def tasks(self, epoch: int, steps: list[int]) -> Iterator[Task]:
-        """For each step the pushes of its update; this process has passes for its own workers."""
+    def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
+        """Yield a task for each training step, with the micro-batches of this process's workers.
+
+        A recorded order may end within an epoch, and the tasks end with it. `synchronize` raises
+        the UsageError, since a loader reaches this end while earlier pushes are still to be
+        computed.
+        """
         script = self.time.script(epoch)
         for step in steps:
             of_epoch = step % self.recipe.steps_per_epoch
             if of_epoch == len(script.steps):
-                raise Refused(
-                    f"strategy.order={self.recipe.strategy.order} ends after step {step}, as the "
-                    "run that it is of did, and this one has come as far"
-                )
+                return
             pushes = [script.pushes[number] for number in script.steps[of_epoch]]
             passes = [
-                Pass(epoch, examples, range(push.worker, push.worker + 1), of_epoch)
+                MicroBatch(epoch, examples, range(push.worker, push.worker + 1), of_epoch)
                 for push in pushes
                 for examples in self._batches(epoch, push)
             ]
-            yield Task(
+            yield StepTask(
                 step,
                 divisor=sum(self._weight(epoch, push) for push in pushes),
                 active_workers=len(pushes),
-                passes=[each for each in passes if each.workers.start in self.hosted],
+                micro_batches=[each for each in passes if each.workers.start in self.hosted],
             )
 
-    def read(self, task: Task, *, leave: bool) -> None:
-        """Let the model hold what the workers of this task have read, if it has passes here."""
+    def begin(self, task: StepTask, *, stop_requested: bool) -> None:
+        """Load the parameters that this process's first push of a task has read, if it has one."""
         epoch, of_epoch = divmod(task.step, self.recipe.steps_per_epoch)
         if epoch != self.begun:
-            self._begin(epoch)
+            self._start_epoch(epoch)
         numbers = self.script.steps[of_epoch]
         self.to_send = iter(numbers)
         self.mine = iter([i for i in numbers if self.script.pushes[i].worker in self.hosted])
         self.last_of_task = numbers[-1]
-        self.note = LEAVE if leave else 0.0
+        self.note = STOP_NOTE if stop_requested else 0.0
         if time.monotonic() - self.saved >= self.save_after:
             self.saved = time.monotonic()
-            self.note += SAVE
-        # In a rehearsal the steps between were left out, and nobody will read what they would have.
+            self.note += SAVE_NOTE
+        # A dry run leaves out the steps between, and no later push reads their updates.
         self.given = numbers[0] - 1
         self.held: list[int] | None = None
         """The versions that the model holds for the next push of this process; None: the newest."""
         self._read_next()
 
     def backward(self, loss: Tensor) -> None:
-        """Make a backward pass of the next push of this process, and send it after the last one."""
+        """Run a backward pass of this process's next push, and send the push after its last one."""
         assert self.coming is not None
         self.work.backward(loss)
         self.left -= 1
@@ -170,56 +188,74 @@ class Replay:
             self._send(self.coming, self.work.push())
             self._read_next()
 
-    def give(self, task: Task) -> None:
-        """Make the updates for which the pushes are there, the last ones of others apart."""
+    def step(self, task: StepTask) -> None:
+        """Make the updates whose pushes have arrived; the newest pushes may still be under way."""
         self._load_newest()
         self.given, self.next_step = self.last_of_task, task.step + 1
         self._apply(self.given - self.lag)
 
-    def check(self) -> bool:
-        """Raise Diverged or Preempted, or say that it is time to save, if a push has said so."""
+    def poll(self) -> bool:
+        """Return whether a checkpoint is due, by the notes of the pushes received so far.
+
+        Raises DivergedError or PreemptedError by the flags and notes of these pushes.
+        """
         self._examine(self.given - self.lag)
         if self.leave:
-            raise Preempted
+            raise PreemptedError
         save, self.save = self.save, False
         return save
 
-    def settle(self) -> None:
-        """Apply all pushes that servers have handled by now, and bring the parts together."""
+    def synchronize(self) -> bool:
+        """Apply all pushes of the finished steps, and synchronize the carried states.
+
+        Raises UsageError if a recorded order ends within the epoch.
+        """
         self._apply(self.given)
         self._examine(self.given)
+        of_epoch = self.next_step % self.recipe.steps_per_epoch
+        if of_epoch and of_epoch == len(self.script.steps):
+            raise UsageError(
+                f"strategy.order={self.recipe.strategy.order} ends after step {self.next_step}, as "
+                "the run that it is of did, and this one has come as far"
+            )
         self.save, self.saved = False, time.monotonic()
-        for part in self.parts:
-            part.settle(partial(sum_, self.comm))
+        for part in self.carried_states:
+            part.write_to_model(partial(all_reduce_, self.comm))
+        return False
 
     def state(self) -> dict[str, Any]:
-        """The momentum, and within an epoch what workers have read and what is under way."""
+        """Return for a checkpoint the optimizer state, parameters still read, and pending pushes.
+
+        The parameters are older ones that a later push still reads; pending pushes are computed and
+        not applied at all servers.
+        """
         for server in self.servers:
-            server[0].report()
+            server[0].export_settings()
         epoch = self.next_step // self.recipe.steps_per_epoch
         return self.whole.state_dict() | {
-            "virtual_seconds": self.time.begin(epoch),
+            "virtual_seconds": self.time.epoch_start(epoch),
             "versions": list(self.version),
             "read": [[*version, values] for version, values in self.copies.items()],
             "under_way": [[number, sent.flat] for number, sent in self.sent.items()],
-            "steps": self._steps(),
+            "steps": step_counts_of(self._shards()),
             **self.work.state(self.comm),
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Go on within an epoch too, with what was under way."""
-        load_whole(self.whole, state)
+        """Restore the strategy's state from a checkpoint, including pushes not applied yet.
+
+        There are such pushes if it was saved within an epoch.
+        """
+        load_model_optimizer(self.whole, state)
         for shard in self._shards():
-            shard.link()
-        # Runs of before this was saved have none.
-        for own, saved in zip(self._steps(), state.get("steps", []), strict=True):
-            own.copy_(saved)
+            shard.bind_state()
+        restore_steps(self._shards(), state)
         self.work.restore(state)
         self.next_step = step
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)
         if isinstance(self.time, VirtualTime):
             self.time.begins[epoch] = state["virtual_seconds"]
-        self._begin(epoch)
+        self._start_epoch(epoch)
         if not of_epoch:
             return
         device = self.nothing.device
@@ -232,45 +268,57 @@ class Replay:
         for number, flat in state["under_way"]:
             applied = self.script.pushes[number].applied
             left = sum(at >= self.version[server] for server, at in enumerate(applied))
-            self.sent[number] = _Sent(flat.to(device), None, left)
+            self.sent[number] = _SentPush(flat.to(device), None, left)
 
-    def counted(self) -> State:
-        """The sum of the tallies of all processes."""
-        return self.tally.state(partial(sum_, self.comm))
+    def epoch_sums(self) -> MetricSumsState:
+        """Return the training-metric sums of this epoch, added up over all processes."""
+        return self.tally.state(partial(all_reduce_, self.comm))
 
-    def keep(self, folder: Path) -> dict[str, str]:
-        """Nothing: the order is known without the run."""
+    def save_artifacts(self, folder: Path) -> dict[str, str]:
+        """Copy the file of the recorded order of pushes, if any, into the run folder.
+
+        A resumed run reads it.
+        """
+        path = folder / ORDERS_FILE
+        if self.order and not path.exists():
+            with atomic_write(path) as file:
+                file.write(self.order)
         return {}
 
-    def now(self) -> dict[str, float | list[int]]:
-        """The norm of the gradient of server 0's last update, that of the outer rule with local
-        steps, and what virtual time says of the
-        last pushes."""
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the gradient norm of server 0's last update, and statistics of the pushes.
+
+        With local steps the gradient is the pseudo-gradient of the outer rule. The statistics are
+        those of the virtual clock or the recorded order since the last row.
+        """
         self._apply(self.given)
         self._examine(self.given)
         return {"gradient_norm": self.norms[0].item(), **self.time.row(self.next_step - 1)}
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """What a push waits for is the pushes of others; local steps are part of backward."""
+    def phases(self) -> list[tuple[str, object, str]]:
+        """Return the phases of a training step to time; the wait for others is communication.
+
+        It is the wait for pushes of other processes. Local steps count as backward.
+        """
         return [
-            ("optimizer", self, "read"),
+            ("optimizer", self, "begin"),
             ("backward", self, "backward"),
-            ("communication", self, "give"),
+            ("communication", self, "step"),
         ]
 
-    def _begin(self, epoch: int) -> None:
-        """Let all workers have read the parameters as they are."""
+    def _start_epoch(self, epoch: int) -> None:
+        """Start an epoch, for which all workers have read the current parameters."""
         self.begun = epoch
         self.version = [0 for _ in self.servers]
         self.given = self.arrived = self.examined = -1
-        """The last push of the tasks that were given, the last that is here, and the last whose
-        flags were read."""
+        """Last push of the finished tasks, last one received, and last one with its flags read."""
         self.sent, self.flags, self.copies, self.newest = {}, {}, {}, {}
 
     def _read_next(self) -> None:
-        """Let the model hold what the next push of this process is computed with, if there is one.
+        """Load the parameters that this process's next push is computed with into the model.
 
-        The pushes of an update have all read the same; one that its server 0 never got has not.
+        Does nothing if there is no further push. All pushes of an update have read the same
+        versions, except those that server 0 never received.
         """
         self.coming = next(self.mine, None)
         self._send_others(self.coming)
@@ -291,75 +339,88 @@ class Replay:
             self._write(server, newest)
         self.newest = {}
 
-    def _batches(self, epoch: int, push: Push) -> list[NDArray[np.int64]]:
+    def _batches(self, epoch: int, push: ScriptedPush) -> list[NDArray[np.int64]]:
         return ticket_batches(self.recipe, self.workload, epoch, push.ticket)
 
-    def _weight(self, epoch: int, push: Push) -> int:
-        return sum(weight(self.workload, examples) for examples in self._batches(epoch, push))
+    def _weight(self, epoch: int, push: ScriptedPush) -> int:
+        return sum(
+            gradient_weight(self.workload, examples) for examples in self._batches(epoch, push)
+        )
 
-    def _divisors(self, push: Push) -> list[int]:
-        """What the summed loss of each pass of a push is divided by. Who pushes does not know the
-        others of an update: then it is the number of examples that an update mostly has."""
+    def _divisors(self, push: ScriptedPush) -> list[int]:
+        """Return the divisor of the summed loss of each micro-batch of a push.
+
+        With one gate a worker does not know the other pushes of its update; then the divisor is the
+        usual number of examples of an update.
+        """
         if self.one_gate:
             return [self.recipe.batch_size]
-        return [weight(self.workload, examples) for examples in self._batches(self.begun, push)]
+        return [
+            gradient_weight(self.workload, examples) for examples in self._batches(self.begun, push)
+        ]
 
     def _send_others(self, until: int | None) -> None:
-        """Take part in sending the pushes before this one, which other processes compute."""
+        """Add zeros to the all-reduces of other processes' pushes before this push."""
         for number in self.to_send:
             if number == until:
                 return
             self._send(number, self.nothing.clone())
 
     def _send(self, number: int, flat: Tensor) -> None:
+        """Start the all-reduce by which a push gets from its worker's process to all processes."""
         if number == self.last_of_task:
             flat[-1] = self.note
         wait = None
         if self.comm.world_size > 1:
-            wait = self.comm.start_sum_(flat, f"push {number}")
+            wait = self.comm.start_all_reduce_(flat, f"push {number}")
         applied = self.script.pushes[number].applied
-        self.sent[number] = _Sent(flat, wait, sum(version >= 0 for version in applied))
+        self.sent[number] = _SentPush(flat, wait, sum(version >= 0 for version in applied))
 
     def _receive(self, last: int) -> None:
-        """Wait until the pushes up to this one are here."""
+        """Wait until all pushes up to this one have arrived from the processes of their workers."""
         # In the order in which the sums were started, on all processes.
         while self.arrived < last:
             self.arrived += 1
             sent = self.sent.get(self.arrived)
             if sent is None:
-                continue  # a rehearsal leaves steps out
+                continue  # a dry run leaves out steps
             if sent.wait:
                 sent.wait()
-                sent.wait = None  # which would keep its library's threads beyond the end of the job
+                sent.wait = None  # a kept handle keeps its library's threads after the job
             norm = torch.linalg.vector_norm(sent.flat[: self.begins[-1]])
             doubt = (0 * (sent.flat[-2] + norm)).isnan()
             self.found_inf.logical_or_(doubt)
             self.flags[self.arrived] = torch.stack((doubt.to(sent.flat.dtype), sent.flat[-1]))
 
     def _examine(self, last: int) -> None:
-        """Read the flags of the pushes up to this one: the same on all processes."""
+        """Check the pushes up to this one for divergence, stop requests and due checkpoints.
+
+        Reads their flags, with the same result on all processes.
+        """
         self._receive(last)
-        while self.examined < last:
-            self.examined += 1
-            if self.examined not in self.flags:
-                continue
-            doubt, note = self.flags.pop(self.examined).tolist()
+        numbers = [number for number in self.flags if self.examined < number <= last]
+        self.examined = max(self.examined, last)
+        if not numbers:
+            return
+        # All at once, since the host waits for the device to read them.
+        flags = torch.stack([self.flags.pop(number) for number in numbers])
+        for number, (doubt, note) in zip(numbers, flags.tolist(), strict=True):
             if doubt:
-                self._receive(self.given)  # or the others would miss this process in their sums
-                raise Diverged(
-                    f"the loss or a gradient of step {self._step_of(self.examined)} is not finite, "
-                    f"and nothing was saved since; {LOWER_LR}"
+                self._receive(self.given)  # or the others would wait in their all-reduce
+                raise DivergedError(
+                    f"the loss or a gradient of step {self._step_of(number)} is not finite, and "
+                    f"nothing was saved since; {LOWER_LR}"
                 )
-            self.leave |= note >= LEAVE
-            self.save |= note == SAVE
+            self.leave |= note >= STOP_NOTE
+            self.save |= note == SAVE_NOTE
 
     def _step_of(self, number: int) -> int:
-        """The step of the run that a push is computed in."""
+        """Return the step of the run in which a push is computed."""
         of_epoch = next(i for i, each in enumerate(self.script.steps) if number in each)
         return self.begun * self.recipe.steps_per_epoch + of_epoch
 
     def _load(self, read: list[int]) -> None:
-        """Let the model hold these versions, and keep what is newer."""
+        """Load these versions of the parameters into the model, and store the newest elsewhere."""
         for server, version in enumerate(read):
             while self.version[server] < version:
                 self._update(server)
@@ -368,7 +429,9 @@ class Replay:
                 self._write(server, self.copies[server, version])
 
     def _apply(self, last: int) -> None:
-        """Make all updates that need no push after this one."""
+        """Make all parameter updates that need no push after this one."""
+        if last < 0:
+            return  # after the last epoch there is no script
         for server, updates in enumerate(self.script.updates):
             while self.version[server] < len(updates):
                 if updates[self.version[server]][-1] > last:
@@ -378,7 +441,7 @@ class Replay:
             del self.copies[version]
 
     def _update(self, server: int) -> None:
-        """Make the next update of a server."""
+        """Make the next update of a simulated server's parameters by its pushes."""
         version = self.version[server]
         if self.script.last_read.get((server, version), -1) > self.given:
             self.copies[server, version] = self._copy(server)
@@ -388,7 +451,7 @@ class Replay:
             push, *others = [self.sent[number].flat for number in numbers]
             whole = self._update_weight(numbers)
             if others or self.clips or whole:
-                push = push.clone()  # which clipping shortens, and other servers need as it is
+                push = push.clone()  # clipping works in place, and other servers need the original
                 for other in others:
                     push += other
             if whole:
@@ -397,7 +460,7 @@ class Replay:
                 self.norms[server] = torch.linalg.vector_norm(push[: self.begins[-1]])
             lr = self._lr(server, version, numbers[-1])
             for shard in self.servers[server]:
-                shard.apply(shard.cut(push, self.begins), lr)
+                shard.apply(shard.slices_of(push, self.begins), lr)
             if server == 0:
                 self._move_parts(push, len(numbers))
             for number in numbers:
@@ -407,26 +470,26 @@ class Replay:
         self.version[server] += 1
 
     def _update_weight(self, numbers: list[int]) -> int:
-        """What the examples of an update count for, if that is not the divisor of its pushes."""
+        """Return the weight of an update's examples, or 0 if its sum needs no rescaling."""
         if not self.one_gate:
             return 0
         whole = sum(self._weight(self.begun, self.script.pushes[number]) for number in numbers)
         return 0 if whole == self.recipe.batch_size else whole
 
     def _lr(self, server: int, version: int, number: int) -> float:
-        # After losses another server may have had more pushes than server 0.
+        # After a loss of workers another server may have had more pushes than server 0.
         of_epoch = min(version, self.recipe.steps_per_epoch - 1)
         lr = self.recipe.lr(self.begun * self.recipe.steps_per_epoch + of_epoch)
-        if self.recipe.strategy.pushes_ways:
+        if self.recipe.strategy.pushes_deltas:
             lr = self.recipe.strategy.outer_lr
         if not self.recipe.strategy.staleness_aware:
             return lr
         return lr / max(1, version - self.script.pushes[number].read[server])
 
     def _move_parts(self, push: Tensor, active_workers: int) -> None:
-        for part, seen in seen_in(push, self.parts):
+        for part, seen in state_sections(push, self.carried_states):
             if self.comm.rank == 0:
-                part.seen.copy_(seen)
+                part.pending_update.copy_(seen)
             part.end_step(active_workers)
 
     def _copy(self, server: int) -> list[Tensor]:
@@ -436,10 +499,6 @@ class Replay:
         rest = iter(values)
         for shard in self.servers[server]:
             shard.write([next(rest) for _ in shard.slices])
-
-    def _steps(self) -> list[Tensor]:
-        """The updates that slices have had; within an epoch a server may be ahead of another."""
-        return [step for shard in self._shards() for step in shard.steps()]
 
     def _shards(self) -> list[Shard]:
         return [shard for server in self.servers for shard in server]

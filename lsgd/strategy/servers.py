@@ -1,9 +1,10 @@
-"""Synchronous SGD on parameter servers: the sums and updates of all-reduce, made in other places.
+"""Synchronous SGD on parameter servers, with the same sums and updates as all-reduce.
 
 In a step every process with workers sends each server its slices of the gradient. A server adds
-them up, makes the update of its slices and sends these to all processes, each of which has the
-whole model when the step ends. A flag and a note go along, as in the buckets of a Reducer.
-Of the tables of embeddings only rows go, both ways, if the recipe says so (lsgd.strategy.rows).
+them up, updates its slices of the parameters and sends these to all processes, so that each has the
+whole model at the end of the step. A flag and a note are sent along, as in the buckets of a
+Reducer. Of embedding tables only rows are sent, in both directions, if the recipe says so
+(lsgd.strategy.sparse_rows).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,45 +14,64 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lsgd.comm import Comm, Messenger, sum_
+from lsgd.comm import Comm, MessagingComm, all_reduce_
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.job.device import needs_pinned_memory, synchronize
+from lsgd.metric_sums import MetricSums
 from lsgd.recipe import Recipe
-from lsgd.strategy import Task
+from lsgd.strategy import StepTask
 from lsgd.strategy.allreduce import AllReduce
 from lsgd.strategy.placement import Slice, place
 from lsgd.strategy.reducer import Reducer
-from lsgd.strategy.rows import ServedTable, sparse_tables, take_gradient
-from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
+from lsgd.strategy.shard import Shard, flat_view, load_model_optimizer, make_model_optimizer
+from lsgd.strategy.sparse_rows import ServedTable, sparse_tables, take_gradient
 from lsgd.strategy.virtual import VirtualTime, server_loads
-from lsgd.tally import Tally
 from lsgd.workloads import Workload
 
 
 class PackedSlices:
-    """Slices that lie all over a device as one tensor on the CPU, with some numbers behind them."""
+    """Slices of tensors on a device packed into one flat buffer, followed by some numbers.
 
-    def __init__(self, slices: Sequence[Tensor], numbers: int, dtype: torch.dtype) -> None:
-        self.slices = slices
+    `message` is the copy of the buffer on the host, which processes send to each other.
+    """
+
+    def __init__(
+        self, slices: Sequence[Tensor], numbers: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.slices, self.on_host = list(slices), device.type == "cpu"
         sizes = [each.numel() for each in slices]
-        self.flat = torch.zeros(sum(sizes) + numbers, dtype=dtype)
+        self.flat = torch.zeros(sum(sizes) + numbers, dtype=dtype, device=device)
         *self.copies, self.numbers = self.flat.split([*sizes, numbers])
+        self.message = self.flat
+        if not self.on_host:
+            self.message = torch.empty_like(
+                self.flat, device="cpu", pin_memory=needs_pinned_memory(device)
+            )
 
-    def pack(self, *numbers: Tensor) -> None:
-        """Take the slices as they are now, and these numbers."""
-        for copy, each in zip(self.copies, self.slices, strict=True):
-            copy.copy_(each)
-        if numbers:
-            self.numbers.copy_(torch.stack(numbers))
+    def pack(self) -> None:
+        """Copy the tensor slices into the flat buffer."""
+        if self.slices:
+            torch._foreach_copy_(self.copies, self.slices)
 
     def unpack(self) -> None:
-        """Write into the slices what has come for them."""
-        for copy, each in zip(self.copies, self.slices, strict=True):
-            each.copy_(copy)
+        """Copy the flat buffer back into the tensor slices."""
+        if self.slices:
+            torch._foreach_copy_(self.slices, self.copies)
+
+    def start_to_host(self) -> None:
+        """Start copying the flat buffer to the message on the host, without waiting for it."""
+        if not self.on_host:
+            self.message.copy_(self.flat, non_blocking=True)
+
+    def from_host(self) -> None:
+        """Copy a received message from the host to the flat buffer on the device."""
+        if not self.on_host:
+            self.flat.copy_(self.message, non_blocking=True)
 
 
 class Server:
-    """A server as one process sees it; the process that is its home has all of it."""
+    """Parameter server as seen by one process; only its home process has all of its data."""
 
     def __init__(
         self,
@@ -64,53 +84,58 @@ class Server:
     ) -> None:
         self.number, self.home, self.shard = number, home, shard
         self.push = push
-        """The gradient of this process's workers; its flag and its note."""
+        """Gradient slices of this process's workers, with its flag and its note."""
         self.reply = reply
-        """The new values; the sums of flags and notes, and the norm of the gradient."""
+        """New values, with the sum of flags, the sum of notes and the norm of the gradient."""
         self.tables = tables
-        """Its rows of the tables whose gradients are sparse."""
+        """Rows on this server of the tables whose gradients are sparse."""
         self.pushes: dict[int, Tensor] = {}
-        """At home, what comes from the processes with workers and from this one, in the order of
-        their ranks."""
+        """Received messages by rank, in rank order; empty on processes other than the home.
+
+        The entry of the home process itself is its own push on its device.
+        """
 
     def add_up(self, found_inf: Tensor) -> Tensor:
-        """The sum of the dense pushes; what is not finite of all there are raises the flag."""
+        """Return the sum of the dense gradient pushes; set `found_inf` if any sum is not finite."""
         total = torch.zeros_like(self.reply.flat[:-1])
         for push in self.pushes.values():
-            total += push  # which may be in half precision
-        total = total.to(found_inf.device)
+            # A push may be in half precision, and reaches the device by one copy from the host.
+            total += push.to(total.device, non_blocking=True)
         norms = [table.add_up() for table in self.tables]
         self.norm = reduce(torch.hypot, norms, torch.linalg.vector_norm(total[:-2]))
         found_inf.logical_or_((0 * (total[-2] + self.norm)).isnan())
         return total
 
     def update(self, total: Tensor, lr: float) -> None:
-        """Make the update by a sum of pushes, unless something was not finite."""
+        """Update the server's parameter slices and table rows by the summed gradient pushes.
+
+        An update with `found_inf` set changes nothing.
+        """
         gradient, (flag, note) = total[:-2], total[-2:]
         self.shard.apply(gradient.split([value.numel() for value in self.shard.values]), lr)
         for table in self.tables:
             table.update(lr)
-        self.reply.pack(flag, note, self.norm)
+        self.reply.numbers.copy_(torch.stack((flag, note, self.norm)))
 
 
 class SyncServers(AllReduce):
-    """The strategy of all-reduce and the same updates, by servers that wait for all pushes.
+    """Synchronous SGD strategy with parameter servers, whose updates equal those of all-reduce.
 
-    With a central topology the last processes have servers only, unless there is just one process.
-    What one server has seen that is not finite all processes know from its reply; by then another
-    may have made its part of the update, in a model that is neither evaluated nor saved.
+    With a central topology the last processes host servers only, unless there is just one process.
+    A server reports a non-finite gradient in its reply to all processes. By then another server may
+    have made its part of the update, in a model that is neither evaluated nor saved.
     """
 
     def __init__(
-        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: Tally
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
     ) -> None:
-        if comm.world_size > 1 and not isinstance(comm, Messenger):
-            raise Refused(
+        if comm.world_size > 1 and not isinstance(comm, MessagingComm):
+            raise UsageError(
                 f"strategy=sync sends messages from process to process, and {comm.library} is used "
                 "for sums alone; write comm=torch, or strategy=allreduce"
             )
         super().__init__(recipe, workload, model, comm, tally)
-        self.messenger = cast(Messenger, comm)  # to which a single process gives no message
+        self.messenger = cast(MessagingComm, comm)  # never called by a single process
         self.processes = range(comm.world_size)
         self.pushing = self.processes[: recipe.strategy.worker_processes(comm.world_size)]
         sizes = [parameter.numel() for parameter in model.parameters()]
@@ -124,27 +149,27 @@ class SyncServers(AllReduce):
         self.at_home = [server for server in self.servers if server.home == comm.rank]
         clips = recipe.optim.clip_norm is not None
         self.share_norm = self._share_norm if clips else lambda: None
-        """Lets every server know the norm of the whole gradient before its update, if it clips."""
+        """Function that gives all servers the norm of the whole gradient, if they clip."""
 
     def _make(self, model: nn.Module) -> tuple[Reducer, torch.optim.Optimizer]:
-        """What has the gradients of this process alone, and what has the momentum of all shards."""
+        """Create a reducer of this process's gradients alone, and the optimizer of all shards."""
         self.tables = sparse_tables(model) if self.recipe.strategy.sparse_rows else {}
-        """The parameters of which only rows travel, by their numbers."""
+        """Parameters of which only rows are sent, by parameter number."""
         dense = [
             each for number, each in enumerate(model.parameters()) if number not in self.tables
         ]
         size = self.recipe.comm.bucket_mb
         reducer = Reducer(dense, SingleComm(), bucket_mb=size, compression="none")
-        return reducer, make_whole(model, self.recipe)
+        return reducer, make_model_optimizer(model, self.recipe)
 
     def _open(self, model: nn.Module, placed: Sequence[Sequence[Slice]]) -> Iterator[Server]:
-        """The servers, on the processes without workers if there are any, else on all."""
+        """Create the servers, on the processes without workers or, if there are none, on all."""
         gradients = {
-            number: in_memory(cast(Tensor, parameter.grad))
+            number: flat_view(cast(Tensor, parameter.grad))
             for number, parameter in enumerate(model.parameters())
             if number not in self.tables
         }
-        dtype = self.reducer.flag.dtype
+        dtype, device = self.reducer.flag.dtype, self.reducer.flag.device
         on_wire = torch.float16 if self.recipe.gradient_compression == "fp16" else dtype
         homes = self.processes[len(self.pushing) :] or self.processes
         for number, all_slices in enumerate(placed):
@@ -158,7 +183,8 @@ class SyncServers(AllReduce):
                 norm=lambda: self.reducer.gradient_norm,
             )
             pushed = [gradients[each.parameter][each.begin : each.end] for each in slices]
-            push, reply = PackedSlices(pushed, 2, on_wire), PackedSlices(shard.values, 3, dtype)
+            push = PackedSlices(pushed, 2, on_wire, device)
+            reply = PackedSlices(shard.values, 3, dtype, device)
             home = homes[number % len(homes)]
             tables = [
                 ServedTable(
@@ -177,26 +203,34 @@ class SyncServers(AllReduce):
             ]
             server = Server(number, home, shard, push, reply, tables)
             if server.home == self.comm.rank:
-                server.pushes = {rank: torch.empty_like(push.flat) for rank in self.pushing}
-                # Also of a process without workers, which may be the one that is told to leave.
-                server.pushes[server.home] = push.flat
+                # Its own too, even without workers, for the note of a stop request to this process.
+                server.pushes = {
+                    rank: push.flat
+                    if rank == home
+                    else torch.empty_like(push.message, pin_memory=needs_pinned_memory(device))
+                    for rank in dict.fromkeys((*self.pushing, home))
+                }
             yield server
 
-    def give(self, task: Task) -> None:
-        """Push, let the servers of this process make the update, and take the replies of all."""
+    def step(self, task: StepTask) -> None:
+        """Push the gradients, update the servers of this process, and receive new parameters."""
         self._push()
         self._update(task)
         self._pull()
         self._end(task)
 
     def _push(self) -> None:
+        """Send this process's gradient slices to the servers; receive those for its own servers."""
         rank, waits = self.comm.rank, []
         gradients = [take_gradient(table) for table in self.tables.values()]
+        sends = [each for each in self.servers if rank in self.pushing and each.home != rank]
+        for server in [*self.at_home, *sends]:
+            server.push.pack()
+            server.push.numbers.copy_(torch.stack((self.reducer.flag, self.reducer.note)))
+        self._to_host([server.push for server in sends])
         for server in self.servers:
             for table, gradient in zip(server.tables, gradients, strict=True):
                 waits += table.start_push(gradient)
-            if rank in (*self.pushing, server.home):
-                server.push.pack(self.reducer.flag, self.reducer.note)
             if server.home == rank:
                 waits += [
                     self.messenger.start_receive(push, sender, server.number)
@@ -205,46 +239,60 @@ class SyncServers(AllReduce):
                 ]
             elif rank in self.pushing:
                 waits.append(
-                    self.messenger.start_send(server.push.flat, server.home, server.number)
+                    self.messenger.start_send(server.push.message, server.home, server.number)
                 )
         for wait in waits:
             wait()
 
-    def _update(self, task: Task) -> None:
+    def _to_host(self, packed: Sequence[PackedSlices]) -> None:
+        """Copy packed slices to the host, with one wait for the device."""
+        for each in packed:
+            each.start_to_host()
+        if packed:
+            synchronize(self.reducer.flag.device)
+
+    def _update(self, task: StepTask) -> None:
         totals = [server.add_up(self.reducer.found_inf) for server in self.at_home]
         self.share_norm()
         for server, total in zip(self.at_home, totals, strict=True):
             server.update(total, self.recipe.lr(task.step))
 
     def _share_norm(self) -> None:
+        """Compute the norm of the whole gradient on all processes by an all-reduce."""
         dtype, device = self.servers[0].reply.flat.dtype, self.reducer.found_inf.device
         norms = torch.zeros(len(self.servers), dtype=dtype, device=device)
         for server in self.at_home:
             norms[server.number] = server.norm
-        sum_(self.comm, norms)
+        all_reduce_(self.comm, norms)
         self.reducer.gradient_norm = torch.linalg.vector_norm(norms)
 
     def _pull(self) -> None:
+        """Send the new parameters of this process's servers, and receive those of the others."""
         rank, waits = self.comm.rank, []
+        replies = [server.reply for server in self.at_home if len(self.processes) > 1]
+        for reply in replies:
+            reply.pack()
+        self._to_host(replies)
         for server in self.servers:
             for table in server.tables:
                 waits += table.start_pull()
             if server.home == rank:
                 waits += [
-                    self.messenger.start_send(server.reply.flat, receiver, server.number)
+                    self.messenger.start_send(server.reply.message, receiver, server.number)
                     for receiver in self.processes
                     if receiver != rank
                 ]
             else:
                 waits.append(
-                    self.messenger.start_receive(server.reply.flat, server.home, server.number)
+                    self.messenger.start_receive(server.reply.message, server.home, server.number)
                 )
         for wait in waits:
             wait()
 
-    def _end(self, task: Task) -> None:
+    def _end(self, task: StepTask) -> None:
         for server in self.servers:
             if server.home != self.comm.rank:
+                server.reply.from_host()
                 server.reply.unpack()
                 for table in server.tables:
                     table.unpack()
@@ -252,50 +300,55 @@ class SyncServers(AllReduce):
         self.reducer.gradient_norm = norm = torch.linalg.vector_norm(norms)
         self.reducer.found_inf.logical_or_((0 * (flags.sum() + norm)).isnan())
         self.reducer.flags[1] = notes.max()
-        for part in self.parts:
+        for part in self.carried_states:
             part.end_step(task.active_workers)
         self.next_step = task.step + 1
         self.guard.watch(task.step)
 
     def state(self) -> dict[str, Any]:
-        """The state of the optimizer of the whole model; the momentum is whole on process 0 only.
+        """Return the whole model's optimizer state for a checkpoint, complete on process 0 only.
 
-        Where it is not finite, the parameters that it has moved are not either, and these every
-        process has.
+        Every process can still detect a non-finite momentum, since the parameters that it has
+        updated are not finite either, and every process has these.
         """
         rank, messages, waits = self.comm.rank, [], []
         for server in self.servers:
-            momenta = server.shard.momenta()
+            momenta = server.shard.state_buffers()
             if momenta and server.home != 0 and rank in (0, server.home):
-                messages.append(message := PackedSlices(momenta, 0, server.reply.flat.dtype))
+                flat = server.reply.flat
+                messages.append(message := PackedSlices(momenta, 0, flat.dtype, flat.device))
                 if rank:
                     message.pack()
-                    waits.append(self.messenger.start_send(message.flat, 0, server.number))
+                    self._to_host([message])
+                    waits.append(self.messenger.start_send(message.message, 0, server.number))
                 else:
                     start = self.messenger.start_receive
-                    waits.append(start(message.flat, server.home, server.number))
+                    waits.append(start(message.message, server.home, server.number))
         for wait in waits:
             wait()
         for message in messages if rank == 0 else ():
+            message.from_host()
             message.unpack()
         for server in self.at_home:
-            server.shard.report()
+            server.shard.export_settings()
         state = self.optimizer.state_dict()
-        # The lr and what else belongs to groups is that of the servers.
+        # Only processes with servers have the current lr and other group settings.
         groups = self.comm.gather_objects(state["param_groups"])[self.servers[0].home]
         return state | {"param_groups": groups}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Take up the momentum."""
-        load_whole(self.optimizer, state)
+        """Restore the optimizer state from a checkpoint."""
+        load_model_optimizer(self.optimizer, state)
         for server in self.servers:
-            server.shard.link()
+            server.shard.bind_state()
         self.next_step = step
 
-    def now(self) -> dict[str, float | list[int]]:
-        """The norm of the last gradient; wire_bytes, what the fullest server of this job gets and
-        gives in a step; and how long pushes wait, the bytes of a server and the seconds in virtual
-        time, where each worker has a machine of its own."""
+    def step_metrics(self) -> dict[str, float | list[int]]:
+        """Return the gradient norm, the traffic of the busiest server, and virtual-time waits.
+
+        `wire_bytes` is what the busiest server of this job receives and sends in a step. The other
+        columns are of virtual time, where each worker has a machine of its own.
+        """
         peers = len(self.processes) - 1
         bytes_ = [
             server.push.flat.nbytes * sum(rank != server.home for rank in self.pushing)
@@ -304,13 +357,13 @@ class SyncServers(AllReduce):
             for server in self.servers
         ]
         virtual = self.time.row(self.next_step - 1)
-        return super().now() | {
+        return super().step_metrics() | {
             "wire_bytes": max(bytes_),
             **{name: virtual[name] for name in ("queue_wait", "server_bytes", "virtual_seconds")},
         }
 
-    def timed(self) -> list[tuple[str, object, str]]:
-        """The wait for the pushes of others and for the replies is communication."""
+    def phases(self) -> list[tuple[str, object, str]]:
+        """Return the phases of a training step to time; waits for messages are communication."""
         return [
             ("optimizer", self.reducer, "start"),
             ("backward", self.reducer, "backward"),

@@ -1,4 +1,4 @@
-"""What a parameter server has: slices of the parameters, and of what the optimizer has of them."""
+"""Shard of a parameter server: slices of the parameters and of the optimizer state."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -13,12 +13,12 @@ from lsgd.strategy.placement import Slice
 
 
 class Shard:
-    """The slices of one server, which makes the update of a recipe on them.
+    """Parameter slices of one server, with an optimizer that updates them by the recipe's rule.
 
-    Its values lie in the parameters of a model, and its momentum in the state of the optimizer of
-    the whole model, so that a process which has all shards has a model and an optimizer like any.
-    The number of updates, where the optimizer counts them, each slice has for itself; that of the
-    slice with which a parameter begins is the parameter's.
+    The values are views of a model's parameters, and the momentum buffers are views of the state of
+    the whole model's optimizer. So a process that has all shards also has an ordinary model and
+    optimizer. Each slice has its own step count, where the optimizer has one; a parameter's step
+    count is that of its first slice.
     """
 
     def __init__(
@@ -34,67 +34,69 @@ class Shard:
         self.parameters = list(model.parameters())
         self.slices = slices
         self.values = [
-            in_memory(self.parameters[each.parameter])[each.begin : each.end] for each in slices
+            flat_view(self.parameters[each.parameter])[each.begin : each.end] for each in slices
         ]
         settings = optim.shared_settings(asdict(recipe.optim))
-        self.optimizer = optim.over_groups(self._groups(), norm=norm, **settings)
+        self.optimizer = optim.optimizer_over_groups(self._groups(), norm=norm, **settings)
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-        self.link()
+        self.bind_state()
 
     def apply(self, gradients: Iterable[Tensor], lr: float) -> None:
-        """Make one update by the gradients of the slices, each of one dimension."""
+        """Update the parameter slices once by the optimizer and these flat gradients."""
         for value, gradient in zip(self.values, gradients, strict=True):
             value.grad = gradient
         optim.set_lr(self.optimizer, lr)
         self.optimizer.step()
 
     def copy(self) -> list[Tensor]:
-        """The values as they are now."""
+        """Return copies of the current values of the parameter slices."""
         return [value.clone() for value in self.values]
 
     def write(self, values: list[Tensor]) -> None:
-        """Replace the values."""
+        """Overwrite the parameter slices by these values."""
         torch._foreach_copy_(self.values, values)
 
-    def momenta(self) -> list[Tensor]:
-        """All that the optimizer has of the slices as it lies there, each in one dimension; SGD
-        without momentum has nothing."""
+    def state_buffers(self) -> list[Tensor]:
+        """Return the optimizer's buffers (momentum) of the slices as one-dimensional views.
+
+        The list is empty for SGD without momentum.
+        """
         states = [self.optimizer.state[value] for value in self.values]
-        return [in_memory(buffer) for state in states for buffer in state.values()]
+        return [flat_view(buffer) for state in states for buffer in state.values()]
 
     def steps(self) -> list[Tensor]:
-        """The number of updates of each slice as the optimizer counts them; SGD does not."""
+        """Return the optimizer's step count of each slice; the list is empty for SGD."""
         states = [self.optimizer.state[value] for value in self.values]
-        return [state[optim.STEP] for state in states if optim.STEP in state]
+        return [state[optim.STEP_KEY] for state in states if optim.STEP_KEY in state]
 
-    def cut(self, flat: Tensor, begins: Sequence[int]) -> list[Tensor]:
-        """The slices of something that lies in one dimension, of each parameter from its begin."""
+    def slices_of(self, flat: Tensor, begins: Sequence[int]) -> list[Tensor]:
+        """Return this shard's slices of a flat tensor with the parameters at these offsets."""
         return [
             flat[begins[each.parameter] + each.begin : begins[each.parameter] + each.end]
             for each in self.slices
         ]
 
-    def link(self) -> None:
-        """Use the momentum that the optimizer of the whole model has now."""
+    def bind_state(self) -> None:
+        """Make this optimizer's buffers views of the buffers of the whole model's optimizer."""
         for each, value in zip(self.slices, self.values, strict=True):
             state = self.whole.state.get(self.parameters[each.parameter], {})
             self.optimizer.state[value] = {
-                name: in_memory(buffer)[each.begin : each.end]
+                name: flat_view(buffer)[each.begin : each.end]
                 for name, buffer in state.items()
-                if name != optim.STEP
+                if name != optim.STEP_KEY
             }
-            if optim.STEP in state:
-                # Not one for all slices, since each update of a slice adds 1 to it.
-                step = state[optim.STEP] if each.begin == 0 else state[optim.STEP].clone()
-                self.optimizer.state[value][optim.STEP] = step
+            if optim.STEP_KEY in state:
+                # A clone for further slices, since each update of a slice adds 1 to its own count.
+                step = state[optim.STEP_KEY] if each.begin == 0 else state[optim.STEP_KEY].clone()
+                self.optimizer.state[value][optim.STEP_KEY] = step
         _settings(self.whole, self.optimizer)
 
-    def report(self) -> None:
-        """Let the optimizer of the whole model know the lr, and what else its groups have."""
+    def export_settings(self) -> None:
+        """Copy the lr and the other group settings to the optimizer of the whole model."""
         _settings(self.optimizer, self.whole)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The slices, grouped as the parameters are that they are of."""
+        """Return this server's slices in the parameter groups of the whole model's optimizer."""
         groups = []
         for group in self.whole.param_groups:
             members = {id(parameter) for parameter in group["params"]}
@@ -107,37 +109,66 @@ class Shard:
         return groups
 
 
+def step_counts_of(shards: Iterable[Shard]) -> list[Tensor]:
+    """Return the optimizer step counts of all slices of these shards.
+
+    They may differ: a server may be ahead of another, within an epoch or after it has lost a push
+    that the other has received.
+    """
+    return [step for shard in shards for step in shard.steps()]
+
+
+def restore_steps(shards: Iterable[Shard], state: dict[str, Any]) -> None:
+    """Restore the optimizer step counts of the shards from the `steps` of a checkpoint state.
+
+    Older checkpoints do not have them.
+    """
+    if saved := state.get("steps"):
+        for own, its in zip(step_counts_of(shards), saved, strict=True):
+            own.copy_(its)
+
+
 def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
+    """Copy the lr and the other group settings from one optimizer to another."""
     for source, target in zip(from_.param_groups, to.param_groups, strict=True):
         target |= {key: value for key, value in source.items() if key != "params"}
 
 
-def make_whole(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of the whole model, whose momentum is there from the start, and 0.
+def make_model_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Create an optimizer of the whole model, whose momentum buffers exist from the start.
 
-    It makes no update.
+    They are zeros. It makes no updates itself.
     """
     whole = optim.make_optimizer(model, **asdict(recipe.optim))
     _lay_out(whole)
     return whole
 
 
-def load_whole(whole: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take up a state that any strategy has saved; the shards have to be linked anew."""
+def load_model_optimizer(whole: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load the optimizer state of a checkpoint of any strategy into the model's optimizer.
+
+    Call `Shard.bind_state` of each shard afterwards.
+    """
     whole.load_state_dict({name: state[name] for name in ("state", "param_groups")})
     _lay_out(whole)
 
 
 def _lay_out(whole: torch.optim.Optimizer) -> None:
-    """Let every momentum be there, and lie in memory as its parameter does."""
+    """Create missing momentum buffers of an optimizer, in the memory layout of the parameters.
+
+    Existing buffers are copied to that layout.
+    """
     for group in whole.param_groups:
         for parameter in group["params"]:
             saved = whole.state.get(parameter, {})
-            if state := optim.first_state(whole, parameter) | saved:
-                whole.state[parameter] = optim.laid_out(parameter, state)
+            if state := optim.initial_state(whole, parameter) | saved:
+                whole.state[parameter] = optim.copy_in_layout(parameter, state)
 
 
-def in_memory(tensor: Tensor) -> Tensor:
-    """The elements of a dense tensor in one dimension, as they lie in memory: no copy, and the same
-    for a parameter, its gradient and its momentum, whatever their layout."""
+def flat_view(tensor: Tensor) -> Tensor:
+    """Return a one-dimensional view of a dense tensor's elements in the order of memory.
+
+    The order is the same for a parameter, its gradient and its momentum, whatever their memory
+    format.
+    """
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())

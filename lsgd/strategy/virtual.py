@@ -1,6 +1,7 @@
-"""An epoch of a recipe in virtual time: which pushes there are, what they read, and when.
+"""Epochs of a recipe in virtual time: the pushes, the versions that they read, and their times.
 
-Every epoch begins anew, with all workers reading, so it is a function of recipe, seed and epoch.
+All workers read the parameters at the start of every epoch, so an epoch is a function of recipe,
+seed and epoch.
 """
 
 from collections.abc import Sequence
@@ -9,35 +10,38 @@ from functools import lru_cache, partial
 
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.strategy.clock import Timeline, simulate
-from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.order import Script, play
+from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
+from lsgd.strategy.order import EpochScript, play_orders
 from lsgd.strategy.placement import Slice, elements
 
 
 @dataclass(frozen=True)
 class VirtualEpoch:
-    """What happens in an epoch, and when."""
+    """Simulated epoch: the script of its pushes, and its timeline in virtual seconds."""
 
-    script: Script
+    script: EpochScript
     timeline: Timeline
 
 
 class VirtualTime:
-    """The time of a whole run on the recipe's cluster, for servers whose parameters have so many
-    bytes."""
+    """Simulated timing of all epochs of a run on the recipe's virtual cluster.
+
+    `loads` has the bytes of each server's parameters.
+    """
 
     def __init__(self, recipe: Recipe, loads: Sequence[float]) -> None:
         self.recipe = recipe
-        # Only the epoch that is trained is kept, and the next, which loaders look into.
+        # Two epochs are cached: the current one, and the next, from which loaders prefetch.
         self.epoch = lru_cache(2)(partial(virtual_epoch, recipe, loads))
         self.begins = {0: 0.0}
-        """When epochs begin, in seconds since the run began, as far as it was asked for."""
+        """Start of each epoch computed so far, in seconds since the start of the run."""
 
     def row(self, step: int) -> dict[str, float | list[int]]:
-        """What a row of metrics after this step of the run says of the pushes of this epoch since
-        the row before: their staleness, how many were dropped, how long they waited at server 0;
-        the bytes that the fullest server gets and gives per update, and the seconds since the run
-        began.
+        """Return the staleness, wait and virtual-time metrics for the metrics row after this step.
+
+        They cover the pushes of this epoch since the row before: their staleness, the number
+        dropped, and their wait at server 0. Further columns are the bytes that the busiest server
+        receives and sends per update, and the seconds since the start of the run.
         """
         epoch, last = divmod(step, self.recipe.steps_per_epoch)
         script, timeline = self.epoch(epoch).script, self.epoch(epoch).timeline
@@ -45,19 +49,19 @@ class VirtualTime:
         numbers = [number for each in steps for number in script.steps[each]]
         at_server_0 = [number for update in script.updates[0] for number in update]
         wait = dict(zip(at_server_0, timeline.waits, strict=True))
-        return staleness_row(script, last, self.recipe.log_steps) | {
+        return staleness_metrics(script, last, self.recipe.log_steps) | {
             "queue_wait": sum(wait[number] for number in numbers) / len(numbers),
             "server_bytes": max(timeline.sent) / len(timeline.updates),
-            "virtual_seconds": self.begin(epoch)
+            "virtual_seconds": self.epoch_start(epoch)
             + timeline.updates[max(script.pushes[number].applied[0] for number in numbers)],
         }
 
-    def script(self, epoch: int) -> Script:
-        """What the pushes of an epoch read and where they go."""
+    def script(self, epoch: int) -> EpochScript:
+        """Return the script of an epoch: which parameter versions each push reads and updates."""
         return self.epoch(epoch).script
 
-    def begin(self, epoch: int) -> float:
-        """When this epoch begins, in seconds since the run began."""
+    def epoch_start(self, epoch: int) -> float:
+        """Return the virtual start time of this epoch, in seconds since the start of the run."""
         known = max(each for each in self.begins if each <= epoch)
         for each in range(known, epoch):
             self.begins[each + 1] = self.begins[each] + self.epoch(each).timeline.seconds
@@ -65,7 +69,10 @@ class VirtualTime:
 
 
 def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> VirtualEpoch:
-    """The epoch on the recipe's cluster, for servers whose parameters have so many bytes."""
+    """Simulate an epoch on the recipe's virtual cluster, with these bytes on each server.
+
+    They are the bytes of its parameters.
+    """
     workers, tickets = recipe.workers, recipe.tickets
     timeline = simulate(
         recipe.cluster,
@@ -76,9 +83,9 @@ def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> Virtual
         colocated=recipe.strategy.topology == "colocated",
         seed=recipe.seed,
         epoch=epoch,
-        steps=recipe.ticket_steps,
+        steps=recipe.gradients_per_ticket,
     )
-    script = play(
+    script = play_orders(
         [timeline.order],
         lambda left: make_gates(recipe.strategy, workers, left),
         Tickets(tickets),
@@ -88,12 +95,14 @@ def virtual_epoch(recipe: Recipe, loads: Sequence[float], epoch: int) -> Virtual
 
 
 def row_steps(last: int, log_steps: int) -> range:
-    """The steps of an epoch that a row after this one is about."""
+    """Return the steps of an epoch that the metrics row after its step `last` covers."""
     return range(max(0, last + 1 - log_steps), last + 1)
 
 
-def staleness_row(script: Script, last: int, log_steps: int) -> dict[str, float | list[int]]:
-    """The staleness of the pushes in these steps, and how many others were dropped."""
+def staleness_metrics(
+    script: EpochScript, last: int, log_steps: int
+) -> dict[str, float | list[int]]:
+    """Return the metrics on staleness and dropped pushes since the last metrics row."""
     steps = row_steps(last, log_steps)
     pushes = [script.pushes[number] for each in steps for number in script.steps[each]]
     staleness = [push.applied[0] - push.read[0] for push in pushes if push.applied[0] >= 0]
@@ -105,18 +114,20 @@ def staleness_row(script: Script, last: int, log_steps: int) -> dict[str, float 
     }
 
 
-def make_gates(strategy: StrategySettings, workers: int, tickets: int) -> list[Gate]:
-    """The gates of an epoch: one of each server, or the one of server 0 where the others follow."""
+def make_gates(strategy: StrategySettings, workers: int, tickets: int) -> list[AdmissionGate]:
+    """Return the admission gates of an epoch: one per server, or one that all servers follow."""
     match strategy.name:
         case "sync" | "backup":
-            return [Barrier(workers, pushes=strategy.update_workers(workers), tickets=tickets)]
+            return [BarrierGate(workers, pushes=strategy.update_workers(workers), tickets=tickets)]
         case "bounded":
-            return [Bounded(workers, slack=strategy.slack) for _ in range(strategy.servers)]
+            return [
+                BoundedStalenessGate(workers, slack=strategy.slack) for _ in range(strategy.servers)
+            ]
         case "async":
-            return [Bounded(workers) for _ in range(strategy.servers)]
+            return [BoundedStalenessGate(workers) for _ in range(strategy.servers)]
     raise ValueError(strategy.name)
 
 
 def server_loads(slices: Sequence[Sequence[Slice]], itemsize: int) -> list[float]:
-    """The bytes of each server's parameters."""
+    """Return the bytes of parameters on each server, given its slices."""
     return [float(elements(each) * itemsize) for each in slices]

@@ -1,1 +1,1 @@
-"""Many runs, one table: `python -m lsgd.study` trains the trials of a study and reports on them."""
+"""The command `python -m lsgd.study`: train the recipes of a study, and report on their runs."""

@@ -1,99 +1,157 @@
-"""Many runs, one table: `python -m lsgd.study` trains the trials of a study and reports on them.
+"""Train the recipes of a study with each seed, and write a report; rerun the command to resume.
 
-    python -m lsgd.study +study=fashion_table1_warmup                 # one after another
-    python -m lsgd.study +study=fashion_table1_warmup --print         # what is done, what would run
+    python -m lsgd.study +study=fashion_table1_warmup                 # one run after another
+    python -m lsgd.study +study=fashion_table1_warmup --print         # state, commands, power, cost
     python -m lsgd.study +study=figure1 seeds=[0] --launch slurm --nodes 4   # 11 jobs, 1 to 4 nodes
-    python -m lsgd.study +study=digits epochs=10 --np 1 --jobs 2      # words hold for every trial
+    python -m lsgd.study +study=digits epochs=10 --np 1 --jobs 2      # override a field in all runs
+    python -m lsgd.study +study=digits seeds=5 --until-decided        # more seeds for open claims
 
-A trial is one recipe and one seed, in processes of its own, which a launcher of lsgd.launch starts:
-local, or that of --launch, with the options of that launcher: of the processes and machines that
-they ask for, a trial gets no more than it has workers. It lies in
-runs/trials/NAME-seedS-FINGERPRINT, beside a .log of what it prints; studies that have a trial in
-common find it there done. The report is written to runs/studies/NAME.
+Each trial is a run of one recipe with one seed, in processes of its own. The launcher `local`, or
+that of --launch, starts these processes and takes its own options; a trial gets no more processes
+than it has workers. Its run folder is runs/trials/NAME-seedS-FINGERPRINT, and its output goes to a
+.log file beside it. Studies share the trials that they have in common. The report is written to
+runs/studies/NAME.
 
-The same command goes on where it stopped: what is finished is not trained again, nor what has
-diverged, as the same words would diverge again; anything else resumes. A trial that fails is named
-at the end, with what it said, and costs no other. Ctrl-C and SIGTERM make the trials save and
-leave. Killed itself, the study takes its trials along. Two studies in one folder share the work.
+seeds=5, seeds=[0..4] or seeds=[0,3] select the seeds to train first, in place of those of the
+study; the report covers all existing runs of its recipes. --print estimates the difference that
+these seeds can detect, from the standard deviation of existing runs or the one that the study
+expects, and the cost of the trials. --until-decided tests the claims after every added seed, up to
+--max-seeds, with intervals widened for these repeated looks, so that their overall confidence is
+that of one look at 95 % (Pocock 1977).
 
-slurm only submits. A study submits what is not queued yet and ends; the same command, once they
-are through, writes the report. With k8s there is --print alone: its runs lie in the claim.
+A rerun of the command resumes unfinished trials. It skips those that are finished, and those that
+have diverged, as they would diverge again. A trial that fails does not stop the others; the end of
+the output lists it with its last message. On Ctrl-C and SIGTERM the trials save a checkpoint and
+exit. If the study is killed, its trials are killed too. Two studies in one folder share the work.
 
-exit code 0: every trial is finished; 1: some have failed or diverged; 2: refused; 75: told to stop,
-or submitted, and the same command goes on.
+With slurm a study submits the trials that are not queued yet, and exits; rerun the command for the
+report once the jobs have ended. With k8s only --print works, as the run folders are in the
+persistent volume claim.
+
+exit code 0: all trials are finished; 1: some have failed or diverged; 2: usage error; 6: a disk is
+full; 75: stopped by a signal, or jobs submitted. After 6 and 75 rerun the command to resume.
 """
 
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
-from lsgd.errors import Preempted, Refused
+from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
+from lsgd.planned.launch import limit_threads
+from lsgd.planned.planned_run import PlannedRun, has_ended
+from lsgd.report.claims import OPEN
+from lsgd.report.formatting import format_count
 from lsgd.report.libraries import check_libraries
-from lsgd.study.queue import submit
-from lsgd.study.reporting import write_report
-from lsgd.study.running import Work
-from lsgd.study.trials import trials
-from lsgd.study.words import StudyRequest, read_request
+from lsgd.report.look_record import plan_looks
+from lsgd.report.looks import Looks
+from lsgd.study.cost import cost_lines
+from lsgd.study.planned_runs import planned_runs, trained_seeds
+from lsgd.study.power import power_lines
+from lsgd.study.reporting import report_folder, study_findings, write_report
+from lsgd.study.request import StudyRequest, read_request
+from lsgd.study.run_queue import RunQueue
+from lsgd.study.seeds import next_seeds, seed_order
+from lsgd.study.submission import submit_runs
 from lsgd.supervise.signals import catch_stop_signals
-from lsgd.trials.launch import share_cores
-from lsgd.trials.trial import Trial, ended
 
 
-def study(argv: Sequence[str]) -> int:
-    """Do what the words ask for; returns the exit code, which is 0 once every trial is finished."""
+def run_study(argv: Sequence[str]) -> int:
+    """Train or submit the runs of a study's command line, and report; return the exit code."""
     request = read_request(__doc__ or "", argv)
-    everything = trials(request.study, request.words)
-    chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
-    if request.prints:
-        for trial in chosen:
-            run = trial.run
-            print(f"# {trial}: {run.state if run else 'not started'}")
-            if not ended(run):
-                print(shlex.join(request.launcher.command(trial)))
+    if request.print_only:
+        print_plan(request)
         return 0
     if request.launcher.name == "k8s":
-        raise Refused(
+        raise UsageError(
             "a study does not see what becomes of jobs on Kubernetes, whose runs lie in the "
             "claim; write --print for the commands, and run lsgd.report on the runs"
         )
-    # Better now than when all is trained.
+    # A missing library of the report must not show only after hours of training.
     check_libraries()
     if request.jobs > 1:
-        share_cores(request.launcher, request.jobs)
-    return work(request, chosen, everything)
+        limit_threads(request.launcher, request.jobs)
+    everything = all_runs(request)
+    chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
+    if request.max_seeds:
+        plan_looks(report_folder(request.study, everything), len(request.seeds), request.max_seeds)
+    code = train_or_submit(request, chosen, everything)
+    while request.max_seeds and code != PreemptedError.exit_code:
+        findings = study_findings(request.study, request.overrides, everything)
+        wanted = next_seeds(findings, seed_order(request.study, request.max_seeds))
+        open_claims = [each.claim.says for each in findings.decisions if each.outcome == OPEN]
+        if not wanted:
+            for says in open_claims:
+                print(f"not resolved with {request.max_seeds} seeds: {says}")
+            break
+        print(
+            f"{format_count(len(open_claims), 'claim')} to decide: a seed more for "
+            f"{', '.join(wanted)}"
+        )
+        more = [t for t in everything if wanted.get(t.recipe.name) == t.recipe.seed]
+        code = max(code, train_or_submit(request, more, everything))
+    return code
 
 
-def work(request: StudyRequest, chosen: Sequence[Trial], everything: Sequence[Trial]) -> int:
-    """Train or submit what is left of the chosen, and report on all; return the exit code."""
+def all_runs(request: StudyRequest) -> list[PlannedRun]:
+    """Return a study's planned runs for its seeds, seeds that may be added, and seeds on disk."""
+    asked = request.study
+    seeds = {*seed_order(asked, request.max_seeds or len(asked.seeds)), *trained_seeds(asked)}
+    return planned_runs(replace(asked, seeds=sorted(seeds)), request.overrides)
+
+
+def print_plan(request: StudyRequest) -> None:
+    """Print each run's state and command, and the statistical power and cost of the study."""
+    everything = all_runs(request)
+    chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
+    for trial in chosen:
+        run = trial.saved_run
+        print(f"# {trial}: {run.state if run else 'not started'}")
+        if not has_ended(run):
+            print(shlex.join(request.launcher.command(trial)), flush=True)
+    findings = study_findings(request.study, request.overrides, everything)
+    seeds, had = len(request.study.seeds), findings.looks
+    looks = Looks(min(seeds, had.first), max(seeds, had.last, request.max_seeds or 0))
+    todo = [trial for trial in chosen if not has_ended(trial.saved_run)]
+    for line in power_lines(request.study, findings.groups, looks):
+        print(f"# {line}", flush=True)
+    for line in cost_lines(request.launcher, todo, findings.groups, request.jobs):
+        print(f"# {line}")
+
+
+def train_or_submit(
+    request: StudyRequest, chosen: Sequence[PlannedRun], everything: Sequence[PlannedRun]
+) -> int:
+    """Train or submit the unfinished runs of `chosen`; write the report; return the exit code."""
     launcher = request.launcher
-    runs = {str(trial): trial.run for trial in chosen}
-    todo = [trial for trial in chosen if not ended(runs[str(trial)])]
+    runs = {str(trial): trial.saved_run for trial in chosen}
+    todo = [trial for trial in chosen if not has_ended(runs[str(trial)])]
     failed = {
-        name: run.state for name, run in runs.items() if run and ended(run) and not run.finished
+        name: run.state for name, run in runs.items() if run and has_ended(run) and not run.finished
     }
     print(f"{request.study.name}: {len(chosen)} trials, {len(todo)} to train", flush=True)
     signals = catch_stop_signals()
     if LAUNCHERS[launcher.name].submits:
-        failed |= submit(launcher, todo, signals)
+        failed |= submit_runs(launcher, todo, signals)
         why = f"{launcher.name} has submitted the rest; the same command, later, ends the study"
     else:
-        failed |= Work(launcher, todo, signals).train(request.jobs)
+        failed |= RunQueue(launcher, todo, signals).train(request.jobs)
         why = "stopped; the same command goes on"
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
     if not signals:
-        write_report(request.study, request.words, everything)
-    if any(str(trial) not in failed and not ended(trial.run) for trial in todo):
+        write_report(request.study, request.overrides, everything)
+    if any(str(trial) not in failed and not has_ended(trial.saved_run) for trial in todo):
         print(why)
-        return Preempted.exit_code
+        return PreemptedError.exit_code
     return 1 if failed else 0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    return run_alone(lambda: study(argv))
+    """Run the command line `python -m lsgd.study` and return its exit code."""
+    return run_alone(lambda: run_study(argv))
 
 
 if __name__ == "__main__":

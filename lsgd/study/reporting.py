@@ -1,41 +1,61 @@
-"""The report on a study, and the folder it lies in."""
+"""The report on a study, and its folder."""
 
-import fcntl
 import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lsgd.files import locked
+from lsgd.planned.planned_run import PlannedRun
 from lsgd.recipe.study import Study
 from lsgd.report import report
-from lsgd.study.trials import trials
-from lsgd.trials.trial import Trial
+from lsgd.report.findings import Findings, compute_findings
+from lsgd.report.folder import STUDIES
+from lsgd.report.look_record import note_look, read_looks
+from lsgd.report.looks import Looks
+from lsgd.report.run_folders import find_runs
+from lsgd.study.planned_runs import planned_runs
 
 
-def report_folder(study: Study, everything: Sequence[Trial]) -> Path:
-    """`runs/studies/NAME`; words that change what is computed get a folder of their own."""
+def report_folder(study: Study, all_runs: Sequence[PlannedRun]) -> Path:
+    """Return a study's report folder: `runs/studies/NAME`, or `NAME-HASH` if overrides change runs.
 
-    def computed(trials: Sequence[Trial]) -> list[str]:
+    Overrides change the fingerprints if they change what a run computes.
+    """
+
+    def computed(trials: Sequence[PlannedRun]) -> list[str]:
         return sorted({replace(trial.recipe, seed=0).fingerprint for trial in trials})
 
-    if computed(everything) == computed(trials(study, [])):
-        return Path("runs/studies") / study.name
-    digest = hashlib.sha256("".join(computed(everything)).encode()).hexdigest()
-    return Path("runs/studies") / f"{study.name}-{digest[:8]}"
+    if computed(all_runs) == computed(planned_runs(study, [])):
+        return STUDIES / study.name
+    digest = hashlib.sha256("".join(computed(all_runs)).encode()).hexdigest()
+    return STUDIES / f"{study.name}-{digest[:8]}"
 
 
-def write_report(study: Study, words: Sequence[str], everything: Sequence[Trial]) -> None:
-    """On whatever there is of the trials; raises Refused if it cannot be written."""
-    folders = [trial.folder for trial in everything if trial.folder.is_dir()]
+def study_findings(
+    study: Study, overrides: Sequence[str], all_runs: Sequence[PlannedRun]
+) -> Findings:
+    """Compute the findings of a study from its existing runs: results by recipe, and claims."""
+    runs, left_out = find_runs([trial.folder for trial in all_runs if trial.folder.is_dir()])
+    seeds = len(study.seeds)
+    looks = read_looks(report_folder(study, all_runs)) or Looks(seeds, seeds)
+    return compute_findings(runs, left_out, study, overrides, looks)
+
+
+def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[PlannedRun]) -> None:
+    """Write the report on a study's existing runs; raise UsageError if it cannot be written."""
+    folders = [trial.folder for trial in all_runs if trial.folder.is_dir()]
     if not folders:
         return
-    out = report_folder(study, everything)
+    out = report_folder(study, all_runs)
     if out.name != study.name:
-        study = replace(study, title=f"{study.title} ({' '.join(words)})")
+        study = replace(study, title=f"{study.title} ({' '.join(overrides)})")
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Two studies may end at once.
-    with out.with_name(f".{out.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = shlex.join(["python", "-m", "lsgd.study", f"+study={study.name}", *words])
-        print(f"report: {report(folders, study, out, words, command)}", flush=True)
+    # Two processes of one study may end at the same time.
+    with locked(out.with_name(f".{out.name}.lock")):
+        command = shlex.join(["python", "-m", "lsgd.study", f"+study={study.name}", *overrides])
+        looks = read_looks(out)
+        if not study_findings(study, overrides, all_runs).is_partial:
+            looks = note_look(out, len(study.seeds))
+        print(f"report: {report(folders, study, out, overrides, command, looks)}", flush=True)

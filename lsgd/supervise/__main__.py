@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from lsgd import supervise
-from lsgd.errors import Refused
-from lsgd.job.command import Parser, count_from, run_alone, seconds
+from lsgd.errors import UsageError
+from lsgd.job.command import Parser, integer_from, run_alone, seconds
+from lsgd.override_syntax import last_text
 from lsgd.supervise.hosts import HOSTS, NP
 from lsgd.supervise.loop import supervise_job
 from lsgd.supervise.start import SAVING
@@ -15,11 +16,11 @@ from lsgd.supervise.start import SAVING
 SUBMITS = re.compile(
     r"(\S*/)?((slurm|k8s)\.sh|sbatch|kubectl|(python\S* -m )?lsgd[ .-]launch (slurm|k8s))(?!\S)"
 )
-"""The beginning of a command that hands a job to a queue, and ends."""
+"""The beginning of a command that submits a job to a queue and exits."""
 
 
 def _hosts(text: str) -> dict[str, int]:
-    """The processes of each host in `a:8,b:4`."""
+    """Parse `a:8,b:4` into the number of processes of each host."""
     if not re.fullmatch("[^:,]+:[1-9][0-9]{0,8}(,[^:,]+:[1-9][0-9]{0,8})*", text):
         raise argparse.ArgumentTypeError(f"{text} is not of the form HOST:N,HOST:N")
     pairs = [pair.partition(":") for pair in text.split(",")]
@@ -27,16 +28,14 @@ def _hosts(text: str) -> dict[str, int]:
 
 
 def _parser() -> Parser:
-    about, _, rest = (supervise.__doc__ or "").partition("\n\n")
     parser = Parser(
         "lsgd.supervise",
-        about,
+        supervise.__doc__ or "",
         usage="python -m lsgd.supervise [options] [--] COMMAND ... run_dir=FOLDER ...",
-        epilog=rest,
     )
     parser.add_argument(
         "--processes",
-        type=count_from(1),
+        type=integer_from(1),
         metavar="N",
         help="how many processes {np} in the command stands for at first",
     )
@@ -49,24 +48,23 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--min-processes",
-        type=count_from(1),
+        type=integer_from(1),
         metavar="N",
         default=1,
         help="never fewer (default 1)",
     )
     parser.add_argument(
         "--restarts",
-        type=count_from(0),
+        type=integer_from(0),
         metavar="N",
         help="at most so many (default: no limit)",
     )
     parser.add_argument(
+        "--stall-timeout",
         "--silence",
         type=seconds,
         metavar="SECONDS",
-        help="restart too if neither metrics nor a checkpoint were written for so long: choose "
-        "more than a start, an evaluation and log_steps take (default: comm.timeout alone ends a "
-        "job that hangs)",
+        help="restart a job that wrote no row and no checkpoint for this long",
     )
     parser.add_argument(
         "--grace",
@@ -81,30 +79,36 @@ def _parser() -> Parser:
 
 
 def read(argv: Sequence[str]) -> argparse.Namespace:
-    """The options and the command; raises Refused if they do not fit together."""
+    """Parse the supervisor's options and the launch command; raise UsageError if they conflict."""
     options: argparse.Namespace = _parser().parse_args(argv)
     options.command = options.command[options.command[:1] == ["--"] :]
-    words = " ".join(options.command)
-    if found := SUBMITS.match(words):
-        raise Refused(
+    line = " ".join(options.command)
+    folder = last_text(options.command, "run_dir") or ""
+    if NP in folder or HOSTS in folder:
+        raise UsageError(
+            f"run_dir={folder} would be another folder with other processes, and so another run; "
+            f"write one without {NP if NP in folder else HOSTS}"
+        )
+    if found := SUBMITS.match(line):
+        raise UsageError(
             f"{found[0]} only submits a job, whose end the supervisor would not see; leave "
             "lsgd.supervise out: the queue starts the job again by itself"
         )
     if options.processes and options.hosts:
-        raise Refused("--hosts says how many processes there are; leave out --processes")
+        raise UsageError("--hosts says how many processes there are; leave out --processes")
     most = options.processes or sum(options.hosts.values())
     if most and options.min_processes > most:
-        raise Refused(
+        raise UsageError(
             f"--min-processes {options.min_processes} is more than the {most} to begin with; "
             f"write {most} or less"
         )
-    if (NP in words) != bool(options.processes or options.hosts):
-        raise Refused(
+    if (NP in line) != bool(options.processes or options.hosts):
+        raise UsageError(
             f"{NP} in the command and --processes N belong together; for example "
             f"--processes 4 python -m lsgd.launch torchrun digits run_dir=runs/a --np {NP}"
         )
-    if (HOSTS in words) != bool(options.hosts):
-        raise Refused(
+    if (HOSTS in line) != bool(options.hosts):
+        raise UsageError(
             f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
             "--hosts a:8,b:8 python -m lsgd.launch mpirun bs8k run_dir=runs/a "
             f"--hosts {HOSTS} --np {NP}"
@@ -113,9 +117,9 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    # Not run_command: the supervisor is none of the processes that it watches, and may itself run
-    # where a launcher's environment makes no sense.
+    """Run the supervisor's command line; return the exit code."""
+    # Not run_command: the supervisor is not one of the processes that it watches, and may itself
+    # run where the launcher's environment variables are not valid.
     return run_alone(lambda: supervise_job(read(argv)))
 
 

@@ -1,41 +1,39 @@
-"""The run folder as the supervisor sees it from outside, without torch."""
+"""The supervisor's view of the run folder, without torch."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.override_syntax import last_path
+from lsgd.run.rows import read_rows
 
 METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.pt"
 
 
 def run_folder(command: Sequence[str]) -> Path:
-    """The folder that the command's `run_dir=` names; raises Refused without one."""
-    folders = [
-        word.partition("=")[2].strip("'\"") for word in command if word.startswith("run_dir=")
-    ]
-    if not folders:
-        raise Refused(
+    """Return the run folder in the command's `run_dir=` override; raise UsageError without one."""
+    folder = last_path(command, "run_dir")
+    if folder is None:
+        raise UsageError(
             "the command names no run folder, so each start would begin another run; add for "
             "example run_dir=runs/a"
         )
-    return Path(folders[-1]).absolute()
+    return Path(folder).absolute()
 
 
 def last_step(folder: Path) -> int:
-    """The last step that the run's metrics tell of; 0 without any."""
-    step = 0
-    with suppress(FileNotFoundError):
-        for line in (folder / METRICS).read_bytes().splitlines():
-            # The last line may be cut short.
-            with suppress(ValueError, KeyError):
-                step = json.loads(line)["step"]
-    return step
+    """Return the number of steps in the last row of a run's metrics.jsonl; 0 without any."""
+    with suppress(OSError):
+        for row in reversed(read_rows(folder / METRICS)):
+            match row:
+                case {"step": int(step)}:
+                    return step
+    return 0
 
 
 def newest_checkpoint(folder: Path) -> tuple[int, int] | None:
-    """Inode and time (ns) of the newest checkpoint, which tell it from the next; None if none."""
+    """Return inode and mtime (ns), which identify a run's newest checkpoint file, or None."""
     try:
         status = (folder / CHECKPOINT).stat()
     except FileNotFoundError:
@@ -43,10 +41,15 @@ def newest_checkpoint(folder: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def last_written(folder: Path) -> float:
-    """When the run last wrote metrics or a checkpoint, in seconds since 1970."""
-    times = [0.0]
+def progress_marker(folder: Path) -> list[tuple[int, int, int]]:
+    """Return a value that changes whenever the run writes metrics or a checkpoint.
+
+    It has inode, length and mtime (ns) of each file. Times may come from a file server whose clock
+    differs from this machine's: they are compared with each other only.
+    """
+    found = []
     for name in (METRICS, CHECKPOINT):
         with suppress(FileNotFoundError):
-            times.append((folder / name).stat().st_mtime)
-    return max(times)
+            status = (folder / name).stat()
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return found

@@ -1,81 +1,117 @@
-"""What the supervisor has seen and done, kept in the run folder, which it holds for itself."""
+"""The supervisor's log in the run folder, which also locks the folder for one supervisor."""
 
-import fcntl
 import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
-from lsgd.errors import Refused
+from lsgd import files
+from lsgd.errors import (
+    DISK_FULL_ERRNOS,
+    NotSavedError,
+    UsageError,
+    converting_disk_full,
+    disk_full_error,
+)
+from lsgd.files import AppendOnlyFile
 from lsgd.job import members
 from lsgd.job.members import GRACE
+from lsgd.paths import is_leftover
 from lsgd.run import lock
+from lsgd.run.read import SUPERVISOR_LOG
+from lsgd.sanitizing import mask_passwords, sanitize
 from lsgd.supervise.folder import CHECKPOINT
 
-FILE = "supervise.log"
+LOCK = "supervise.lock"
+"""The lock file of a run folder's supervisor; not the log, which a user may remove."""
 RETRY = 0.5
-"""Seconds between attempts to lock the folder."""
+"""The seconds between attempts to lock the folder."""
 
 
-class Taken(Refused):
-    """Another supervisor is at work in the run folder."""
+class SupervisorLockedError(UsageError):
+    """The error that another supervisor is active in the run folder."""
 
 
 class Logbook:
-    """What happens, as lines on the screen and as rows of the run folder's supervise.log."""
+    """The supervisor's log: lines on the screen, and rows of the run folder's supervise.log."""
 
-    def __init__(self, file: IO[str], screen: IO[str] | None = None) -> None:
+    def __init__(self, file: AppendOnlyFile, held: BinaryIO, screen: IO[str] | None = None) -> None:
         self.file, self.screen = file, screen
+        self.lock_file = held
+        """The open lock file of the folder's supervisor."""
 
-    def say(self, event: str, text: str, **values: Any) -> None:
-        """Write one event down: a line for people, and a row with these values for programs."""
-        now = datetime.now().astimezone()
-        print(f"{now:%H:%M:%S} supervise: {text}", file=self.screen or sys.stderr, flush=True)
+    def log_event(self, event: str, text: str, **values: Any) -> None:
+        """Log one event of the supervised job: print a line, and append a row to supervise.log.
+
+        A row that meets a full disk is written when there is space, since the job may go on
+        meanwhile.
+        """
+        text, now = sanitize(text), datetime.now().astimezone()
+        try:
+            print(f"{now:%H:%M:%S} supervise: {text}", file=self.screen or sys.stderr, flush=True)
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
         row = {"time": now.isoformat(timespec="milliseconds"), "event": event, **values}
-        self.file.write(json.dumps(row | {"text": text}) + "\n")
-        self.file.flush()
+        self.file.write(mask_passwords(json.dumps(row | {"text": text})).encode() + b"\n")
 
 
 @contextmanager
 def open_logbook(
     folder: Path, *, screen: IO[str] | None = None, patience: float = 2 * GRACE
 ) -> Iterator[Logbook]:
-    """The logbook in the run folder, for this supervisor alone; what another has left is stopped.
+    """Lock the run folder for this supervisor, stop leftover processes, and yield the log.
 
-    Raises Taken if another is at work there for `patience` seconds, and Refused if the folder holds
-    files of something else or cannot be written.
+    Raises SupervisorLockedError if another supervisor is active there for `patience` seconds,
+    UsageError if the folder holds files of something else or cannot be written, and NotSavedError
+    if the disk is full at the start, or rows are still unwritten at the end.
     """
     try:
-        files = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        if files and not files & {"config.yaml", CHECKPOINT, FILE, lock.FILE, "logs"}:
-            raise Refused(
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        names = {name for name in names if not is_leftover(name)}
+        known = {"config.yaml", CHECKPOINT, SUPERVISOR_LOG, LOCK, lock.FILE, "logs"}
+        if names and not names & known:
+            raise UsageError(
                 f"run_dir={folder} holds files of something else; write a new or empty folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / FILE).open("a", encoding="utf-8")
+        held = (folder / LOCK).open("ab")
     except OSError as error:
-        raise Refused(
+        if full := disk_full_error(error, folder / SUPERVISOR_LOG):
+            raise full from None
+        raise UsageError(
             f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you "
             "may"
         ) from None
-    with file:
-        # A supervisor that was killed leaves a helper, which needs a while.
+    with held:
+        # The helper of a killed supervisor holds the lock until it has stopped the job.
         deadline = time.monotonic() + patience
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+        while not files.lock(held, wait=False):
             if time.monotonic() > deadline:
-                raise Taken(
+                raise SupervisorLockedError(
                     f"run_dir={folder} has a supervisor already; wait for it, or end it with "
                     "kill PID"
                 )
             time.sleep(RETRY)
-        logbook = Logbook(file, screen)
-        if left := members.stop(folder):
-            logbook.say("stopped", f"stopped {len(left)} processes of an earlier start", pids=left)
-        yield logbook
+        with converting_disk_full(folder / SUPERVISOR_LOG):
+            file = AppendOnlyFile(folder / SUPERVISOR_LOG)
+        try:
+            files.truncate_torn_line(folder / SUPERVISOR_LOG)
+            logbook = Logbook(file, held, screen)
+            if left := members.stop_job(folder):
+                logbook.log_event(
+                    "stopped", f"stopped {len(left)} processes of an earlier start", pids=left
+                )
+            yield logbook
+        finally:
+            file.close()
+        if file.unwritten:
+            raise NotSavedError(
+                f"{folder / SUPERVISOR_LOG} could not be written to its end, as the disk is full; "
+                "free "
+                "some space, and the same command goes on"
+            )

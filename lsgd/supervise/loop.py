@@ -1,27 +1,27 @@
-"""The loop around the job: start it, and start it again as long as that helps."""
+"""The supervisor's loop: start the job, and restart it while a restart can succeed."""
 
 import argparse
 import shutil
 
-from lsgd.errors import Preempted, Refused
-from lsgd.supervise.folder import last_step, newest_checkpoint, run_folder
-from lsgd.supervise.hosts import answering, placed
+from lsgd.errors import PreemptedError, UsageError
+from lsgd.supervise.folder import last_step, newest_checkpoint, progress_marker, run_folder
+from lsgd.supervise.hosts import fill_placeholders, reachable_hosts
 from lsgd.supervise.logbook import open_logbook
 from lsgd.supervise.signals import catch_stop_signals
 from lsgd.supervise.start import run_job
-from lsgd.supervise.verdict import hopeless
+from lsgd.supervise.verdict import restart_obstacle
 
 
 def supervise_job(options: argparse.Namespace) -> int:
-    """Start the command until it is done or cannot be helped; return the exit code.
+    """Run a job's launch command, restarting it until it succeeds or cannot; return its exit code.
 
-    Raises Refused, having started nothing, if the command names no run folder, or one that holds
-    something else or has another supervisor, or if its program is not there.
+    Raises UsageError, having started nothing, if the command names no run folder, or one that holds
+    something else or has another supervisor, or if its program does not exist.
     """
     folder = run_folder(options.command)
     program = options.command[0]
     if not shutil.which(program):  # before there is a folder for it
-        raise Refused(
+        raise UsageError(
             f"{program} cannot be started: it is no program here; look at its path, and at its "
             "right to be executed"
         )
@@ -30,31 +30,46 @@ def supervise_job(options: argparse.Namespace) -> int:
         deaths = restarts = lost = 0
         last = None
         while True:
-            hosts = answering(options.hosts)
+            hosts = reachable_hosts(options.hosts)
             slots = options.processes or sum(hosts.values())
             size = max(slots - lost, options.min_processes) if slots else None
-            command = placed(options.command, size, hosts)
+            command = fill_placeholders(options.command, size, hosts)
             before = newest_checkpoint(folder)
             if len(hosts) < len(options.hosts):
-                logbook.say("hosts", f"no answer from {', '.join(options.hosts.keys() - hosts)}")
-            logbook.say("start", f"starts {' '.join(command)}", processes=size, command=command)
+                logbook.log_event(
+                    "hosts", f"no answer from {', '.join(options.hosts.keys() - hosts)}"
+                )
+            logbook.log_event(
+                "start", f"starts {' '.join(command)}", processes=size, command=command
+            )
             ending = run_job(
-                command, logbook, signals, silence=options.silence, grace=options.grace
+                command, logbook, signals, stall_timeout=options.stall_timeout, grace=options.grace
             )
             saved = newest_checkpoint(folder) != before
             step = last_step(folder)
-            logbook.say("end", f"{ending.cause}, after step {step}", step=step, code=ending.code)
+            logbook.log_event(
+                "end", f"{ending.cause}, after step {step}", step=step, code=ending.code
+            )
             if ending.code == 0:
-                return 0
-            preempted = ending.code == Preempted.exit_code
+                if progress_marker(folder):
+                    return 0
+                logbook.log_event(
+                    "nothing trained",
+                    f"the command has ended with exit code 0, but nothing has trained in {folder}; "
+                    "look at what it has printed, and give it as you would without a supervisor",
+                )
+                return 1
+            preempted = ending.code == PreemptedError.exit_code
             if signals:
                 return ending.code if preempted else 128 + signals[-1]
             deaths = 0 if saved or preempted else deaths + 1
-            reason = hopeless(ending, deaths, again=ending.code == last and not saved)
+            reason = restart_obstacle(
+                ending, deaths, same_failure=ending.code == last and not saved
+            )
             if not reason and restarts == options.restarts:
                 reason = f"--restarts {restarts} are used up"
             if reason:
-                logbook.say("given up", f"not started again: {reason}")
+                logbook.log_event("given up", f"not started again: {reason}")
                 return ending.code
             restarts += 1
             last = ending.code

@@ -1,11 +1,12 @@
-"""A launcher over Ray, which places every process, and starts it again if it dies:
+"""Launch a job over Ray, which places every process, and restarts one that dies.
 
     python -m lsgd.supervise.ray N -- COMMAND ...
 
-It joins the Ray at RAY_ADDRESS, or starts one of its own on this machine, and ends that. Each of N
-actors has one process of the job, as a child with torchrun's numbers, so that tensors go as they do
-under any other launcher; Ray carries what the processes print. An actor that is killed, or whose
-machine is lost, is restarted by Ray; what follows for its process is in `lsgd.supervise.lives`.
+It joins the Ray cluster at RAY_ADDRESS, or starts one on this machine and shuts it down at the end.
+Each of N actors runs one process of the job as a child with torchrun's environment variables, so
+that tensors are sent as under any other launcher; Ray carries the output of the processes. Ray
+restarts an actor that is killed, or whose machine is lost; `lsgd.supervise.restarts` describes what
+follows for its process.
 """
 
 import os
@@ -13,6 +14,7 @@ import secrets
 import select
 import signal
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,43 +23,44 @@ from subprocess import PIPE
 from threading import Event, Lock
 from typing import Any
 
-from lsgd.errors import Refused
-from lsgd.installation import install
+from lsgd.errors import UsageError
+from lsgd.installation import install_command
 from lsgd.job.command import run_alone
 from lsgd.job.launcher import Launch, environment_of
-from lsgd.supervise.lives import WAKE, read_lives, run_lives
-from lsgd.supervise.seat import Seat
+from lsgd.job.system import watch_process
+from lsgd.supervise.process_slot import ProcessSlot
+from lsgd.supervise.restarts import WAKE, parse_launcher_arguments, run_with_restarts
 from lsgd.supervise.signals import catch_stop_signals
 from lsgd.supervise.singly import free_port
 
 STORE = 10**8
-"""Bytes of Ray's object store, which only carries what processes print."""
+"""The bytes of Ray's object store, which only carries the processes' output."""
 PLACING = 120.0
-"""Seconds in which Ray has to have found a place for every process."""
+"""The seconds within which Ray has to place every process."""
 FULL_PIPE = 1 << 20
-"""Bytes that a pipe holds at most, unless root has made it larger (pipe(7))."""
+"""The maximum bytes in a pipe, unless root has made it larger (pipe(7))."""
 GPUS = "CUDA_VISIBLE_DEVICES"
-"""The variable in which Ray shows a process the GPUs that are its own."""
+"""The variable by which Ray assigns GPUs to a process."""
 
 
-class RaySeat:
-    """The place of one process in an actor; a restarted one has the same name."""
+class RayProcessSlot:
+    """A Ray actor that runs one process of a job; a restarted actor has the same slot name."""
 
     def __init__(self, command: Sequence[str], name: str) -> None:
-        self.seat = Seat(command, name)
+        self.seat = ProcessSlot(command, name)
 
     def place(self) -> tuple[str, int]:
-        """The address of this machine, and a free port there."""
+        """Return the address of the machine that runs this actor, and a free TCP port there."""
         import ray
 
         return ray.util.get_node_ip_address(), free_port()
 
     def run(self, folder: str, environment: Mapping[str, str]) -> Iterator[bytes | int]:
-        """Run the process in this folder: yields what it prints, and in the end its exit code."""
+        """Run the process in this working directory; yield its output and at last its exit code."""
         try:
             os.chdir(folder)
         except OSError as error:
-            raise Refused(
+            raise UsageError(
                 f"{folder} is no folder on {os.uname().nodename}, to which Ray has sent a process "
                 f"({error.strerror}); start in one that all machines see"
             ) from None
@@ -68,11 +71,11 @@ class RaySeat:
             return
         assert process.stdout
         with process.stdout:
-            output, end = process.stdout.fileno(), os.pidfd_open(process.pid)
-            os.set_blocking(output, False)  # what it has started may keep the pipe open after it
+            output, end = process.stdout.fileno(), watch_process(process.pid)
+            os.set_blocking(output, False)  # its children may keep the pipe open after its end
             over = False
             while not over:
-                # Looked at before the pipe, where all that it has printed is once it is over.
+                # Checked before the pipe is read, which has all output once the process is over.
                 over = end in select.select([output, end], [], [])[0]
                 with suppress(BlockingIOError):
                     if not (chunk := os.read(output, FULL_PIPE)):
@@ -82,21 +85,21 @@ class RaySeat:
         yield process.wait()
 
     def send(self, number: int) -> None:
-        """Send the process a signal; from now on no other is started here."""
+        """Send a signal to this slot's process, and start no further process in the slot."""
         self.seat.send(number)
 
     def clear(self) -> None:
-        """End what the process has left behind."""
+        """End all processes that this slot's process has left running."""
         self.seat.clear()
 
 
-class RaySeats:
-    """The places of all processes of a job, as Ray has chosen them."""
+class RayProcessSlots:
+    """The Ray actors that run all processes of a job, one for each rank, as Ray has placed them."""
 
     def __init__(self, ray: Any, size: int, command: Sequence[str]) -> None:
         self.ray, self.folder = ray, os.getcwd()
         self.environment = {name: value for name, value in os.environ.items() if name != GPUS}
-        actor = ray.remote(RaySeat).options(
+        actor = ray.remote(RayProcessSlot).options(
             num_cpus=1,
             num_gpus=_gpus_each(ray, size, command),
             max_restarts=-1,
@@ -106,7 +109,7 @@ class RaySeats:
         try:
             places = ray.get([actor.place.remote() for actor in self.actors], timeout=PLACING)
         except ray.exceptions.GetTimeoutError:
-            raise Refused(
+            raise UsageError(
                 f"Ray has not found a place for {size} processes within {PLACING:g} s; see with "
                 "`ray status` what is taken, or write a smaller --np"
             ) from None
@@ -114,14 +117,15 @@ class RaySeats:
         self.master_addr, self.master_port = places[0]
         self._writing, self._ending = Lock(), Event()
 
-    def run(self, rank: int, life: int) -> int:
-        """Run this process to its end; returns its exit code, negative for a signal.
+    def run(self, rank: int, restart_count: int) -> int:
+        """Run this rank's process to its end; return its exit code, negative for a signal.
 
-        An actor that died counts as killed, and before the next life Ray has brought it back.
+        An actor that died counts as killed. Before a restart this waits until Ray has restarted the
+        actor.
         """
-        if life and not self._is_back(rank):
+        if restart_count and not self._is_back(rank):
             return -signal.SIGTERM
-        environment = self.environment | environment_of(self._launch(rank, life))
+        environment = self.environment | environment_of(self._launch(rank, restart_count))
         try:
             for reference in self.actors[rank].run.remote(self.folder, environment):
                 item: bytes | int = self.ray.get(reference)
@@ -137,19 +141,19 @@ class RaySeats:
         return -signal.SIGKILL
 
     def send(self, number: int) -> None:
-        """Send every process a signal; from now on none is started."""
+        """Send a signal to every process of the job, and start no more processes."""
         self._ending.set()
         for actor in self.actors:
             with suppress(self.ray.exceptions.RayError):
                 actor.send.remote(number)
 
     def clear(self) -> None:
-        """End what the processes have left behind."""
+        """End all processes that the job's processes have left running."""
         with suppress(self.ray.exceptions.RayError):
             self.ray.get([actor.clear.remote() for actor in self.actors], timeout=PLACING)
 
     def _is_back(self, rank: int) -> bool:
-        """Wait until Ray has the actor again, on whichever machine; False if the job ends first."""
+        """Wait until Ray has restarted this rank's actor; return False if the job ends first."""
         while not self._ending.is_set():
             with suppress(self.ray.exceptions.RayActorError):
                 self.machines[rank], _ = self.ray.get(self.actors[rank].place.remote())
@@ -173,15 +177,16 @@ class RaySeats:
 
 
 def _gpus_each(ray: Any, size: int, command: Sequence[str]) -> int:
-    """The GPUs of each process: one where Ray has any; raises Refused if they are too few.
+    """Return how many GPUs each process takes, 1 or 0; raise UsageError if Ray has too few.
 
-    The cores are those of machines that Ray has joined, and have to be as many as the processes.
+    The number of cores matters on a cluster that was joined: it has to be at least that of the
+    processes.
     """
     there = ray.cluster_resources()
     gpus = 1 if there.get("GPU") and "device=cpu" not in command else 0
     for kind, each in (("CPU", 1), ("GPU", gpus)):
         if (count := int(there.get(kind, 0))) < size * each:
-            raise Refused(
+            raise UsageError(
                 f"{size} processes take a {kind} each, and Ray has {count}; write --np {count}"
                 + (", or device=cpu" if kind == "GPU" else "")
             )
@@ -189,10 +194,10 @@ def _gpus_each(ray: Any, size: int, command: Sequence[str]) -> int:
 
 
 def _begin(size: int) -> Any:
-    """Ray, joined at RAY_ADDRESS or else started for so many processes; raises Refused without it.
+    """Join the Ray cluster at RAY_ADDRESS, or start one for `size` processes; return Ray's module.
 
-    The one that is started has a token of its own: it listens on all networks, and runs whatever it
-    is sent.
+    Raises UsageError without Ray. A started Ray gets a token of its own, since it listens on all
+    networks and runs whatever it is sent.
     """
     settings: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     address = os.environ.get("RAY_ADDRESS")
@@ -204,27 +209,34 @@ def _begin(size: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise Refused(f"Ray is not installed; type {install('ray')}") from None
+        raise UsageError(f"Ray is not installed; type {install_command('ray')}") from None
     try:
         ray.init(**settings)
     except ConnectionError as error:
         cause = str(error.__cause__ or error).strip().splitlines()[-1]
-        raise Refused(
+        raise UsageError(
             f"no Ray can be joined at RAY_ADDRESS={address} ({cause[:200]}); see with `ray status` "
             "that it runs, or unset RAY_ADDRESS, and one is started here"
+        ) from None
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        raise UsageError(
+            f"Ray has no place for its sockets in {tempfile.gettempdir()}, whose name is too long; "
+            "write TMPDIR=/tmp before the command"
         ) from None
     return ray
 
 
 def run_over_ray(argv: Sequence[str]) -> int:
-    """Run the command of these words to its end; returns the exit code of the job."""
-    size, command = read_lives("lsgd.supervise.ray", __doc__ or "", argv)
+    """Run a job over Ray, restarting its dead processes; return the exit code of the job."""
+    size, command = parse_launcher_arguments("lsgd.supervise.ray", __doc__ or "", argv)
     ray = _begin(size)
     try:
-        signals = catch_stop_signals()  # after Ray, which takes one for itself
-        seats = RaySeats(ray, size, command)
+        signals = catch_stop_signals()  # after ray.init, which installs a handler of its own
+        seats = RayProcessSlots(ray, size, command)
         try:
-            return run_lives(seats, size, command, signals)
+            return run_with_restarts(seats, size, command, signals)
         finally:
             seats.clear()
     finally:
@@ -232,7 +244,7 @@ def run_over_ray(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line of the Ray launcher; return its exit code."""
     return run_alone(lambda: run_over_ray(argv))
 
 

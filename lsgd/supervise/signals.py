@@ -1,4 +1,4 @@
-"""Signals by which somebody asks the supervisor to end."""
+"""The signals that ask the supervisor to stop."""
 
 import signal
 
@@ -6,10 +6,10 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def catch_stop_signals() -> list[int]:
-    """The numbers of the signals to end this process; the list grows as they are received."""
+    """Catch SIGINT, SIGTERM and the like; return a list to which each received one is appended."""
     received: list[int] = []
     for number in (signal.Signals[name] for name in NAMES):
-        # nohup ignores one of them.
+        # nohup sets SIGHUP to be ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: received.append(number))
     return received

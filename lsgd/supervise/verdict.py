@@ -1,63 +1,78 @@
-"""How a start of the job has ended, by whose fault, and whether another start can help."""
+"""The evaluation of a job's exit: which process caused it, and whether a restart can succeed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lsgd.errors import Diverged, InputFailed, NotSaved, PeerLost, Preempted, Refused
-from lsgd.job.members import Member
+from lsgd.errors import (
+    DivergedError,
+    InputFailedError,
+    NotSavedError,
+    PeerLostError,
+    PreemptedError,
+    UsageError,
+)
+from lsgd.job.members import ProcessRecord
 
 DEATHS = 3
-"""After so many in a row without a new checkpoint the job would die for ever."""
+"""The number of consecutive deaths without a new checkpoint after which to give up."""
 INTERRUPTED = 130
 ABORTED = "Fatal Python error: Aborted"
-"""What Python leaves of SIGABRT."""
+"""The line that Python's faulthandler writes at SIGABRT."""
 CAUSES = {
-    Refused.exit_code: "was refused",
-    Diverged.exit_code: "diverged",
-    InputFailed.exit_code: "had an input that failed",
-    PeerLost.exit_code: "lost a peer",
-    NotSaved.exit_code: "could not save",
-    Preempted.exit_code: "was preempted and has saved",
+    UsageError.exit_code: "was refused",
+    DivergedError.exit_code: "diverged",
+    InputFailedError.exit_code: "had an input that failed",
+    PeerLostError.exit_code: "lost a peer",
+    NotSavedError.exit_code: "could not save",
+    PreemptedError.exit_code: "was preempted and has saved",
     INTERRUPTED: "was interrupted",
 }
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How one start of the job ended."""
+class ExitSummary:
+    """The exit of one start of a job: its exit code, its cause, and whether a process was lost."""
 
     code: int
-    """0, the exit code of the process that died first, or 1 if it could not say."""
+    """0, the exit code of the process that died first, or 1 if it has none."""
     cause: str
-    """Who and why, in words."""
+    """The process and the reason, in words."""
     lost: bool = False
     """Whether a process was killed or crashed."""
 
 
-def how_it_ended(dead: Sequence[Member], launcher: str, launcher_code: int | None) -> Ending:
-    """The ending that the dead tell of, first death first.
+def summarize_exit(
+    dead: Sequence[ProcessRecord], launcher: str, launcher_code: int | None
+) -> ExitSummary:
+    """Determine why the job ended, from the records of its dead processes, first death first.
 
-    `launcher_code` as subprocess has it, None if the launcher had not ended by itself.
+    `launcher_code` is as in subprocess, None if the supervisor had to end the launcher.
     """
     if launcher_code == 0:
-        return Ending(0, "done")
+        return ExitSummary(0, "done")
     failed = [member for member in dead if member.code != 0]
     if launcher_code in CAUSES:
-        # It has the code from the process that ended the job, and may have killed others by itself.
+        # The launcher passes on the code of the process that ended the job; it may kill others.
         failed.sort(key=lambda member: member.code != launcher_code)
+    # On a full disk, a process may have been unable to write its own report.
+    unsaid = launcher_code == NotSavedError.exit_code and all(m.code is None for m in failed)
+    if launcher_code is not None and unsaid:
+        return ExitSummary(launcher_code, f"{launcher} {CAUSES[launcher_code]}")
     for first in failed:
         who = f"process {first.rank} on {first.host} (pid {first.pid})"
         if first.code in CAUSES:
-            return Ending(first.code, f"{who} {CAUSES[first.code]}: {first.why}")
-        return Ending(1, f"{who} {_crash(first, launcher_code)}", lost=True)
-    if launcher_code == Refused.exit_code:
-        return Ending(launcher_code, f"{launcher} was refused")
+            return ExitSummary(first.code, f"{who} {CAUSES[first.code]}: {first.why}")
+        return ExitSummary(1, f"{who} {_crash(first, launcher_code)}", lost=True)
+    if launcher_code == UsageError.exit_code:
+        return ExitSummary(launcher_code, f"{launcher} was refused")
     if launcher_code is None or launcher_code < 0:
-        return Ending(1, f"{launcher} was killed by signal {-(launcher_code or -9)}")
-    return Ending(1, f"{launcher} ended with exit code {launcher_code}, and no process said why")
+        return ExitSummary(1, f"{launcher} was killed by signal {-(launcher_code or -9)}")
+    return ExitSummary(
+        1, f"{launcher} ended with exit code {launcher_code}, and no process said why"
+    )
 
 
-def _crash(member: Member, launcher_code: int | None) -> str:
+def _crash(member: ProcessRecord, launcher_code: int | None) -> str:
     if member.why == ABORTED:
         return (
             "was aborted by a library, as NCCL does a minute after comm.timeout, or once the "
@@ -65,25 +80,25 @@ def _crash(member: Member, launcher_code: int | None) -> str:
         )
     if member.why:
         return f"crashed: {member.why}"
-    # Open MPI passes a signal on as 128 + its number; torchrun and horovodrun do not.
+    # Open MPI returns 128 + the signal's number; torchrun and horovodrun do not.
     if launcher_code and launcher_code > 128:
         return f"was killed by signal {launcher_code - 128}"
     return "was killed, most likely by signal 9, as it left no words"
 
 
-def hopeless(ending: Ending, deaths: int, *, again: bool) -> str:
-    """Why another start would end as this one did; empty if it may help.
+def restart_obstacle(ending: ExitSummary, deaths: int, *, same_failure: bool) -> str:
+    """Return why a restart of the job cannot succeed, or an empty string if it might.
 
-    `deaths` counts the endings in a row without a new checkpoint, and `again` says that this one
-    has ended as the last did, at the same place.
+    `deaths` counts the exits in a row without a new checkpoint, and `same_failure` is whether this
+    exit has the same code and place as the last.
     """
-    if ending.code in (Refused.exit_code, Diverged.exit_code):
+    if ending.code in (UsageError.exit_code, DivergedError.exit_code):
         return "the same words would do the same"
     if ending.code == INTERRUPTED:
         return "somebody has ended it"
-    if ending.code == NotSaved.exit_code:
+    if ending.code == NotSavedError.exit_code:
         return "what is written would be lost again; look after the disk, then give the same words"
-    if ending.code == InputFailed.exit_code and again:
+    if ending.code == InputFailedError.exit_code and same_failure:
         return "an input failed twice at the same place"
     if deaths == DEATHS:
         return (

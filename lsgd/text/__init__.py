@@ -1,70 +1,104 @@
-"""Corpora: texts and tagged sentences as numbers, read from their files."""
+"""Readers of text corpora, which return texts, tagged sentences and trees as numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsgd import paths
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe import Data
+from lsgd.recipe.image_folder import prepare_command
+from lsgd.untrusted_files import open_regular
 
 Corpus = TypeVar("Corpus")
 
 
 def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
-    """What `read` makes of the folder of a dataset; raises Refused if that is missing or broken."""
-    root = folder(data)
+    """Read a corpus from its folder by `read`; raises UsageError if it is missing or broken."""
+    root = dataset_folder(data)
     try:
         return read(root)
     except (FileNotFoundError, NotADirectoryError) as error:
-        # To a folder with files of one's own nothing is fetched.
-        own = root.is_dir() and any(root.glob("*.txt"))
-        fetch = f"run `python -m lsgd.prepare {data.name} {root}`, which fetches it"
-        raise Refused(
+        # Nothing is downloaded into a folder with the user's own files.
+        own = root.is_dir() and any(root.glob("[!.]*.txt"))
+        fetch = f"run `{prepare_command(data.name, root)}`, which fetches it"
+        raise UsageError(
             f"no {data.name} at {root}: {error.filename} is missing; "
             f"{'put it there' if own else fetch}, or write data.root=FOLDER, or inputs=synthetic "
             "to train on made-up examples"
         ) from None
-    except ValueError as error:
-        raise Refused(f"{data.name} at {root} cannot be read ({error}); mend that file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{data.name} at {root} cannot be read ({error}); mend that file"
+        ) from None
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file; raises ValueError with file and line for what is not UTF-8."""
-    content = path.read_bytes()
+    """Return the lines of a text file without trailing blanks and trailing empty lines.
+
+    A byte-order mark, trailing blanks and Windows line ends are removed, since editors add them.
+    Raises ValueError with file and line for a line that is not UTF-8.
+    """
+    with open_regular(path) as file:
+        content = file.read()
     try:
-        lines = content.decode("utf-8").split("\n")
+        lines = content.decode("utf-8").removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:
         broken = content.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path.name}, line {broken}, is not in UTF-8") from None
-    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+    # Not str.rstrip(), which would also remove other spaces, and these may be part of a word.
+    lines = [line.rstrip(" \t\r") for line in lines]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
 
 
-def folder(data: Data) -> Path:
-    """Where the files of a dataset are looked for."""
+def dataset_folder(data: Data) -> Path:
+    """Return the folder of a dataset's files: its data.root, or the default folder."""
     return Path(data.root) if data.root else paths.data_root(data.name)
 
 
 def check_counts(data: Data, counts: Mapping[str, int]) -> None:
-    """Raise Refused if a corpus has other counts than the recipe; they are named by their fields.
+    """Raise UsageError if the sizes of a text corpus differ from those in the recipe's data.
 
-    The sentence has all words that make a recipe of it, ready to copy.
+    The message has all overrides that adapt the recipe, ready to copy.
     """
     others = {name: count for name, count in counts.items() if count != getattr(data, name)}
     if others:
         expected = ", ".join(f"data.{name}={getattr(data, name)}" for name in others)
-        words = " ".join(f"data.{name}={count}" for name, count in others.items())
-        raise Refused(
-            f"{data.name} at {folder(data)} is not that of the recipe, which has {expected}; "
-            f"complete it, or write {words} for another trajectory"
+        overrides = " ".join(f"data.{name}={count}" for name, count in others.items())
+        raise UsageError(
+            f"{data.name} at {dataset_folder(data)} is not that of the recipe, which has "
+            f"{expected}; "
+            f"complete it, or write {overrides} for another trajectory"
         )
 
 
+def corpus_columns(
+    sets: Mapping[str, Any], **vocabularies: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Return all arrays of a corpus's sets, and its vocabularies as arrays, by name.
+
+    Sets are dataclasses of arrays. Names are such as `train tags` and `vocabulary words`.
+    """
+    of_sets = {
+        f"{name} {field.name}": getattr(each, field.name)
+        for name, each in sets.items()
+        for field in fields(each)
+    }
+    return of_sets | {
+        f"vocabulary {name}": np.array(words, np.str_) for name, words in vocabularies.items()
+    }
+
+
 def word_places(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The sentence of each word, and its place there, of sentences of these lengths that lie one
-    behind the other; both have the shape (words,). Trees and their nodes are like them."""
+    """Return each word's sentence and position in it, for concatenated sentences of these lengths.
+
+    Both have the shape (words,). It also serves for the nodes of concatenated trees.
+    """
     sentence = np.repeat(np.arange(len(lengths)), lengths)
     return sentence, np.arange(len(sentence)) - (np.cumsum(lengths) - lengths)[sentence]

@@ -1,9 +1,10 @@
-"""Tagged sentences in the format of CoNLL-2003 (Tjong Kim Sang and De Meulder 2003).
+"""A reader of tagged sentences in the format of CoNLL-2003 (Tjong Kim Sang and De Meulder 2003).
 
-A line has a word, its tag in the last column, and what may stand between them, with spaces or tabs
-in between; an empty line ends a sentence, and lines of -DOCSTART- part the documents. A tag is O
-outside all spans, and inside one B-KIND or I-KIND: in IOB1, as CoNLL-2003 has it, B- only parts two
-neighbours of one kind, and in BIO each span begins with it. Both are taken as they are.
+A line has a word in its first column and its tag in the last one, separated by spaces or tabs;
+other columns are ignored. An empty line ends a sentence, and -DOCSTART- lines separate documents. A
+tag is O outside all spans, and B-KIND or I-KIND inside one. In IOB1, the format of CoNLL-2003, B-
+only separates two adjacent spans of one kind; in BIO each span begins with it. Tags of both formats
+are kept unchanged.
 """
 
 import re
@@ -11,22 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, read_corpus, read_lines
+from lsgd.text import check_counts, corpus_columns, read_corpus, read_lines
 
 FILES = (
     {"train": "eng.train", "val": "eng.testa", "test": "eng.testb"},
     {"train": "train.txt", "val": "valid.txt", "test": "test.txt"},
 )
-"""How the files of a corpus are called: as in 2003, or as copies of it are; one of both."""
+"""The file names of a corpus: those of 2003 or those of its common copies, never both."""
 DOCUMENT = "-DOCSTART-"
 OUTSIDE = "O"
 UNKNOWN = 0
-"""The number of all words that the training sentences do not have."""
+"""The number of all words that do not occur in the training sentences."""
 
 TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 """The words of a sentence and their tags."""
@@ -34,50 +36,57 @@ TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences one behind the other, as numbers."""
+    """The tagged sentences of a set (train, val or test), concatenated, as arrays of numbers."""
 
     words: NDArray[np.int64]
     """The words of all sentences, shape (tokens,)."""
     tags: NDArray[np.int64]
     """The tag of each word, shape (tokens,)."""
     lengths: NDArray[np.int64]
-    """The number of tokens of each sentence, shape (sentences,); none is empty."""
+    """The number of tokens of each sentence, at least 1, shape (sentences,)."""
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
-        """The place of each sentence's first token in `words`, shape (sentences,)."""
+        """The position of each sentence's first token in `words`, shape (sentences,)."""
         return np.cumsum(self.lengths) - self.lengths
 
 
 @dataclass(frozen=True)
 class TaggedCorpus:
-    """The sets of a corpus, which share their vocabulary."""
+    """A corpus of tagged sentences: its train, val and test sets, with their common vocabulary."""
 
     sets: dict[str, Sentences]
-    """The sentences of train, val and test; test may be without any."""
+    """The sentences of train, val and test; test may be empty."""
     words: tuple[str, ...]
-    """The different words of the training sentences, sorted; their numbers begin with 1."""
+    """The distinct words of the training sentences, sorted; their numbers begin with 1."""
     tags: tuple[str, ...]
-    """The different tags of all sentences: O, then the others, sorted; their numbers begin with 0.
-    """
+    """The distinct tags of all sentences, O first and then sorted; their numbers begin with 0."""
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The whole corpus of tagged sentences as arrays by name, for comparing copies of it."""
+        return corpus_columns(self.sets, words=self.words, tags=self.tags)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Its numbers, by the fields of a recipe's data that have to be the same."""
+        """The sizes of the tagged corpus, by the recipe's data fields that must equal them."""
         examples = {f"{name}_examples": len(each.lengths) for name, each in self.sets.items()}
         return examples | {"classes": len(self.tags), "words": len(self.words) + 1}
 
 
-def open_tagged(data: Data) -> TaggedCorpus:
-    """The corpus of a dataset; raises Refused if it is missing, or not what the recipe says."""
-    corpus = read_corpus(data, lambda root: read_tagged(root, lowercase=data.lowercase))
+def open_tagged_corpus(data: Data) -> TaggedCorpus:
+    """Read a recipe's corpus of tagged sentences and check its sizes.
+
+    Raises UsageError if the corpus is missing or not the recipe's.
+    """
+    corpus = read_corpus(data, lambda root: read_tagged_corpus(root, lowercase=data.lowercase))
     check_counts(data, corpus.counts)
     return corpus
 
 
 @cache
-def read_tagged(root: Path, *, lowercase: bool) -> TaggedCorpus:
-    """The corpus in this folder, read once by each process; only a test set may be missing.
+def read_tagged_corpus(root: Path, *, lowercase: bool) -> TaggedCorpus:
+    """Read a corpus of tagged sentences from a folder, once per process; only test may be missing.
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """
@@ -93,7 +102,7 @@ def read_tagged(root: Path, *, lowercase: bool) -> TaggedCorpus:
     if lowercase:
         for name, text in texts.items():
             texts[name] = [(tuple(map(str.lower, words)), tags) for words, tags in text]
-    # Sorted by code points, which no language setting of a machine changes.
+    # Sorted by code points, so that the order does not depend on the locale.
     words = sorted({word for words, _ in texts["train"] for word in words})
     tags = {tag for text in texts.values() for _, tags in text for tag in tags}
     vocabulary = OUTSIDE, *sorted(tags - {OUTSIDE})
@@ -111,11 +120,14 @@ def read_tagged(root: Path, *, lowercase: bool) -> TaggedCorpus:
 
 
 def read_sentences(path: Path) -> Iterator[TaggedSentence]:
-    """The sentences of a file in turn. Raises ValueError with file and line for what is none."""
+    """Yield the tagged sentences of a CoNLL file; raises ValueError for an invalid line.
+
+    The message has the file and the line.
+    """
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate([*read_lines(path), ""], 1):
-        # Not str.split(), which would part a word at a no-break space too.
+        # Not str.split(), which would also split a word at a no-break space.
         columns = [column for column in re.split("[ \t\r]+", line) if column]
         if not columns or columns[0] == DOCUMENT:
             if words:

@@ -1,9 +1,9 @@
-"""Trees of sentences in the format of the Stanford Sentiment Treebank (Socher et al. 2013).
+"""A reader of trees in the format of the Stanford Sentiment Treebank (Socher et al. 2013).
 
     ROOT/train.txt  ROOT/dev.txt  ROOT/test.txt
 
-A line is a tree: (LABEL WORD) is a leaf and (LABEL LEFT RIGHT) a node above two trees, of which the
-labels are 0 and up, from the most negative class to the most positive one.
+A line is a tree: (LABEL WORD) is a leaf and (LABEL LEFT RIGHT) a node with two subtrees. Labels are
+0 and up, from the most negative class to the most positive one.
 """
 
 import re
@@ -17,69 +17,79 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsgd.recipe import Data
-from lsgd.text import check_counts, read_corpus, read_lines
+from lsgd.text import check_counts, corpus_columns, read_corpus, read_lines
 
 FILES = {"train": "train.txt", "val": "dev.txt", "test": "test.txt"}
 UNKNOWN = 0
-"""The number of all words that the training trees do not have."""
-INNER = -1
-"""What a node above two others has in place of a word, and a leaf in place of children."""
+"""The number of all words that do not occur in the training trees."""
+ABSENT = -1
+"""The placeholder for the word of an inner node, and for the children of a leaf."""
 
 
 class Tree(NamedTuple):
-    """The nodes of a tree: each behind its children, so that the root is the last one."""
+    """A parsed sentence as a tree of labelled nodes, children before parents, the root last."""
 
     words: list[str]
-    """The word of each leaf, and "" of other nodes."""
+    """The word of each leaf, and "" for inner nodes."""
     left: list[int]
-    """The place of each node's first child among the nodes of the tree, or INNER of a leaf."""
+    """The position of each node's first child among the nodes of the tree, or ABSENT for a leaf."""
     right: list[int]
-    """The same of its second child."""
+    """The position of each node's second child, likewise."""
     labels: list[int]
 
 
 @dataclass(frozen=True)
 class TreeSet:
-    """Trees one behind the other, as numbers."""
+    """The parsed sentences of a set (train, val or test) as concatenated arrays of tree nodes."""
 
     words: NDArray[np.int64]
-    """The word of each leaf, and INNER of other nodes: shape (nodes,)."""
+    """The word of each leaf, and ABSENT for inner nodes, shape (nodes,)."""
     left: NDArray[np.int64]
-    """The place of each node's first child among the nodes of its tree, before the node itself, or
-    INNER of a leaf: shape (nodes,)."""
+    """The position of each node's first child, or ABSENT for a leaf, shape (nodes,).
+
+    It counts from the first node of the tree, and children come before their parent.
+    """
     right: NDArray[np.int64]
-    """The same of its second child."""
+    """The position of each node's second child, likewise."""
     labels: NDArray[np.int64]
     """The label of each node, shape (nodes,)."""
     lengths: NDArray[np.int64]
-    """The number of nodes of each tree, shape (trees,); the last one of a tree is its root."""
+    """The number of nodes of each tree, shape (trees,); the last node of a tree is its root."""
 
     @cached_property
     def begins(self) -> NDArray[np.int64]:
-        """The place of each tree's first node in `words`, shape (trees,)."""
+        """The position of each tree's first node in `words`, shape (trees,)."""
         return np.cumsum(self.lengths) - self.lengths
 
 
 @dataclass(frozen=True)
 class TreeCorpus:
-    """The sets of a corpus, which share their vocabulary."""
+    """A corpus of parsed sentences: its train, val and test trees, with their common vocabulary."""
 
     sets: dict[str, TreeSet]
-    """The trees of train, val and test; test may be without any."""
+    """The trees of train, val and test; test may be empty."""
     words: tuple[str, ...]
-    """The different words of the training trees, sorted; their numbers begin with 1."""
+    """The distinct words of the training trees, sorted; their numbers begin with 1."""
     classes: int
     """The number of labels: one more than the largest label of all sets."""
 
     @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The whole corpus of parsed sentences as arrays by name, for comparing copies of it."""
+        return corpus_columns(self.sets, words=self.words)
+
+    @property
     def counts(self) -> dict[str, int]:
-        """Its numbers, by the fields of a recipe's data that have to be the same."""
+        """The sizes of the tree corpus, by the recipe's data fields that must equal them."""
         examples = {f"{name}_examples": len(trees.lengths) for name, trees in self.sets.items()}
         return examples | {"classes": self.classes, "words": len(self.words) + 1}
 
 
-def open_trees(data: Data) -> TreeCorpus:
-    """The corpus of a dataset; raises Refused if it is missing, or not what the recipe says."""
+def open_tree_corpus(data: Data) -> TreeCorpus:
+    """Read a recipe's corpus of parsed sentences and check its sizes.
+
+    Raises UsageError if the corpus is missing or not the recipe's.
+    """
     corpus = read_corpus(data, lambda root: read_tree_corpus(root, lowercase=data.lowercase))
     check_counts(data, corpus.counts)
     return corpus
@@ -87,7 +97,7 @@ def open_trees(data: Data) -> TreeCorpus:
 
 @cache
 def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
-    """The corpus in this folder, read once by each process; only a test set may be missing.
+    """Read a corpus of parsed sentences from a folder, once per process; only test may be missing.
 
     Raises OSError for a missing file, and ValueError with file and line for a broken one.
     """
@@ -101,9 +111,9 @@ def read_tree_corpus(root: Path, *, lowercase: bool) -> TreeCorpus:
             name: [tree._replace(words=[word.lower() for word in tree.words]) for tree in trees]
             for name, trees in texts.items()
         }
-    # Sorted by code points, which no language setting of a machine changes.
+    # Sorted by code points, so that the order does not depend on the locale.
     words = sorted({word for tree in texts["train"] for word in tree.words if word})
-    numbers = {"": INNER} | {word: number for number, word in enumerate(words, UNKNOWN + 1)}
+    numbers = {"": ABSENT} | {word: number for number, word in enumerate(words, UNKNOWN + 1)}
     labels = (label for trees in texts.values() for tree in trees for label in tree.labels)
     sets = {name: _numbered(texts.get(name, ()), numbers) for name in FILES}
     return TreeCorpus(sets, tuple(words), max(labels, default=-1) + 1)
@@ -120,7 +130,10 @@ def _numbered(trees: Sequence[Tree], numbers: dict[str, int]) -> TreeSet:
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
-    """The trees of a file in turn. Raises ValueError with file and line for what is none."""
+    """Yield the parsed sentences of a file as trees; raises ValueError for an invalid line.
+
+    The message has the file and the line.
+    """
     for number, line in enumerate(read_lines(path), 1):
         if line.strip(" "):
             try:
@@ -130,21 +143,23 @@ def read_trees(path: Path) -> Iterator[Tree]:
 
 
 def parse(line: str) -> Tree:
-    """The tree of a line; raises ValueError, with the end of a sentence, for what is none.
+    """Parse a bracketed sentence, such as (3 (2 not) (1 bad)), into a tree; raises ValueError.
+
+    The message is the end of a sentence about the line.
 
     >>> parse("(3 (2 not) (1 bad))")
     Tree(words=['not', 'bad', ''], left=[-1, -1, 0], right=[-1, -1, 1], labels=[2, 1, 3])
     """
     tree = Tree([], [], [], [])
-    # What each open bracket has so far: a label, then a word or the places of two nodes.
+    # The contents of each open bracket so far: a label, then a word or the positions of two nodes.
     opened: list[list[Any]] = [[]]
-    # Only at this space: a word may have another one in it.
+    # Split only at this space: other spaces may be part of a word.
     for token in re.findall("[()]|[^() ]+", line):
         if token == "(":
             opened.append([])
         elif token == ")" and len(opened) > 1:
             node = opened.pop()
-            word, left, right = "", INNER, INNER
+            word, left, right = "", ABSENT, ABSENT
             kinds = [*map(type, node)]
             if kinds == [str, str]:
                 label, word = node

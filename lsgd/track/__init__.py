@@ -1,15 +1,16 @@
-"""Sends runs to a tracker: `python -m lsgd.track RUN... --to mlflow`, or wandb.
+"""Upload runs to MLflow or Weights & Biases: `python -m lsgd.track RUN... --to mlflow`, or wandb.
 
-What is sent is read in the run folder: the configuration, each row of metrics.jsonl at its step of
-the run, beside the epoch and the examples seen until then, and what the run has come to. The
-tracker is asked how far it has come, so that the same words send what is missing, and nothing
-twice. A resumed run goes on in the tracker's run, which is found by an id in the run folder.
+All data come from the run folder: the configuration, each row of metrics.jsonl at its step with the
+epoch and the number of examples seen, and the outcome. The command asks the tracker for its last
+step, so a rerun sends the missing steps and none twice. A resumed run continues the same run of
+the tracker; an id in the run folder identifies it.
 
-Addresses, projects and keys are the libraries' own: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME
-(lsgd, if it is not set), WANDB_MODE, WANDB_PROJECT (lsgd), WANDB_API_KEY, ...
+The libraries read addresses, projects and keys from their own variables: MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME (default lsgd), WANDB_MODE, WANDB_PROJECT (default lsgd), WANDB_API_KEY, ...
 
-With the word trackers=[mlflow] a training run starts this command by itself, and makes no call of a
-tracker. Each run of a study or a search has a process of its own for it.
+With the override trackers=[mlflow] a training run starts this command as a separate process, and
+makes no call to the tracker. In a study or a search each run has its own process for it.
 
-exit codes: 0 everything is sent, 2 refused, as a folder holds no run or the tracker is down.
+exit codes: 0 all steps are sent; 1 with --follow, some steps were not sent within 300 s after the
+end of the run; 2 usage error, such as a folder without a run or a tracker that is down.
 """

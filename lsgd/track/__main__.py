@@ -1,21 +1,21 @@
-"""The command line of tracking."""
+"""The command line of `python -m lsgd.track`."""
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lsgd import track
-from lsgd.errors import Refused
+from lsgd import paths, track
+from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe import TRACKERS
 from lsgd.run.trackers import check_installed
-from lsgd.track.sending import follow, send
+from lsgd.track.upload import follow_run, send_run
 
 
 def _send(argv: Sequence[str]) -> None:
-    about, _, rest = (track.__doc__ or "").partition("\n\n")
-    parser = Parser("lsgd.track", about, epilog=rest)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run")
+    parser = Parser("lsgd.track", track.__doc__ or "")
+    parser.add_argument(
+        "runs", nargs="+", type=paths.parse_path, metavar="RUN", help="the folder of a run"
+    )
     parser.add_argument("--to", choices=TRACKERS, required=True, help="the tracker")
     parser.add_argument(
         "--follow",
@@ -25,16 +25,16 @@ def _send(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     check_installed([options.to])
     if options.follow and len(options.runs) > 1:
-        raise Refused("--follow is for one run; start a process for each")
+        raise UsageError("--follow is for one run; start a process for each")
     for run in options.runs:
         if options.follow:
-            follow(run, options.to)
+            follow_run(run, options.to)
         else:
-            print(send(run, options.to), flush=True)
+            print(send_run(run, options.to), flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line `python -m lsgd.track` and return its exit code."""
     return run_alone(lambda: _send(argv))
 
 

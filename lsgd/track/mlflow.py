@@ -1,35 +1,50 @@
-"""Runs at MLflow: one is found by a tag, and the history of one metric says how far it has come."""
+"""The MLflow tracker: a tag identifies a run, and the history of one metric gives its last step."""
 
 import os
-from collections.abc import Sequence
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunStatus, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, RunStatus, RunTag
 
-from lsgd.track.about import About, Conclusion
+from lsgd.errors import UsageError
+from lsgd.sanitizing import mask_passwords
+from lsgd.track.run_info import RunOutcome, TrackedRunInfo
 from lsgd.track.steps import TrackedStep
 
 EXPERIMENT = "lsgd"
-"""The experiment, unless MLFLOW_EXPERIMENT_NAME says another."""
+"""The default experiment; MLFLOW_EXPERIMENT_NAME overrides it."""
 ID = "lsgd.id"
 KIND = "mlflow.experimentKind"
 METRICS, PARAMS = 1000, 100
-"""How many a request of MLflow may have."""
+"""The most metrics and parameters in one request to MLflow."""
+LONGEST_NAME = 250
+"""The most characters in the name of a metric or parameter at MLflow."""
+T = TypeVar("T")
 
 
 class MlflowRun:
-    """A run at MLflow."""
+    """A run at MLflow, created or continued, to which a training run's metrics are sent."""
 
-    def __init__(self, about: About) -> None:
-        # Who opens it waits and tries again, and knows when to stop, which these do not.
+    def __init__(self, about: TrackedRunInfo) -> None:
+        # `follow_run` retries with its own pauses and time limit; MLflow's retries would delay it.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        known = mlflow.get_experiment_by_name(name)
+        if known and known.lifecycle_stage != LifecycleStage.ACTIVE:
+            raise UsageError(
+                f"MLFLOW_EXPERIMENT_NAME={name} is deleted at MLflow; type `mlflow experiments "
+                f"restore --experiment-id {known.experiment_id}`, or set it to another name"
+            )
         experiment = mlflow.set_experiment(name).experiment_id
         self._client = MlflowClient()
-        # So its page opens the runs as those of a model that is trained.
+        # With this kind the web page shows the runs as model training.
         self._client.set_experiment_tag(experiment, KIND, "custom_model_development")
-        # Looked for even at the first time: the answer to what has made it may have been lost.
+        # A search even at the first start: the reply to an earlier create_run may have been lost.
         found = self._client.search_runs([experiment], f"tags.`{ID}` = '{about.id}'")
         if found:
             run = found[0]
@@ -37,34 +52,43 @@ class MlflowRun:
             began = round(1000 * about.began)
             run = self._client.create_run(experiment, began, {ID: about.id}, about.name)
         self._id = run.info.run_id
-        self.where = _where(
+        self.address = _where(
             mlflow.get_tracking_uri(), f"#/experiments/{experiment}/runs/{self._id}"
         )
         self._client.update_run(self._id, RunStatus.to_string(RunStatus.RUNNING))
-        config = [Param(k, str(v)) for k, v in about.config.items() if k not in run.data.params]
+        config = [
+            Param(key, str(value))
+            for key, value in _with_names(about.config)
+            if key not in run.data.params
+        ]
         for first in range(0, len(config), PARAMS):
             self._client.log_batch(self._id, params=config[first : first + PARAMS])
         self._client.log_batch(self._id, tags=[RunTag(k, v) for k, v in about.tags.items()])
 
     def last_step(self) -> int:
-        """The last step whose `examples` it has, which every step has."""
+        """Return the last training step whose metrics MLflow has, or 0.
+
+        It is the last of the metric `examples`, which every step has.
+        """
         history = self._client.get_metric_history(self._id, "examples")
         return max((metric.step for metric in history), default=0)
 
     def send(self, steps: Sequence[TrackedStep]) -> None:
-        """Send them by as few requests as may be; MLflow takes each whole, or not at all."""
+        """Send the metrics of training steps to MLflow in as few atomic requests as possible."""
         request: list[Metric] = []
         for step in steps:
             if len(request) + len(step.values) > METRICS:
                 self._client.log_batch(self._id, request)
                 request = []
-            # In milliseconds; MLflow takes a metric that it has, of the same time, only once.
+            # In milliseconds. MLflow drops a duplicate of a metric with the same timestamp.
             time = round(1000 * step.time)
-            request += [Metric(key, value, time, step.number) for key, value in step.values.items()]
+            request += [
+                Metric(key, value, time, step.number) for key, value in _with_names(step.values)
+            ]
         self._client.log_batch(self._id, request)
 
-    def end(self, conclusion: Conclusion) -> None:
-        """Note the outcome as a tag, and what became of the run."""
+    def finish(self, conclusion: RunOutcome) -> None:
+        """Send the training run's outcome to MLflow, as a tag and as the run's final status."""
         status = RunStatus.FAILED if conclusion.diverged else RunStatus.KILLED
         if conclusion.finished:
             status = RunStatus.FINISHED
@@ -75,8 +99,32 @@ class MlflowRun:
         self._client.set_terminated(self._id, RunStatus.to_string(status), ended)
 
 
+def mlflow_name(key: str) -> str:
+    """Convert a key into a valid MLflow name of a parameter or metric, with _ for other characters.
+
+    A rule of `deviations` may have any characters, and MLflow rejects a whole request for one
+    invalid name. A name must be a normal relative path too.
+
+    >>> [*map(mlflow_name, ["optim.lr", "deviations.n=16 (of 32)", "../a"])]
+    ['optim.lr', 'deviations.n_16 _of 32_', '__a']
+    """
+    name = re.sub(r"[^\w/.: -]", "_", key)[:LONGEST_NAME]
+    leads = name == "." or name.startswith(("/", "..")) or posixpath.normpath(name) != name
+    return re.sub("^[.]*$|^[.][.]|/", "_", name) if leads else name
+
+
+def _with_names(values: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Convert a dict into pairs of a valid MLflow name and a value, each name once."""
+    return list({mlflow_name(key): value for key, value in values.items()}.items())
+
+
 def _where(uri: str, page: str) -> str:
-    """Where people see a run: on this page of a server, also one that is still to be started."""
+    """Return the address of a run's page at MLflow, or the server command to type for SQLite.
+
+    Passwords in it are masked.
+    """
+    uri = mask_passwords(uri)
     if uri.startswith("sqlite:"):
-        return f"{uri}; type mlflow server --backend-store-uri {uri} and open its page /{page}"
+        command = shlex.join(["mlflow", "server", "--backend-store-uri", uri])
+        return f"{uri}; type {command} and open its page /{page}"
     return f"{uri}/{page}"

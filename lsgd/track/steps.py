@@ -1,30 +1,31 @@
-"""The rows of a run as a tracker takes them: the numbers of one step after the other."""
+"""The metrics of a run step by step, as a tracker receives them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lsgd.recipe import Recipe
 from lsgd.run.read import Run
-from lsgd.run.rows import PER_SECOND, Row, moment, number, things
+from lsgd.run.rows import PER_SECOND, Row, finite_number, speed_unit, start_time
 
 GROUPS = {"train": "steps", "epoch": "epochs"}
-"""The kinds of rows that are sent: one is of the steps since the last row, one of an epoch."""
+"""The prefix of metrics by kind of row: of the steps since the last row, or of an epoch."""
 
 
 @dataclass(frozen=True)
 class TrackedStep:
-    """All numbers of one step of the run, by their names there."""
+    """The metrics of one training step, by their names at the experiment tracker."""
 
     number: int
     time: float
-    """About when the step was made, in seconds since 1970: always the same for the same rows."""
+    """The estimated time of the step, in seconds since 1970; a pure function of the rows."""
     values: dict[str, float]
 
 
 def tracked_steps(run: Run) -> list[TrackedStep]:
-    """The steps that have rows, each with `epoch` and `examples`, which are axes for the others.
+    """Convert a run's rows of metrics.jsonl into the metrics of each step for a tracker.
 
-    What is no finite number is left out. The number of a finished run is at its last step.
+    Each step has `epoch` and `examples` as axes. Only finite numbers are included. The last step of
+    a finished run has its final metric.
     """
     times = dict(_times(run))
     values: dict[int, dict[str, float]] = {}
@@ -34,23 +35,24 @@ def tracked_steps(run: Run) -> list[TrackedStep]:
             axes = {"epoch": run.recipe.epoch(step), "examples": float(run.recipe.examples(step))}
             values[step] = values.get(step, axes) | dict(_numbers(row))
     if values and run.finished:
-        values[max(values)]["outcome"] = run.number
-    elif values and _is_half_told(run):
+        values[max(values)]["outcome"] = run.final_metric
+    elif values and _awaits_epoch_row(run):
         del values[max(values)]
     return [TrackedStep(step, times[step], values[step]) for step in sorted(values)]
 
 
 def _numbers(row: Row) -> Iterator[tuple[str, float]]:
     for key in row.keys() - {"kind", "step", "epoch"}:
-        value = number(row, key)
+        value = finite_number(row, key)
         if value is not None:
             yield f"{GROUPS[row['kind']]}/{key}", value
 
 
-def _is_half_told(run: Run) -> bool:
-    """Whether the last row is to get another at its step: that of the epoch, once it is evaluated.
+def _awaits_epoch_row(run: Run) -> bool:
+    """Return whether the last row is of an epoch's last step and the epoch's own row is missing.
 
-    A tracker that asks for steps in their order would not take that one later.
+    That row follows the evaluation. A tracker that requires steps in order would reject it if the
+    step had been sent before.
     """
     last = [row for row in run.rows if row["kind"] in GROUPS][-1]
     _, steps = next(run.recipe.epochs_from(last["step"] - 1))
@@ -58,14 +60,16 @@ def _is_half_told(run: Run) -> bool:
 
 
 def _times(run: Run) -> Iterator[tuple[int, float]]:
-    """Steps of the run, and about when they were made, as rows have no time of their own: those of
-    the starts have one, and speeds say how long the steps since then took."""
+    """Estimate the time of each step that has a row of metrics; yield (step, seconds since 1970).
+
+    Only rows of starts have a time; the speed in a row gives the duration of the steps before it.
+    """
     time, before = 0.0, 0
     for row in run.rows:
         if row["kind"] == "start":
-            time, before = max(time, moment(row)), row["step"]
+            time, before = max(time, start_time(row)), row["step"]
         elif row["kind"] in GROUPS:
-            speed = number(row, things(row) + PER_SECOND)
+            speed = finite_number(row, speed_unit(row) + PER_SECOND)
             if speed and row["step"] > before:
                 made = run.recipe.examples(row["step"]) - run.recipe.examples(before)
                 time, before = time + made * _things_in_one(run.recipe) / speed, row["step"]
@@ -73,5 +77,5 @@ def _times(run: Run) -> Iterator[tuple[int, float]]:
 
 
 def _things_in_one(recipe: Recipe) -> int:
-    """What speeds count in an example: the tokens of a window, or the example itself."""
+    """Return how many units of speed one example counts as: the tokens of its window, or 1."""
     return recipe.data.window or 1

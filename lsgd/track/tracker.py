@@ -1,31 +1,41 @@
-"""A run as a tracker has it, and the choice of the library that reaches it."""
+"""The interface of a run at a tracker, and the choice of the library."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
-from lsgd.track.about import About, Conclusion
+from lsgd.track.run_info import RunOutcome, TrackedRunInfo
 from lsgd.track.steps import TrackedStep
 
 
 class Tracker(Protocol):
-    """A run at a tracker, found by its id or made; a tracker that is down raises what its library
-    likes, and the run is to be opened anew then."""
+    """The interface of a run at an experiment tracker, found by its id or created.
 
-    where: str
-    """Where people find it."""
+    If the tracker is down, the methods raise any error of its library; the caller then opens the
+    run again.
+    """
+
+    address: str
+    """The address or folder at which people find the run."""
 
     def last_step(self) -> int:
-        """The last step that the tracker has; 0 if none."""
+        """Return the last training step whose metrics the tracker has, or 0."""
 
     def send(self, steps: Sequence[TrackedStep]) -> None:
-        """Send some steps, which come after all that were sent; each arrives whole or not."""
+        """Send the metrics of training steps after the last one sent, each step atomically."""
 
-    def end(self, conclusion: Conclusion) -> None:
-        """Say how far the run has come, and let everything arrive."""
+    def finish(self, conclusion: RunOutcome) -> None:
+        """Send the training run's outcome and wait until the tracker has all data."""
 
 
-def open_tracker(name: str, about: About) -> Tracker:
-    """The run at the tracker of this name; raises ImportError if its library is not installed."""
+def open_tracker(name: str, about: TrackedRunInfo) -> Tracker:
+    """Open a run at MLflow or Weights & Biases; raise ImportError if its library is missing."""
+    try:
+        Path.home()
+    except RuntimeError:
+        # A user without an entry in the system's list, as in a container; the libraries need HOME.
+        os.environ["HOME"] = str(about.folder)
     if name == "mlflow":
         from lsgd.track.mlflow import MlflowRun
 

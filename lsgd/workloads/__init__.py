@@ -1,6 +1,7 @@
-"""What is learned: a seam. The page and the step train any workload, and know none.
+"""The interface of a workload: the model, data, loss and metrics that a run trains.
 
-A second workload is a file here that has what `Workload` asks for, and a case in `open_workload`.
+The training loop (lsgd/train.py) and the step work with any workload. A new workload is a module
+here that implements `Workload`, and a case in `open_workload`.
 """
 
 from collections.abc import Callable
@@ -14,141 +15,180 @@ from torch import Tensor, nn
 
 from lsgd.comm import Comm
 from lsgd.inputs import Inputs
+from lsgd.metric_sums import MetricSumsState, Scores
 from lsgd.recipe import Recipe
-from lsgd.rules import noise
+from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
-from lsgd.rules.sampler import Pass
-from lsgd.tally import Scores, State
+from lsgd.rules.sampler import MicroBatch
 
 Sum = Callable[[Tensor], None]
-"""A function that replaces a tensor, in place, by its sum over the processes."""
+"""A function that all-reduces a tensor in place with a sum."""
 
 
-class Part(Protocol):
-    """What workers or steps carry along, beside parameters and momentum: BN's running statistics,
-    a hidden state, an average. It belongs to them, and never to a process.
+class CarriedState(Protocol):
+    """The interface of state that workers or steps carry along, beside parameters and momentum.
+
+    Examples are BN's running statistics, a recurrent state and averaged weights. It belongs to
+    virtual workers or to the model, never to a process.
     """
 
     name: str
-    """Its key in a checkpoint."""
-    seen: Tensor
-    """What the passes since the last update add up to, on this process, and the next update moves
-    it by; empty if it needs nothing of them. Strategies that push it take it out and bring it."""
+    """The key of this state in a checkpoint."""
+    pending_update: Tensor
+    """The sum over this process's micro-batches that the next update applies to this state.
 
-    def start_pass(self, each: Pass) -> None:
-        """A pass of training begins, on this process."""
+    It is empty if the update needs none. Strategies that push it take it from here and write it
+    back.
+    """
+
+    def start_micro_batch(self, each: MicroBatch) -> None:
+        """Prepare the carried state for a training micro-batch that starts on this process."""
 
     def end_step(self, active_workers: int) -> None:
-        """The model has been updated by a step in which so many workers of all had examples.
+        """Update the carried state at the end of a step in which `active_workers` had examples.
 
-        Called once per update, whatever the passes, also on a process without examples.
+        It is called once per update of the model, for any number of micro-batches, also on a
+        process without examples.
         """
 
-    def settle(self, sum_: Sum) -> None:
-        """Write into the model what it is evaluated and saved with; all processes call it."""
+    def write_to_model(self, sum_: Sum) -> None:
+        """Write the carried values to evaluate and save into the model; a collective call."""
 
     def state(self, sum_: Sum) -> dict[str, Tensor]:
-        """What all workers carry, the same on every process; all of them call it.
+        """Return the carried state of all workers, equal on every process; a collective call.
 
-        No run is saved in which it is not finite.
+        A run is not saved while this state is not finite.
         """
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take up this process's part of a state that any number of processes has made."""
+        """Load this process's share of a carried state that any number of processes saved."""
 
 
 class Workload(Protocol):
-    """What is learned: network, data, order, loss, and what is counted. It holds no weights."""
+    """The interface of a learning task: its network, data, example order, loss and metrics."""
 
     @property
     def metric(self) -> Metric:
-        """The rate, of the first evaluation set, that the number of a run is made of."""
+        """The metric on the first evaluation set that gives a run's final metric."""
 
     @property
-    def counts(self) -> tuple[str, ...]:
-        """The names of what `loss` counts: first the things that the reported loss is a mean over,
-        and that the speed of training is of, such as images or tokens."""
+    def count_names(self) -> tuple[str, ...]:
+        """The names of the counts that the workload's loss function returns, such as images.
 
-    @property
-    def weights(self) -> NDArray[np.int64] | None:
-        """What each training example adds to the divisor of a step's gradient, shape (examples,);
-        None means 1 each. Every process knows all of them before any backward pass."""
-
-    @property
-    def sets(self) -> tuple[str, ...]:
-        """The evaluation sets, by names without `_`: val, of which the metric is, then others that
-        stand beside it."""
-
-    def network(self) -> nn.Module:
-        """The network on the CPU, with weights that depend on the recipe's seed alone."""
-
-    def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
-        """What the hosted workers of this process carry along; may be nothing. `loss` may use it,
-        so the workload keeps what it has made last."""
-
-    def inputs(self) -> Inputs:
-        """The loader of its examples; raises Refused if these are missing or not the recipe's."""
-
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The order of the examples in an epoch: a function of the recipe's seed and the epoch."""
-
-    def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
-        """The passes in which this process evaluates its part of a set, in their order.
-
-        Every example is in a pass of one process. Process 0 has at least as many passes as others.
+        The first one is the unit of the mean loss and of the training speed, such as images or
+        tokens.
         """
 
-    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
-        """A context in which the model, of which `parts` has been asked, is as it is evaluated: by
-        other weights or statistics, perhaps. All processes enter it, without gradients."""
+    @property
+    def example_weights(self) -> NDArray[np.int64] | None:
+        """The weight of each training example in the divisor of the gradient, shape (examples,).
 
-    def loss(self, model: nn.Module, batch: Any, each: Pass) -> tuple[Tensor, Tensor]:
-        """The loss of a pass summed over what `counts` has first, shape (), and its counts, shape
-        (kinds,). In training the step calls it within autocast, if the recipe asks for that."""
+        None means 1 each. Every process knows all weights before any backward pass.
+        """
 
-    def rates(self, loss: float, counts: list[int]) -> dict[str, float]:
-        """What a mean loss and counts come to, by the names in lsgd.rules.metric."""
+    @property
+    def evaluation_sets(self) -> tuple[str, ...]:
+        """The names of the evaluation sets, none with `_`; the final metric is on the first."""
+
+    def network(self) -> nn.Module:
+        """Build the task's network on the CPU, with weights that depend on the seed alone."""
+
+    def carried_states(
+        self, model: nn.Module, hosted: range, comm: Comm
+    ) -> tuple[CarriedState, ...]:
+        """Create the carried states, possibly none, of the workers that this process hosts.
+
+        `loss` may use it, so the workload keeps the last one created.
+        """
+
+    def inputs(self) -> Inputs:
+        """Open the loader of the training and evaluation examples.
+
+        Raises UsageError if the examples are missing or not the recipe's.
+        """
+
+    def example_order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of the training examples in an epoch, a function of (seed, epoch)."""
+
+    def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
+        """Return, in order, the micro-batches of a process's share of an evaluation set.
+
+        Every example is in one micro-batch of one process. Process 0 has at least as many
+        micro-batches as any other.
+        """
+
+    def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """Return a context in which the model has its evaluation state, such as averaged weights.
+
+        `carried_states` has been called with this model before. All processes enter the context,
+        without gradients.
+        """
+
+    def loss(self, model: nn.Module, batch: Any, each: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return a micro-batch's summed loss, shape (), and its counts, shape (kinds,).
+
+        The sum is over the examples' unit, the first of `count_names`. In training the step calls
+        it within autocast if the recipe asks for it.
+        """
+
+    def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
+        """Convert a mean loss and summed counts into metrics by the names in lsgd.rules.metric."""
 
 
 def open_workload(recipe: Recipe, device: torch.device) -> Workload:
-    """The workload of a recipe, whose batches go to this device."""
+    """Create the workload of a recipe, which moves its batches to this device."""
     match recipe.data.workload:
         case "images":
-            from lsgd.workloads.images import Images
+            from lsgd.workloads.images import ImageClassification
 
-            return Images(recipe, device)
+            return ImageClassification(recipe, device)
         case "language":
-            from lsgd.workloads.language import Language
+            from lsgd.workloads.language import LanguageModeling
 
-            return Language(recipe, device)
+            return LanguageModeling(recipe, device)
         case "tagging":
-            from lsgd.workloads.tagging import Tagging
+            from lsgd.workloads.tagging import SequenceTagging
 
-            return Tagging(recipe, device)
+            return SequenceTagging(recipe, device)
         case "trees":
-            from lsgd.workloads.trees import Trees
+            from lsgd.workloads.trees import TreeClassification
 
-            return Trees(recipe, device)
+            return TreeClassification(recipe, device)
     raise ValueError(recipe.data.workload)
 
 
-def evaluation_passes(
+def round_robin_micro_batches(
     ids: NDArray[np.int64], size: int, split: str, rank: int, world_size: int
-) -> list[Pass]:
-    """The passes of a process: a set's examples in this order, `size` at a time, taken in turn.
+) -> list[MicroBatch]:
+    """Return one process's evaluation micro-batches: `size` examples each, assigned round-robin.
 
-    A pass is the same on any process, and so is, to the last bit, what comes of it.
+    A micro-batch is the same on any process, and so are its results, to the last bit.
     """
     begins = range(0, len(ids), size)[rank::world_size]
     return [
-        Pass(None, ids[begin : begin + size], range(0), step, split)
+        MicroBatch(None, ids[begin : begin + size], range(0), step, split)
         for step, begin in enumerate(begins)
     ]
 
 
-def scores(workload: Workload, state: State) -> Scores:
-    """What a summed tally of this workload says; it must have seen something."""
+def is_finite_output(outputs: Tensor) -> Tensor:
+    """Return whether each row of network outputs, shape (rows, classes), is finite.
+
+    torch treats some non-finite values, such as NaN, as the largest of a row. Such a row is no
+    prediction, and a workload counts it as wrong in an evaluation. A training step with such a row
+    ends the run before its counts are used, so it skips this check.
+    """
+    return outputs.isfinite().all(1)
+
+
+def compute_metrics(workload: Workload, state: MetricSumsState) -> Scores:
+    """Convert the summed loss and counts of an evaluation or epoch into metrics by name.
+
+    The first count must be above 0.
+    """
     counts = state["counts"].tolist()
     loss = state["loss"].item() / counts[0]
-    named = dict(zip(workload.counts, counts, strict=True))
-    return Scores(named, {"loss": loss} | workload.rates(loss, counts) | noise.rates(state))
+    named = dict(zip(workload.count_names, counts, strict=True))
+    return Scores(
+        named, {"loss": loss} | workload.metrics(loss, counts) | noise_scale.noise_metrics(state)
+    )

@@ -1,5 +1,6 @@
-"""Sequence tagging: a bidirectional LSTM gives each word of a sentence a tag, alone or below a CRF
-(Lample et al. 2016), and what counts is the spans that the tags make.
+"""Sequence tagging by a bidirectional LSTM, with or without a CRF (Lample et al. 2016).
+
+The metric counts the spans that the predicted tags form.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -17,52 +18,58 @@ from lsgd.models.tagger import TaggedBatch, Tagger
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.metric import METRICS
-from lsgd.rules.sampler import Pass
-from lsgd.text.conll import TaggedCorpus, open_tagged
-from lsgd.text.made_up import made_up_sentences
+from lsgd.rules.sampler import MicroBatch
+from lsgd.text.conll import OUTSIDE, TaggedCorpus, open_tagged_corpus
 from lsgd.text.spans import SpanCounts
-from lsgd.workloads import Part, evaluation_passes
-from lsgd.workloads.sentences import SentenceInputs
+from lsgd.text.synthetic import synthetic_sentences
+from lsgd.workloads import CarriedState, is_finite_output, round_robin_micro_batches
+from lsgd.workloads.sentence_inputs import SentenceInputs
 
 
-class Tagging:
-    """The workload. An example is a sentence, and weighs as many words as it has."""
+class SequenceTagging:
+    """The sequence tagging workload, which tags each word of a sentence and scores spans.
+
+    An example is a sentence, weighted by its number of words.
+    """
 
     metric = METRICS["f1_error"]
-    counts = ("tokens", "right_tokens", "spans", "found_spans", "right_spans")
+    count_names = ("tokens", "right_tokens", "spans", "found_spans", "right_spans")
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.dtype = DTYPES[recipe.precision]
-        self.sets = recipe.text_sets
+        self.evaluation_sets = recipe.text_sets
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @cached_property
     def corpus(self) -> TaggedCorpus:
-        """The recipe's sentences; raises Refused if these are missing or not the recipe's."""
+        """The recipe's corpus of tagged sentences, read or generated at its first use.
+
+        Raises UsageError if they are missing or not the recipe's.
+        """
         data = self.recipe.data
         if self.recipe.inputs.loader == "synthetic":
             counts = {"train": data.train_examples, "val": data.val_examples}
-            return made_up_sentences(
+            return synthetic_sentences(
                 counts | {"test": data.test_examples},
                 words=data.words,
                 classes=data.classes,
                 seed=self.recipe.seed,
             )
-        return open_tagged(data)
+        return open_tagged_corpus(data)
 
     @cached_property
     def spans(self) -> SpanCounts:
-        """The rules by which tags make spans."""
+        """The counter of true, predicted and correct spans for the tags of the corpus."""
         return SpanCounts(self.corpus.tags, self.device)
 
     @property
-    def weights(self) -> NDArray[np.int64] | None:
-        """The words of each training sentence."""
+    def example_weights(self) -> NDArray[np.int64] | None:
+        """The number of words of each training sentence, its weight in the gradient's divisor."""
         return self.corpus.sets["train"].lengths
 
     def network(self) -> nn.Module:
-        """The recipe's tagger, in its precision."""
+        """Build the recipe's bidirectional LSTM tagger in its precision."""
         data, model = self.recipe.data, self.recipe.model
         tagger = Tagger(
             data.words,
@@ -74,17 +81,19 @@ class Tagging:
         initialise(tagger, last_gamma=0, seed=self.recipe.seed)
         return tagger.to(self.dtype)
 
-    def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
-        """Nothing: a sentence is read from its beginning."""
+    def carried_states(
+        self, model: nn.Module, hosted: range, comm: Comm
+    ) -> tuple[CarriedState, ...]:
+        """Return no carried state, since each sentence starts from a zero LSTM state."""
         return ()
 
     def inputs(self) -> SentenceInputs:
-        """The loader of the sentences."""
+        """Create the loader of the recipe's tagged sentences."""
         return SentenceInputs(self.corpus, self.recipe)
 
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The permutation of all training sentences that the epoch goes through."""
-        # Kept, since every checkpoint asks for it.
+    def example_order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of all training sentences in an epoch, random or by length."""
+        # Cached, since every checkpoint asks for it.
         if self._order is None or self._order[0] != epoch:
             recipe, lengths = self.recipe, self.corpus.sets["train"].lengths
             if recipe.data.order == "by_length":
@@ -96,32 +105,45 @@ class Tagging:
             self._order = epoch, order
         return self._order[1]
 
-    def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
-        """Every so many-th of the passes into which the sentences fall, sorted by length."""
+    def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
+        """Return a process's micro-batches of an evaluation set's sentences, sorted by length."""
         ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
-        return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
+        return round_robin_micro_batches(ids, self.recipe.val_batch, split, rank, world_size)
 
-    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
-        """The model is evaluated as it is trained."""
+    def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """Return an empty context, since the tagger is evaluated as it is trained."""
         return nullcontext()
 
-    def loss(self, model: nn.Module, batch: TaggedBatch, each: Pass) -> tuple[Tensor, Tensor]:
-        """The negative log-likelihood of all tags, how many words have the right one, and how many
-        spans there are, were found, and are right."""
+    def loss(self, model: nn.Module, batch: TaggedBatch, each: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return the summed negative log-likelihood of a micro-batch's tags, and its counts.
+
+        The counts are those of words, correctly tagged words, true spans, predicted spans and
+        correct spans.
+        """
         assert isinstance(model, Tagger)
         batch = batch.to(self.device, self.dtype)
         scores = model(batch).to(self.dtype)
         # Summed, not averaged: the step divides by the words of all processes.
         loss = model.loss(scores, batch)
-        guessed = model.best(scores.detach(), batch)
-        right = (guessed == batch.tags).sum()
+        guessed = model.decode(scores.detach(), batch)
+        is_right = guessed == batch.tags
+        if each.split != "train":
+            # A sentence with a non-finite score counts as having no correct word and no span.
+            answers = is_finite_output(scores)
+            if model.crf is not None:
+                answers &= is_finite_output(
+                    torch.cat([p.flatten() for p in model.crf.parameters()])[None]
+                )
+            failed = torch.isin(batch.sentences, batch.sentences[~answers])
+            is_right &= ~failed
+            guessed = guessed.masked_fill(failed, self.corpus.tags.index(OUTSIDE))
+        right = is_right.sum()
         spans = self.spans.count(batch.tags, guessed, batch.sentences)
         return loss, torch.stack((torch.full_like(right, len(guessed)), right, *spans))
 
-    def rates(self, loss: float, counts: list[int]) -> dict[str, float]:
-        """100 less the F1 of the spans, as conlleval has it, and the share of words with a wrong
-        tag, in percent."""
+    def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
+        """Convert counts of spans and tags into 100 minus F1, and the percentage of wrong tags."""
         tokens, right_tokens, spans, found, right = counts
-        # F1, the harmonic mean of right / found and right / spans, is 0 if there is none.
+        # F1, the harmonic mean of right / found and right / spans, is 0 if no span is right.
         f1 = 200 * right / (spans + found) if right else 0.0
         return {"f1_error": 100 - f1, "token_error": 100 * (tokens - right_tokens) / tokens}

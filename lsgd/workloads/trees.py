@@ -1,5 +1,7 @@
-"""Trees: a TreeLSTM gives each node of a parsed sentence a class (Tai et al. 2015), by large calls
-for many trees (lsgd.fold) or one tree after the other, and what counts is the class of the root.
+"""Classification of parsed sentences by a TreeLSTM, which labels each node (Tai et al. 2015).
+
+The calls for many trees are batched (lsgd.fold), or made one tree after the other. The metric is
+the error of the roots.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,43 +20,56 @@ from lsgd.models.treelstm import TREE_LSTMS, TreeLSTM
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 from lsgd.rules.metric import METRICS
-from lsgd.rules.sampler import Pass
-from lsgd.text.made_up import made_up_trees
-from lsgd.text.sst import TreeCorpus, open_trees
-from lsgd.workloads import Part, evaluation_passes
-from lsgd.workloads.forest import TreeBatch, TreeInputs
+from lsgd.rules.sampler import MicroBatch
+from lsgd.text.sst import TreeCorpus, open_tree_corpus
+from lsgd.text.synthetic import synthetic_trees
+from lsgd.workloads import CarriedState, is_finite_output, round_robin_micro_batches
+from lsgd.workloads.tree_inputs import TreeBatch, TreeInputs
 
 
-class Trees:
-    """The workload. An example is a tree, and counts once, with the loss of all its nodes."""
+class TreeClassification:
+    """The workload that classifies each node of parsed sentences, such as by sentiment.
+
+    An example is a tree, with weight 1 and the loss of all its nodes.
+    """
 
     metric = METRICS["fine_error"]
-    counts = ("nodes", "right_nodes", "trees", "right_trees", "polar_trees", "right_polar_trees")
-    weights = None
+    count_names = (
+        "nodes",
+        "right_nodes",
+        "trees",
+        "right_trees",
+        "polar_trees",
+        "right_polar_trees",
+    )
+    example_weights = None
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
         self.dtype = DTYPES[recipe.precision]
-        self.sets = recipe.text_sets
-        self.sides = _sides(recipe.data.classes).to(device)
+        self.evaluation_sets = recipe.text_sets
+        self.polarities = _sides(recipe.data.classes).to(device)
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @cached_property
     def corpus(self) -> TreeCorpus:
-        """The recipe's trees; raises Refused if these are missing or not the recipe's."""
+        """The recipe's corpus of parsed sentences, read or generated at its first use.
+
+        Raises UsageError if they are missing or not the recipe's.
+        """
         data = self.recipe.data
         if self.recipe.inputs.loader == "synthetic":
             counts = {"train": data.train_examples, "val": data.val_examples}
-            return made_up_trees(
+            return synthetic_trees(
                 counts | {"test": data.test_examples},
                 words=data.words,
                 classes=data.classes,
                 seed=self.recipe.seed,
             )
-        return open_trees(data)
+        return open_tree_corpus(data)
 
     def network(self) -> nn.Module:
-        """The recipe's TreeLSTM, in its precision."""
+        """Build the recipe's TreeLSTM in its precision."""
         data, model = self.recipe.data, self.recipe.model
         network = TREE_LSTMS[model.name](
             data.words, data.classes, embedding=model.embedding, width=model.width
@@ -62,35 +77,39 @@ class Trees:
         initialise(network, last_gamma=0, seed=self.recipe.seed)
         return network.to(self.dtype)
 
-    def parts(self, model: nn.Module, hosted: range, comm: Comm) -> tuple[Part, ...]:
-        """Nothing: a tree knows none of the others."""
+    def carried_states(
+        self, model: nn.Module, hosted: range, comm: Comm
+    ) -> tuple[CarriedState, ...]:
+        """Return no carried state, since parsed sentences are independent."""
         return ()
 
     def inputs(self) -> TreeInputs:
-        """The loader of the trees."""
+        """Create the loader of the recipe's parsed sentences."""
         return TreeInputs(self.corpus, self.recipe)
 
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The permutation of all training trees that the epoch goes through."""
-        # Kept, since every checkpoint asks for it.
+    def example_order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the random order of all training trees in an epoch."""
+        # Cached, since every checkpoint asks for it.
         if self._order is None or self._order[0] != epoch:
             count, seed = self.recipe.train_examples, self.recipe.seed
             self._order = epoch, sampler.epoch_order(count, seed=seed, epoch=epoch)
         return self._order[1]
 
-    def evaluation(self, split: str, rank: int, world_size: int) -> list[Pass]:
-        """Every so many-th of the passes into which the trees fall, sorted by size."""
+    def evaluation_micro_batches(self, split: str, rank: int, world_size: int) -> list[MicroBatch]:
+        """Return a process's micro-batches of an evaluation set's trees, sorted by size."""
         ids = np.argsort(self.corpus.sets[split].lengths, kind="stable")
-        return evaluation_passes(ids, self.recipe.val_batch, split, rank, world_size)
+        return round_robin_micro_batches(ids, self.recipe.val_batch, split, rank, world_size)
 
-    def evaluated(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
-        """The model is evaluated as it is trained."""
+    def evaluation_mode(self, model: nn.Module, inputs: Inputs) -> AbstractContextManager[None]:
+        """Return an empty context, since the TreeLSTM is evaluated as it is trained."""
         return nullcontext()
 
-    def loss(self, model: nn.Module, batch: TreeBatch, each: Pass) -> tuple[Tensor, Tensor]:
-        """The cross-entropy summed over all nodes, and `counts`: how many nodes there are and how
-        many of them are right, the same of roots, and how many roots are not neutral and how many
-        of these are on the right side."""
+    def loss(self, model: nn.Module, batch: TreeBatch, each: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return the cross-entropy summed over all tree nodes of a micro-batch, and its counts.
+
+        The counts are those of nodes, correct nodes, roots, correct roots, roots that are not
+        neutral, and such roots with the correct polarity.
+        """
         assert isinstance(model, TreeLSTM)
         batch = batch.to(self.device)
         (states,) = batch.calls.apply(model)
@@ -99,18 +118,24 @@ class Trees:
         loss = F.cross_entropy(scores, batch.labels, reduction="sum")
         scores = scores.detach()
         right = scores.argmax(1) == batch.labels
-        # The more likely one of the two sides, whatever the neutral class has.
-        side = (scores[batch.roots].softmax(1) * self.sides).sum(1)
-        gold = self.sides[batch.labels[batch.roots]]
+        # The more probable polarity, whatever the probability of the neutral class.
+        side = (scores[batch.roots].softmax(1) * self.polarities).sum(1)
+        gold = self.polarities[batch.labels[batch.roots]]
         polar = gold != 0
         right_side = ((side > 0) == (gold > 0)) & polar
+        if each.split != "train":
+            answers = is_finite_output(scores)
+            right &= answers
+            right_side &= answers[batch.roots]
         nodes, trees = torch.ones_like(right), torch.ones_like(polar)
         kinds = (nodes, right, trees, right[batch.roots], polar, right_side)
         return loss, torch.stack([kind.sum() for kind in kinds])
 
-    def rates(self, loss: float, counts: list[int]) -> dict[str, float]:
-        """The share, in percent, of roots with a wrong class, of roots that are not neutral and on
-        the wrong side (0 if there is none), and of nodes with a wrong class."""
+    def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
+        """Convert counts into percentages of wrong roots, wrong root polarities and wrong nodes.
+
+        Neutral roots do not count for the polarity; without others it is 0.
+        """
         nodes, right_nodes, trees, right_trees, polar, right_polar = counts
         return {
             "fine_error": 100 * (trees - right_trees) / trees,
@@ -120,6 +145,8 @@ class Trees:
 
 
 def _sides(classes: int) -> Tensor:
-    """The side of each class: -1 of the lower half, 1 of the upper one, 0 of a class in the middle,
-    which is neutral. Shape (classes,)."""
+    """Return the sentiment of each class: -1 for the lower half, 1 for the upper half, else 0.
+
+    The class in the middle, if there is one, is neutral. Shape (classes,).
+    """
     return torch.sign(2 * torch.arange(classes) - (classes - 1))

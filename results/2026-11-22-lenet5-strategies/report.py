@@ -20,7 +20,7 @@ from lsgd.models import make_network
 from lsgd.recipe import Recipe
 from lsgd.strategy.placement import place
 from lsgd.strategy.virtual import VirtualTime, server_loads
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 LABELLED = (0.2, 0.3, 0.5, 1, 2, 10, 12, 15, 20, 30, 50)
@@ -130,7 +130,7 @@ def table(runs: Path) -> str:
         "arm", "updates", "search, seed 100 (lr: error, %)", "lr", "error, %, seeds 0 to 2",
         "virtual seconds", f"to {GOOD:g} % error",
     ]  # fmt: skip
-    return markdown(head, made)
+    return markdown_table(head, made)
 
 
 def figure(runs: Path, kind: str, key: str, name: str, label: str) -> None:

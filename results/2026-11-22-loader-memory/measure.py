@@ -12,14 +12,15 @@ import psutil
 import torch
 
 from lsgd import config
-from lsgd.bench.loaders import consume, passes_of_step
+from lsgd.bench.loaders import consume, micro_batches_of_step
 from lsgd.inputs import open_inputs
 from lsgd.workloads import open_workload
 
 
 def memory(process: psutil.Process) -> dict[str, float]:
     """MiB of a process: its own and its part of what is shared, without mapped files (`own`), and
-    all that is in RAM; page faults and CPU seconds since its start."""
+    all that is in RAM; page faults and CPU seconds since its start.
+    """
     rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup}
     stat = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -41,9 +42,12 @@ def main(folder: str, loader: str, epochs: str, *words: str) -> None:
     for epoch in range(int(epochs)):
         steps = range(epoch * recipe.steps_per_epoch, (epoch + 1) * recipe.steps_per_epoch)
         consume(
-            inputs.train(each for step in steps for each in passes_of_step(recipe, step)), device
+            inputs.train(each for step in steps for each in micro_batches_of_step(recipe, step)),
+            device,
         )
-        evaluation = open_workload(recipe, device).evaluation("val", rank=0, world_size=1)
+        evaluation = open_workload(recipe, device).evaluation_micro_batches(
+            "val", rank=0, world_size=1
+        )
         consume(inputs.evaluation(evaluation), device)
         others = here.children(recursive=True)
         decoders = [p for p in others if not p.children() and "tracker" not in str(p.cmdline())]

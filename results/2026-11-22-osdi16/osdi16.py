@@ -17,9 +17,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from lsgd.paths import conf_dir
-from lsgd.plan.pace import Pace, pace
-from lsgd.recipe.strategies import Cluster, StrategySettings
-from lsgd.tables import markdown
+from lsgd.plan.throughput import StrategyThroughput, simulate_throughput
+from lsgd.recipe.strategies import StrategySettings, VirtualCluster
+from lsgd.tables import markdown_table
 
 WORKERS = (1, 25, 50, 100)
 NULL_STEPS = {"scalar": 1, "100 MB": 25_000_000, "1 GB": 250_000_000}
@@ -49,25 +49,27 @@ UPDATES = 150
 
 
 @cache
-def cluster() -> Cluster:
+def cluster() -> VirtualCluster:
     """The cluster of the paper, as conf/ has it."""
     text = (conf_dir() / "cluster/osdi16.yaml").read_text(encoding="utf-8")
-    return Cluster(**yaml.safe_load(text))
+    return VirtualCluster(**yaml.safe_load(text))
 
 
 @cache
-def null_step(name: str, workers: int) -> Pace:
+def null_step(name: str, workers: int) -> StrategyThroughput:
     """A synchronous step on 16 servers that computes nothing."""
     evenly = [max(1, NULL_STEPS[name] // 16)] * 16
     idle = replace(cluster(), step=NULL_SECONDS, slow_share=0.0)
-    return pace(idle, StrategySettings("sync", servers=16), evenly, workers, steps=20)
+    return simulate_throughput(
+        idle, StrategySettings("sync", servers=16), evenly, workers, steps=20
+    )
 
 
 @cache
-def inception(name: str, workers: int, backup: int = 0, steps: int = 40) -> Pace:
+def inception(name: str, workers: int, backup: int = 0, steps: int = 40) -> StrategyThroughput:
     """Training Inception-v3 with 17 servers."""
     settings = StrategySettings(name, backup=backup, servers=17)
-    return pace(cluster(), settings, [INCEPTION // 17] * 17, workers, steps=steps)
+    return simulate_throughput(cluster(), settings, [INCEPTION // 17] * 17, workers, steps=steps)
 
 
 @dataclass(frozen=True)
@@ -102,19 +104,19 @@ def null_table() -> str:
         low, middle, high = (f"{1000 * step.quantile(q):.4g}" for q in (0.1, 0.5, 0.9))
         off = f"{step.quantile(0.5) / published - 1:+.0%}"
         rows += [[f"{name}, {workers}", f"{1000 * published:.4g}", middle, low, high, off]]
-    return markdown(["moved, workers", "the paper, ms", "median", "p10", "p90", "off"], rows)
+    return markdown_table(["moved, workers", "the paper, ms", "median", "p10", "p90", "off"], rows)
 
 
 def images_table() -> str:
     """Images per second of Inception-v3."""
     rows = []
     for (name, workers), published in sorted((PUBLISHED_IMAGES | READ_IMAGES).items()):
-        speed = IMAGES * inception(name, workers).rate
+        speed = IMAGES * inception(name, workers).batches_per_second
         is_read = (name, workers) in READ_IMAGES
         source = "read off a figure" if is_read else "the paper's text"
         off = f"{speed / published - 1:+.1%}"
         rows += [[f"{name}, {workers}", f"{published:.0f}", f"{speed:.0f}", off, source]]
-    return markdown(["strategy, workers", "published", "virtual time", "off", "source"], rows)
+    return markdown_table(["strategy, workers", "published", "virtual time", "off", "source"], rows)
 
 
 def backup_table() -> str:
@@ -125,7 +127,7 @@ def backup_table() -> str:
         ours = (f"{each.seconds:.3f}", f"{each.normalised:.3f}")
         rows += [[f"{each.backup}", *ours, *published.get(each.backup, ("", ""))]]
     head = ["backup workers", "step, s", "normalised", "the paper: step, s", "normalised"]
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def draw(folder: Path) -> None:
@@ -141,7 +143,10 @@ def draw(folder: Path) -> None:
     for number, name in enumerate(("sync", "async")):
         counts = (25, 50, 100, 200)
         middle.plot(
-            counts, [IMAGES * inception(name, n).rate for n in counts], f"C{number}-", label=name
+            counts,
+            [IMAGES * inception(name, n).batches_per_second for n in counts],
+            f"C{number}-",
+            label=name,
         )
         for known, fill in ((PUBLISHED_IMAGES, "full"), (READ_IMAGES, "none")):
             points = [(workers, speed) for (n, workers), speed in known.items() if n == name]

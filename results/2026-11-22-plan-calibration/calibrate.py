@@ -14,13 +14,13 @@ from pathlib import Path
 
 from lsgd.config import load_recipe
 from lsgd.plan import paper
-from lsgd.plan.allreduce import Link, halving_doubling, ring
-from lsgd.plan.gradients import Piece, pieces
+from lsgd.plan.allreduce import NetworkLink, halving_doubling, ring
+from lsgd.plan.gradients import GradientBucket, gradient_buckets
 from lsgd.plan.hardware import PAPER, Hardware
 from lsgd.plan.network import bisect
-from lsgd.plan.step import Machine, Measured
+from lsgd.plan.step import MeasuredStep, ModelledCluster
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 GROWTH = 1.12
 """How many times as long a step takes on 352 GPUs as on 8 (figure 7)."""
@@ -62,12 +62,12 @@ def recipe(name: str) -> Recipe:
 
 
 @cache
-def tensors() -> tuple[Piece, ...]:
+def tensors() -> tuple[GradientBucket, ...]:
     """The 161 tensors of ResNet-50, which the paper sums one by one."""
-    return tuple(pieces(recipe("bs256"), fused=False))
+    return tuple(gradient_buckets(recipe("bs256"), fused=False))
 
 
-def ring_ratio(sizes: Sequence[float], link: Link) -> float:
+def ring_ratio(sizes: Sequence[float], link: NetworkLink) -> float:
     """How many times as long as halving and doubling a ring takes between 32 servers.
 
     For sums of these bytes, one after the other, without a backward pass beside them.
@@ -80,10 +80,12 @@ def latency() -> float:
     """Seconds of a message at which the ring takes RING_RATIO times as long."""
     sizes = [piece.size for piece in tensors()]
     bandwidth = PAPER.cluster.network.bandwidth
-    return bisect(lambda alpha: ring_ratio(sizes, Link(alpha, bandwidth)), RING_RATIO, high=1.0)
+    return bisect(
+        lambda alpha: ring_ratio(sizes, NetworkLink(alpha, bandwidth)), RING_RATIO, high=1.0
+    )
 
 
-def growth(machine: Machine) -> float:
+def growth(machine: ModelledCluster) -> float:
     """How many times as long a step takes on 352 GPUs as on 8, with one worker on each."""
     on_few, on_many = (
         machine.step(replace(recipe("bs256"), workers=gpus), gpus).seconds for gpus in (8, 352)
@@ -91,7 +93,7 @@ def growth(machine: Machine) -> float:
     return on_many / on_few
 
 
-def spread(machine: Machine) -> float:
+def spread(machine: ModelledCluster) -> float:
     """The spread of the GPUs' times at which a step grows GROWTH times."""
 
     def with_spread(value: float) -> float:
@@ -105,19 +107,19 @@ def changed(hardware: Hardware, name: str, value: float) -> Hardware:
     return hardware.with_value(name, value, "calibrated")
 
 
-def from_figure_7() -> Measured:
+def from_figure_7() -> MeasuredStep:
     """The paper's step on 8 GPUs by the minutes per epoch of figure 7, and not by its 29 hours."""
-    there = paper.measured()
+    there = paper.paper_step()
     seconds = EPOCH_MINUTES_ON_8 * 60 / recipe("bs256").steps_per_epoch
     share = there.backward_share * there.seconds / seconds
     return replace(there, seconds=seconds, backward_share=share)
 
 
 @cache
-def calibrated(*, by_latency: bool, by_spread: bool, figure_7: bool = False) -> Machine:
+def calibrated(*, by_latency: bool, by_spread: bool, figure_7: bool = False) -> ModelledCluster:
     """The paper's servers with the latency, the spread, both or neither calibrated."""
-    there = from_figure_7() if figure_7 else paper.measured()
-    machine = Machine(UNCALIBRATED, 8, tensors(), there)
+    there = from_figure_7() if figure_7 else paper.paper_step()
+    machine = ModelledCluster(UNCALIBRATED, 8, tensors(), there)
     if by_latency:
         hardware = changed(machine.hardware, "network_latency", latency() * 1e6)
         machine = replace(machine, hardware=hardware)
@@ -127,7 +129,7 @@ def calibrated(*, by_latency: bool, by_spread: bool, figure_7: bool = False) -> 
     return machine
 
 
-def predict(name: str, machine: Machine) -> Prediction:
+def predict(name: str, machine: ModelledCluster) -> Prediction:
     """What this machine makes of bs8k on 256 GPUs."""
     step = machine.step(recipe("bs8k"), 256)
     network = machine.hardware.cluster.network
@@ -135,7 +137,7 @@ def predict(name: str, machine: Machine) -> Prediction:
         name,
         latency=network.latency,
         spread=machine.hardware.spread.value,
-        ring_ratio=ring_ratio([piece.size for piece in machine.pieces], network),
+        ring_ratio=ring_ratio([piece.size for piece in machine.gradient_buckets], network),
         growth=growth(machine),
         step=step.seconds,
         minutes=recipe("bs8k").total_steps * step.seconds / 60,
@@ -178,7 +180,7 @@ def table() -> str:
         ]
         for each in predictions()
     ]
-    return markdown(head, [given, *rows])
+    return markdown_table(head, [given, *rows])
 
 
 def draw(folder: Path) -> None:
@@ -193,7 +195,7 @@ def draw(folder: Path) -> None:
         machine = calibrated(by_latency=both, by_spread=both)
         steps = [machine.step(replace(recipe("bs8k"), workers=n), n).seconds for n in gpus]
         axes.plot(gpus, steps, "o-" if both else "s--", markersize=4, label=label)
-    few = paper.measured().seconds
+    few = paper.paper_step().seconds
     hour = MINUTES_ON_256 * 60 / recipe("bs8k").total_steps
     axes.plot((8, 352), (few, few * GROWTH), "k*", mfc="none", ms=11, label="the paper's, given")
     axes.plot(256, hour, "k*", ms=11, label="the paper's hour, predicted")

@@ -15,10 +15,10 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from lsgd.plan.pace import pace
-from lsgd.recipe.strategies import Cluster, StrategySettings
+from lsgd.plan.throughput import simulate_throughput
+from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.strategy.placement import PLACEMENTS, elements, place
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 WORKERS = (1, 2, 4, 8, 16)
 
@@ -30,19 +30,19 @@ class Net:
     name: str
     sizes: tuple[int, ...]
     """The elements of its parameters, in their order."""
-    cluster: Cluster
+    cluster: VirtualCluster
 
 
 NETWORKS = (
     Net(
         "LeNet-5",
         (150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10),
-        Cluster(step=0.007, server_gbits=1, worker_gbits=1, latency_us=100),
+        VirtualCluster(step=0.007, server_gbits=1, worker_gbits=1, latency_us=100),
     ),
     Net(
         "LSTM 2x200",
         (2000000, 160000, 160000, 800, 800, 160000, 160000, 800, 800, 2000000, 10000),
-        Cluster(step=0.09, server_gbits=10, worker_gbits=10, latency_us=100),
+        VirtualCluster(step=0.09, server_gbits=10, worker_gbits=10, latency_us=100),
     ),
 )
 """LeNet-5 with 32 images of 28 x 28, and a language model of 10,000 words with 20 x 20 of them."""
@@ -81,12 +81,13 @@ def rate(network: Net, strategy: str, servers: Servers, workers: int) -> float:
         topology=servers.topology,
         placement=servers.placement or "greedy",
     )
-    return pace(network.cluster, settings, sizes, workers).rate
+    return simulate_throughput(network.cluster, settings, sizes, workers).batches_per_second
 
 
 def bound(network: Net, servers: Servers, workers: int) -> float:
     """What the network of the fullest server allows at most: a push and a reply of each batch, one
-    way each."""
+    way each.
+    """
     if servers is CENTRAL:
         fullest, others = sum(network.sizes), workers
     elif servers is EVEN:
@@ -110,7 +111,7 @@ def rates_table(network: Net, strategy: str) -> str:
             [servers.name, *(f"{each:.3g}" for each in rates), f"{speed_up:.1f}", f"{limit:.3g}"]
         ]
     head = [f"{network.name}, {strategy}", *map(str, WORKERS), "speed-up on 16", "bound on 16"]
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def tables() -> list[str]:

@@ -157,7 +157,8 @@ def numel(shape):
 
 def kernels(code, whole):
     """Of each kernel that is called its name, and the bytes of each tensor that it is given, with
-    whether that is as large as the images."""
+    whether that is as large as the images.
+    """
     sizes, called = {}, []
     for line in code[code.index("def call(") :].splitlines():
         if found := re.search(r"assert_size_stride\((\w+), \((.*?)\)", line):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lsgd.run.rows import read_rows
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 WORDS = [
@@ -112,7 +112,7 @@ def main(runs: Path) -> None:
         for arm, of_seeds in results.items()
     ]  # fmt: skip
     head = ["run", "processes", "batches/s", "CPU ms a batch", "error, %", "training loss"]
-    print(markdown(head, table))
+    print(markdown_table(head, table))
 
 
 if __name__ == "__main__":

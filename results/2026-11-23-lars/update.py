@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from lsgd import config
-from lsgd.bench.loaders import passes_of_step
+from lsgd.bench.loaders import micro_batches_of_step
 from lsgd.comm.single import SingleComm
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.learner import Learner
 from lsgd.rules import optim
 from lsgd.step import train_step
-from lsgd.strategy import Task
-from lsgd.tables import markdown
+from lsgd.strategy import StepTask
+from lsgd.tables import markdown_table
 
 UPDATES, STEPS = 30, 5
 CPU = torch.device("cpu")
@@ -61,8 +61,8 @@ def main() -> None:
                     parameter.grad.normal_()
             found[name].append(seconds_of(learner.strategy.optimizer.step))
     learner = learners["SGD, equation (9)"]
-    task = Task(0, base.batch_size, 1, passes_of_step(base, 0))
-    batches = list(SyntheticInputs(base.data, seed=0, device=CPU).train(task.passes))
+    task = StepTask(0, base.batch_size, 1, micro_batches_of_step(base, 0))
+    batches = list(SyntheticInputs(base.data, seed=0, device=CPU).train(task.micro_batches))
     steps = [seconds_of(lambda: train_step(learner, task, iter(batches))) for _ in range(STEPS)]
     Path(__file__).with_name("update.json").write_text(
         json.dumps({"updates": found, "steps": steps})
@@ -75,7 +75,7 @@ def main() -> None:
         [name, f"{1000 * value:.0f}", f"{value / sgd:.2f}", f"{(step - sgd + value) / step:.4f}"]
         for name, value in update.items()
     ]
-    print(markdown(["update", "CPU ms", "times SGD's", "times a step with SGD"], rows))
+    print(markdown_table(["update", "CPU ms", "times SGD's", "times a step with SGD"], rows))
 
 
 if __name__ == "__main__":

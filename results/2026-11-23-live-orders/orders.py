@@ -47,7 +47,7 @@ README = Path(__file__).with_name("README.md")
 
 def digest(folder: Path) -> str:
     """The SHA-256 of model and optimizer in the last checkpoint."""
-    saved = checkpoint.load(checkpoint.read(folder / "checkpoint.pt"), str(folder))
+    saved = checkpoint.decode_checkpoint(checkpoint.read(folder / "checkpoint.pt"), str(folder))
     tensors = [*saved.model.values()]
     tensors += [
         value for state in saved.optimizer["state"].values() for value in state.values()

@@ -24,7 +24,7 @@ import torch
 
 from lsgd.comm import joined
 from lsgd.recipe import CommSettings
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 NUMBERS, PUSHES, ROUNDS = 61_706, 200, 3
@@ -152,7 +152,7 @@ def main() -> None:
         rows.append(
             [str(workers), *shown, f"{median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})"]
         )
-    print(markdown(["workers", "ours, ms", "Ray, ms", "Ray / ours"], rows))
+    print(markdown_table(["workers", "ours, ms", "Ray, ms", "Ray / ours"], rows))
 
 
 if __name__ == "__main__":

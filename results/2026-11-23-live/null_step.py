@@ -23,11 +23,11 @@ from torch import nn
 
 from lsgd import config
 from lsgd.comm import joined
+from lsgd.metric_sums import MetricSums
 from lsgd.recipe import CommSettings
-from lsgd.strategy import Task
+from lsgd.strategy import StepTask
 from lsgd.strategy.servers import SyncServers
-from lsgd.tables import markdown
-from lsgd.tally import Tally
+from lsgd.tables import markdown_table
 from lsgd.workloads import open_workload
 
 HERE = Path(__file__).parent
@@ -72,25 +72,25 @@ def main(out: Path, workers: int, servers: int) -> None:
             model = network(kind)
             sparse = isinstance(model, Table)
             own = replace(recipe, strategy=replace(recipe.strategy, sparse_rows=sparse))
-            tally = Tally(len(workload.counts), device)
+            tally = MetricSums(len(workload.count_names), device)
             strategy = SyncServers(own, workload, model, comm, tally)
             generator = torch.Generator().manual_seed(comm.rank)
 
             def step(number: int) -> float:
-                task = Task(number, divisor=1, active_workers=workers, passes=[])
+                task = StepTask(number, divisor=1, active_workers=workers, micro_batches=[])
                 ids = torch.empty(0, dtype=torch.int64)
                 if sparse:
                     count = model.rows.num_embeddings
                     ids = torch.randint(count, (ROWS,), generator=generator)
                 comm.gather_objects(None)  # so that all begin at once
                 began = time.perf_counter()
-                strategy.read(task, leave=False)
+                strategy.begin(task, stop_requested=False)
                 if comm.rank < workers:
                     loss = sum(each.sum() for each in model.parameters() if not sparse)
                     if sparse:
                         loss = model.rows(ids).sum() + model.number.sum()
                     strategy.backward(loss)
-                strategy.give(task)
+                strategy.step(task)
                 return 1e3 * (time.perf_counter() - began)
 
             return step
@@ -135,7 +135,7 @@ def start() -> None:
         ]
         for workers, servers in JOBS
     ]
-    print(markdown(head, rows))
+    print(markdown_table(head, rows))
 
 
 if __name__ == "__main__":

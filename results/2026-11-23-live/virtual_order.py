@@ -27,11 +27,11 @@ import torch
 
 from lsgd import config, train
 from lsgd.bench.job import open_job
-from lsgd.bench.member import main as member
+from lsgd.bench.job_process import main as member
 from lsgd.comm import Comm
 from lsgd.recipe import Recipe
-from lsgd.tables import markdown
-from lsgd.workloads.images import Images
+from lsgd.tables import markdown_table
+from lsgd.workloads.images import ImageClassification
 
 HERE = Path(__file__).parent
 ROUNDS, WORKERS, BATCHES, SLEEP = 5, (2, 4, 8), 64, 0.02
@@ -44,7 +44,7 @@ KINDS = {"network": 256, "sleep": 2}
 """The images of a batch."""
 
 
-class Sleeping(Images):
+class Sleeping(ImageClassification):
     """The workload, of which a batch of training takes longer."""
 
     def loss(self, model: Any, batch: Any, each: Any) -> Any:
@@ -72,7 +72,8 @@ class Runs:
 
     def run(self, kind: str, workers: int, number: int) -> tuple[float, str]:
         """Train; the seconds of the last epoch without its evaluation, and the hash of model and
-        optimizer."""
+        optimizer.
+        """
         n = KINDS[kind]
         begins, ends = [], []
         train_epoch, evaluate = train.train_epoch, train.evaluate
@@ -169,7 +170,7 @@ def main() -> None:
         "times as fast",
         "same bits",
     ]
-    print(f"load {os.getloadavg()[0]:.1f} after\n\n{markdown(head, rows)}")
+    print(f"load {os.getloadavg()[0]:.1f} after\n\n{markdown_table(head, rows)}")
 
 
 if __name__ == "__main__":

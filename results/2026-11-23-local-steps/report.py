@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from study import ROUNDS, RULES, SEARCH, SEEDS, best, error, folder, grid, rows
 
 from lsgd.report.drawing import BLUE, RED
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 
@@ -84,7 +84,7 @@ def main(runs: Path) -> None:
         cells = [arm["rule"], arm["steps"], arm["megabytes"], tried, arm["lr"], errors]
         table.append([str(cell) for cell in cells])
     head = ["", "H", "MB", "search, seed 0 (lr: error, %)", "lr", "error, %, seeds 1 and 2"]
-    print(markdown(head, table))
+    print(markdown_table(head, table))
     draw(arms)
 
 

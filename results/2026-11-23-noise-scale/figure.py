@@ -10,7 +10,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from lsgd.report.drawing import BLUE, RED
-from lsgd.tables import markdown
+from lsgd.report.run_archive import FILE, unpack
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 LADDER = HERE.parent / "2026-11-21-fashion-figure1" / "summary.json"
@@ -33,7 +34,7 @@ def scale(rows: list[dict[str, float]]) -> float:
 
 def main() -> None:
     """Draw and print all."""
-    runs = [epochs(run) for run in sorted(HERE.glob("fashion_bs64-seed*"))]
+    runs = [epochs(run) for run in sorted(unpack(HERE / FILE).glob("fashion_bs64-seed*"))]
     lrs = [0.1] * 5 + [0.01] * 2 + [0.001, 0.0001]
     ladder = json.loads(LADDER.read_text())["recipes"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained", sharey=True)
@@ -66,7 +67,7 @@ def main() -> None:
         axes.axhspan(GOOD, WORSE, color="#00000012", lw=0)
     left.set_yticks(sizes, [f"{size:,}" for size in sizes])
     figure.savefig(HERE / "noise.png", dpi=150)
-    print(markdown(["epoch", "lr at its end", "noise scale, by seed", "of all"], table))
+    print(markdown_table(["epoch", "lr at its end", "noise scale, by seed", "of all"], table))
 
 
 if __name__ == "__main__":

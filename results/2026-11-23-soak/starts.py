@@ -30,7 +30,8 @@ WORDS = [
 
 def start(folder: Path) -> dict[str, float | int]:
     """The seconds of one start: until the first update has its row, by which all processes have met
-    and each worker has its connection with the server, and until the job has ended."""
+    and each worker has its connection with the server, and until the job has ended.
+    """
     train = [sys.executable, "-m", "lsgd.train", *WORDS, f"run_dir={folder}"]
     command = [sys.executable, "-m", "lsgd.supervise.singly", "3", "--", *train]
     rows, begin, first = folder / "metrics.jsonl", time.monotonic(), float("nan")

@@ -24,8 +24,8 @@ from lsgd import config
 from lsgd.comm import joined
 from lsgd.learner import Learner
 from lsgd.recipe import CommSettings, StrategySettings
-from lsgd.strategy import Task
-from lsgd.tables import markdown
+from lsgd.strategy import StepTask
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 WIDTH, MEGABYTES, ROWS = 64, (16, 256), 32
@@ -48,17 +48,17 @@ def steps_of(learner: Learner) -> Callable[[int], tuple[float, float]]:
     strategy, table = learner.strategy, learner.model.get_submodule("embedding")
 
     def make(number: int) -> tuple[float, float]:
-        task = Task(number, divisor=1, active_workers=1, passes=[])
+        task = StepTask(number, divisor=1, active_workers=1, micro_batches=[])
         generator = torch.Generator().manual_seed(number)
         ids = torch.randint(table.weight.shape[0], (4 * ROWS,), generator=generator)
         ids = ids.unique()[torch.randperm(len(ids.unique()), generator=generator)[:ROWS]]
         learner.comm.gather_objects(None)  # so that both begin at once
         began = time.perf_counter()
-        strategy.read(task, leave=False)
+        strategy.begin(task, stop_requested=False)
         if strategy.hosted:
             strategy.backward(table(ids).square().sum())
         given = time.perf_counter()
-        strategy.give(task)
+        strategy.step(task)
         ended = time.perf_counter()
         return ended - began, ended - given
 
@@ -100,7 +100,7 @@ def report(seconds: dict[str, list[tuple[float, float]]], bytes_: dict[str, obje
             row += [f"{1e3 * each:.2f}" for each in np.percentile(taken, (10, 50, 90))]
         rows.append([*row, f"{bytes_[name]:,}"])
     spread = [f"{name}, ms: {part}" for name in NAMES for part in ("p10", "median", "p90")]
-    print(markdown(["run", *spread, "bytes of a step"], rows))
+    print(markdown_table(["run", *spread, "bytes of a step"], rows))
     for kind in ("rows", "whole"):
         of_small, of_large = (seconds[f"{kind}, {size} MiB"] for size in MEGABYTES)
         ratios = [

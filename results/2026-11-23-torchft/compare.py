@@ -25,10 +25,10 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import worker_norms
-from lsgd.rules.sampler import Pass
+from lsgd.rules.batchnorm import worker_batch_norms
+from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
-from lsgd.tables import markdown
+from lsgd.tables import markdown_table
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=60)
 # 20 steps of 3 workers, in 5 rounds of 4; momentum and decay, which the workers keep.
@@ -51,8 +51,8 @@ def ours(made: Recipe) -> list[torch.Tensor]:
     inputs = learner.workload.inputs()
     for epoch, steps in made.epochs_from(0):
         for task in learner.strategy.tasks(epoch, steps):
-            train_step(learner, task, inputs.train(task.passes))
-    learner.strategy.settle()
+            train_step(learner, task, inputs.train(task.micro_batches))
+    learner.strategy.synchronize()
     return [parameter.detach() for parameter in learner.model.parameters()]
 
 
@@ -72,7 +72,7 @@ def replica(made: Recipe, rule: str, worker: int, house: str) -> list[torch.Tens
     """The parameters that a replica has in the end, trained by a plain loop."""
     workload = Learner(made, SingleComm(), CPU).workload
     model, inputs, n = workload.network(), workload.inputs(), made.worker_batch
-    parameters, norms = list(model.parameters()), worker_norms(model)
+    parameters, norms = list(model.parameters()), worker_batch_norms(model)
     for norm in norms:  # which lsgd's running statistics would give it
         norm.seen = torch.zeros(2, norm.num_features, dtype=parameters[0].dtype)
     fixed = {id(p) for norm in norms for p in norm.parameters()}
@@ -97,10 +97,10 @@ def replica(made: Recipe, rule: str, worker: int, house: str) -> list[torch.Tens
             else DiLoCo(manager, [model], inner, outer, sync_every=every)
         )
         with around:
-            order = workload.order(0)
+            order = workload.example_order(0)
             for step in range(made.total_steps):
                 begin = (step * made.workers + worker) * n
-                each = Pass(0, order[begin : begin + n], range(worker, worker + 1), step)
+                each = MicroBatch(0, order[begin : begin + n], range(worker, worker + 1), step)
                 [(images, labels)] = inputs.train([each])
                 inner.zero_grad()
                 images = images.to(parameters[0].dtype)
@@ -131,7 +131,9 @@ def main() -> None:
             rows.append([rule, precision, f"{rounds}", f"{gap:.1e}", f"{apart(mine, begin):.2g}"])
     head = ["torchft", "precision", "rounds", "greatest difference", "way from the start"]
     software = [f"{name} {version(name)}" for name in ("torch", "torchft", "lsgd")]
-    print(f"Python {platform.python_version()}, {', '.join(software)}\n\n{markdown(head, rows)}")
+    print(
+        f"Python {platform.python_version()}, {', '.join(software)}\n\n{markdown_table(head, rows)}"
+    )
 
 
 if __name__ == "__main__":

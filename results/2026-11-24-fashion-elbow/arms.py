@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from lsgd.config import load_recipe
-from lsgd.run.read import NotARun, Run, read_run, trial_folder
+from lsgd.report.run_archive import FILE, unpack
+from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
 
 HERE = Path(__file__).parent
 SEARCH, SEEDS = 0, (1, 2)
@@ -67,7 +68,12 @@ def words(method: str, workers: int, lr: float, seed: int) -> list[str]:
 def kept() -> dict[str, Path]:
     """The folders of results/ whose runs are through, by their fingerprints."""
     found = {}
-    for file in sorted(HERE.parent.glob("*fashion*/**/fashion_lenet5*/config.yaml")):
+    loose = HERE.parent.glob("*fashion*/**/fashion_lenet5*/config.yaml")
+    archives = sorted(HERE.parent.glob(f"*fashion*/{FILE}"))
+    packed = [file for each in archives for file in unpack(each).rglob("config.yaml")]
+    for file in [*sorted(packed), *sorted(loose)]:
+        if not file.parent.name.startswith("fashion_lenet5"):
+            continue
         run = read_run(file.parent)
         if run.finished or run.diverged:
             found[run.recipe.fingerprint] = file.parent
@@ -78,20 +84,20 @@ def through(folder: Path) -> Run | None:
     """The run in a folder, if it has ended."""
     try:
         run = read_run(folder)
-    except NotARun:
+    except NotARunError:
         return None
     return run if run.finished or run.diverged else None
 
 
 def number(method: str, run: Run) -> float:
     """What the run came to: the error in percent, or the steps."""
-    return METHODS[method].never if run.diverged else run.number
+    return METHODS[method].never if run.diverged else run.final_metric
 
 
 def find(method: str, workers: int, lr: float, seed: int) -> Run | None:
     """The run, if it has been trained and kept."""
     recipe = load_recipe(words(method, workers, lr, seed))
-    folder = kept().get(recipe.fingerprint, HERE / "seeds" / trial_folder(recipe).name)
+    folder = kept().get(recipe.fingerprint, HERE / "seeds" / planned_run_folder(recipe).name)
     return through(folder)
 
 
@@ -100,7 +106,7 @@ def train(runs: Path, method: str, workers: int, lr: float, seed: int) -> float:
     if run := find(method, workers, lr, seed):
         return number(method, run)
     recipe = load_recipe(words(method, workers, lr, seed))
-    folder = runs / trial_folder(recipe).name
+    folder = runs / planned_run_folder(recipe).name
     if not through(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "lsgd.train", *words(method, workers, lr, seed)]

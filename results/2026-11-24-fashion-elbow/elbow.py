@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 from arms import ELBOW, METHODS, SEARCH, SEEDS, best, find, grid, number
 
 from lsgd.report.drawing import BLUE, RED
-from lsgd.report.welch import difference, sample
-from lsgd.tables import markdown
+from lsgd.report.welch import sample_stats, welch_difference
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 SHOWN = {"drops": (BLUE, "o"), "polynomial": (RED, "s"), "LARS": ("black", "^")}
@@ -31,7 +31,7 @@ def errors(method: str, workers: int) -> list[float] | None:
 
 def above(found: list[float], base: list[float]) -> str:
     """By how much the mean of some errors is above that of others, with its interval of 95 %."""
-    gap = difference(sample(found), sample(base))
+    gap = welch_difference(sample_stats(found), sample_stats(base))
     return f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})"
 
 
@@ -43,7 +43,7 @@ def row(method: str, workers: int, base: list[float] | None) -> list[str] | None
     against = above(found, base) if base and base != found else "–"
     lr = best(grid(method, workers))
     each = ", ".join(f"{value:.2f}" for value in found)
-    return [method, str(32 * workers), f"{lr:g}", each, f"{sample(found).mean:.2f}", against]
+    return [method, str(32 * workers), f"{lr:g}", each, f"{sample_stats(found).mean:.2f}", against]
 
 
 def draw() -> None:
@@ -79,11 +79,11 @@ def main() -> None:
         base = errors(method, smallest)
         table += [row(method, w, base) for w in METHODS[method].workers]
     head = ["method", "minibatch", "lr of 64 images", "error, %, seeds 0 to 2", "mean", "to 64"]
-    print(markdown(head, [cells for cells in table if cells]))
+    print(markdown_table(head, [cells for cells in table if cells]))
     pairs = [("polynomial", "drops"), ("LARS", "drops"), ("LARS", "polynomial")]
     print()
     print(
-        markdown(
+        markdown_table(
             ["minibatch", *(f"{one} to {other}" for one, other in pairs)],
             [
                 [str(32 * w), *(above(a, b) if a and b else "–" for a, b in both)]

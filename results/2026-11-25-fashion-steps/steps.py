@@ -11,8 +11,8 @@ from arms import METHODS, SEARCH, SEEDS, find, grid, number
 
 from lsgd.report.drawing import BLUE, RED
 from lsgd.run.read import Run
-from lsgd.run.rows import number as value
-from lsgd.tables import markdown
+from lsgd.run.rows import finite_number as value
+from lsgd.tables import markdown_table
 
 HERE = Path(__file__).parent
 METHOD = "steps to 10 %"
@@ -76,7 +76,7 @@ def main() -> None:
             [str(32 * workers)]
             + [shown(number(METHOD, found[lr])) if lr in found else "" for lr in lrs]
         )
-    print(markdown(["minibatch", *(f"lr {lr:g}" for lr in lrs)], rows), end="\n\n")
+    print(markdown_table(["minibatch", *(f"lr {lr:g}" for lr in lrs)], rows), end="\n\n")
     rows = []
     for workers in arms:
         for lr in lrs:
@@ -85,7 +85,8 @@ def main() -> None:
                 each = ", ".join(shown(number(METHOD, run)) for run in runs if run)
                 rows.append([str(32 * workers), f"{lr:g}", each])
     print(
-        markdown(["minibatch", "lr of 64 images", "steps to 10 %, seeds 0 to 2"], rows), end="\n\n"
+        markdown_table(["minibatch", "lr of 64 images", "steps to 10 %, seeds 0 to 2"], rows),
+        end="\n\n",
     )
     rows = []
     for workers in arms:
@@ -96,7 +97,7 @@ def main() -> None:
             cells += [shown(steps), f"{epochs:.0f}" if math.isfinite(epochs) else "–"]
         rows.append(cells)
     head = [text for target in TARGETS for text in (f"steps to {target:g} %", "epochs")]
-    print(markdown(["minibatch", *head], rows))
+    print(markdown_table(["minibatch", *head], rows))
     draw()
 
 

@@ -47,7 +47,7 @@ def child(threshold: int, size: int) -> None:
     )
     learner, steps = Learner(recipe, SingleComm(), device), STEPS[size]
     tasks = list(learner.strategy.tasks(0, list(range(steps))))
-    batches = learner.workload.inputs().train(each for task in tasks for each in task.passes)
+    batches = learner.workload.inputs().train(each for task in tasks for each in task.micro_batches)
     for number, task in enumerate(tasks):
         if number == steps // 2:
             before = resource.getrusage(resource.RUSAGE_SELF)

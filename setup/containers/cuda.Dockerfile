@@ -8,7 +8,7 @@
 # Horovod is built: --build-arg HOROVOD_BUILD_CUDA_CC_LIST=90 for an H100 or H200 alone. The driver
 # is the host's.
 #
-# Linted by hadolint and held against the checkout by tests/test_containers.py; not built yet.
+# Linted by hadolint and held against the checkout by tests/setup/test_containers.py; not built yet.
 # hadolint global ignore=DL3008,DL3013
 # Packages of Python are pinned by constraints.txt, which hadolint does not see. Those of Debian are
 # not, as its mirrors keep the newest alone.
@@ -31,8 +31,7 @@ RUN python -m venv .venv \
 COPY setup/horovod.sh setup/build.sh setup/cuda.sh setup/facts.py setup/cxx setup/
 ARG HOROVOD_BUILD_CUDA_CC_LIST=80,90,100
 RUN cuda=$(python -c 'import torch; print(torch.version.cuda)') \
-    && pip install "nvidia-cuda-nvcc==$cuda.*" "nvidia-cuda-crt==$cuda.*" \
-        "nvidia-cuda-cccl==$cuda.*" "nvidia-nvvm==$cuda.*" \
+    && pip install "cuda-toolkit[nvcc,nvvm,crt,cccl]==$cuda.*" \
     && LSGD_REQUIRE=horovod setup/horovod.sh python \
     && python -c 'import horovod.torch as hvd; assert hvd.nccl_built() and hvd.mpi_built()' \
     && pip uninstall -y nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-cccl nvidia-nvvm

@@ -1,59 +1,48 @@
-import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from lsgd.bench.timing import Estimate, Samples, cost, estimate, measure, ratio
-from lsgd.errors import Refused
+from lsgd.bench import timing
+from lsgd.bench.timing import Estimate, Samples, estimate, measure, speed_ratio, time_ratio
+from lsgd.errors import UsageError
 
 
-def sleeper(seconds: Callable[[int], float]) -> Callable[[int], int]:
-    """Work that takes so long in a round, counted as one piece."""
+def test_a_known_ratio_is_resolved_on_a_machine_that_slows_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every round is slower than the one before, 6 times in all; within a round it is 2 : 1."""
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
 
-    def work(number: int) -> int:
-        time.sleep(seconds(number))
+    def work(seconds: float, number: int) -> int:
+        clock[0] += seconds * (1 + number)
         return 1
 
-    return work
-
-
-def test_a_known_ratio_is_resolved_on_a_machine_that_slows_down() -> None:
-    """Every round is slower than the one before, 6 times in all; within a round it is 2 : 1."""
-    speeds = measure(
-        {
-            "slow": sleeper(lambda number: 0.02 * (1 + number)),
-            "fast": sleeper(lambda number: 0.01 * (1 + number)),
-        },
-        6,
-        what="sleep",
-    )
-    assert speeds["fast"][0] > 2 * speeds["fast"][-1]
-    times = ratio(speeds, "fast", "slow")
-    assert times.against(1.3) == "yes"
-    assert times.against(3) == "no"
-    assert ratio(speeds, "slow", "fast").against(0.8) == "no"
+    speeds = measure({"slow": partial(work, 0.02), "fast": partial(work, 0.01)}, 6, what="work")
+    assert speeds["fast"] == pytest.approx([100 / number for number in range(2, 8)])
+    times = speed_ratio(speeds, "fast", "slow")
+    assert times.compare_at_least(1.3) == "yes"
+    assert times.compare_at_least(3) == "no"
+    assert speed_ratio(speeds, "slow", "fast").compare_at_least(0.8) == "no"
 
 
 def test_equals_are_not_resolved() -> None:
-    """Each is the faster one in some rounds, by as much as 10 %."""
+    """Each is the faster one in some rounds, by as much as 10 %; nor is a bar at the very edge."""
     speeds: Samples = {"one": [100.0] * 7, "other": [104.0, 90.0, 101.0, 98.0, 110.0, 99.0, 97.0]}
-    assert ratio(speeds, "one", "other").against(1) == "not resolved"
-    assert ratio(speeds, "other", "one").against(1) == "not resolved"
-
-
-def test_a_bar_at_the_edge_of_the_interval_is_inside() -> None:
-    assert Estimate(1.0, 0.9, 1.1).against(0.9) == "not resolved"
-    assert Estimate(1.0, 0.9, 1.1).against(1.1) == "not resolved"
-    assert Estimate(1.0, 0.9, 1.1).within(0.9) == "not resolved"
-    assert Estimate(1.0, 0.9, 1.1).within(1.1) == "not resolved"
+    assert speed_ratio(speeds, "one", "other").compare_at_least(1) == "not resolved"
+    assert speed_ratio(speeds, "other", "one").compare_at_least(1) == "not resolved"
+    for bar in (0.9, 1.1):
+        assert Estimate(1.0, 0.9, 1.1).compare_at_least(bar) == "not resolved"
+        assert Estimate(1.0, 0.9, 1.1).compare_at_most(bar) == "not resolved"
 
 
 def test_a_cost_is_a_ratio_of_times() -> None:
     """Half the speed is twice the time, and that is what must lie below the bar."""
     speeds: Samples = {"slow": [1.0, 2.0, 3.0] * 3, "fast": [2.0, 4.0, 6.0] * 3}
-    assert cost(speeds, "slow", "fast") == Estimate(2, 2, 2)
-    assert cost(speeds, "slow", "fast").within(1.9) == "no"
-    assert cost(speeds, "slow", "fast").within(2.1) == "yes"
+    assert time_ratio(speeds, "slow", "fast") == Estimate(2, 2, 2)
+    assert time_ratio(speeds, "slow", "fast").compare_at_most(1.9) == "no"
+    assert time_ratio(speeds, "slow", "fast").compare_at_most(2.1) == "yes"
 
 
 @pytest.mark.parametrize(
@@ -85,5 +74,5 @@ def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
 
 
 def test_too_few_rounds_for_an_interval_are_refused() -> None:
-    with pytest.raises(Refused, match=r"--rounds 5 is too few .* write 6 or more"):
+    with pytest.raises(UsageError, match=r"--rounds 5 is too few .* write 6 or more"):
         measure({"a": lambda number: 1}, 5, what="nothing")

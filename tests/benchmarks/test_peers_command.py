@@ -1,7 +1,6 @@
 """benchmarks.peers: which scripts it takes, what fails, and what its report says."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from helpers.folders import make_folder
-from helpers.refusals import refusal
+from helpers.usage_errors import usage_error
 
-from benchmarks import outside, peer_scripts, peers
-from benchmarks.outside import Training
-from benchmarks.peer_scripts import TIMM, TORCHVISION, lsgd
+from benchmarks import peer_scripts, peers, process_measurement
+from benchmarks.peer_scripts import TIMM, TORCHVISION, lsgd_training
 from benchmarks.peers import OURS, OURS_DALI, OURS_GIVING_BACK, main, report
-from lsgd.bench.usage import Usage
+from benchmarks.process_measurement import TrainingCommand
+from benchmarks.usage import Usage
 from lsgd.config import load_recipe
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.inputs.index import open_indexes
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import METRICS
@@ -51,13 +50,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Its recipe, of an epoch of several steps."""
     monkeypatch.setattr(peers, "BATCH", 2)
-    return load_recipe(peers.recipe_words(images, tmp_path / "index", 40, 3))
+    return load_recipe(peers.recipe_overrides(images, tmp_path / "index", 40, 3))
 
 
 def test_a_line_of_each_step_is_known_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"epoch": 0.5, "lr": 0.1, "loss": 3.0, "images_per_second": 7.0}
     Console(0, 312, METRICS["top1_error"]).show("train", 1, row)
-    ours = lsgd([])(Path("out")).step
+    ours = lsgd_training([])(Path("out")).step
     of_lsgd = capsys.readouterr().out.splitlines()
     for step, lines in (
         (ours, of_lsgd), (TORCHVISION.step, OF_TORCHVISION), (TIMM.step, OF_TIMM),
@@ -71,7 +70,7 @@ def test_the_images_are_indexed_elsewhere_and_counted(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "BATCH", 2)
-    few = load_recipe(peers.recipe_words(images, tmp_path / "index", 40, 3))
+    few = load_recipe(peers.recipe_overrides(images, tmp_path / "index", 40, 3))
     train, val = open_indexes(few.data, images)
     assert (len(train), len(val), len(train.classes())) == (12, 6, 3)
     assert train.file.parent != images
@@ -88,7 +87,7 @@ def test_the_scripts_get_what_the_recipe_has(few: Recipe, images: Path) -> None:
         (TORCHVISION, Path("/vision"), "sgd_nesterov", "sgd"),
         (TIMM, Path("/timm"), "sgd", "momentum"),
     ):
-        training = peer.start(checkout, few)(out)
+        training = peer.training_factory(checkout, few)(out)
         words = list(training.command)
         assert words[1:3] == ["-m", "benchmarks.run_script"]
         assert words[3] == str(checkout / peer.script)
@@ -103,59 +102,31 @@ def test_the_scripts_get_what_the_recipe_has(few: Recipe, images: Path) -> None:
         assert given["--opt"] == nesterov
         assert given["--model"] == "resnet50"
         assert "40" in words
-        words = list(peer.start(checkout, other)(out).command)
+        words = list(peer.training_factory(checkout, other)(out).command)
         given = dict(pairwise(words))
         assert (given["--opt"], given["--weight-decay"]) == (plain, "0.25")
         assert given["--momentum"] == "0.5"
-    assert lsgd(["a=b"])(out).command[1:] == ["-m", "lsgd.train", "a=b", "run_dir=/out/run"]
+    assert lsgd_training(["a=b"])(out).command[1:] == [
+        "-m",
+        "lsgd.train",
+        "a=b",
+        "run_dir=/out/run",
+    ]
 
 
-@pytest.mark.slow
 def test_lsgd_gives_back_what_it_frees_where_it_says_so() -> None:
     """The environment decides, by a tunable of glibc that tunes nothing."""
-    environments = {name: start(Path("a")).environment for name, start in peers.ours([]).items()}
-    assert environments == {OURS: {}, OURS_DALI: {}, OURS_GIVING_BACK: {"GLIBC_TUNABLES": ""}}
-    # The fewest of many, as a block finds the one before only where the gaps around it allow it.
-    # 48 MiB are more than glibc keeps unless told to.
-    faults = (
-        "import resource, torch; from lsgd.job.memory import keep_freed; keep_freed()\n"
-        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "def of_block(): before = faults(); torch.ones(12 * 2**20); return faults() - before\n"
-        "print(min(of_block() for _ in range(12)))"
-    )
-    others = {k: v for k, v in os.environ.items() if not k.startswith(peers.DECIDES)}
-    seen = {
-        name: int(subprocess.check_output([sys.executable, "-c", faults], env=others | more))
-        for name, more in environments.items()
-        if name != OURS_DALI
+    environments = {
+        name: start(Path("a")).environment for name, start in peers.lsgd_trainings([]).items()
     }
-    assert seen[OURS] < 100 < seen[OURS_GIVING_BACK]
+    assert environments == {OURS: {}, OURS_DALI: {}, OURS_GIVING_BACK: {"GLIBC_TUNABLES": ""}}
 
 
-def checkout(folder: Path, peer: peer_scripts.Peer, program: str) -> Path:
+def checkout(folder: Path, peer: peer_scripts.PeerScript, program: str) -> Path:
     for file, content in ((peer.script, program), (peer.version, "__version__ = '1.2.3a0'\n")):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(content)
     return folder
-
-
-def test_a_script_is_named_by_its_version_and_sum(tmp_path: Path) -> None:
-    vision = checkout(tmp_path / "vision", TORCHVISION, "")
-    assert TORCHVISION.described(vision) == (
-        "pytorch/vision 1.2.3a0, references/classification/train.py, "
-        "not a git checkout, sha256 of the script e3b0c44298fc"
-    )
-
-
-@pytest.mark.git
-def test_a_script_of_a_checkout_is_named_by_its_commit(tmp_path: Path) -> None:
-    vision = checkout(tmp_path / "vision", TORCHVISION, "")
-    git = ["git", "-C", str(vision), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init"], ["add", "."], ["commit", "-m", "a"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
-    assert re.search(r", commit [0-9a-f]{7,}$", TORCHVISION.described(vision))
-    (vision / TORCHVISION.script).write_text("changed")
-    assert TORCHVISION.described(vision).endswith("-dirty")
 
 
 PRINTS = "import time\nfor step in range(99):\n    print({line})\ntime.sleep(60)"
@@ -173,12 +144,16 @@ def test_the_whole_command(
     timm = checkout(tmp_path / "timm", TIMM, "import a_module_that_is_not")
     ours = PRINTS.format(line="f'step {step}/313'")
     looks = count(1)
-    monkeypatch.setattr(outside, "usage", lambda pid: Usage(next(looks), 0.0, next(looks)))
+    monkeypatch.setattr(
+        process_measurement, "usage", lambda pid: Usage(next(looks), 0.0, next(looks))
+    )
     monkeypatch.setattr(peer_scripts, "RUN_SCRIPT", [sys.executable])
     monkeypatch.setattr(peers, "BATCH", 2)
     monkeypatch.setattr(
-        peers, "ours",
-        lambda words: {OURS: lambda folder: Training([sys.executable, "-c", ours], r"step \d+/")},
+        peers, "lsgd_trainings",
+        lambda words: {
+            OURS: lambda folder: TrainingCommand([sys.executable, "-c", ours], r"step \d+/")
+        },
     )  # fmt: skip
     words = ["--torchvision", str(vision), "--timm", str(timm), "--images", str(images)]
     out = tmp_path / "out"
@@ -198,17 +173,17 @@ def test_what_fails_later_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
     """The others have one of each round but the first, in which one step is enough."""
     made: list[tuple[str, int]] = []
 
-    def watch(training: Training, steps: int, *, limit: float) -> dict[str, float]:
+    def watch(training: TrainingCommand, steps: int, *, limit: float) -> dict[str, float]:
         (name,) = training.command
         made.append((name, steps))
         if name == "b" and len(made) > 4:
-            raise Refused("gone")
+            raise UsageError("gone")
         return {"seconds": float(len(made))}
 
-    monkeypatch.setattr(peers, "watch", watch)
+    monkeypatch.setattr(peers, "measure_training", watch)
     result = {"rounds": 6, "steps": 9}
     kept = []
-    starts = {name: lambda _, name=name: Training([name], "") for name in ("a", "b")}
+    starts = {name: lambda _, name=name: TrainingCommand([name], "") for name in ("a", "b")}
     peers.bench(starts, result, limit=1, keep=lambda result: kept.append(json.dumps(result)))
     assert [len(values) for values in result["samples"]["seconds"].values()] == [6]
     assert result["missing"] == {"b": "gone"}
@@ -222,7 +197,7 @@ def test_nothing_of_a_process_stays_on_the_disk(monkeypatch: pytest.MonkeyPatch)
     """Neither its run nor what it makes where temporary files go; its own variables stay."""
     folders: list[Path] = []
 
-    def watch(training: Training, steps: int, *, limit: float) -> dict[str, float]:
+    def watch(training: TrainingCommand, steps: int, *, limit: float) -> dict[str, float]:
         folder = Path(training.environment["TMPDIR"])
         assert folder == Path(training.command[0])
         assert training.environment["A_VARIABLE"] == "x"
@@ -230,21 +205,11 @@ def test_nothing_of_a_process_stays_on_the_disk(monkeypatch: pytest.MonkeyPatch)
         folders.append(folder)
         return {"seconds": 1.0}
 
-    monkeypatch.setattr(peers, "watch", watch)
-    starts = {"a": lambda folder: Training([str(folder)], "", {"A_VARIABLE": "x"})}
+    monkeypatch.setattr(peers, "measure_training", watch)
+    starts = {"a": lambda folder: TrainingCommand([str(folder)], "", {"A_VARIABLE": "x"})}
     peers.bench(starts, {"rounds": 6, "steps": 9}, limit=1, keep=lambda result: None)
     assert len({*folders}) == 7
     assert not any(folder.exists() for folder in folders)
-
-
-def test_where_all_fail_there_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    def watch(training: Training, steps: int, *, limit: float) -> dict[str, float]:
-        raise Refused("gone")
-
-    monkeypatch.setattr(peers, "watch", watch)
-    starts = {name: lambda _: Training(["x"], "") for name in ("a", "b")}
-    with pytest.raises(Refused, match=r"^a: gone; b: gone$"):
-        peers.bench(starts, {"rounds": 6, "steps": 9}, limit=1, keep=lambda result: None)
 
 
 def result(**values: dict[str, list[float]]) -> dict[str, object]:
@@ -278,35 +243,6 @@ def test_cpu_seconds_are_judged_by_the_faster_script(cpu: list[float], judged: s
     assert f"of timm, and 1.07 at the end of the interval: {judged}" in said
 
 
-def test_the_other_goals_are_judged() -> None:
-    said = report(
-        result(
-            page_faults_per_step={OURS: [7.0] * 6, "torchvision": [9.0] * 6, "timm": [8.0] * 6},
-            first_step_seconds={OURS: [1.2] * 6},
-            peak_bytes={OURS: [105.0] * 6, "torchvision": [100.0] * 6},
-        )
-    )
-    assert "at most as many page faults per step as timm: yes, -1 (-1 to -1)" in said
-    assert "at most 1.1 times the time to the first step of torchvision: no, 1.200" in said
-    assert "at most 1.1 times the peak of torchvision: yes, 1.050" in said
-    table = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
-    assert table == 2 * ["a training", OURS, "torchvision", "timm"]
-
-
-def test_without_torchvision_its_goals_are_not_measured() -> None:
-    made = result()
-    for each in made["samples"].values():  # type: ignore[attr-defined]
-        del each["torchvision"]
-    made["missing"] = {"torchvision": "it ended"}
-    said = report(made)
-    assert "the peak of torchvision: not measured" in said
-    assert "of timm, and 1.07" in said
-    assert "- torchvision is not measured: it ended" in said
-    for each in made["samples"].values():  # type: ignore[attr-defined]
-        del each["timm"]
-    assert "at most" not in report(made)
-
-
 def test_what_makes_no_sense_is_refused(
     images: Path,
     tmp_path: Path,
@@ -316,27 +252,20 @@ def test_what_makes_no_sense_is_refused(
     timm = ["--timm", str(checkout(tmp_path / "timm", TIMM, ""))]
     folder = ["--images", str(images)]
     for words, message in (
-        (timm, "the following arguments are required: --images"),
         (folder, "there is no script to compare with; give --torchvision or --timm"),
         ([*folder, *timm, "--rounds", "5"], "--rounds 5 is too few"),
-        ([*folder, *timm, "--steps", "0"], "0 is not a whole number of 1 or more"),
         ([*folder, *timm, "--image-size", "31"], "31 is not a whole number of 32 or more"),
-        ([*folder, *timm, "--loaders", "0"], "0 is not a whole number of 1 or more"),
-        ([*folder, *timm, "--limit", "0"], "0 is not a number of seconds above 0"),
-        (
-            [*folder, "--torchvision", str(tmp_path)],
-            "has no references/classification/train.py; give a checkout of github.com/pytorch",
-        ),
+        ([*folder, "--torchvision", str(tmp_path)], "has no references/classification/train.py"),
         ([*timm, "--images", str(tmp_path)], "has no train/CLASS/; give a folder with train/"),
         ([*folder, *timm], "12 training examples; write worker_batch=12"),
     ):
-        assert message in refusal(main, capsys, *words)
+        assert message in usage_error(main, capsys, *words)
     monkeypatch.setattr(peers, "BATCH", 2)
-    said = refusal(main, capsys, *folder, *timm, "--steps", "4")
+    said = usage_error(main, capsys, *folder, *timm, "--steps", "4")
     assert "--steps 4 and the 3 before them are more than an epoch of" in said
     assert "has; write at most 3" in said
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
-    assert "write `env -u MALLOC_ARENA_MAX` before" in refusal(main, capsys, *folder, *timm)
+    assert "write `env -u MALLOC_ARENA_MAX` before" in usage_error(main, capsys, *folder, *timm)
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -25,27 +24,3 @@ def test_whole_processes_are_compared_and_kept(
     monkeypatch.setitem(startup.COMMANDS, startup.BARE, ["-c", "import time; time.sleep(1)"])
     assert main(["--rounds", "6"]) == 0
     assert "at most 1.2 times importing torch and hydra: yes" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--rounds", "5"], "--rounds 5 is too few"),
-        (["+recipe=digits"], r"'\+recipe=digits' has no meaning here; --help says"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(rf"lsgd: .*{message}.*\n", said)
-
-
-def test_a_command_that_fails_is_no_measurement(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(startup.COMMANDS, startup.BARE, ["-c", "import a_module_that_is_not"])
-    monkeypatch.setitem(startup.COMMANDS, startup.HELP, ["-c", ""])
-    assert main([]) == 2
-    assert "No module named 'a_module_that_is_not'); mend that first" in capsys.readouterr().err

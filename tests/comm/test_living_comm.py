@@ -1,7 +1,15 @@
 """A job whose processes may come back."""
 
+import pickle
 import subprocess
 import sys
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from lsgd.comm import elastic
+from lsgd.comm.elastic import ElasticTorchComm
 
 # Some look for a process that is back, and some find one, without a pause: so at any moment of the
 # end one of them uses the store, and one connects to it.
@@ -12,22 +20,22 @@ from types import SimpleNamespace
 
 import torch
 
-from lsgd.comm import lives
+from lsgd.comm import elastic
 from lsgd.job.launcher import Launch
 from lsgd.supervise.singly import free_port
 
-lives.time = SimpleNamespace(sleep=lambda seconds: None)
-launch = Launch("torchrun", master_addr="127.0.0.1", master_port=free_port(), life=0)
-comm = lives.LivingComm(launch, device=torch.device("cpu"), timeout=30, join_timeout=30)
-comm.welcome(lambda: None)
+elastic.time = SimpleNamespace(sleep=lambda seconds: None)
+launch = Launch("torchrun", master_addr="127.0.0.1", master_port=free_port(), restart_count=0)
+comm = elastic.ElasticTorchComm(launch, device=torch.device("cpu"), timeout=600, join_timeout=600)
+comm.answer_restarted(lambda: None)
 comm.store.set("life/2", "1")
 
 def find_again_and_again():
     while True:
         with suppress(RuntimeError):
-            comm.wait_for_life(2, 0)
+            comm.wait_for_restart(2, 0)
 
-Thread(target=comm.wait_for_life, args=(1, 0), daemon=True).start()
+Thread(target=comm.wait_for_restart, args=(1, 0), daemon=True).start()
 for _ in range(4):
     Thread(target=find_again_and_again, daemon=True).start()
 comm.close()
@@ -36,6 +44,41 @@ comm.close()
 
 def test_who_looks_for_others_does_not_abort_the_process_in_its_end() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr
+
+
+class Store(dict[str, Any]):
+    """What processes tell each other, in this one."""
+
+    def check(self, keys: list[str]) -> bool:
+        return keys[0] in self
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+def test_an_answer_that_cannot_be_had_now_is_had_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a checkpoint is replaced while it is read: the thread is there for all who come."""
+    comm, store, asked = (
+        object.__new__(ElasticTorchComm),
+        Store({f"ask/{n}": b"" for n in (1, 2, 3)}),
+        [],
+    )
+    comm._looking, comm._closed = Lock(), False
+    monkeypatch.setattr(elastic, "LOOK", 0)
+
+    def answer() -> int:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            raise FileNotFoundError(2, "No such file", "checkpoint-2.pt")
+        comm._closed = len(asked) == 4  # before the answer to the second is there
+        return len(asked)
+
+    comm._answer(answer, store)
+    assert pickle.loads(store["answer/1"]) == 2
+    assert pickle.loads(store["answer/2"]) == 3
+    assert "who is back gets no answer yet" in capsys.readouterr().err

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.slurm import Cluster, cluster
+from helpers.slurm import SlurmCluster, cluster
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[Cluster]:
+def slurm() -> Iterator[SlurmCluster]:
     """A cluster of two nodes, which takes a while to start."""
     with cluster() as found:
         yield found

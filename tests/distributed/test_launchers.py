@@ -1,23 +1,21 @@
 """One run by every launcher, on real ones: it ends equal, and a requeued one goes on."""
 
-import gzip
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from helpers.launching import AS_ROOT, launch
-from helpers.slurm import NODES, Cluster
-from helpers.undisturbed import assert_equal, rows
+from helpers.reference_run import LINGERING, WORDS, assert_equal
+from helpers.slurm import NODES, SlurmCluster
+from helpers.started import HANG_TIMEOUT
+from helpers.unresolvable_host import unresolvable_host_command
 
-from lsgd import config
 from lsgd.run.metrics import read_rows
-from lsgd.train import train
 
 pytestmark = pytest.mark.distributed
 
@@ -31,62 +29,19 @@ ENVIRONMENT = AS_ROOT | {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
-FLOAT64 = [
-    "workers=8", "worker_batch=8", "precision=float64", "tail=keep", "log_steps=1",
-    "schedule.reference_batch=16", "schedule.reference_lr=0.0125", "schedule.warmup_epochs=0.8",
-    "model.last_gamma=1.0",
-]  # fmt: skip
-# 23 steps an epoch; the last of each is short.
-DIGITS = ["digits", *FLOAT64, "epochs=3", "schedule.milestones=[2]"]
-# 22 steps on one thread, which no other process shares.
-SHORT = ["digits", "workers=2", "epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.8"]
-# 10 steps an epoch, on the first images of Fashion-MNIST.
-FASHION = [
-    "fashion_bs64", *FLOAT64, "epochs=2", "schedule.milestones=[1]",
-    "data.train_examples=600", "data.val_examples=150",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a launch script is given, and the folder of the run on one process, undisturbed."""
-
-    words: list[str]
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return alone(DIGITS, 69, tmp_path_factory.mktemp("digits"))
-
-
-@pytest.fixture(scope="module")
-def fashion(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Run:
-    folder = tmp_path_factory.mktemp("fashion")
-    for part, count in (("train", 600), ("t10k", 150)):
-        for kind, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
-            name = f"{part}-{kind}-ubyte.gz"
-            content = gzip.decompress((test_data / "fashion-mnist" / name).read_bytes())
-            # The second word of an idx file's header is its length.
-            cut = content[:4] + count.to_bytes(4, "big") + content[8 : header + count * size]
-            (folder / name).write_bytes(gzip.compress(cut, 1))
-    return alone([*FASHION, f"data.root={folder}"], 20, folder)
-
-
-def alone(words: list[str], steps: int, folder: Path) -> Run:
-    train(config.load_recipe([f"+recipe={words[0]}", *words[1:], f"run_dir={folder / 'run'}"]))
-    assert len(rows(folder / "run", "train")) == steps
-    return Run(words, folder / "run")
+RUN = ["digits", *WORDS[1:]]
+"""What a launch script is given, for the run that one process makes undisturbed."""
 
 
 def script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", ROOT / "launch" / f"{name}.sh", *arguments],
-        env=os.environ | ENVIRONMENT | environment, capture_output=True, text=True, timeout=240,
+        env=os.environ | ENVIRONMENT | environment, capture_output=True, text=True,
+        timeout=HANG_TIMEOUT,
     )  # fmt: skip
 
 
-def submit(slurm: Cluster, *arguments: str) -> str:
+def submit(slurm: SlurmCluster, *arguments: str) -> str:
     """The number of the job that launch/slurm.sh submits."""
     done = script("slurm", *arguments, SLURM_CONF=slurm.environment["SLURM_CONF"])
     assert done.returncode == 0, done.stderr
@@ -94,65 +49,62 @@ def submit(slurm: Cluster, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "library"),
+    ("launcher", "processes", "library"),
     [
-        ("torchrun", "torchrun over torch.distributed (gloo)"),
-        pytest.param("horovodrun", "horovodrun over Horovod (Gloo)", marks=pytest.mark.horovod),
+        ("torchrun", 2, "torchrun over torch.distributed (gloo)"),
+        pytest.param("horovodrun", 4, "horovodrun over Horovod (Gloo)", marks=pytest.mark.horovod),
         pytest.param(
-            "mpirun",
-            "mpirun over Horovod (MPI)",
+            *("mpirun", 3, "mpirun over Horovod (MPI)"),
             marks=[pytest.mark.horovod, pytest.mark.mpi],
         ),
     ],
 )
-@pytest.mark.data
-def test_launched_by(tmp_path: Path, fashion: Run, launcher: str, library: str) -> None:
-    ends_equal(fashion, tmp_path / "run", launcher, library, 3)
-
-
-@pytest.mark.data
-def test_launched_locally(tmp_path: Path, fashion: Run) -> None:
-    """By horovodrun or torchrun, whichever is there."""
-    ends_equal(fashion, tmp_path / "run", "local", "", 2)
-
-
-@pytest.fixture(scope="module")
-def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short run on two processes of torchrun."""
-    folder = tmp_path_factory.mktemp("torchrun")
-    done = script("torchrun", *SHORT, f"run_dir={folder}", "--np", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@pytest.mark.parametrize("launcher", ["singly", pytest.param("ray", marks=pytest.mark.ray)])
-def test_launched_one_by_one(tmp_path: Path, torchrun: Path, launcher: str) -> None:
-    """The same bits as by torchrun, and what process 0 prints arrives."""
+def test_launched_by(
+    tmp_path: Path, undisturbed: Path, launcher: str, processes: int, library: str
+) -> None:
     folder = tmp_path / "run"
-    done = script(launcher, *SHORT, f"run_dir={folder}", "--np", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"run folder {folder}" in done.stdout
-    assert_equal(folder, torchrun, within=0)
-
-
-def ends_equal(run: Run, folder: Path, launcher: str, library: str, processes: int) -> None:
-    """Launch the run on so many processes into the folder, and compare it."""
-    done = script(launcher, *run.words, f"run_dir={folder}", "--np", str(processes))
+    done = script(launcher, *RUN, f"run_dir={folder}", "--np", str(processes))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{processes} processes by {library}" in done.stdout
-    assert_equal(folder, run.folder)
+    assert_equal(folder, undisturbed)
     # What every process said, each in a file of its own.
     logs = [path for path in (folder / "logs" / "start1").rglob("*stdout*") if path.is_file()]
     assert len(logs) == processes
     assert [f"run folder {folder}" in path.read_text() for path in logs].count(True) == 1
 
 
+def test_a_machine_without_a_name_or_a_home(tmp_path: Path, undisturbed: Path) -> None:
+    """By one command, which says why it is not over Horovod, if that is there."""
+    folder, home = tmp_path / "run", tmp_path / "no_folder"
+    home.touch()
+    done = subprocess.run(
+        [
+            *unresolvable_host_command(), sys.executable, "-m", "lsgd.launch", "local", *RUN,
+            f"run_dir={folder}", "--np", "2",
+        ],
+        env=os.environ | ENVIRONMENT | {"HOME": str(home)}, capture_output=True, text=True,
+        timeout=HANG_TIMEOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes by torchrun over torch.distributed (gloo)" in done.stdout
+    assert_equal(folder, undisturbed)
+
+
+@pytest.mark.parametrize("launcher", ["singly", pytest.param("ray", marks=pytest.mark.ray)])
+def test_launched_one_by_one(tmp_path: Path, undisturbed: Path, launcher: str) -> None:
+    """And what process 0 prints arrives."""
+    folder = tmp_path / "run"
+    done = script(launcher, *RUN, f"run_dir={folder}", "--np", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"run folder {folder}" in done.stdout
+    assert_equal(folder, undisturbed)
+
+
 @pytest.mark.slurm
-@pytest.mark.data
-def test_submitted_to_two_nodes(tmp_path: Path, fashion: Run, slurm: Cluster) -> None:
+def test_submitted_to_two_nodes(tmp_path: Path, undisturbed: Path, slurm: SlurmCluster) -> None:
     """Without MASTER_ADDR, and without Slurm's PMI: the node list says where they meet."""
     folder, processes = tmp_path / "run", 3
-    words = [*fashion.words, f"run_dir={folder}"]
+    words = [*RUN, f"run_dir={folder}"]
     job = submit(slurm, *words, "--nodes", "2", "--np", str(processes))
     ended = slurm.wait(job, "COMPLETED", "FAILED")
     logs = [path.read_text() for path in sorted((folder / "logs").glob("rank*.log"))]
@@ -160,19 +112,19 @@ def test_submitted_to_two_nodes(tmp_path: Path, fashion: Run, slurm: Cluster) ->
     assert len(logs) == processes
     assert f"{processes} processes by srun over torch.distributed (gloo)" in logs[0]
     assert f"127.0.0.[{NODES[0][-1]}-{NODES[1][-1]}]" in (tmp_path / "run.log").read_text()
-    assert_equal(folder, fashion.folder)
+    assert_equal(folder, undisturbed)
 
 
 @pytest.mark.slurm
-def test_requeued_in_mid_epoch(tmp_path: Path, digits: Run, slurm: Cluster) -> None:
+def test_requeued_in_mid_epoch(tmp_path: Path, undisturbed: Path, slurm: SlurmCluster) -> None:
     """The job comes back under its number, in its folder and its logs, and ends equal."""
     folder = tmp_path / "run"
-    words = [*DIGITS, "checkpoint_steps=1", f"run_dir={folder}"]
+    # Evaluations that take a while, so that the run is not over before it is queued again.
+    words = [*RUN, "checkpoint_steps=1", LINGERING, f"run_dir={folder}"]
     job = submit(slurm, *words, "--nodes", "2", "--np", "2")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if [row for row in read_rows(folder / "metrics.jsonl") if row["step"] >= 25]:
-            break
+    deadline = time.monotonic() + HANG_TIMEOUT
+    while not any(row["step"] >= 8 for row in read_rows(folder / "metrics.jsonl")):
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     slurm.ask("scontrol", "requeue", job)
     slurm.wait(job, "PENDING")
@@ -187,28 +139,28 @@ def test_requeued_in_mid_epoch(tmp_path: Path, digits: Run, slurm: Cluster) -> N
     assert len(re.findall("^run folder ", log, re.MULTILINE)) == 2
     resumed = re.findall(r"resumes after step (\d+)", log)
     assert len(resumed) == 1
-    # The row of a step is written before its checkpoint, and the second epoch ends with step 46.
-    assert 24 <= int(resumed[0]) < 69
-    assert int(resumed[0]) != 46
-    assert_equal(folder, digits.folder)
+    assert 7 <= int(resumed[0]) < 20  # a row is written before its checkpoint
+    assert_equal(folder, undisturbed)
 
 
 @pytest.mark.slurm
 @pytest.mark.horovod
 @pytest.mark.mpi
-def test_horovod_over_mpi_under_srun(tmp_path: Path, digits: Run, slurm: Cluster) -> None:
+def test_horovod_over_mpi_under_srun(
+    tmp_path: Path, undisturbed: Path, slurm: SlurmCluster
+) -> None:
     """srun --mpi=pmix, on one node: two slurmd on a machine want the same folder for it."""
     folder = tmp_path / "run"
     done = subprocess.run(
         [
             "srun", "--mpi=pmix", "--nodes=1", "--ntasks=2",
-            sys.executable, "-m", "lsgd.train", "+recipe=digits", *DIGITS[1:], f"run_dir={folder}",
+            sys.executable, "-m", "lsgd.train", "+recipe=digits", *RUN[1:], f"run_dir={folder}",
         ],
-        env=slurm.environment | ENVIRONMENT, capture_output=True, text=True, timeout=120,
+        env=slurm.environment | ENVIRONMENT, capture_output=True, text=True, timeout=HANG_TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 processes by srun over Horovod (MPI)" in done.stdout
-    assert_equal(folder, digits.folder)
+    assert_equal(folder, undisturbed)
 
 
 @pytest.fixture
@@ -245,11 +197,13 @@ def machines(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 @pytest.mark.netns
 @pytest.mark.mpi
-def test_mpirun_on_two_machines(tmp_path: Path, digits: Run, machines: tuple[str, Path]) -> None:
+def test_mpirun_on_two_machines(
+    tmp_path: Path, undisturbed: Path, machines: tuple[str, Path]
+) -> None:
     """comm=torch over two of them, without MASTER_ADDR."""
     first, shell = machines
     folder = tmp_path / "run"
-    words = [*digits.words, "comm=torch", "comm.join_timeout=30", f"run_dir={folder}"]
+    words = [*RUN, "comm=torch", "comm.join_timeout=300", f"run_dir={folder}"]
     done = subprocess.run(
         [
             "ip", "netns", "exec", first, "bash", ROOT / "launch" / "mpirun.sh", *words,
@@ -260,11 +214,11 @@ def test_mpirun_on_two_machines(tmp_path: Path, digits: Run, machines: tuple[str
             # Both have this machine's name, whose address is on neither.
             "GLOO_SOCKET_IFNAME": "cable",
         },
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=HANG_TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 processes by mpirun over torch.distributed (gloo)" in done.stdout
-    assert_equal(folder, digits.folder)
+    assert_equal(folder, undisturbed)
 
 
 @pytest.mark.mpi
@@ -273,7 +227,7 @@ def test_a_wrong_master_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # A network for documentation: nobody answers.
     monkeypatch.setenv("MASTER_ADDR", "198.51.100.7")
     words = ["comm=torch", "comm.join_timeout=3", f"run_dir={tmp_path / 'run'}"]
-    done = launch("horovod-mpi", 2, "-m", "lsgd.train", "+recipe=digits", *DIGITS[1:], *words)
+    done = launch("horovod-mpi", 2, "-m", "lsgd.train", "+recipe=digits", *RUN[1:], *words)
     assert done.returncode == 2
     assert re.search(
         r"process \d of 2 could not meet the others at 198.51.100.7:2\d{4} within 3 s", done.stderr
@@ -281,43 +235,15 @@ def test_a_wrong_master_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_launcher_that_is_not_known(tmp_path: Path) -> None:
-    """One of several processes, which would all train alone, ends at once."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lsgd.train", "+recipe=digits", f"run_dir={tmp_path / 'run'}"],
-        env=os.environ | {"PMI_RANK": "0", "PMI_SIZE": "2"},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("lsgd: PMI_SIZE=2 says that this is one of several processes")
-    assert not (tmp_path / "run").exists()
-
-
-def test_two_jobs_started_together_have_two_folders(tmp_path: Path) -> None:
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-m", "lsgd.train", "+recipe=digits", "rehearse=true"],
-            cwd=tmp_path, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    assert [job.wait(timeout=120) for job in jobs] == [0, 0]
-    folders = sorted((tmp_path / "runs" / "digits").iterdir())
-    assert len(folders) == 2
-    for folder in folders:
-        rows = read_rows(folder / "metrics.jsonl")
-        assert [row["kind"] for row in rows].count("start") == 1
-
-
 @pytest.mark.slurm
-def test_a_study_is_submitted_once(tmp_path: Path, slurm: Cluster, installation: Path) -> None:
+def test_a_study_is_submitted_once(tmp_path: Path, slurm: SlurmCluster, installation: Path) -> None:
     """Its trial is not submitted again while it is queued, and reported on when it is through."""
 
     def study(*options: str) -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, "-m", "lsgd.study", "+study=single", *options],
             cwd=tmp_path, env=slurm.environment | {"PYTHONPATH": str(installation)},
-            capture_output=True, text=True, timeout=240,
+            capture_output=True, text=True, timeout=HANG_TIMEOUT,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 

@@ -3,20 +3,18 @@
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from helpers.undisturbed import rows
+from helpers.launching import fork_command
+from helpers.reference_run import rows
+from helpers.started import HANG_TIMEOUT
 
-from lsgd.job.members import TAG, members
+from lsgd.job.members import JOB_TAG, process_records
 from lsgd.run.lock import FILE
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
-
-LIMIT = 120
-"""Seconds for a start on busy cores; comm.timeout is five times as long."""
 
 # Stands in for NCCL: gloo, whose group is destroyed only once all processes do so, without a limit.
 PROGRAM = """
@@ -24,7 +22,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch.distributed as dist
 from lsgd import train
-from lsgd.errors import InputFailed
+from lsgd.errors import InputFailedError
 
 folder, how, rank = Path(sys.argv[1]), sys.argv[2], os.environ["RANK"]
 
@@ -37,7 +35,7 @@ def destroy_with_all():
 def step_or_fail(learner, task, batches):
     if (task.step, rank) == (3, "1"):
         if how == "input":
-            raise InputFailed("n0144.JPEG cannot be read")
+            raise InputFailedError("n0144.JPEG cannot be read")
         if how == "bug":
             raise RuntimeError("out of luck")
         if how == "interrupt":
@@ -58,7 +56,7 @@ sys.exit(train.main([*words, f"run_dir={folder}/run"]))
         ("input", [5, 4], "lsgd: process 1: n0144.JPEG cannot be read\n", "n0144.JPEG"),
         ("bug", [5, 1], "Traceback (most recent call last)", "RuntimeError: out of luck"),
         ("interrupt", [5, 130], "", "interrupted"),
-        ("signal", [75, 75], "lsgd: told to leave by a signal: saved", "told to leave"),
+        ("signal", [75, 75], "lsgd: preempted by a signal: saved", "preempted"),
     ],
     ids=["input", "bug", "interrupt", "signal"],
 )
@@ -74,17 +72,17 @@ def test_who_fails_alone_says_so_and_leaves_at_once(
         launch |= {"MASTER_PORT": str(free.getsockname()[1]), "OMP_NUM_THREADS": "1"}
     said, jobs = [tmp_path / "said0", tmp_path / "said1"], []
     for rank, path in enumerate(said):
-        variables = launch | {"RANK": str(rank), "LOCAL_RANK": str(rank), TAG: str(tmp_path)}
+        variables = launch | {"RANK": str(rank), "LOCAL_RANK": str(rank), JOB_TAG: str(tmp_path)}
         with path.open("w") as stderr:
             jobs.append(
                 subprocess.Popen(
-                    [sys.executable, program, tmp_path, how],
+                    [*fork_command(), str(program), str(tmp_path), how],
                     env=os.environ | variables,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
                 )
             )
-    together, deadline = codes[0] == codes[1], time.monotonic() + LIMIT
+    together, deadline = codes[0] == codes[1], time.monotonic() + HANG_TIMEOUT
     try:
         while None in [job.poll() for job in jobs]:
             assert together or not list(tmp_path.glob("closing*"))
@@ -99,7 +97,7 @@ def test_who_fails_alone_says_so_and_leaves_at_once(
     speaker = 0 if how == "signal" else 1
     assert says in said[speaker].read_text()
     # Nothing of what was written is lost, and nothing is left that would keep another job out.
-    words = members(tmp_path)
+    words = process_records(tmp_path)
     assert [member.code for member in words] == codes
     assert words[speaker].why.startswith(why)
     assert len(rows(tmp_path / "run", "train")) >= 3

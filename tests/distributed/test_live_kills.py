@@ -1,111 +1,73 @@
-"""Workers of an asynchronous run are killed again and again; servers, and the run made again.
+"""Workers of an asynchronous run are killed and stopped again and again; servers, and the run made
+again.
 
-`make soak` kills thirty workers, and `make test-all` three. What comes out is the run that its
-order says, whoever was lost.
+`make soak` kills thirty workers and stops ten, and `make test-all` kills three. What comes out is
+the run that its order says, whoever was lost.
 """
 
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from helpers.soak import Soak
-from helpers.undisturbed import rows, saved
-from helpers.victims import ranks
+from helpers.launching import fork_command
+from helpers.reference_run import newest_checkpoint
+from helpers.soak import FaultSeries
+from helpers.started import Job, start_job
 
 from lsgd import config
-from lsgd.job import members
 from lsgd.strategy.gate import Tickets
-from lsgd.strategy.order import play
+from lsgd.strategy.order import play_orders
 from lsgd.strategy.recorded import load_orders
 from lsgd.strategy.virtual import make_gates
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKERS = 3
-# 1500 batches in an epoch, so that who comes back is mostly in time for it.
+# 600 batches in an epoch, so that who comes back is mostly in time for it.
 WORDS = [
     "+recipe=fashion_lenet5", "strategy=async", f"workers={WORKERS}", "worker_batch=2",
-    "log_steps=20",
-    "inputs=synthetic", "data.train_examples=3000", "data.val_examples=100", "device=cpu",
-    "schedule.milestones=[]", "schedule.warmup_epochs=0", "comm.timeout=180",
+    "log_steps=5", "inputs=synthetic", "data.train_examples=1200", "data.val_examples=20",
+    "device=cpu", "schedule.milestones=[]", "schedule.warmup_epochs=0", "comm.timeout=3600",
 ]  # fmt: skip
-LIMIT = 15.0
-"""Seconds within which who is left goes on, or says that it cannot."""
-SILENT = 180.0
-"""Seconds without a row of the run after which it counts as hung: the whole job is started again in
-less, also where ten others want each core. A run as a whole has no other limit, as it takes minutes
-on an idle machine and half an hour on such a one."""
 
 
-@contextmanager
-def started(
-    folder: Path, *words: str, supervised: bool = True, launcher: str = "singly"
-) -> Iterator["subprocess.Popen[str]"]:
-    """The job of all workers and a server, each a process that is started by itself."""
-    size = WORKERS + ("strategy.order=live" in words or "strategy=sync" in words)
-    recipe, *others = *WORDS, *words, f"run_dir={folder}"
-    script = ["bash", f"{ROOT}/launch/{launcher}.sh", recipe.partition("=")[2]]
-    program = [*script, *others, "--np", str(size)]
-    if supervised:
-        program = [sys.executable, "-m", "lsgd.supervise", "--", *program]
-    # One order of sums: of one thread.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
-    with folder.with_suffix(".txt").open("a") as output:
-        job = subprocess.Popen(
-            program, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
-        )
-    try:
-        yield job
-    finally:
-        job.kill()
-        job.wait()
-        members.stop(folder)
+def live(folder: Path, *words: str, supervised: bool = True, launcher: str = "singly") -> list[str]:
+    """The command line of all workers and a server, each a process that is started by itself."""
+    recipe, *others = *WORDS, *words, "strategy.order=live", f"run_dir={folder}"
+    program = ["bash", f"{ROOT}/launch/{launcher}.sh", recipe.partition("=")[2], *others]
+    program += ["--np", str(WORKERS + 1)]
+    return [sys.executable, "-m", "lsgd.supervise", "--", *program] if supervised else program
 
 
-def processes(job: "subprocess.Popen[str]") -> dict[int, psutil.Process]:
-    """The processes of the job that are alive, by rank."""
-    try:
-        return ranks(psutil.Process(job.pid).children(recursive=True))
-    except psutil.Error:
-        return {}
-
-
-def process_of(rank: int, job: "subprocess.Popen[str]", folder: Path) -> psutil.Process:
+def process_of(rank: int, job: Job) -> psutil.Process:
     """The process of a rank, once it is alive."""
-    found: list[psutil.Process] = []
-
-    def find() -> bool:
-        found[:] = [each for number, each in processes(job).items() if number == rank]
-        return found != []
-
-    until_over(job, folder, find)
-    assert found, said(folder)[-3000:]
-    return found[0]
+    found: dict[int, psutil.Process] = {}
+    job.until(lambda: found.update(job.ranks()) or rank in found)
+    return found[rank]
 
 
-def wait_for_all(job: "subprocess.Popen[str]", folder: Path) -> None:
-    """Halt the server until all others are back, so that the run does not end before."""
-
-    def met() -> list[int]:
-        return [rank for rank, each in processes(job).items() if has_met(each)]
-
-    until(lambda: WORKERS in met(), SILENT, folder)
-    with suppress(KeyError, psutil.Error):  # if the whole job is started again
-        server = processes(job)[WORKERS]
+def wait_for_all(job: Job) -> None:
+    """Halt the server until all others are back, so that the epoch does not end before."""
+    server = process_of(WORKERS, job)
+    with suppress(psutil.Error):  # if the whole job is started again
+        # One that the others have not met yet would keep them from ever meeting.
+        job.until(lambda: has_met(server) or not is_alive(server))
         server.suspend()
-        until(lambda: len(met()) == WORKERS + 1 or not server.is_running(), SILENT, folder)
+        job.until(lambda: sum(map(has_met, job.ranks().values())) > WORKERS or not is_alive(server))
         server.resume()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def has_met(process: psutil.Process) -> bool:
@@ -123,58 +85,21 @@ def returns(folder: Path) -> list[int]:
     return [event - WORKERS for event in events if event >= WORKERS]
 
 
-def said(folder: Path) -> str:
-    return folder.with_suffix(".txt").read_text(errors="replace")
-
-
-def starts(folder: Path) -> int:
-    """How many times the whole job was started: again without process 0, or while all meet."""
-    return said(folder).count("supervise: starts ")
-
-
-def written(folder: Path) -> int:
-    """How many rows the run has."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def until_written(folder: Path, count: int) -> None:
-    until(lambda: written(folder) > count, SILENT, folder)
-
-
-def until(condition, seconds: float, folder: Path) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, said(folder)[-3000:]
-        time.sleep(0.05)
-
-
-def until_over(
-    job: "subprocess.Popen[str]", folder: Path, condition: Callable[[], bool] = lambda: False
-) -> None:
-    """Wait for a condition, or else the end of the job, as long as rows of its run come."""
-    seen, since = -1, 0.0
-    while not condition() and job.poll() is None:
-        if (now := written(folder)) != seen:
-            seen, since = now, time.monotonic()
-        assert time.monotonic() < since + SILENT, said(folder)[-3000:]
-        time.sleep(0.05)
+def written(job: Job) -> tuple[int, int]:
+    """How many rows the run has, and how often the whole job was started: again without process 0,
+    or while all meet."""
+    path = job.folder / "metrics.jsonl"
+    rows = path.read_bytes().count(b"\n") if path.exists() else 0
+    return rows, job.output_text.count("supervise: starts ")
 
 
 def again(recorded: Path, folder: Path, *words: str) -> None:
     """Make the run again, alone."""
     order = f"strategy.order={recorded / 'orders.npz'}"
-    command = [sys.executable, "-m", "lsgd.train", *WORDS, *words, order, f"run_dir={folder}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with folder.with_suffix(".txt").open("w") as output:
-        job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, text=True)
-    with job:
-        try:
-            until_over(job, folder)
-        finally:
-            job.kill()
-    assert job.returncode == 0, said(folder)[-3000:]
-    ours, theirs = saved(recorded), saved(folder)
+    command = [*fork_command(), "-m", "lsgd.train", *WORDS, *words, order, f"run_dir={folder}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    ours, theirs = newest_checkpoint(recorded), newest_checkpoint(folder)
     exact = {"rtol": 0, "atol": 0}
     torch.testing.assert_close(ours.model, theirs.model, **exact)
     torch.testing.assert_close(ours.optimizer["state"], theirs.optimizer["state"], **exact)
@@ -188,7 +113,7 @@ def assert_each_batch_once(folder: Path, *words: str) -> None:
     for of_epoch in orders.epochs.values():
         gates = partial(make_gates, recipe.strategy, WORKERS)
         tickets = Tickets(recipe.tickets, ahead=orders.ahead)
-        script = play(of_epoch, gates, tickets, WORKERS)
+        script = play_orders(of_epoch, gates, tickets, WORKERS)
         assert sorted(push.ticket for push in script.pushes) == [*range(recipe.tickets)]
 
 
@@ -199,91 +124,142 @@ def assert_each_batch_once(folder: Path, *words: str) -> None:
         pytest.param(30, marks=pytest.mark.soak),
     ],
 )
-def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: Soak) -> None:
-    """No batch is lost or used twice, nobody waits long, and the order says what has come out."""
+def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: FaultSeries) -> None:
+    """No batch is lost or used twice, the others go on, and the order says what has come out."""
     draw = random.Random(f"{soak.seed} {kills}")
-    epochs = f"epochs={3 + 7 * kills // 10}"
-    folder = tmp_path / "run"
-    longest = 0.0
-    with started(folder, "strategy.order=live", epochs) as job:
-        until_written(folder, 2)
+    epochs, folder = f"epochs={kills + 1}", tmp_path / "run"
+    with start_job(live(folder, epochs), folder) as job:
+        job.until(lambda: written(job)[0] > 2)
         for number in range(1, kills + 1):
-            # By what was done since, half an epoch on average: a second is not the same everywhere.
-            due = written(folder) + draw.randrange(75)
+            # By what was done since, half an epoch at most: a second is not the same everywhere.
+            due = written(job)[0] + draw.randrange(60)
             # Process 0 takes the whole job with it, as it keeps the folder: one in ten.
             rank = 0 if number % 10 == 5 else draw.randrange(1, WORKERS)
-            until_over(job, folder, lambda due=due: written(folder) >= due)
-            victim = process_of(rank, job, folder)
-            before = written(folder), starts(folder)
-            trains = "\nstep " in said(folder).rpartition("supervise: starts ")[2]
-            with suppress(psutil.NoSuchProcess):  # it may have come too late for its epoch
-                victim.kill()
-            begin = time.monotonic()
-            until_over(
-                job,
-                folder,
-                lambda before=before: before != (written(folder), starts(folder)),
-            )
-            seconds = time.monotonic() - begin
-            soak.note(f"- kill {number} of worker {rank}: others go on in {seconds:.1f} s")
-            if trains and starts(folder) == before[1]:  # else the whole job had to start
-                assert seconds < LIMIT, said(folder)[-3000:]
-                longest = max(longest, seconds)
-        wait_for_all(job, folder)
-        until_over(job, folder)
-        assert job.returncode == 0, said(folder)[-3000:]
+            job.until(lambda due=due: written(job)[0] >= due)
+            victim, before = process_of(rank, job), written(job)
+            victim.kill()
+            job.until(lambda before=before: written(job) != before)
+            wait_for_all(job)
+            soak.note(f"- kill {number} of worker {rank}: the others went on, and it came back")
+        assert job.wait() == 0, job.output_text[-3000:]
     assert returns(folder)
     assert_each_batch_once(folder, epochs)
     again(folder, tmp_path / "again", epochs)
-    soak.note(
-        f"- {kills} kills, {len(returns(folder))} returns in the midst of an epoch; made again bit "
-        f"by bit; the longest wait of the others {longest:.1f} s"
-    )
+    soak.note(f"- {len(returns(folder))} returns in the midst of an epoch; made again bit by bit")
+
+
+@pytest.mark.soak
+def test_workers_are_stopped_and_continued(tmp_path: Path, soak: FaultSeries) -> None:
+    """The others go on; one that was stopped for longer than comm.timeout comes back anew."""
+    draw = random.Random(soak.seed)
+    words, folder = ("epochs=30", "comm.timeout=30"), tmp_path / "run"
+    with start_job(live(folder, *words, supervised=False), folder) as job:
+        job.until(lambda: written(job)[0] > 2)
+        for number in range(1, 11):
+            rank = draw.randrange(1, WORKERS)
+            stopped, before, begin = process_of(rank, job), written(job)[0], time.monotonic()
+            stopped.suspend()
+            job.until(lambda before=before: written(job)[0] > before + 3)
+            seconds = time.monotonic() - begin
+            if lost := number % 3 == 0:
+                job.until(lambda begin=begin: time.monotonic() > begin + 45)
+            stopped.resume()
+            if lost:
+                job.until(lambda old=stopped: not is_alive(old))
+                assert process_of(rank, job) != stopped
+            then = "it came back anew" if lost else "it went on"
+            soak.note(f"- stop {number} of worker {rank}: rows after {seconds:.1f} s, {then}")
+        assert job.wait() == 0, job.output_text[-3000:]
+    assert_each_batch_once(folder, *words)
+    again(folder, tmp_path / "again", *words)
+
+
+@pytest.mark.soak
+def test_told_to_leave_the_others_save_without_a_stopped_worker(
+    tmp_path: Path, soak: FaultSeries
+) -> None:
+    folder = tmp_path / "run"
+    start = live(folder, "epochs=3", supervised=False)
+    with start_job(start, folder) as job:
+        job.until(lambda: written(job)[0] > 2)
+        process_of(2, job).suspend()
+        begin = time.monotonic()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 75, job.output_text[-3000:]
+        soak.note(f"- left {time.monotonic() - begin:.0f} s after it was told, one being stopped")
+        job.wait_until_no_processes()
+        job.start(start)
+        assert job.wait() == 0, job.output_text[-3000:]
+    assert_each_batch_once(folder, "epochs=3")
+    again(folder, tmp_path / "again", "epochs=3")
+
+
+def test_a_worker_killed_while_all_evaluate_costs_no_epoch(tmp_path: Path) -> None:
+    """The job starts again, evaluates, and goes on: the epoch has one order."""
+    folder, words = tmp_path / "run", ("epochs=2", "data.val_examples=20000", "val_batch=2")
+    with start_job(live(folder, *words), folder) as job:
+        job.until(lambda: (folder / "checkpoint-600.pt").exists())
+        process_of(1, job).kill()
+        assert job.wait() == 0, job.output_text[-3000:]
+        assert job.output_text.count("supervise: starts ") == 2
+    assert [len(orders) for orders in load_orders(folder / "orders.npz").epochs.values()] == [1, 1]
+    again(folder, tmp_path / "again", *words)
 
 
 @pytest.mark.ray
-def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path, soak: Soak) -> None:
+def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path) -> None:
     """Ray starts the actor again; its process of before has told nobody to leave."""
-    folder, worker, epochs = tmp_path / "run", 2, "epochs=3"
-    words = ["strategy.order=live", epochs]
-    with started(folder, *words, supervised=False, launcher="ray") as job:
-        until_written(folder, 2)
-        victim = processes(job)[worker]
+    folder, worker = tmp_path / "run", 2
+    with start_job(live(folder, "epochs=2", supervised=False, launcher="ray"), folder) as job:
+        job.until(lambda: written(job)[0] > 2)
+        victim = process_of(worker, job)
         victim.parent().kill()
-        begin = time.monotonic()
-        victim.wait(LIMIT)
-        wait_for_all(job, folder)
-        seconds = time.monotonic() - begin
-        until_over(job, folder)
-        assert job.returncode == 0, said(folder)[-3000:]
-    assert seconds < 30
-    # A life that is too late for an epoch ends, and the next one comes too.
-    assert set(returns(folder)) == {worker}
-    again(folder, tmp_path / "again", epochs)
-    soak.note(f"- the actor of worker {worker} killed: its process is back in {seconds:.1f} s")
+        job.until(lambda: not is_alive(victim))
+        wait_for_all(job)
+        assert job.wait() == 0, job.output_text[-3000:]
+    # A process that is too late for an epoch, this one or another, ends, and the next one comes.
+    assert worker in returns(folder)
+    again(folder, tmp_path / "again", "epochs=2")
 
 
 def test_without_its_server_the_job_ends_and_goes_on_from_the_last_epoch(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with started(folder, "strategy.order=live", "epochs=4", supervised=False) as job:
-        until(lambda: written(folder) and rows(folder, "epoch") != [], SILENT, folder)
-        processes(job)[WORKERS].send_signal(signal.SIGKILL)
-        begin = time.monotonic()
-        until(lambda: job.poll() is not None, LIMIT, folder)
-        assert time.monotonic() - begin < LIMIT
-        assert job.returncode == 5, said(folder)[-3000:]
-        assert "another process has left the job" in said(folder)
-    with started(folder, "strategy.order=live", "epochs=4", supervised=False) as job:
-        until_over(job, folder)
-        assert job.returncode == 0, said(folder)[-3000:]
-    again(folder, tmp_path / "again", "epochs=4")
+    start = live(folder, "epochs=3", supervised=False)
+    with start_job(start, folder) as job:
+        job.until(lambda: job.rows("epoch"))
+        process_of(WORKERS, job).send_signal(signal.SIGKILL)
+        assert job.wait() == 5, job.output_text[-3000:]
+        assert "another process has left the job" in job.output_text
+        job.start(start)
+        assert job.wait() == 0, job.output_text[-3000:]
+    again(folder, tmp_path / "again", "epochs=3")
 
 
-def test_without_a_worker_a_synchronous_job_ends(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    words = ["strategy=sync", "epochs=4", "comm=torch"]
-    with started(folder, *words, supervised=False) as job:
-        until_written(folder, 2)
-        processes(job)[1].send_signal(signal.SIGKILL)
-        until(lambda: job.poll() is not None, LIMIT, folder)
-        assert job.returncode == 5, said(folder)[-3000:]
+@pytest.mark.soak
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_replay_is_killed_and_resumed(tmp_path: Path, recorded: bool, soak: FaultSeries) -> None:
+    """Of a schedule, or of what live processes have recorded: it ends with the same bits."""
+    words = ["epochs=4"]
+    if recorded:
+        with start_job(live(tmp_path / "live", *words, supervised=False), tmp_path / "live") as job:
+            assert job.wait() == 0, job.output_text[-3000:]
+        words.append(f"strategy.order={tmp_path}/live/orders.npz")
+    draw, folders = random.Random(soak.seed), [tmp_path / "whole", tmp_path / "killed"]
+    for folder in folders:
+        start = [sys.executable, "-m", "lsgd.train", *WORDS, *words, f"run_dir={folder}"]
+        start.append("checkpoint_steps=7")
+        kills = 0
+        with start_job(start, folder) as job:
+            while folder is folders[1] and kills < 10:
+                due = written(job)[0] + draw.randrange(60)
+                job.until(lambda due=due, job=job: written(job)[0] >= due)
+                job.process.kill()
+                job.wait_until_no_processes()
+                kills += 1
+                job.start(start)
+            assert job.wait() == 0, job.output_text[-3000:]
+    exact = {"rtol": 0, "atol": 0}
+    whole, killed = map(newest_checkpoint, folders)
+    torch.testing.assert_close(killed.model, whole.model, **exact)
+    torch.testing.assert_close(killed.optimizer, whole.optimizer, **exact)
+    soak.note(f"- a replay, {'recorded' if recorded else 'virtual'}: 10 kills, the same bits")

@@ -16,7 +16,7 @@ pytestmark = [
 ]  # fmt: skip
 NotebookNode = Any  # of nbformat, which need not be installed
 NOTEBOOK = REPOSITORY / "docs/tutorials/notebook.ipynb"
-PATIENCE = 120
+PATIENCE = 1200
 """Seconds that a cell may take."""
 
 

@@ -1,38 +1,67 @@
 """Every line of shell and program of Python in the README and docs runs as it stands there."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.pages import PAGES, REPOSITORY, Line, lines, missing
+from helpers.launching import fork_server
+from helpers.pages import PAGES, REPOSITORY, PageCommand, first_missing_line, lines
 
 pytestmark = [pytest.mark.distributed, pytest.mark.side_by_side, pytest.mark.slow]
-PATIENCE = 600
-"""Seconds that a page may take."""
+PATIENCE = 3600
+"""Seconds after which a page hangs; it takes a minute or two where nothing else runs."""
+RUN = {page: there for page in PAGES if (there := [x for x in lines(page) if not x.needs])}
+"""The lines that are run, by their pages."""
 MARK = "\x01"
 """Begins what a line has printed; the number of the line follows, and later its exit code."""
+# What the tests are told is none of a reader's, and mpirun would carry it to other machines.
+ENVIRONMENT = {name: text for name, text in os.environ.items() if not name.startswith("LSGD_")}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def run(page: list[Line], folder: Path) -> dict[int, tuple[int, str]]:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What is `python` to a page, and $PYTHON to its launchers: half of what most lines take is to
+    import torch.
+
+    The server has not imported lsgd, of which each page has a copy to change.
+    """
+    program = tmp_path_factory.mktemp("bin") / "python"
+    with fork_server(environment=ENVIRONMENT) as words:
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program.chmod(0o755)
+        yield program
+
+
+def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[int, str]]:
     """The exit code and output of each line, one after the other in one shell, up to a failure."""
-    script = ["exec 2>&1"]
+    script = ["exec 2>&1", f'python() {{ {python} "$@"; }}']
     for index, line in enumerate(page):
-        command = f"python - <<'END OF PROGRAM'\n{line.text}\nEND OF PROGRAM"
+        command = line.command
+        if line.language == "python":
+            command = f"python - <<'END OF PROGRAM'\n{line.text}\nEND OF PROGRAM"
+        elif line.text.endswith("&") or "ulimit" in line.text or "-m pytest" in line.text:
+            # Signals and limits are for the process itself, and a client would keep them; pytest
+            # has to import by itself what it rewrites.
+            command = command.replace("python ", f"{sys.executable} ", 1)
+        # What stands on a page is also printed there, and jobs that are killed are real ones.
+        served = line.language == "sh" and not line.text.endswith("&")
+        script.append(f"export PYTHON={python}" if served else "unset PYTHON")
         script.append(f"printf '{MARK}{index}\\n'")
-        script.append(command if line.language == "python" else line.command)
+        # In fewer passes, since a rehearsal of 256 workers takes a pass for each otherwise.
+        script.append(command.replace("rehearse=true", "rehearse=true workers_per_pass=32"))
         script.append(f"code=$?; printf '{MARK}code {index} %s\\n' $code")
         if line.language != "console":
             script.append("[ $code = 0 ] || exit")
-    # What the tests are told is none of a reader's, and mpirun would carry it to other machines.
-    own = {name: text for name, text in os.environ.items() if not name.startswith("LSGD_")}
-    environment = own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
-        cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL,
+        cwd=folder, env=ENVIRONMENT, text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, timeout=PATIENCE,
     )  # fmt: skip
     outcome = {}
@@ -63,17 +92,17 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.clone
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_line_runs(page: Path, checkout: Path) -> None:
-    there = [line for line in lines(page) if not line.needs]
-    if not there:
-        return
-    outcome = run(there, checkout)
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_line_runs(page: Path, checkout: Path, python: Path) -> None:
+    there = RUN[page]
+    outcome = run(there, checkout, python)
     for index, line in enumerate(there):
         where = f"{page.name}:{line.number}: {line.text.strip()}"
         assert index in outcome, f"{where}\nwas not come to"
         code, text = outcome[index]
         if line.language == "console":
-            assert (lost := missing(line.shown, text)) is None, f"{where}\n{text}\nlacks {lost!r}"
+            assert (lost := first_missing_line(line.shown, text)) is None, (
+                f"{where}\n{text}\nlacks {lost!r}"
+            )
         else:
             assert code == 0, f"{where}\n{text}"

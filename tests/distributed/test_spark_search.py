@@ -14,19 +14,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.studies import TRIALS, Place, opened, until
-from helpers.undisturbed import assert_equal, rows
+from helpers.reference_run import assert_equal, rows
+from helpers.started import HANG_TIMEOUT
+from helpers.studies import TRIALS, StudyFolder, study_folder, wait_until
 
+import lsgd.train
 from lsgd import config
-from lsgd.errors import Refused
 from lsgd.job import members
-from lsgd.search.record import load
-from lsgd.search.spark import OnSpark
-from lsgd.search.stop import Stop
-from lsgd.search.task import ROWS
-from lsgd.supervise.verdict import Ending
-from lsgd.trials.launch import TrialLauncher
-from lsgd.trials.trial import Trial
+from lsgd.planned.launch import RunLauncher
+from lsgd.planned.planned_run import PlannedRun
+from lsgd.search.record import load_record
+from lsgd.search.spark import SparkBackend
+from lsgd.search.spark_task import ROWS
+from lsgd.search.stop import StopRequest
+from lsgd.supervise.verdict import ExitSummary
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.spark, pytest.mark.java]
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
@@ -43,10 +44,12 @@ def program(path: Path, *command: object) -> str:
 
 
 @pytest.fixture
-def small(tmp_path: Path, installation: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def small(
+    tmp_path: Path, installation: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StudyFolder]:
     """A place for searches whose trials train nothing."""
     python = program(tmp_path / "python", sys.executable, SMALL_TRIAL)
-    with opened(tmp_path, installation) as place:
+    with study_folder(tmp_path, installation) as place:
         planned = place.environment
         monkeypatch.setattr(
             place, "environment", lambda **plan: planned(**plan) | {"PYTHON": python}
@@ -54,18 +57,18 @@ def small(tmp_path: Path, installation: Path, monkeypatch: pytest.MonkeyPatch) -
         yield place
 
 
-def search(place: Place, master: str, *words: str, **plan: str) -> tuple[int, str]:
+def search(place: StudyFolder, master: str, *words: str, **plan: str) -> tuple[int, str]:
     words = ("+search=small", "--launch", "spark", "--master", master, *words)
     return place.run(*words, command="search", **plan)
 
 
-def started(place: Place) -> set[int]:
+def started(place: StudyFolder) -> set[int]:
     """The pids of all that has ever been a process of a trial."""
     folders = (place.folder / TRIALS).glob("*/supervised/*.jsonl")
     return {int(path.stem.rpartition("-")[2]) for path in folders}
 
 
-def test_one_fails_one_is_given_up_and_nothing_is_left(small: Place) -> None:
+def test_one_fails_one_is_given_up_and_nothing_is_left(small: StudyFolder) -> None:
     """On two executors, two at a time; nothing of what Spark says by itself is on the screen."""
     # The lr of the six: 1, 1, 0.01, 1e-4, 1e-4, 0.01.
     words = ["epochs=100", "sampler=grid", "--jobs", "2"]
@@ -77,7 +80,7 @@ def test_one_fails_one_is_given_up_and_nothing_is_left(small: Place) -> None:
     assert "WARN" not in said
     [folder] = (small.folder / "runs/searches").iterdir()
     assert "WARN" in (folder / "spark.log").read_text()
-    states = [point.state for point in load(folder).points]
+    states = [point.state for point in load_record(folder).points]
     assert states == ["failed", "failed", "finished", "pruned", "pruned", "finished"], said
     logs = [path.read_text() for path in (small.folder / TRIALS).glob("*.log")]
     assert len(logs) == 6
@@ -88,7 +91,7 @@ def test_one_fails_one_is_given_up_and_nothing_is_left(small: Place) -> None:
 
 
 def test_executors_that_do_not_see_the_folder_prune_nothing(
-    small: Place, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    small: StudyFolder, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another disk is mounted for them where the search runs, as the rights to mount are there."""
     hide = 'mount -t tmpfs lsgd-test "$0" && exec "$@"'
@@ -104,7 +107,7 @@ def test_executors_that_do_not_see_the_folder_prune_nothing(
     assert not (small.folder / TRIALS).exists()
 
 
-def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: Place) -> None:
+def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: StudyFolder) -> None:
     """As a terminal sends it: to all processes of the group."""
     words = ["+search=small", "--launch", "spark", "--master", "local[1]", "epochs=100000"]
     job = subprocess.Popen(
@@ -117,9 +120,9 @@ def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: Place) -> None:
         start_new_session=True,
     )
     small.begun.append(job)
-    until(lambda: any(small.epochs_of_all()), seconds=200)
+    wait_until(lambda: any(small.epochs_of_all()), seconds=HANG_TIMEOUT)
     os.killpg(job.pid, signal.SIGINT)
-    said, _ = job.communicate(timeout=100)
+    said, _ = job.communicate(timeout=HANG_TIMEOUT)
     assert job.returncode == 75, said
     assert "stopped; the same command goes on with it" in said
     [log] = (small.folder / TRIALS).glob("*.log")
@@ -128,11 +131,11 @@ def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: Place) -> None:
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSpark]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkBackend]:
     """Two executors for trials of two processes, in a folder of their own."""
     handler = signal.getsignal(signal.SIGINT)
     with chdir(tmp_path_factory.mktemp("spark")):
-        place = OnSpark(TrialLauncher("spark", {"--np": "2", "--master": TWO_EXECUTORS}))
+        place = SparkBackend(RunLauncher("spark", {"--np": "2", "--master": TWO_EXECUTORS}))
         folder = Path("runs/searches/one")
         folder.mkdir(parents=True)
         with place.open(folder, 1, prunes=True):
@@ -141,26 +144,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnSpark]:
 
 
 @pytest.fixture(scope="module")
-def one(spark: OnSpark) -> OnSpark:
+def one(spark: SparkBackend) -> SparkBackend:
     """The same, for trials of one process."""
-    place = OnSpark(TrialLauncher("spark", {"--np": "1"}))
+    place = SparkBackend(RunLauncher("spark", {"--np": "1"}))
     place._opened = spark._opened
     return place
 
 
-def trial_of(seed: int, *words: str) -> Trial:
+def trial_of(seed: int, *words: str) -> PlannedRun:
     words = (*SHORT, *words, f"seed={seed}")
-    return Trial(config.load_recipe(["+recipe=digits", *words]), list(words))
+    return PlannedRun(config.load_recipe(["+recipe=digits", *words]), list(words))
 
 
-def train(spark: OnSpark, trial: Trial) -> Ending | None:
-    return spark.train(trial, Stop([]), lambda what: None)
+def train(spark: SparkBackend, trial: PlannedRun) -> ExitSummary | None:
+    return spark.train(trial, StopRequest([]), lambda what: None)
 
 
 @contextmanager
-def under_way(spark: OnSpark, trial: Trial) -> "Iterator[tuple[Future[Ending | None], Stop]]":
+def under_way(
+    spark: SparkBackend, trial: PlannedRun
+) -> "Iterator[tuple[Future[ExitSummary | None], StopRequest]]":
     """The training of a trial, and how it is told to leave: as it is at the end in any case."""
-    stop = Stop([])
+    stop = StopRequest([])
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(spark.train, trial, stop, lambda what: None)
         try:
@@ -169,26 +174,27 @@ def under_way(spark: OnSpark, trial: Trial) -> "Iterator[tuple[Future[Ending | N
             stop.prune()
 
 
-def processes(trial: Trial, count: int) -> list[psutil.Process]:
+def processes(trial: PlannedRun, count: int) -> list[psutil.Process]:
     """Those of a trial that is under way, by rank, once they are so many."""
     folder = trial.folder.absolute()
 
     def running() -> list[int]:
-        there = {*members.running(folder)}
-        return [each.pid for each in members.members(folder) if each.pid in there]
+        there = {*members.job_pids(folder)}
+        return [each.pid for each in members.process_records(folder) if each.pid in there]
 
-    until(lambda: len(running()) == count, seconds=200)
+    wait_until(lambda: len(running()) == count, seconds=HANG_TIMEOUT)
     return [psutil.Process(pid) for pid in running()]
 
 
-def test_two_processes_train_what_two_of_a_launcher_do(spark: OnSpark, tmp_path: Path) -> None:
-    """To the last bit, each on an executor of its own."""
-    trial = trial_of(0)
+def test_two_processes_train_what_one_does(spark: SparkBackend, tmp_path: Path) -> None:
+    """In float64 to 1e-10, each on an executor of its own."""
+    trial = trial_of(0, "precision=float64")
     ending = train(spark, trial)
-    assert ending == Ending(0, "done"), trial.log.read_text()
-    launch = [sys.executable, "-m", "lsgd.launch", "local", "digits", *trial.words, "--np", "2"]
-    subprocess.run([*launch, f"run_dir={tmp_path}"], check=True, timeout=300, capture_output=True)
-    assert_equal(trial.folder, tmp_path, within=0.0)
+    assert ending == ExitSummary(0, "done"), trial.log_path.read_text()
+    lsgd.train.train(
+        config.load_recipe(["+recipe=digits", *trial.overrides, f"run_dir={tmp_path}"])
+    )
+    assert_equal(trial.folder, tmp_path)
     assert rows(trial.folder, "start")[0]["processes"] == 2
 
 
@@ -197,71 +203,61 @@ def executor(process: psutil.Process) -> psutil.Process:
     return next(each for each in process.parents() if "java" in each.name())
 
 
-@pytest.mark.parametrize(("victim", "seed"), [("task", 1), ("worker", 2), ("executor", 3)])
-def test_what_is_killed_leaves_nothing(one: OnSpark, victim: str, seed: int) -> None:
+@pytest.mark.parametrize(("victim", "seed"), [("worker", 2), ("executor", 3)])
+def test_what_is_killed_leaves_nothing(one: SparkBackend, victim: str, seed: int) -> None:
     """The trial counts as crashed, and the search may start it once more."""
     trial = trial_of(seed, *ENDLESS)
     with under_way(one, trial) as (job, _):
         [process] = processes(trial, 1)
-        match victim:
-            case "task":
-                assert one._opened
-                one._opened.context.cancelAllJobs()
-            case "worker":
-                process.parents()[0].kill()
-            case "executor":
-                executor(process).kill()
-        ending = job.result(timeout=200)
+        (process.parents()[0] if victim == "worker" else executor(process)).kill()
+        ending = job.result(timeout=HANG_TIMEOUT)
     assert ending
     assert (ending.code, ending.lost) == (1, True), ending
     assert ending.cause.startswith("Spark has lost it: ")
     try:
-        until(lambda: not process.is_running(), seconds=60)
+        wait_until(lambda: not process.is_running(), seconds=HANG_TIMEOUT)
     finally:
-        members.stop(trial.folder.absolute())
+        members.stop_job(trial.folder.absolute())
 
 
-def test_the_second_process_of_a_trial_is_killed(spark: OnSpark) -> None:
+def test_the_second_process_of_a_trial_is_killed(spark: SparkBackend) -> None:
     """The first cannot go on either, and nothing stays."""
     trial = trial_of(4, *ENDLESS)
     with under_way(spark, trial) as (job, _):
         both = processes(trial, 2)
         assert len({executor(each) for each in both}) == 2
         both[1].kill()
-        ending = job.result(timeout=200)
+        ending = job.result(timeout=HANG_TIMEOUT)
     assert ending
     assert ending.code in (1, 5), ending
-    until(lambda: not any(each.is_running() for each in both), seconds=60)
+    wait_until(lambda: not any(each.is_running() for each in both), seconds=HANG_TIMEOUT)
 
 
-def test_a_trial_that_is_told_to_leave_has_saved(one: OnSpark) -> None:
+def test_a_trial_that_is_told_to_leave_has_saved(one: SparkBackend) -> None:
     trial = trial_of(5, *ENDLESS)
     with under_way(one, trial) as (job, stop):
-        until(lambda: rows(trial.folder, "train") if trial.run else [], seconds=200)
+        wait_until(
+            lambda: rows(trial.folder, "train") if trial.saved_run else [], seconds=HANG_TIMEOUT
+        )
         stop.prune()
-        ending = job.result(timeout=120)
+        ending = job.result(timeout=HANG_TIMEOUT)
     assert ending
     assert ending.code == 75, ending
     assert (trial.folder / "checkpoint.pt").exists()
     assert not [*trial.folder.parent.glob("*.leave-*")]
 
 
-def test_what_no_task_starts(spark: OnSpark) -> None:
-    """What the first task finds is said here, and the second does not wait for it."""
-    trial = trial_of(6)
-    trial.folder.mkdir(parents=True)
-    (trial.folder / "mine").touch()
-    with pytest.raises(Refused, match="holds files of something else; write a new or empty"):
-        train(spark, trial)
-
-
-def test_executors_that_see_no_folder_send_the_rows(spark: OnSpark) -> None:
-    trial, place = trial_of(7), OnSpark(TrialLauncher("spark", {"--np": "2"}))
+def test_executors_that_see_no_folder_send_the_rows(spark: SparkBackend) -> None:
+    trial, place = trial_of(7), SparkBackend(RunLauncher("spark", {"--np": "2"}))
     assert spark._opened
     place._opened = replace(spark._opened, folder=None)
-    assert train(place, trial) == Ending(0, "done"), trial.log.read_text()
-    run = trial.run
+    assert train(place, trial) == ExitSummary(0, "done"), trial.log_path.read_text()
+    run = trial.saved_run
     assert run
     assert run.finished
-    assert {path.name for path in trial.folder.iterdir()} == {*ROWS, "supervise.log"}
-    assert "run folder " in trial.log.read_text()
+    assert {path.name for path in trial.folder.iterdir()} == {
+        *ROWS,
+        "supervise.lock",
+        "supervise.log",
+    }
+    assert "run folder " in trial.log_path.read_text()

@@ -1,5 +1,6 @@
 """The site of the documentation is built strictly, needs no network, and all its links lead on."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from helpers.pages import PAGES, REPOSITORY
+from helpers.pages import PAGES, REPOSITORY, lines
 
 pytestmark = [pytest.mark.docs, pytest.mark.slow]
 PATIENCE = 300
@@ -23,12 +24,19 @@ class Elements(HTMLParser):
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.names: set[str] = set()
+        self.copied: list[str] = []
+        """What the copy buttons of consoles take."""
+        self.schemes: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """One element of the page."""
         given = {key: value for key, value in attrs if value is not None}
         self.names.update(given[key] for key in ("id", "name") if key in given)
+        if "data-copy" in given:
+            self.copied.append(given["data-copy"])
+        if "data-md-color-scheme" in given:
+            self.schemes.add(given["data-md-color-scheme"])
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
         elif tag in ("script", "img", "iframe", "source") and "src" in given:
@@ -92,3 +100,28 @@ def test_tables_and_helps_stand_where_their_markers_were(site: Path) -> None:
     assert 'id="schedule.warmup_epochs"' in fields
     assert "usage: python -m lsgd.compare" in commands
     assert "<!-- " not in fields.split("<article", 1)[1].split("</article>", 1)[0]
+
+
+def test_the_copy_button_of_a_console_takes_its_commands(
+    site: Path, pages: dict[Path, Elements]
+) -> None:
+    """And not what they print."""
+    for page in PAGES:
+        if page.name == "README.md":
+            continue
+        consoles = [line.text for line in lines(page) if line.language == "console"]
+        at = site / page.relative_to(REPOSITORY).with_suffix(".html")
+        copied = "\n".join(pages[at].copied).splitlines()
+        assert set(consoles) <= set(copied), page
+        assert not [line for line in copied if line.startswith("$")], page
+
+
+def test_a_search_ranks_guides_above_what_was_measured_and_changed(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+    boosts = {each["location"]: each.get("boost", 1) for each in index["docs"]}
+    results = max(boost for at, boost in boosts.items() if at.startswith("results/"))
+    assert boosts["CHANGELOG.html"] < results < 1 < boosts["docs/how-to/stops.html"]
+
+
+def test_a_reader_may_choose_a_dark_page(pages: dict[Path, Elements], site: Path) -> None:
+    assert pages[site / "index.html"].schemes == {"default", "slate"}

@@ -2,15 +2,16 @@ import stat
 from pathlib import Path
 
 import pytest
-from helpers.broken_machine import broken
+from helpers.broken_machine import broken_environment
 
-from lsgd.doctor import software
-from lsgd.doctor.child import Answer, ask
+from lsgd import config
+from lsgd.doctor import probe, software
+from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
+from lsgd.doctor.child import ProbeResult, run_probe
 from lsgd.doctor.datasets import datasets
-from lsgd.doctor.item import ABSENT, FAIL, PASS
 
-BUILT = Answer({"version": "0.28.1", "built": {"Gloo": True, "MPI": True, "NCCL": False}})
-NONE = Answer({"version": None})
+BUILT = ProbeResult({"version": "0.28.1", "built": {"Gloo": True, "MPI": True, "NCCL": False}})
+NONE = ProbeResult({"version": None})
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -65,50 +66,63 @@ def test_srun_is_needed_inside_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_horovod_says_what_it_is_built_with() -> None:
     assert software.horovod(BUILT).found == "0.28.1, built with Gloo and MPI, without NCCL"
-    unfit = Answer({}, "ImportError: its compiled part does not fit this torch")
+    unfit = ProbeResult({}, "ImportError: its compiled part does not fit this torch")
     item = software.horovod(unfit)
     assert (item.status, item.required) == (FAIL, False)
     assert "setup/horovod.sh" in item.fix
 
 
-def test_setuptools_is_missed_only_beside_horovod() -> None:
-    gone = Answer({}, "ModuleNotFoundError: No module named 'setuptools'")
-    assert software.setuptools(gone, horovod=BUILT).status == FAIL
-    assert software.setuptools(gone, horovod=NONE).status == ABSENT
+WRONG = ProbeResult({}, "RuntimeError: it does something else")
 
 
-def test_a_dali_that_decodes_wrongly_fails() -> None:
-    wrong = Answer({}, "RuntimeError: a JPEG did not come out as PIL decodes it")
-    item = software.dali(wrong, where="GPU")
-    assert (item.name, item.status, item.required) == ("DALI, GPU", FAIL, False)
-    assert item.fix.endswith("inputs=torchvision does without")
-    assert software.dali(NONE, where="CPU").status == ABSENT
-
-
-@pytest.mark.parametrize("answer", [Answer({"why": "no gcc"}), Answer({}, "no gcc")])
-def test_a_gpu_without_a_compiler_is_told_what_to_install(answer: Answer) -> None:
-    item = software.compiler(answer)
+@pytest.mark.parametrize(
+    ("item", "fix"),
+    [
+        (software.setuptools(WRONG, horovod=BUILT), "setuptools"),
+        (software.dali(WRONG, where="GPU"), "inputs=torchvision does without"),
+        (software.compiler(WRONG), "install gcc"),
+        (software.compiler(ProbeResult({"why": "it does something else"})), "install gcc"),
+        (software.apex(WRONG), "setup/apex.sh"),
+    ],
+)
+def test_what_works_wrongly_fails_and_ends_no_run(item: CheckItem, fix: str) -> None:
     assert (item.status, item.required) == (FAIL, False)
-    assert item.found == "torch.compile makes no kernels: no gcc"
-    assert item.fix.startswith("install gcc")
-    assert software.compiler(Answer({"why": ""})).status == PASS
+    assert "it does something else" in item.found
+    assert fix in item.fix
 
 
-def test_an_apex_that_makes_no_update_fails_and_a_missing_one_is_not_needed() -> None:
-    item = software.apex(Answer({}, "Refused: optim.fused=apex needs NVIDIA's apex, and …"))
-    assert (item.status, item.required) == (FAIL, False)
-    assert item.found.startswith("optim.fused=apex needs")
-    item = software.apex(NONE)
-    assert (item.status, item.found) == (ABSENT, "not installed")
-    assert item.fix.startswith("setup/apex.sh builds NVIDIA's, and PyPI's apex is another package")
-    assert software.apex(Answer({"version": "0.1"})).found == "0.1, NVIDIA's, makes an update"
+def test_what_is_missing_is_not_needed() -> None:
+    for item in (
+        software.setuptools(WRONG, horovod=NONE),
+        software.dali(NONE, where="CPU"),
+        software.apex(NONE),
+    ):
+        assert item.status == ABSENT
+    assert software.apex(NONE).fix.startswith("setup/apex.sh builds NVIDIA's, and PyPI's apex is")
+    assert software.apex(ProbeResult({"version": "0.1"})).found == "0.1, NVIDIA's, makes an update"
+    assert software.compiler(ProbeResult({"why": ""})).status == PASS
 
 
 @pytest.mark.slow
 def test_pypis_apex_is_no_apex_of_nvidia(tmp_path: Path) -> None:
     """Not even imported, which it would not survive."""
-    found = ask("apex", limit=100, environment=broken(tmp_path, apex="import pyramid_mailer"))
+    found = run_probe(
+        "apex", limit=100, environment=broken_environment(tmp_path, apex="import pyramid_mailer")
+    )
     assert "is another package, as PyPI's of that name is" in software.apex(found).found
+
+
+def test_a_folder_that_a_desktop_has_looked_into_is_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSGD_DATA", str(tmp_path))
+    data = config.load_recipe(["+recipe=bs256"]).data
+    (root := tmp_path / "imagenet").mkdir()
+    (root / ".DS_Store").touch()
+    (root / "README.md").touch()
+    assert not probe._dataset(data)["there"]
+    (root / "train").mkdir()
+    assert probe._dataset(data)["there"]
 
 
 @pytest.mark.data
@@ -119,7 +133,7 @@ def test_data_are_read_and_not_only_looked_for(test_data: Path, tmp_path: Path) 
     (tmp_path / "imagenet" / "train").mkdir(parents=True)
     (tmp_path / "fashion-mnist").symlink_to((test_data / "fashion-mnist").resolve())
     where = {"LSGD_DATA": str(tmp_path)}
-    found = datasets(ask("data", limit=100, environment=where), where)
+    found = datasets(run_probe("data", limit=100, environment=where), where)
     items = {item.name: item for item in found}
     assert items["LSGD_DATA"].found == f"{tmp_path} has cifar10, fashion-mnist, imagenet"
     assert items["data: fashion-mnist"].status == PASS
@@ -132,16 +146,13 @@ def test_data_are_read_and_not_only_looked_for(test_data: Path, tmp_path: Path) 
     assert items["data: tiny-imagenet"].status == ABSENT
 
 
-def test_a_reader_that_crashes_keeps_what_was_read() -> None:
+def test_a_reader_that_crashes_keeps_what_was_read(tmp_path: Path) -> None:
     digits = {
         "name": "digits", "root": "data/digits", "problem": None, "prepare": "", "bundled": True,
         "there": False, "holds": "1,797 images",
     }  # fmt: skip
-    found = datasets(Answer({"datasets": [digits]}, "it crashed with SIGSEGV"), {})
+    found = datasets(ProbeResult({"datasets": [digits]}, "it crashed with SIGSEGV"), {})
     assert [item.status for item in found] == [PASS, FAIL]
     assert found[1].found == "reading stopped after digits: it crashed with SIGSEGV"
-
-
-def test_a_data_folder_that_is_none(tmp_path: Path) -> None:
-    [item] = datasets(Answer({"datasets": []}), {"LSGD_DATA": str(tmp_path / "typo")})
+    [item] = datasets(ProbeResult({"datasets": []}), {"LSGD_DATA": str(tmp_path / "typo")})
     assert (item.status, item.found) == (FAIL, f"{tmp_path}/typo is no folder")

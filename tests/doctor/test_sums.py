@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.broken_machine import broken, left_running
+from helpers.broken_machine import broken_environment, remaining_processes
 
 from lsgd.doctor import sums
-from lsgd.doctor.child import Answer, ask
-from lsgd.doctor.item import ABSENT, FAIL, PASS, Item
+from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
+from lsgd.doctor.child import ProbeResult, run_probe
 
-FINE = Item("", PASS, "")
+FINE = CheckItem("", PASS, "")
 
 
-def items(horovod: Answer, mpi: Item = FINE) -> dict[str, Item]:
-    found = sums.all_reduces(Answer({}), horovod, mpi, FINE, limit=100)
+def items(horovod: ProbeResult, mpi: CheckItem = FINE) -> dict[str, CheckItem]:
+    found = sums.all_reduces(ProbeResult({}), horovod, mpi, FINE, limit=100)
     return {item.name.removeprefix("all-reduce "): item for item in found}
 
 
@@ -27,8 +27,8 @@ def items(horovod: Answer, mpi: Item = FINE) -> dict[str, Item]:
 def test_sums_with_horovod() -> None:
     """As root too, whatever the environment permits it."""
     built = {"Gloo": True, "MPI": True, "NCCL": False}
-    refuses = Item("MPI", FAIL, "Open MPI 4.1.4, which refuses root", "")
-    found = items(Answer({"version": "0.28.1", "built": built}), refuses)
+    refuses = CheckItem("MPI", FAIL, "Open MPI 4.1.4, which refuses root", "")
+    found = items(ProbeResult({"version": "0.28.1", "built": built}), refuses)
     for name in ("Horovod Gloo", "Horovod MPI"):
         assert found[name].status == PASS, found[name]
         assert found[name].numbers["mb_per_s"] > 0
@@ -37,16 +37,18 @@ def test_sums_with_horovod() -> None:
 
 @pytest.mark.distributed
 def test_a_process_that_never_comes_is_no_hang(tmp_path: Path) -> None:
-    faults = broken(tmp_path) | {"TEST_SLEEPING_RANK": "1"}
-    answer = ask("all_reduce", "torch", "cpu", limit=4, launcher=sums.TORCHRUN, environment=faults)
-    assert answer.why.startswith("it did not end in 4 s")
-    assert left_running(faults) == []
+    faults = broken_environment(tmp_path) | {"TEST_SLEEPING_RANK": "1"}
+    answer = run_probe(
+        "all_reduce", "torch", "cpu", limit=4, launcher=sums.TORCHRUN, environment=faults
+    )
+    assert answer.failure_reason.startswith("it did not end in 4 s")
+    assert remaining_processes(faults) == []
 
 
 def test_what_cannot_be_summed_is_not_tried() -> None:
     """A Horovod that does not load, or an mpirun that does not start, says so in its own item."""
-    for horovod in (Answer({"version": None}), Answer({}, "it crashed with SIGSEGV")):
-        absent = list(sums.all_reduces(Answer({}, "no torch"), horovod, FINE, FINE, limit=1))
+    for horovod in (ProbeResult({"version": None}), ProbeResult({}, "it crashed with SIGSEGV")):
+        absent = list(sums.all_reduces(ProbeResult({}, "no torch"), horovod, FINE, FINE, limit=1))
         assert [item.status for item in absent] == [ABSENT] * 5
 
 
@@ -59,7 +61,7 @@ def test_what_cannot_be_summed_is_not_tried() -> None:
     ],
 )
 def test_a_wrong_sum_fails(facts: dict[str, object], why: str, found: str) -> None:
-    item = sums.all_reduce("all-reduce torch gloo", Answer(dict(facts), why), "do this")
+    item = sums.all_reduce("all-reduce torch gloo", ProbeResult(dict(facts), why), "do this")
     assert (item.status, item.found, item.fix) == (FAIL, found, "do this")
 
 
@@ -83,7 +85,7 @@ def test_the_probe_sees_a_wrong_sum(tmp_path: Path) -> None:
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", WRONG], env=os.environ | one,
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "'wrong': [0]" in done.stdout

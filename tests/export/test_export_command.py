@@ -1,20 +1,20 @@
 from pathlib import Path
 
 import pytest
-from helpers.capabilities import need
-from helpers.exported import trained
-from helpers.refusals import refusal
+from helpers.capabilities import require_capability
+from helpers.exported import trained_learner
+from helpers.usage_errors import usage_error
 
 from lsgd.export import libraries
 from lsgd.export.__main__ import main
-from lsgd.export.network import FORMS
-from lsgd.installation import install
+from lsgd.export.network import FORMATS
+from lsgd.installation import install_command
 from lsgd.run.checkpoint import FILE
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    trained("small_resnet", tmp_path / "run")
+    trained_learner("small_resnet", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     return "run"
 
@@ -23,14 +23,14 @@ def test_a_file_says_where_it_is_and_is_not_overwritten(
     run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own name has recipe, seed and step; --out may stand among words; a file or a folder."""
-    monkeypatch.setattr(libraries, "find_spec", lambda name: True)  # none is imported
+    monkeypatch.setattr(libraries, "is_installed", lambda name: True)  # none is imported
     assert main([f"{run}/{FILE}", "--to", "torchvision"]) == 0
     assert "after step 2: digits-seed0-step2.pth\n" in capsys.readouterr().out
     assert main([run, "--to", "torchvision", "--out", "a.pth", "val_batch=7"]) == 0
     kept = Path("a.pth").read_bytes()
-    said = refusal(main, capsys, run, "--to", "safetensors", "--out", "a.pth")
+    said = usage_error(main, capsys, run, "--to", "safetensors", "--out", "a.pth")
     assert said.startswith("lsgd: a.pth is there already, and is not overwritten; write another")
-    said = refusal(main, capsys, run, "--to", "torchvision")
+    said = usage_error(main, capsys, run, "--to", "torchvision")
     assert said.startswith("lsgd: digits-seed0-step2.pth is there already")
     assert Path("a.pth").read_bytes() == kept
     assert sorted(map(str, Path().iterdir())) == ["a.pth", "digits-seed0-step2.pth", "run"]
@@ -39,16 +39,16 @@ def test_a_file_says_where_it_is_and_is_not_overwritten(
 def test_an_export_that_fails_leaves_nothing(
     run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need("export")
+    require_capability("export")
 
     def card(exported: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lsgd.export.hub.card", card)
+    monkeypatch.setattr("lsgd.export.hub.model_card", card)
     assert main([run, "--to", "hub", "--out", "a"]) == 130
     assert not Path("a").exists()
     capsys.readouterr()
-    assert "a/b.pth cannot be written" in refusal(
+    assert "a/b.pth cannot be written" in usage_error(
         main, capsys, run, "--to", "torchvision", "--out", "a/b.pth"
     )
 
@@ -58,23 +58,24 @@ def test_a_missing_library_is_named(
     form: str, library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the run is looked for."""
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == library else True)
-    said = refusal(main, capsys, "nowhere", "--to", form)
+    monkeypatch.setattr(libraries, "is_installed", lambda name: name != library)
+    said = usage_error(main, capsys, "nowhere", "--to", form)
     assert said == (
-        f"lsgd: --to {form} needs {library}, which is not installed; type {install('export')}\n"
+        f"lsgd: --to {form} needs {library}, which is not installed; type "
+        f"{install_command('export')}\n"
     )
-    monkeypatch.setattr(libraries, "find_spec", lambda name: name != "huggingface_hub" or None)
-    said = refusal(main, capsys, "nowhere", "--to", "hub", "--push", "me/digits")
+    monkeypatch.setattr(libraries, "is_installed", lambda name: name != "huggingface_hub")
+    said = usage_error(main, capsys, "nowhere", "--to", "hub", "--push", "me/digits")
     assert said.startswith("lsgd: --push needs huggingface_hub, which is not installed")
 
 
 def test_words_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--to hub" in refusal(main, capsys, "run", "--to", "onnx", "--push", "me/digits")
-    assert "nowhere cannot be read" in refusal(main, capsys, "nowhere", "--to", "torchvision")
-    assert "--to: keras does not exist; write one of torchvision" in refusal(
+    assert "--to hub" in usage_error(main, capsys, "run", "--to", "onnx", "--push", "me/digits")
+    assert "nowhere cannot be read" in usage_error(main, capsys, "nowhere", "--to", "torchvision")
+    assert "--to: keras does not exist; write one of torchvision" in usage_error(
         main, capsys, "run", "--to", "keras"
     )
 
 
 def test_every_form_has_its_libraries() -> None:
-    assert {*FORMS, "push"} == libraries.LIBRARIES.keys()
+    assert {*FORMATS, "push"} == libraries.LIBRARIES.keys()

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.exported import read, trained
-from helpers.row_runs import PLAIN, RUNS
-from helpers.saved import after
+from helpers.checkpoints import learner_after
+from helpers.exported import read, trained_learner
+from helpers.sparse_row_runs import PLAIN, RUNS
 
 import lsgd.workloads
 from lsgd import config
@@ -21,12 +21,10 @@ def loaded(file: Path) -> tuple[dict, dict]:
         return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
 
 
-@pytest.mark.parametrize(
-    "name", ["small_resnet", "lenet5", pytest.param("resnet50", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["small_resnet", "lenet5"])
 def test_tensors_are_equal_and_say_what_they_are_of(name: str, tmp_path: Path) -> None:
     """Also those that were trained in channels_last, of which the file's form knows nothing."""
-    learner = trained(name, tmp_path / "run", "channels_last=true")
+    learner = trained_learner(name, tmp_path / "run", "channels_last=true")
     write(read(tmp_path / "run", "safetensors"), "safetensors", tmp_path / "a.safetensors")
     tensors, facts = loaded(tmp_path / "a.safetensors")
     torch.testing.assert_close(tensors, dict(learner.model.state_dict()), rtol=0, atol=0)
@@ -39,7 +37,7 @@ def test_tensors_are_equal_and_say_what_they_are_of(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("workload", ["language", "tagging", "trees"])
 def test_texts_give_their_tensors_too(workload: str, tmp_path: Path) -> None:
     """And the expression that is said to make their network makes it."""
-    learner = after(config.load_recipe([*RUNS[workload], *PLAIN]), 0, 1)
+    learner = learner_after(config.load_recipe([*RUNS[workload], *PLAIN]), 0, 1)
     checkpoint.write(learner.checkpoint(), tmp_path)
     how = write(read(tmp_path, "safetensors"), "safetensors", tmp_path / "a.safetensors")
     tensors, _ = loaded(tmp_path / "a.safetensors")

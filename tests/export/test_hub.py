@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.exported import images, logits, read, trained
+from helpers.exported import images, logits, read, trained_learner
+from markdown_it import MarkdownIt
 
 from lsgd.config import from_saved
 from lsgd.export.__main__ import write
-from lsgd.export.card import card, evaluated
+from lsgd.export.card import model_card, validation_metrics
 
 pytestmark = pytest.mark.export
 
@@ -21,21 +22,21 @@ pytestmark = pytest.mark.export
     [
         ("small_resnet", ("averaging=ema", "averaging.half_life=1")),
         ("lenet5", ()),
-        pytest.param("resnet50", (), marks=pytest.mark.slow),
+        ("torchvision/squeezenet1_1", ()),
         ("timm/test_convnext", ()),
     ],
 )
 def test_the_code_of_the_card_loads_the_network(
     name: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = trained(name, tmp_path / "run", *words)
+    learner = trained_learner(name, tmp_path / "run", *words)
     exported = read(tmp_path / "run", "hub")
     write(exported, "hub", tmp_path / "hub")
     names = {file.name for file in (tmp_path / "hub").iterdir()}
     assert names == {"README.md", "config.json", "model.safetensors"}
     text = (tmp_path / "hub/README.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert ("lsgd" in code) == (name != "resnet50")
+    assert ("lsgd" in code) == ("/" not in name or name.startswith("timm/"))
     monkeypatch.chdir(tmp_path / "hub")
     found: dict = {}
     exec(code, found)
@@ -49,13 +50,13 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
     """Of a run that was evaluated after the step of this checkpoint, on real images."""
     from huggingface_hub import ModelCard
 
-    trained("small_resnet", tmp_path / "run")
+    trained_learner("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     recipe = exported.recipe
     ended = recipe.first_step(3)
     rates = {epoch: {"train_loss": 1.0, "val_top1_error": 3.0 + epoch} for epoch in (1, 2, 3)}
-    saved = replace(exported.saved, step=ended, rates=rates)
-    data = ModelCard(text := card(replace(exported, saved=saved))).data
+    saved = replace(exported.checkpoint, step=ended, rates=rates)
+    data = ModelCard(text := model_card(replace(exported, checkpoint=saved))).data
     assert (data.license, data.pipeline_tag) == ("unknown", "image-classification")
     [result] = data.eval_results
     assert (result.dataset_name, result.metric_type, result.metric_value) == (
@@ -73,15 +74,15 @@ def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None
     """Within an epoch, or before the evaluation of the one that has just ended."""
     from huggingface_hub import ModelCard
 
-    trained("small_resnet", tmp_path / "run")
+    trained_learner("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     rates: dict[int, dict[str, float]] = {1: {"val_top1_error": 4.0}, 2: {"train_loss": 1.0}}
     if step:
         rates[2]["val_top1_error"] = 3.0
-    saved = replace(exported.saved, step=exported.recipe.first_step(2) + step, rates=rates)
-    exported = replace(exported, saved=saved)
-    assert evaluated(exported) == {}
-    text = card(exported)
+    saved = replace(exported.checkpoint, step=exported.recipe.first_step(2) + step, rates=rates)
+    exported = replace(exported, checkpoint=saved)
+    assert validation_metrics(exported) == {}
+    text = model_card(exported)
     assert "The run was not evaluated after this very step." in text
     assert ModelCard(text).data.eval_results is None
 
@@ -89,19 +90,19 @@ def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None
 def test_made_up_images_are_no_dataset(tmp_path: Path) -> None:
     from huggingface_hub import ModelCard
 
-    trained("small_resnet", tmp_path / "run")
+    trained_learner("small_resnet", tmp_path / "run")
     exported = read(tmp_path / "run", "hub")
     made = exported.recipe
     data = replace(made.data, name="cifar10", augmentation="crop_flip", image_size=32)
     made = replace(made, data=data, inputs=replace(made.inputs, loader="synthetic"))
-    text = card(replace(exported, recipe=made))
+    text = model_card(replace(exported, recipe=made))
     assert "made-up images in place of cifar10" in text
     assert "The centre crop of 32 x 32 after the short side was resized to 37 (bilinear" in text
     assert ModelCard(text).data.datasets is None
 
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
-    learner = trained(
+    learner = trained_learner(
         "small_resnet", tmp_path / "run", f"data.root={tmp_path}/d", f"run_dir={tmp_path}/r"
     )
     write(read(tmp_path / "run", "hub"), "hub", tmp_path / "hub")
@@ -110,3 +111,19 @@ def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "hub/config.json").read_text())
     assert config["num_classes"] == 10
     assert from_saved(config["lsgd_recipe"]).fingerprint == learner.recipe.fingerprint
+
+
+def test_what_a_recipe_says_is_no_markup_of_the_card(tmp_path: Path) -> None:
+    """Neither a tag nor a link nor the end of a block of code."""
+    trained_learner("small_resnet", tmp_path / "run")
+    exported = read(tmp_path / "run", "hub")
+    deviations = {"warmup": "<script>x</script>\n\n```\n\n<b>", "lr": "[a](javascript:b)"}
+    made = replace(exported.recipe, name="<b>a\x1b[2J", deviations=deviations)
+    _, _, text = model_card(replace(exported, recipe=made)).split("---\n", 2)
+    blocks = MarkdownIt("commonmark").parse(text)
+    every = [*blocks, *(piece for block in blocks for piece in block.children or [])]
+    assert not [each for each in every if each.type.startswith("html")]
+    links = [each.attrs["href"] for each in every if each.type == "link_open"]
+    assert links == ["https://arxiv.org/abs/1706.02677"]
+    assert [each.info for each in every if each.type == "fence"] == ["python", "yaml"]
+    assert "\x1b" not in text

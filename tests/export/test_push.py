@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 
 pytestmark = pytest.mark.export
 
@@ -61,7 +61,7 @@ def test_a_folder_is_uploaded_and_none_is_overwritten(
     pushing.check_push("me/digits")
     assert pushing.push(folder, "me/digits") == "https://huggingface.co/me/digits"
     assert hub.repositories["me/digits"] == {".gitattributes", "README.md"}
-    with pytest.raises(Refused, match="me/digits has files, and none is overwritten; write"):
+    with pytest.raises(UsageError, match="me/digits has files, and none is overwritten; write"):
         pushing.check_push("me/digits")
 
 
@@ -69,7 +69,9 @@ def test_an_upload_that_fails_leaves_the_folder_and_may_be_tried_again(
     pushing: ModuleType, hub: Hub, folder: Path
 ) -> None:
     hub.fails = "no route to host"
-    with pytest.raises(Refused, match=r"\(no route to host\); .* is whole: type hf upload me/d "):
+    with pytest.raises(
+        UsageError, match=r"\(no route to host\); .* is whole: type hf upload me/d "
+    ):
         pushing.push(folder, "me/d")
     hub.fails = ""
     pushing.check_push("me/d")  # it is there by now, and empty
@@ -80,9 +82,11 @@ def test_without_a_token_it_says_how_to_get_one(
     pushing: ModuleType, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pushing.huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(Refused, match=r"needs a token of the Hub, .*; type hf auth login, or set"):
+    with pytest.raises(
+        UsageError, match=r"needs a token of the Hub, .*; type hf auth login, or set"
+    ):
         pushing.check_push("me/digits")
-    with pytest.raises(Refused, match="--push digits is no OWNER/NAME; write one, such as"):
+    with pytest.raises(UsageError, match="--push digits is no OWNER/NAME; write one, such as"):
         pushing.check_push("digits")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -142,7 +143,7 @@ def gradients(module: nn.Module, outputs: list[Tensor]) -> Tensor:
 
 
 def merged(module: nn.Module, batch: list[Program]) -> list[Tensor]:
-    graphs = pickle.loads(pickle.dumps([Graph.of(run, program) for program in batch]))
+    graphs = pickle.loads(pickle.dumps([Graph.record(run, program) for program in batch]))
     return merge(graphs).apply(module)
 
 
@@ -176,7 +177,7 @@ def test_folded_is_single(batch: list[Program]) -> None:
 
 def test_sizes_say_whose_rows_are_whose() -> None:
     batch: list[Program] = [[("word", [k] * 12)] * k for k in range(4)]
-    graphs = [Graph.of(run, program) for program in batch]
+    graphs = [Graph.record(run, program) for program in batch]
     schedule = merge(graphs)
     module = Everything()
     wide, narrow = schedule.apply(module)
@@ -190,15 +191,15 @@ def test_nothing_to_do() -> None:
     module = Everything()
     assert merge([]).apply(module) == []
     assert merge([]).launches == 0
-    empty = Graph.of(lambda f: [])
+    empty = Graph.record(lambda f: [])
     (rows,) = merge([empty, empty]).apply(module)
     assert rows.shape == (0,)
-    some = Graph.of(lambda f: [f.add("word", 3)])
+    some = Graph.record(lambda f: [f.add("word", 3)])
     schedule = merge([empty, some, empty])
     assert schedule.apply(module)[0].shape == (1, WIDE)
     assert schedule.sizes[0].tolist() == [0, 1, 0]
     for f in (Fold(), Unfold(module)):
-        assert [len(each) for each in f.apply(module, [[], [4, 5]])] == [0, 2]
+        assert [each.tolist() for each in f.apply(module, [[], [4, 5]])] == [[], [4, 5]]
 
 
 def chain(f: Any, ops: str) -> Any:
@@ -210,7 +211,7 @@ def chain(f: Any, ops: str) -> Any:
 
 def test_graphs_with_other_operations_share_their_stages() -> None:
     # In each chain mix and features are two stages; in all of them they are one, and depth counts.
-    graphs = [Graph.of(chain, ops) for ops in ("mmf", "fmm", "mmm", "ff")]
+    graphs = [Graph.record(chain, ops) for ops in ("mmf", "fmm", "mmm", "ff")]
     module = Everything()
     rows = merge(graphs).apply(module)[0]
     single = [merge([graph]).apply(module)[0] for graph in graphs]
@@ -227,7 +228,7 @@ def test_one_launch_for_the_last_step_of_all_depths() -> None:
             nodes.append(f.add("mix", nodes[-1]))
         return [f.add("step", node, 1) for node in nodes]
 
-    graphs = [Graph.of(encode, length) for length in (1, 4, 9)]
+    graphs = [Graph.record(encode, length) for length in (1, 4, 9)]
     assert merge(graphs).launches == 1 + 9 + 1
 
 
@@ -257,7 +258,7 @@ def test_empty_lists_alone_are_one_call() -> None:
         return [f.add("mix", start, f.add("word", word)) for word in words] + [start]
 
     batch = [[1, 2], [3], []]
-    schedule = merge([Graph.of(encode, words) for words in batch])
+    schedule = merge([Graph.record(encode, words) for words in batch])
     assert schedule.launches == 4
     f = Unfold(module)
     single = f.apply(module, [[node for words in batch for node in encode(f, words)]])
@@ -266,7 +267,7 @@ def test_empty_lists_alone_are_one_call() -> None:
 
 def test_a_schedule_may_be_applied_again() -> None:
     module = Everything()
-    schedule = merge([Graph.of(chain, "mfm")])
+    schedule = merge([Graph.record(chain, "mfm")])
     first, second = (schedule.apply(module)[0] for _ in range(2))
     assert torch.equal(first, second)
     first.sum().backward()
@@ -279,7 +280,7 @@ def test_a_schedule_may_be_applied_again() -> None:
 
 
 def test_more_launches_than_16_bits_can_tell_apart() -> None:
-    graphs = [Graph.of(chain, "m" * 9000), Graph.of(chain, "mf" * 20)]
+    graphs = [Graph.record(chain, "m" * 9000), Graph.record(chain, "mf" * 20)]
     module = Everything()
     with torch.no_grad():
         rows = merge(graphs).apply(module)[0]
@@ -294,20 +295,30 @@ def refusals() -> list[tuple[str, Callable[[Any], Any], str]]:
         return [f.add("look_up", f.add("word", k), f.add("word", k).nobatch()) for k in (1, 2)]
 
     return [
+        ("none", lambda f: f.add("word", None), "an argument of 'word' is None; write an int"),
         ("float", lambda f: f.add("word", 1.5), "an argument of 'word' is 1.5; write an int"),
+        ("array", lambda f: f.add("word", np.zeros(2)), "an argument of 'word' is array"),
+        ("64 bits", lambda f: f.add("word", 2**63), "is 9223372036854775808; write an int of 64"),
+        ("method", lambda f: f.add(Everything.word, 1), "is no name of a method; write it as in"),
         ("other", lambda f: f.add("mix", node), "a node of another recorder"),
         ("other list", lambda f: f.add("gather", [node]), "nodes of this recorder alone"),
+        ("lists", lambda f: f.add("gather", [[1]]), "a list among the arguments of 'gather' has"),
         ("list of ints", lambda f: f.add("gather", [1, 2]), "a list among the arguments of"),
         ("tensor", lambda f: f.add("features", torch.ones(2, 3)), r"shape \(2, 3\); write one of"),
         ("scalar", lambda f: f.add("features", torch.ones(())), r"shape \(\); write one of"),
         ("split", lambda f: f.add("halves", f.add("word", 1)).split(3)[0], "returned 2 tensors"),
+        ("split 1", lambda f: f.add("halves", f.add("word", 1)).split(1)[0], "returned 2 tensors"),
         ("no split", lambda f: f.add("halves", f.add("word", 1)), "returned tuple where a tensor"),
         ("split one", lambda f: f.add("word", 1).split(2)[0], "returned no tuple of tensors"),
         ("split none", lambda f: f.add("word", 1).split(0), "write 1 to 255"),
+        ("split twice", lambda f: f.add("word", 1).split(2)[0].split(2), "return one flat tuple"),
         ("tables", two_tables, "get different values by nobatch"),
         ("shapes", lambda f: [*f.add("halves", f.add("word", 1)).split(2)], "of different shapes"),
+        ("no output", lambda f: None, "returned None; let it return a node"),
+        ("generator", lambda f: (f.add("word", k) for k in (1, 2)), "return a node, a list"),
         ("output", lambda f: [3], "output 0 has 3"),
         ("rows", lambda f: f.add("mix", f.add("total", f.add("word", 1)), f.add("word", 2)), "row"),
+        ("more rows", lambda f: f.add("doubled", f.add("word", 1)), r"shape \(2, 3\) for 1 calls"),
         (
             "types",
             lambda f: [f.add("word", 1), f.add("half", f.add("word", 1))],
@@ -323,8 +334,9 @@ def test_what_cannot_be_right_is_refused(encode: Callable[[Any], Any], message: 
     module = Everything()
     module.total = lambda rows: rows.sum()
     module.half = lambda rows: rows.float()
+    module.doubled = lambda rows: torch.cat([rows, rows])
     with pytest.raises((TypeError, ValueError), match=message):
-        merge([Graph.of(encode)]).apply(module)
+        merge([Graph.record(encode)]).apply(module)
 
 
 def test_a_refused_call_leaves_no_trace() -> None:
@@ -339,7 +351,10 @@ def test_a_refused_call_leaves_no_trace() -> None:
 
 
 def test_graphs_with_other_outputs_are_refused() -> None:
-    one, two = Graph.of(lambda f: f.add("word", 1)), Graph.of(lambda f: (f.add("word", 1),) * 2)
+    one, two = (
+        Graph.record(lambda f: f.add("word", 1)),
+        Graph.record(lambda f: (f.add("word", 1),) * 2),
+    )
     with pytest.raises(ValueError, match="graphs with 1 and 2 outputs cannot be merged"):
         merge([one, two])
 
@@ -370,7 +385,7 @@ def test_rows_may_be_without_numbers() -> None:
     module = nn.Module()
     module.word = lambda number: torch.empty(len(number), 0)
     module.join = lambda left, right: torch.cat([left, right], 1)
-    graph = Graph.of(lambda f: f.add("join", f.add("word", 1), f.add("word", 2)))
+    graph = Graph.record(lambda f: f.add("join", f.add("word", 1), f.add("word", 2)))
     assert merge([graph]).apply(module)[0].shape == (1, 0)
 
 
@@ -378,6 +393,6 @@ def test_linear_in_the_calls() -> None:
     """A shared node is read by all at once, and no call copies what other calls have read."""
     sizes = []
     for length in (50, 100, 200):
-        schedule = merge([Graph.of(chain, "m" * length)])
+        schedule = merge([Graph.record(chain, "m" * length)])
         sizes.append(sum(schedule.lengths) + sum(map(len, schedule.steps)))
     assert all(later < 2.2 * earlier for earlier, later in pairwise(sizes))

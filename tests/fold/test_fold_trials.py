@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
 
 from lsgd.fold import Fold, Graph, Unfold, merge
 
@@ -50,7 +49,7 @@ def state(f: Any, tree: Any) -> Any:
 
 
 def folded(module: nn.Module) -> Tensor:
-    return merge([Graph.of(encode, tree) for tree in TREES]).apply(module)[0]
+    return merge([Graph.record(encode, tree) for tree in TREES]).apply(module)[0]
 
 
 def single(module: nn.Module) -> Tensor:
@@ -108,42 +107,6 @@ def test_checkpointing(reentrant: bool) -> None:
     assert sizes == forward + forward[::-1]
 
 
-def test_hooks() -> None:
-    module = PairNetwork()
-    sizes = []
-    module.both.register_forward_hook(lambda _, args, out: sizes.append(len(out)))
-    module.both.register_full_backward_hook(lambda _, given, got: sizes.append(-len(got[0])))
-    folded(module).sum().backward()
-    assert sizes == [4, 2, 2, 1, -1, -2, -2, -4]
-
-
-def test_functions_of_the_parameters() -> None:
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = module
-
-        def forward(self) -> Tensor:
-            return folded(self.network)
-
-    module = PairNetwork()
-    parameters = dict((wrapped := Logits()).named_parameters())
-    gradients = torch.func.grad(lambda given: torch.func.functional_call(wrapped, given, ()).sum())(
-        parameters
-    )
-    expected = torch.autograd.grad(folded(module).sum(), [*module.parameters()])
-    torch.testing.assert_close([*gradients.values()], [*expected])
-
-
-def test_a_loader_merges() -> None:
-    """The graphs go to its processes, and the schedules come back."""
-    module = PairNetwork()
-    graphs = [Graph.of(encode, tree) for tree in TREES] * 4
-    loader = DataLoader(graphs, batch_size=8, num_workers=2, collate_fn=merge)
-    logits = torch.cat([schedule.apply(module)[0] for schedule in loader])
-    torch.testing.assert_close(logits, single(module).repeat(4, 1))
-
-
 # --- Methods that change their arguments in place -------------------------------------------------
 
 
@@ -156,7 +119,7 @@ def test_numbers_changed_in_place_are_as_before_in_the_next_step() -> None:
         return module.words(word.clamp_(max=1))
 
     module.leaf = leaf
-    schedule = merge([Graph.of(lambda f: [f.add("leaf", word) for word in (0, 5)])])
+    schedule = merge([Graph.record(lambda f: [f.add("leaf", word) for word in (0, 5)])])
     for _ in range(2):
         schedule.apply(module)
     assert words == [[0, 5], [0, 5]]
@@ -173,7 +136,7 @@ def test_rows_changed_in_place_are_those_of_one_call(graph: Callable[[], Any]) -
         return [*left, *right, f.add("pair", left[-1], right[-1])]
 
     module = PairNetwork()
-    schedule = merge([Graph.of(all_states, tree) for tree in TREES])
+    schedule = merge([Graph.record(all_states, tree) for tree in TREES])
     module.pair = lambda left, right: (2 * left + right).tanh()
     expected = schedule.apply(module)[0]
     module.pair = lambda left, right: left.mul_(2).add_(right).tanh()
@@ -185,50 +148,23 @@ def test_rows_changed_in_place_are_those_of_one_call(graph: Callable[[], Any]) -
             torch.testing.assert_close(schedule.apply(module)[0], expected)
 
 
-# --- Slips are refused --------------------------------------------------------------------------
+# --- Slips are refused, those of a graph in test_fold.py -----------------------------------------
 
 
-def test_a_part_has_no_parts() -> None:
-    """It would be the part of the call itself that stands there."""
-    with pytest.raises(ValueError, match="return one flat tuple"):
-        Graph.of(lambda f: f.add("halves", f.add("leaf", 1)).split(2)[0].split(2))
+@pytest.mark.parametrize("arg", [1.5, [1, 2], torch.ones(2, 3)], ids=["float", "ints", "rows"])
+def test_unfold_refuses_what_fold_does(arg: Any) -> None:
+    """To debug with Unfold what Fold refuses must not go through, cut to an int."""
+    with pytest.raises((TypeError, ValueError), match=r"a.* of.*'leaf'|write one of shape"):
+        Unfold(PairNetwork()).add("leaf", arg)
 
 
-@pytest.mark.parametrize(
-    ("arg", "message"),
-    [
-        (None, "an argument of 'leaf' is None; write an int"),
-        (1.5, "an argument of 'leaf' is 1.5; write an int"),
-        (np.zeros(2), r"an argument of 'leaf' is array\(\[0., 0.\]\); write an int"),
-        ({}, "an argument of 'leaf' is {}; write an int"),
-        ([[1]], "a list among the arguments of 'leaf' has"),
-        ([1, 2], "a list among the arguments of 'leaf' has 1"),
-        (torch.ones(2, 3), r"a tensor of shape \(2, 3\); write one of shape \(1, …\)"),
-    ],
-    ids=["none", "float", "array", "dict", "lists", "ints", "rows"],
-)
-@pytest.mark.parametrize("fold", [Fold, lambda: Unfold(PairNetwork())], ids=["Fold", "Unfold"])
-def test_other_arguments(fold: Callable[[], Any], arg: Any, message: str) -> None:
-    """Folded or not: to debug with Unfold what Fold refuses must not go through, cut to an int."""
-    with pytest.raises((TypeError, ValueError), match=message):
-        fold().add("leaf", arg)
-
-
-@pytest.mark.parametrize(
-    ("encode", "message"),
-    [
-        (lambda f: f.add("leaf", 2**63), "an argument is 9223372036854775808; write an int of 64"),
-        (lambda f: f.add(PairNetwork.leaf, 1), "is no name of a method; write it as in"),
-        (lambda f: f.add(["leaf"], 1), "is no name of a method; write it as in"),
-        (lambda f: None, "returned None; let it return a node"),
-        (lambda f: (f.add("leaf", word) for word in range(2)), "let it return a node, a list"),
-        (lambda f: [f.add("leaf", 1), 2], "output 0 has 2"),
-    ],
-    ids=["64 bits", "method", "list", "none", "generator", "int"],
-)
-def test_other_graphs(encode: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        Graph.of(encode)
+def test_unfold_refuses_parts_that_are_not_there() -> None:
+    f = Unfold(module := PairNetwork())
+    leaf = f.add("leaf", 1)
+    with pytest.raises(ValueError, match=r"no tuple of tensors where split\(2\)"):
+        f.apply(module, [[leaf.split(2)[1]]])
+    with pytest.raises(ValueError, match=r"returned 2 tensors where split\(1\)"):
+        f.apply(module, [[f.add("halves", leaf).split(1)[0]]])
 
 
 @pytest.mark.parametrize(
@@ -249,6 +185,6 @@ def test_numbers_of_all_kinds() -> None:
     def encode(f: Any) -> Any:
         return [f.add("leaf", word) for word in (2, True, np.int64(3), np.uint8(4))]
 
-    graphs = (Graph.of(encode) for _ in range(2))
+    graphs = (Graph.record(encode) for _ in range(2))
     expected = PairNetwork().words.weight[[2, 1, 3, 4] * 2]
     assert torch.equal(merge(graphs).apply(PairNetwork())[0], expected)

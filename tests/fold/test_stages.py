@@ -1,10 +1,8 @@
-"""The launches that a batch needs: by stages, and by the two rules that were there before."""
+"""The launches that a batch needs."""
 
 import ast
 import random
-import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from lsgd import fold
 from lsgd.fold import Graph, merge
-from lsgd.fold.stages import depths, stages
+from lsgd.fold.stages import call_depths, call_stages
 from lsgd.text.sst import Tree, read_trees
 
 Calls = list[tuple[str, tuple[int, ...]]]
@@ -33,46 +31,6 @@ class Listed:
 class Called:
     def __init__(self, call: int) -> None:
         self.call = call
-
-
-def by_depth(calls: Calls) -> int:
-    """TensorFlow Fold's launches (Looks et al. 2017, section 2)."""
-    levels: list[int] = []
-    for _, givers in calls:
-        levels.append(1 + max((levels[giver] for giver in givers), default=-1))
-    return len({(op, level) for (op, _), level in zip(calls, levels, strict=True)})
-
-
-def by_agenda(calls: Calls) -> int:
-    """DyNet's launches (Neubig et al. 2017): of what is ready, the kind of least mean depth."""
-    levels: list[int] = []
-    takers = defaultdict(list)
-    for number, (_, givers) in enumerate(calls):
-        levels.append(1 + max((levels[giver] for giver in givers), default=-1))
-        for giver in givers:
-            takers[giver].append(number)
-    left = [len(givers) for _, givers in calls]
-    waiting = defaultdict(set)
-    ready = defaultdict(list)
-    for number, (op, givers) in enumerate(calls):
-        waiting[op].add(number)
-        if not givers:
-            ready[op].append(number)
-    mean = {op: statistics.fmean(levels[number] for number in mine) for op, mine in waiting.items()}
-    launches = 0
-    while any(ready.values()):
-        op = min((op for op, numbers in ready.items() if numbers), key=mean.__getitem__)
-        made, ready[op] = ready[op], []
-        launches += 1
-        waiting[op] -= set(made)
-        if waiting[op]:
-            mean[op] = statistics.fmean(levels[number] for number in waiting[op])
-        for number in made:
-            for taker in takers[number]:
-                left[taker] -= 1
-                if not left[taker]:
-                    ready[calls[taker][0]].append(taker)
-    return launches
 
 
 def by_stages(calls: Calls) -> int:
@@ -107,33 +65,17 @@ def encode(f: Any, tree: Tree, letters: bool, logits: bool) -> list[Any]:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(
-    ("letters", "logits", "published"),
-    [
-        (False, False, (20.1, 20.1, 20.1)),
-        (False, True, (38.1, 29.9, 20.1)),
-        (True, True, (90.7, 59.5, 39.7)),
-    ],
-)
-def test_launches_on_trees_of_sentences(
-    test_data: Path, letters: bool, logits: bool, published: tuple[float, float, float]
-) -> None:
+@pytest.mark.parametrize(("letters", "logits"), [(False, True), (True, True)])
+def test_launches_on_trees_of_sentences(test_data: Path, letters: bool, logits: bool) -> None:
     trees = [*read_trees(test_data / "sst" / "train.txt")]
     draw = random.Random(0)
-    means = []
-    for _ in range(10):
+    for _ in range(3):
         batch = draw.sample(trees, 25)
         listed = Listed()
         for tree in batch:
             encode(listed, tree, letters, logits)
-        launches = merge([Graph.of(encode, tree, letters, logits) for tree in batch]).launches
+        launches = merge([Graph.record(encode, tree, letters, logits) for tree in batch]).launches
         assert launches == by_stages(listed.calls)
-        means.append((by_depth(listed.calls), by_agenda(listed.calls), launches))
-    for ours, theirs in zip(
-        map(statistics.fmean, zip(*means, strict=True)), published, strict=True
-    ):
-        # Those were measured on other batches.
-        assert ours == pytest.approx(theirs, rel=0.15)
 
 
 def test_stages_are_in_order_whatever_the_edges() -> None:
@@ -143,7 +85,7 @@ def test_stages_are_in_order_whatever_the_edges() -> None:
         edges = frozenset(
             (draw.randrange(kinds), draw.randrange(kinds)) for _ in range(draw.randrange(12))
         )
-        stage = stages(kinds, edges)
+        stage = call_stages(kinds, edges)
         reach = {kind: {kind} for kind in range(kinds)}
         for _ in range(kinds):
             for giver, taker in edges:
@@ -156,8 +98,8 @@ def test_stages_are_in_order_whatever_the_edges() -> None:
 def test_depth_counts_inside_a_stage_only() -> None:
     kinds, counts = [0, 1, 0, 1, 2, 2], [0, 1, 1, 1, 1, 2]
     givers = [0, 1, 2, 3, 4, 0]
-    assert depths(kinds, counts, givers, [2, 2, 3]) == [0, 1, 2, 3, 0, 1]
-    assert depths(kinds, counts, givers, [1, 2, 3]) == [0, 0, 0, 0, 0, 1]
+    assert call_depths(kinds, counts, givers, [2, 2, 3]) == [0, 1, 2, 3, 0, 1]
+    assert call_depths(kinds, counts, givers, [1, 2, 3]) == [0, 0, 0, 0, 0, 1]
 
 
 def test_the_library_needs_torch_and_numpy_alone() -> None:

@@ -1,1 +1,1 @@
-"""The lines of the README on bare Debian machines, as a stranger types them: `make fresh`."""
+"""Test of the README's commands on bare Debian machines, as a new user's: `make fresh`."""

@@ -1,10 +1,10 @@
-"""Runs what a stranger types on bare Debian machines, and prints a table of what came of it.
+"""Run a new user's commands on bare Debian machines, and print a table of the outcomes.
 
     make fresh                                     # every case, hours, as root
     python3 tests/fresh -k pip --out fresh.md      # some, and the table into a file as well
-    tail -f ~/.cache/lsgd/fresh/logs/pip/1.log     # meanwhile: what the stranger sees
+    tail -f ~/.cache/lsgd/fresh/logs/pip/1.log     # follow what a running command prints
 
-tests/fresh/README.md says what it needs.
+tests/fresh/README.md lists the requirements.
 """
 
 import argparse
@@ -17,22 +17,22 @@ from dataclasses import replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-# Instead of tests/fresh itself, which Python has put there.
+# This replaces tests/fresh itself, which Python has put there.
 sys.path[:1] = [str(REPOSITORY / "tests"), str(REPOSITORY)]
 
 from fresh.cases import CASES, Case  # noqa: E402
-from fresh.judge import AS_EXPECTED, watch  # noqa: E402
+from fresh.judge import AS_EXPECTED, run_on_terminal  # noqa: E402
 from fresh.root import (  # noqa: E402
     PYENV_INSIDE,
     STRANGER,
-    Root,
+    DebianSystem,
     debian,
     home,
     mirror,
     passed_environment,
     size,
 )
-from lsgd.tables import markdown  # noqa: E402
+from lsgd.tables import markdown_table  # noqa: E402
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lsgd/fresh"
 HEAD = (
@@ -48,7 +48,7 @@ def pyenv_python(version: str) -> Path | None:
     return found[-1] if found else None
 
 
-def prepare(case: Case, archive: str) -> Root:
+def prepare(case: Case, archive: str) -> DebianSystem:
     """Return the machine of a case, with a checkout of HEAD and an empty account of its user."""
     below = debian(CACHE / "roots", case.debian, case.packages, archive)
     downloads = CACHE / "pip"
@@ -58,11 +58,11 @@ def prepare(case: Case, archive: str) -> Root:
         python = pyenv_python(case.pyenv)
         assert python is not None
         binds.append((python, PYENV_INSIDE))
-    root = Root(below, CACHE / "cases" / case.name, tuple(binds))
+    root = DebianSystem(below, CACHE / "cases" / case.name, tuple(binds))
     root.create()
     account = root.upper / home(case.user)[1:]
     (account / ".cache/pip").mkdir(parents=True)
-    # Without hard links, since the files of the clone get another owner.
+    # The files of the clone get another owner, so hard links would change the original.
     clone = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--no-hardlinks"]
     subprocess.run([*clone, str(REPOSITORY), str(account / case.folder)], check=True)
     owner = "0:0" if case.user == "root" else f"{STRANGER}:{STRANGER}"
@@ -70,8 +70,8 @@ def prepare(case: Case, archive: str) -> Root:
     return root
 
 
-def rows(case: Case, root: Root) -> Iterator[list[str]]:
-    """Yield a row for each command of a case as soon as it has ended."""
+def rows(case: Case, root: DebianSystem) -> Iterator[list[str]]:
+    """Yield a row of the table for each command of a case as soon as it has ended."""
     logs = CACHE / "logs" / case.name
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
@@ -81,7 +81,7 @@ def rows(case: Case, root: Root) -> Iterator[list[str]]:
         before = size(root.upper)
         # A case may delete its checkout.
         shell = ["bash", "-c", 'cd "$1" 2>/dev/null || cd; eval "$2"', "bash", checkout]
-        outcome = watch(
+        outcome = run_on_terminal(
             root.command(*shell, command.line, user=case.user, environment=environment),
             logs / f"{number}.log",
             command.limit,
@@ -97,20 +97,23 @@ def rows(case: Case, root: Root) -> Iterator[list[str]]:
 
 
 def parsed() -> argparse.Namespace:
-    """Return the command line; ends with a sentence if this machine cannot do what it asks for."""
+    """Parse the command line; exit with a message if this machine lacks a requirement."""
     parser = argparse.ArgumentParser(
         prog="python3 tests/fresh",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-k", metavar="PART", default="", help="only cases with it in their names")
+    parser.add_argument(
+        "-k", metavar="PART", default="", help="the case of this name, or all with it in theirs"
+    )
     parser.add_argument("--list", action="store_true", help="print the cases and their commands")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--keep", action="store_true", help="keep what each case has written")
     parser.add_argument("--mirror", metavar="URL", help="Debian's archive (default: that of apt)")
     parser.add_argument("--cpu-index", metavar="URL", help="set CPU_INDEX for make CPU=yes")
     arguments = parser.parse_args()
-    arguments.cases = [each for each in CASES if arguments.k in each.name]
+    exact = [each for each in CASES if arguments.k == each.name]
+    arguments.cases = exact or [each for each in CASES if arguments.k in each.name]
     if not arguments.cases:
         parser.error(f"-k {arguments.k} must be part of the name of a case; --list prints them")
     if arguments.list:
@@ -130,7 +133,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the cases one after the other; returns the exit code, 1 if anything was unexpected."""
+    """Run the cases one after the other; return the exit code, 1 if any outcome is unexpected."""
     arguments = parsed()
     if arguments.list:
         for case in arguments.cases:
@@ -150,12 +153,12 @@ def main() -> int:
             for row in rows(case, root):
                 print(f"{row[0]}: {row[1]}: {row[-1]} ({row[2]} s)", flush=True)
                 table.append(row)
-                if arguments.out:  # hours of work: what there is of it lies in the file
-                    arguments.out.write_text(markdown(HEAD, table) + "\n", "utf-8")
+                if arguments.out:  # a run takes hours, so the file has the rows so far
+                    arguments.out.write_text(markdown_table(HEAD, table) + "\n", "utf-8")
         finally:
             if not arguments.keep:
                 root.delete()
-    print(markdown(HEAD, table))
+    print(markdown_table(HEAD, table))
     return int(any(row[-1] != AS_EXPECTED for row in table))
 
 

@@ -1,7 +1,7 @@
-"""A bare Debian system for one case: cached folders below, an overlay above, its own namespaces.
+"""A bare Debian system for one case: cached folders below a writable overlay, in own namespaces.
 
-Nothing is mounted outside of the mount namespace of a single command, and nothing that the command
-starts outlives its process namespace. The network is the machine's.
+All mounts are in the mount namespace of a single command, and no process of the command outlives
+its process namespace. The network is the machine's.
 """
 
 import os
@@ -21,14 +21,14 @@ PASSED = (
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"),
 )
-"""Variables of this machine that a case sees: how to get out, and whom to trust. None of pip's."""
+"""The variables of this machine that a case gets: proxies and certificates, but none of pip's."""
 COPIED = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt")
-"""Files of this machine that a case sees, beside those that the variables above name."""
+"""The files of this machine that a case gets, beside those that the variables above name."""
 PYENV_INSIDE = "/opt/pyenv"
 
-# The arguments are: the mount point, the options of the overlay, pairs of a folder outside and its
-# place inside, --, the command. Bash stays, as process 1, to collect orphans: a chroot in its place
-# would lose the signal that ends it with unshare, when it changes its user.
+# The arguments are the mount point, the options of the overlay, pairs of a folder outside and its
+# place inside, --, and the command. Bash stays as process 1 to collect orphans: a chroot in its
+# place would lose the signal that ends it with unshare, when it changes its user.
 ENTER = r"""
 set -e
 root=$1
@@ -80,32 +80,32 @@ def mirror(sources: str) -> str:
 
 
 def passed_environment(outside: Mapping[str, str], case: Case) -> dict[str, str]:
-    """Return all variables that a case sees: of a login, those of PASSED, and the case's own."""
+    """Return a case's environment variables: a login's, those in PASSED, and the case's own."""
     path = f"{PYENV_INSIDE}/bin:" * bool(case.pyenv) + "/usr/local/bin:/usr/bin:/bin"
     login = {"HOME": home(case.user), "USER": case.user, "LOGNAME": case.user}
     login |= {"PATH": path, "SHELL": "/bin/bash", "TERM": "xterm"}
-    if case.pyenv:  # which may have built a libpython of its own, for another place
+    if case.pyenv:  # pyenv may have built a libpython for another place
         login["LD_LIBRARY_PATH"] = f"{PYENV_INSIDE}/lib"
     passed = {name: outside[name] for name in PASSED if name in outside}
     return login | passed | dict(case.environment)
 
 
 def home(user: str) -> str:
-    """Return the home folder of a user inside."""
+    """Return a user's home folder inside the Debian system."""
     return "/root" if user == "root" else f"/home/{user}"
 
 
 @dataclass(frozen=True)
-class Root:
-    """A Debian system: folders that are only read, the topmost first, and one that takes writes."""
+class DebianSystem:
+    """A Debian system of read-only folders, the topmost first, and a writable one."""
 
-    below: tuple[Path, ...]
+    read_only_folders: tuple[Path, ...]
     upper: Path
     binds: tuple[tuple[Path, str], ...] = ()
-    """Folders outside, each with its place inside."""
+    """The folders outside, each with its place inside."""
 
     def create(self) -> None:
-        """Make the folder that takes writes, with what a case sees of this machine's files."""
+        """Create the writable folder, with copies of this machine's files that a case needs."""
         self.delete()
         for folder in (self.upper, *self._beside()):
             folder.mkdir(parents=True)
@@ -116,9 +116,9 @@ class Root:
                 shutil.copyfile(file, self.upper / file[1:])
 
     def command(self, *words: str, user: str, environment: Mapping[str, str]) -> list[str]:
-        """Return the command that runs these words inside, as it is given outside."""
+        """Return the command line that runs a command inside this Debian system."""
         work, point = map(str, self._beside())
-        lower = ":".join(map(str, self.below))
+        lower = ":".join(map(str, self.read_only_folders))
         number = 0 if user == "root" else STRANGER
         return [
             *("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", ENTER, "bash"),
@@ -129,7 +129,7 @@ class Root:
         ]
 
     def delete(self) -> None:
-        """Delete what was written."""
+        """Delete the writable folder of this Debian system."""
         for folder in (self.upper, *self._beside()):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,12 +139,12 @@ class Root:
 
 
 def debian(cache: Path, release: str, packages: Sequence[str], archive: str) -> tuple[Path, ...]:
-    """Return the folders of a Debian system with these packages, made unless they are cached."""
+    """Return the folders of a Debian system with these packages, created unless they are cached."""
     base = cache / release
     if not base.is_dir():
         unfinished = Path(f"{base}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        # Which mounts things while it works, and leaves them mounted where it fails.
+        # debootstrap mounts folders while it works, and leaves them mounted if it fails.
         make = ("debootstrap", "--variant=minbase", release, str(unfinished), archive)
         _quietly("unshare", "--mount", *make)
         useradd = ("useradd", "--create-home", "--shell=/bin/bash", f"--uid={STRANGER}", "stranger")
@@ -152,7 +152,7 @@ def debian(cache: Path, release: str, packages: Sequence[str], archive: str) -> 
         unfinished.rename(base)
     layer = cache / "+".join([release, *sorted(packages)])
     if not layer.is_dir():
-        root = Root((base,), Path(f"{layer}.unfinished"))
+        root = DebianSystem((base,), Path(f"{layer}.unfinished"))
         root.create()
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
         install = f"apt-get install -qy --no-install-recommends {' '.join(packages)}"
@@ -164,7 +164,7 @@ def debian(cache: Path, release: str, packages: Sequence[str], archive: str) -> 
 
 
 def _quietly(*command: str) -> None:
-    """Run a command; ends this program with all that the command printed if it fails."""
+    """Run a command; if it fails, exit with its output."""
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

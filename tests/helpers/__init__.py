@@ -1,1 +1,1 @@
-"""What tests share: made-up data, jobs and run folders, and processes that start them."""
+"""Shared helpers of tests: synthetic data, jobs and run folders, and processes that start them."""

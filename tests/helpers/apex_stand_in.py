@@ -1,7 +1,8 @@
-"""A stand-in of NVIDIA's apex for machines without a GPU: its FusedSGD, with its kernel in torch.
+"""A fake of NVIDIA's apex for machines without a GPU: FusedSGD, with its kernel in torch.
 
-After apex/optimizers/fused_sgd.py, csrc/multi_tensor_sgd_kernel.cu and csrc/multi_tensor_apply.cuh
-at 6424da3b, 2026-07-08: names, checks, what is passed over without a word, and the arithmetic.
+Follows apex/optimizers/fused_sgd.py, csrc/multi_tensor_sgd_kernel.cu and
+csrc/multi_tensor_apply.cuh at 6424da3b, 2026-07-08: names, checks, silently skipped parameters, and
+arithmetic.
 """
 
 import sys
@@ -17,7 +18,7 @@ CHUNK_SIZE = 2048 * 32
 
 
 class FusedSGD(torch.optim.Optimizer):
-    """apex.optimizers.FusedSGD without the master weights of its amp."""
+    """A copy of apex.optimizers.FusedSGD without the master weights of amp."""
 
     def __init__(
         self, params: Any, lr: float, momentum: float = 0, dampening: float = 0,
@@ -32,7 +33,10 @@ class FusedSGD(torch.optim.Optimizer):
         self._dummy_overflow_buf = torch.tensor([0], dtype=torch.int, device=device)
 
     def get_momentums(self, params: list[Tensor]) -> tuple[list[Tensor], bool]:
-        """With whether there were none: of the last parameter."""
+        """Return the momentum buffers, and whether the last parameter had none before.
+
+        Missing buffers are created with zeros.
+        """
         momentums, first_run = [], True
         for p in params:
             state = self.state[p]
@@ -61,7 +65,10 @@ def multi_tensor_sgd(
     momentum: float, dampening: float, lr: float, nesterov: bool, first_run: bool,
     wd_after_momentum: bool, scale: float,
 ) -> None:  # fmt: skip
-    """amp_C.multi_tensor_sgd for lists of gradients, weights and momenta, but on any device."""
+    """Update weights and momenta as amp_C.multi_tensor_sgd does, on any device.
+
+    `tensor_lists` are the gradients, weights and momenta.
+    """
     assert not wd_after_momentum
     assert noop_flag.dtype == torch.int
     for tensor in (each for of_kind in tensor_lists for each in of_kind):
@@ -70,10 +77,10 @@ def multi_tensor_sgd(
         assert tensor.device == noop_flag.device
     if noop_flag.item():
         return
-    # A kernel is handed numbers in float32.
+    # The kernel's scalar arguments are float32.
     wd, momentum, dampening, lr = torch.tensor([wd, momentum, dampening, lr]).tolist()
     for tensors in zip(*tensor_lists, strict=True):
-        # It walks memory, whatever the shapes and strides are.
+        # The kernel processes memory in order, whatever the shapes and strides are.
         g, w, m = (each.detach().as_strided((each.numel(),), (1,)) for each in tensors)
         g = g * scale
         if wd:
@@ -86,7 +93,7 @@ def multi_tensor_sgd(
 
 @contextmanager
 def importable(folder: Path, **modules: str) -> Iterator[None]:
-    """Within this context apex is a package in the folder, with these modules; "" is its own."""
+    """Make a package apex with these modules (name: source) importable within this context."""
     for name, source in ({"__init__": ""} | modules).items():
         file = folder / "apex" / name.replace("__init__", ".") / "__init__.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +108,8 @@ def importable(folder: Path, **modules: str) -> Iterator[None]:
         sys.modules.update(kept)
 
 
-def stood_in(folder: Path) -> Any:
-    """The context in which this is apex."""
+def fake_apex(folder: Path) -> Any:
+    """Return a context manager in which `apex.optimizers.FusedSGD` is the class of this file."""
     return importable(folder, optimizers=f"from {__name__} import FusedSGD\n")
 
 

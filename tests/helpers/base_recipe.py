@@ -1,10 +1,10 @@
-"""A recipe to change a field of, and its fields by dotted name."""
+"""A base recipe for tests that change single fields, and functions on its fields."""
 
 from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any
 
 from lsgd.recipe import CommSettings, Data, InputsSettings, Model, Optim, Recipe, Schedule
-from lsgd.recipe.fields import concerns
+from lsgd.recipe.fields import applies_to
 
 BASE = Recipe(
     name="base",
@@ -20,8 +20,8 @@ BASE = Recipe(
 )
 
 
-def changed(recipe: Recipe, **values: Any) -> Recipe:
-    """The recipe with other values; `data__root` is data.root."""
+def with_fields(recipe: Recipe, **values: Any) -> Recipe:
+    """Return a copy of the recipe with other field values; `data__root` sets data.root."""
     for name, value in values.items():
         group, _, key = name.partition("__")
         value = replace(getattr(recipe, group), **{key: value}) if key else value
@@ -29,21 +29,23 @@ def changed(recipe: Recipe, **values: Any) -> Recipe:
     return recipe
 
 
-def leaves(recipe: Recipe) -> dict[str, Any]:
-    """All fields of its workload by dotted name; target, deviations and lists count as one value
-    each."""
+def field_values(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of the recipe's workload by dotted name, with their values.
+
+    target, deviations and lists count as one value each.
+    """
     values = {}
-    for entry in of_workload(recipe, recipe):
+    for entry in workload_fields(recipe, recipe):
         value = getattr(recipe, entry.name)
         if is_dataclass(value) and entry.name != "target":
             group = entry.name
-            of_group = of_workload(recipe, value)
+            of_group = workload_fields(recipe, value)
             values |= {f"{group}.{part.name}": getattr(value, part.name) for part in of_group}
         else:
             values[entry.name] = value
     return values
 
 
-def of_workload(recipe: Recipe, group: Any) -> list[Field[Any]]:
-    """The fields of a group that concern the recipe's workload."""
-    return [entry for entry in fields(group) if concerns(entry, recipe.data.workload)]
+def workload_fields(recipe: Recipe, group: Any) -> list[Field[Any]]:
+    """Return the dataclass fields of a group that apply to the recipe's workload."""
+    return [entry for entry in fields(group) if applies_to(entry, recipe.data.workload)]

@@ -1,20 +1,23 @@
-"""How far DALI's pixels may be from PIL's after resizing, in levels of 8 bits."""
+"""The bounds on differences between DALI's and PIL's resized pixels, in 8-bit levels."""
 
 import torch
 
 WITHIN = 1
-"""PIL rounds between the passes over columns and rows, and DALI does not."""
+"""The bound inside an image: PIL rounds between the passes over columns and rows, DALI does not."""
 EDGE = 32
-"""In the outermost rows and columns of a window: PIL leaves out of the filter what is beyond, DALI
-repeats the last pixel. Beyond is at most an eighth of a triangle's area, and 256 / 8 is 32."""
+"""The bound in the outermost rows and columns of a crop window.
+
+There PIL truncates the filter, and DALI repeats the last pixel. At most an eighth of the triangle
+filter's area is outside, and 256 / 8 is 32.
+"""
 CORNER = 60
-"""Where both are at an edge: (1 - (7 / 8) ** 2) * 255, rounded up."""
+"""The bound in the corners of a crop window: (1 - (7 / 8) ** 2) * 255, rounded up."""
 
 
-def within_bounds(levels: torch.Tensor, *, decoding: int = 0) -> None:
-    """Fail if differences (..., height, width) are larger than the bounds.
+def assert_within_bounds(levels: torch.Tensor, *, decoding: int = 0) -> None:
+    """Assert that pixel differences (..., height, width) are within the bounds.
 
-    `decoding` is by how many levels the images may have differed before they were resized.
+    `decoding` is the allowed difference of the images before resizing, in levels.
     """
     rest = levels.clone()
     for row in (0, -1):
@@ -28,9 +31,9 @@ def within_bounds(levels: torch.Tensor, *, decoding: int = 0) -> None:
 
 
 CUBIC = 93
-"""Bicubic resizing weighs some pixels less than 0, by 1/8 in all, so that the other weights make
-9/8. PIL clamps between its passes what lies beyond 0 to 255 (by 32 at most, times 5/4 in the second
-pass), and leaves out of the filter what is beyond an edge, which is less than 1/6 of 127 on either
-axis, times 5/4; DALI does neither. The rest is rounding."""
-SMOOTH = 3e-3
-"""The share of the values of a batch of photos that may differ by more than WITHIN then."""
+"""The bound for bicubic resizing.
+
+Its negative weights sum to -1/8, and the others to 9/8. PIL clamps to 0 to 255 between its passes
+(by 32 at most, times 5/4 in the second pass), and truncates the filter at an edge, which changes
+less than 1/6 of 127 on either axis, times 5/4; DALI does neither. The remainder is rounding.
+"""

@@ -1,4 +1,4 @@
-"""How tests of the doctor break things: in the environment of a process, not on the machine."""
+"""Fake machine faults for tests of lsgd.doctor, made in the environment of one process."""
 
 import os
 import subprocess
@@ -21,9 +21,11 @@ if "RANK" in os.environ and os.environ["RANK"] == os.environ.get("TEST_SLEEPING_
 """
 
 
-def broken(folder: Path, **modules: str) -> dict[str, str]:
-    """An environment in which these modules are these programs, and TEST_BLOCKED names others that
-    are not there; TEST_SLEEPING_RANK is a process that never starts. TEST_OWN marks its processes.
+def broken_environment(folder: Path, **modules: str) -> dict[str, str]:
+    """Return environment variables that replace modules with these sources, for a subprocess.
+
+    There TEST_BLOCKED lists modules that cannot be imported, and the process of rank
+    TEST_SLEEPING_RANK never starts. TEST_OWN marks the processes.
     """
     (folder / "sitecustomize.py").write_text(BLOCKER)
     for name, program in modules.items():
@@ -32,8 +34,8 @@ def broken(folder: Path, **modules: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}:{ROOT}", "TEST_OWN": uuid.uuid4().hex}
 
 
-def left_running(environment: dict[str, str]) -> list[str]:
-    """Command lines of the processes that have the mark of this environment."""
+def remaining_processes(environment: dict[str, str]) -> list[str]:
+    """Return the command lines of running processes that have this environment's mark."""
     mark = f"TEST_OWN={environment['TEST_OWN']}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -48,7 +50,7 @@ def left_running(environment: dict[str, str]) -> list[str]:
 def doctor(
     cwd: Path, *options: str, environment: dict[str, str], before: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """The command, after the words of another one that starts it."""
+    """Run lsgd.doctor with options; `before` is a command that starts it, such as mpirun."""
     return subprocess.run(
         [*before, sys.executable, "-m", "lsgd.doctor", *options],
         cwd=cwd,

@@ -1,9 +1,9 @@
-"""A pytest plugin: what tests need and a machine may lack, and the table of what was skipped.
+"""A pytest plugin that skips tests whose capability the machine lacks, and lists the reasons.
 
-A test whose marker is a name in CAPABILITIES is skipped where that capability is missing, unless
-the environment variable LSGD_REQUIRE names it: then it fails, so that nothing passes by skipping,
-and what can be fetched is: TensorFlow and TorchFold. LSGD_REQUIRE may name SELF_CHECKED too, whose
-tests find out by themselves. A table at the end has each reason of skipped tests, and its fix.
+A test whose marker is a name in CAPABILITIES is skipped if that capability is missing. If the
+environment variable LSGD_REQUIRE names it, the test fails instead, and TensorFlow and TorchFold are
+downloaded. LSGD_REQUIRE may also name a key of SELF_CHECKED, which tests check themselves. A table
+at the end lists each reason of skipped tests, with its fix.
 """
 
 import os
@@ -20,19 +20,24 @@ from typing import NamedTuple, NoReturn
 import pytest
 from _pytest.doctest import DoctestModule
 
+from helpers.postgresql import programs
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TEST_DATA = Path(os.environ.get("LSGD_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
 REQUIRED = os.environ.get("LSGD_REQUIRE", "").split(",")
 
 
 class Capability(NamedTuple):
-    is_there: Callable[[], bool]
+    is_available: Callable[[], bool]
     reason: str
     fix: str
 
 
 def _modules(*names: str) -> Callable[[], bool]:
-    """Whether these are installed; a submodule is named after its package."""
+    """Return a function that returns whether all these modules are installed.
+
+    The parent package of a submodule must be listed before it.
+    """
     return lambda: all(map(find_spec, names))
 
 
@@ -51,31 +56,31 @@ def _has_gpu() -> bool:
 
 
 def _is_kept(place: Callable[[], Path]) -> bool:
-    """Whether this is in the user's cache, which a user without a home has none of."""
-    from lsgd.errors import Refused
+    """Return whether a path in the user's cache exists; False for a user without a home folder."""
+    from lsgd.errors import UsageError
 
     try:
         return place().exists()
-    except Refused:
+    except UsageError:
         return False
 
 
-# Of 1.6 GB: where it is required a test makes it, and fails if it cannot.
+# TensorFlow takes 1.6 GB. If it is required, the test installs it, or fails.
 def _has_tensorflow() -> bool:
-    from lsgd.bench.environment import place
-    from lsgd.bench.tensorflow_job import NAME, REQUIREMENTS
+    from benchmarks.environment import environment_folder
+    from benchmarks.tensorflow_job import NAME, REQUIREMENTS
 
-    return "tensorflow" in REQUIRED or _is_kept(lambda: place(NAME, REQUIREMENTS))
+    return "tensorflow" in REQUIRED or _is_kept(lambda: environment_folder(NAME, REQUIREMENTS))
 
 
 def _has_torchfold() -> bool:
-    from lsgd.bench import torchfold
+    from benchmarks import torchfold
 
-    return "torchfold" in REQUIRED or _is_kept(torchfold.place)
+    return "torchfold" in REQUIRED or _is_kept(torchfold.wheel_path)
 
 
 def _pip(requirements: str) -> str:
-    """The command that installs these into the environment that runs the tests."""
+    """Return the pip command that installs requirements into the environment of the tests."""
     python = Path(sys.executable)
     if python.is_relative_to(REPOSITORY):
         python = python.relative_to(REPOSITORY)
@@ -103,6 +108,11 @@ CAPABILITIES = {
         "ip is not installed, or you are not root",
         "sudo apt install iproute2, and tests as root",
     ),
+    "postgresql": Capability(
+        lambda: bool(programs() and find_spec("psycopg")),
+        "PostgreSQL or its driver is not installed",
+        "sudo apt install postgresql, and " + _pip("'psycopg[binary]'"),
+    ),
     "git": Capability(_programs("git"), "git is not installed", "sudo apt install git"),
     "clone": Capability(
         lambda: (REPOSITORY / ".git").exists() and bool(shutil.which("git")),
@@ -122,6 +132,9 @@ CAPABILITIES = {
         _modules("huggingface_hub", "safetensors"),
         "the Hub's libraries are not installed",
         _pip("-e '.[export]'"),
+    ),
+    "parquet": Capability(
+        _modules("pyarrow"), "pyarrow is not installed", _pip("-e '.[imagenet]'")
     ),
     "timm": Capability(_modules("timm"), "timm is not installed", _pip("-e '.[timm]'")),
     "docs": Capability(
@@ -148,7 +161,7 @@ CAPABILITIES = {
         "TorchFold is not in the user's cache",
         "LSGD_REQUIRE=torchfold, which fetches it",
     ),
-    # PyPI's apex, another package, has no amp_C.
+    # The package apex on PyPI is another one, without amp_C.
     "apex": Capability(_modules("amp_C"), "NVIDIA's apex is not installed", "setup/apex.sh"),
     "data": Capability(
         TEST_DATA.is_dir,
@@ -163,7 +176,7 @@ SELF_CHECKED = {
 }
 
 
-def missing(name: str, reason: str, fix: str) -> NoReturn:
+def skip_or_fail(name: str, reason: str, fix: str) -> NoReturn:
     """Skip the running test, or fail it if LSGD_REQUIRE names the capability that it needs."""
     if name in REQUIRED:
         pytest.fail(f"LSGD_REQUIRE names {name}, but {reason}: {fix}", pytrace=False)
@@ -172,13 +185,13 @@ def missing(name: str, reason: str, fix: str) -> NoReturn:
 
 @cache
 def _is_there(name: str) -> bool:
-    return CAPABILITIES[name].is_there()
+    return CAPABILITIES[name].is_available()
 
 
-def need(name: str) -> None:
-    """Do as the marker of a capability does, for a test that only needs it with some parameters."""
+def require_capability(name: str) -> None:
+    """Skip or fail the running test if a capability is missing, as its marker does."""
     if not _is_there(name):
-        missing(name, CAPABILITIES[name].reason, CAPABILITIES[name].fix)
+        skip_or_fail(name, CAPABILITIES[name].reason, CAPABILITIES[name].fix)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -188,8 +201,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for doctests where there are some: each other module that an optional library keeps from
-    being imported would count as a skipped test.
+    """Collect doctests only from modules that contain some.
+
+    Any other module that fails to import without an optional library would count as a skipped test.
     """
     collectors = yield
     return [
@@ -202,11 +216,11 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name in CAPABILITIES:
         if item.get_closest_marker(name):
-            need(name)
+            require_capability(name)
 
 
 def _reason(report: pytest.TestReport) -> tuple[str, str]:
-    """Why the test was skipped, and what would run it, which is empty if nothing is known to."""
+    """Return the reason of a skipped test and its fix, '' if unknown."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     text = text.removeprefix("Skipped: ")
     reason, _, fix = text.partition(": ")
@@ -214,7 +228,7 @@ def _reason(report: pytest.TestReport) -> tuple[str, str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print each reason of skipped tests once, with the number of tests; not each test as -rs."""
+    """Print each reason of skipped tests once, with the number of tests and the fix."""
     counts = Counter(map(_reason, terminalreporter.getreports("skipped")))
     if not counts:
         return

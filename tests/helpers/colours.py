@@ -1,4 +1,4 @@
-"""What fb.resnet.torch makes of colours, one step after the other, for comparison."""
+"""A reference implementation of the colour jitter and lighting of fb.resnet.torch."""
 
 from itertools import permutations
 
@@ -12,7 +12,7 @@ STEPS = ("brightness", "contrast", "saturation")
 ORDERS = list(permutations(STEPS))
 
 Image = NDArray[np.float64]
-"""An image (height, width, 3) of red, green and blue in [0, 1], or beyond once it was changed."""
+"""An RGB image (height, width, 3) with values in [0, 1], or outside after augmentation."""
 
 
 def grey(image: Image) -> Image:
@@ -23,7 +23,7 @@ def blend(image: Image, other: Image | float, share: float) -> Image:
     return share * image + (1 - share) * other
 
 
-def jittered(image: Image, factors: dict[str, float], order: tuple[str, ...] = STEPS) -> Image:
+def colour_jitter(image: Image, factors: dict[str, float], order: tuple[str, ...] = STEPS) -> Image:
     for step in order:
         match step:
             case "brightness":
@@ -36,9 +36,9 @@ def jittered(image: Image, factors: dict[str, float], order: tuple[str, ...] = S
 
 
 def coloured(image: Image, example: int, epoch: int, *, seed: int = SEED) -> Image:
-    """An image with the jitter and the lighting of this example, in an order of its own."""
+    """Return the image with the colour jitter and lighting drawn for this example and epoch."""
     draw = {"seed": seed, "epoch": epoch}
-    factors = augmentation.jitters(np.array([example]), **draw)[0].tolist()
-    (light,) = augmentation.lightings(np.array([example]), **draw)
+    factors = augmentation.jitter_factors(np.array([example]), **draw)[0].tolist()
+    (light,) = augmentation.lighting_offsets(np.array([example]), **draw)
     order = ORDERS[(example + epoch) % len(ORDERS)]
-    return jittered(image, dict(zip(STEPS, factors, strict=True)), order) + light
+    return colour_jitter(image, dict(zip(STEPS, factors, strict=True)), order) + light

@@ -1,4 +1,4 @@
-"""Recipes that a process of tests composes once: Hydra takes longer than most tests do."""
+"""A cache of composed recipes, since Hydra takes longer than most tests."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,8 +7,11 @@ from lsgd import config
 from lsgd.recipe import Recipe
 
 
-def composed(*words: str) -> Recipe:
-    """The recipe of these words; a copy, so that nothing is kept of what a test worked out."""
+def compose_recipe(*words: str) -> Recipe:
+    """Return a new copy of the recipe composed from these overrides, composed once per process.
+
+    A copy has no cached properties of earlier tests.
+    """
     return replace(_loaded(words))
 
 

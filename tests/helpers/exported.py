@@ -1,14 +1,14 @@
-"""Run folders to export from: two steps of small images, in each network."""
+"""Run folders for export tests: two training steps on small images with each network."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from helpers.capabilities import need
-from helpers.composed import composed
-from helpers.saved import WORDS, after
-from lsgd.export.network import Exported, read_exported
+from helpers.capabilities import require_capability
+from helpers.checkpoints import WORDS, learner_after
+from helpers.composed import compose_recipe
+from lsgd.export.network import ExportedNetwork, load_exported_network
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
@@ -31,26 +31,29 @@ NETWORKS = {
         *OF_A_LIBRARY, "model=timm/test_convnext", "model.options.drop_path_rate=0.2"
     ),
 }  # fmt: skip
-"""The words of a run in each network; ResNet-50 with branches that count and do not amplify the
-rounding of float32, as those of so young a network with larger gammas do."""
+"""The overrides of a run by network.
+
+ResNet-50 has a small last gamma: its residual branches then affect the result, but do not amplify
+float32 rounding as larger gammas do after so few steps.
+"""
 
 
-def trained(name: str, folder: Path, *words: str) -> Learner:
-    """A learner of this network after two steps, whose checkpoint is in the folder."""
+def trained_learner(name: str, folder: Path, *words: str) -> Learner:
+    """Train this network for two steps, write its checkpoint to a folder, return the learner."""
     if name.startswith("timm/"):
-        need("timm")
-    learner = after(composed(*NETWORKS[name], *words), 0, 2)
+        require_capability("timm")
+    learner = learner_after(compose_recipe(*NETWORKS[name], *words), 0, 2)
     folder.mkdir(exist_ok=True)
     checkpoint.write(learner.checkpoint(), folder)
     return learner
 
 
-def read(folder: Path, form: str, *words: str) -> Exported:
-    return read_exported(folder, words, form)
+def read(folder: Path, form: str, *words: str) -> ExportedNetwork:
+    return load_exported_network(folder, words, form)
 
 
 def images(recipe: Recipe, count: int) -> Tensor:
-    """Made-up images, as the network takes them."""
+    """Return `count` random normalised images (count, channels, height, width)."""
     generator = torch.Generator().manual_seed(count)
     shape = (count, recipe.data.channels, recipe.data.image_size, recipe.data.image_size)
     return torch.randn(shape, generator=generator)
@@ -58,8 +61,8 @@ def images(recipe: Recipe, count: int) -> Tensor:
 
 @torch.no_grad()
 def logits(learner: Learner, batch: Tensor) -> Tensor:
-    """What the learner's network says of images, as its run evaluates it."""
-    with learner.workload.evaluated(learner.model, learner.workload.inputs()):
+    """Return the logits of the learner's network for images, evaluated as its run does."""
+    with learner.workload.evaluation_mode(learner.model, learner.workload.inputs()):
         learner.model.eval()
         said: Tensor = learner.model(batch)
         learner.model.train()

@@ -1,8 +1,6 @@
-"""Image folders for tests: made up, taken from ImageNet, in shards; and loaders to read them."""
+"""Synthetic image folders and shards for tests, and the loaders that read them."""
 
-import os
 import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.composed import composed
+from helpers.composed import compose_recipe
 from lsgd.inputs import Inputs, open_inputs
-from lsgd.inputs.index import index_file, write_index
-from lsgd.prepare.scan import index_folder
+from lsgd.prepare.indexing import index_folder
+from lsgd.prepare.shards import write_shards
 from lsgd.recipe import Data, Recipe
 from lsgd.rules import augmentation
 
 LOADERS = ["torchvision", pytest.param("dali", marks=pytest.mark.dali)]
 SEED, SIDE = 5, 28
 DATA = Data("made", 12, 6, 3, 3, SIDE, [0.5, 0.25, 0.4], [0.2, 0.3, 0.1], augmentation="crop_flip")
-# File name: mode and size as stored. All that ImageNet has or is known to have had, and worse.
+# Mode and size by file name. They include every image mode known in ImageNet, and others.
 KINDS = {
     "gray.JPEG": ("L", (37, 61)),
     "cmyk.JPEG": ("CMYK", (50, 40)),
@@ -31,7 +29,7 @@ KINDS = {
 
 
 def make_folder(root: Path) -> Path:
-    """3 classes of 4 images to train and 2 to validate, indexed."""
+    """Write an indexed folder of 3 classes with 4 training and 2 validation images each."""
     rng = np.random.default_rng(0)
     for split, names in (("train", list(KINDS)), ("val", ["gray.JPEG", "rgba.png"])):
         for label in range(3):
@@ -46,7 +44,7 @@ def make_folder(root: Path) -> Path:
 
 
 def make_numbered(root: Path, count: int, size: tuple[int, int] = (9, 11)) -> Path:
-    """Small images, each the only one of its class in both splits, so that a label is an id."""
+    """Write an indexed folder of small images with one image per class, so that labels are ids."""
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for label in range(count):
@@ -57,55 +55,26 @@ def make_numbered(root: Path, count: int, size: tuple[int, int] = (9, 11)) -> Pa
     return root
 
 
-def link_sample(root: Path, test_data: Path) -> Path:
-    """The 569 real images of ImageNet, one per class, to train and to validate."""
-    root.mkdir()
-    for split in ("train", "val"):
-        (root / split).symlink_to(test_data / "imagenet-sample")
-    index_folder(root, processes=2)
-    return root
-
-
-def in_shards(root: Path, folder: Path) -> Path:
-    """The same images in two tars per split, in another order than in the folder."""
-    folder.mkdir()
-    for split in ("train", "val"):
-        rows = np.load(index_file(folder=root, split=split))
-        members = [os.fsdecode(path) for path in rows["path"]]
-        written = {}
-        for half in range(2):
-            shard = folder / f"{split}-{half:06}.tar"
-            with tarfile.open(shard, "w") as tar:
-                for path in members[half::2][::-1]:
-                    tar.add((root / path).resolve(), path.partition("/")[2])
-            with tarfile.open(shard) as tar:
-                for member in tar.getmembers():
-                    written[f"{split}/{member.name}"] = shard.name, member.offset_data
-        write_index(
-            folder,
-            split,
-            [
-                (row["path"], written[path][0].encode(), written[path][1], *row.tolist()[3:])
-                for row, path in zip(rows, members, strict=True)
-            ],
-        )
+def write_folder_shards(root: Path, folder: Path) -> Path:
+    """Write the images of a folder as tar shards, in another order; return the shards' folder."""
+    write_shards(root, root, folder, megabytes=1, processes=1)
     return folder
 
 
 def recipe(root: Path, loader: str, data: Data = DATA, *words: str) -> Recipe:
     small = ["device=cpu", "workers=4", "worker_batch=64", "val_batch=64", "schedule.warmup=none"]
-    made = composed("+recipe=bs256", f"inputs={loader}", f"seed={SEED}", *small, *words)
+    made = compose_recipe("+recipe=bs256", f"inputs={loader}", f"seed={SEED}", *small, *words)
     return replace(made, data=replace(data, root=str(root)))
 
 
-def opened(root: Path, loader: str, data: Data = DATA, *words: str) -> Inputs:
-    """The loader of a recipe for this folder; torchvision decodes in this very process."""
+def open_folder_inputs(root: Path, loader: str, data: Data = DATA, *words: str) -> Inputs:
+    """Open the inputs of a recipe for this folder; torchvision decodes in this process."""
     decoders = "inputs.decoders=0" if loader == "torchvision" else "inputs.decoders=2"
     return open_inputs(recipe(root, loader, data, decoders, *words), torch.device("cpu"))
 
 
 def stored(root: Path, split: str, example: int) -> Image.Image:
-    """The example as a plain sorted walk over the folder finds it, in RGB."""
+    """Return the RGB image of an example id, by a plain sorted walk over the folder."""
     files = sorted((root / split).glob("*/*"), key=lambda path: (path.parent.name, path.name))
     with Image.open(files[example]) as image:
         return image.convert("RGB")
@@ -117,23 +86,23 @@ def normalised(image: Image.Image, data: Data = DATA) -> torch.Tensor:
     return (pixels - mean) / std
 
 
-def drawn(
+def augmented_image(
     root: Path,
     example: int,
     epoch: int,
     resample: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> Image.Image:
-    """The example cut, resized and mirrored by PIL alone, as augmentation says."""
+    """Return an example's augmented image for an epoch, cropped, resized and flipped by PIL."""
     ids, image = np.array([example]), stored(root, "train", example)
     ((left, top, width, height),) = augmentation.crop_windows(
         np.array([image.size]), ids, seed=SEED, epoch=epoch
     ).tolist()
     cropped = image.crop((left, top, left + width, top + height))
     resized = cropped.resize((SIDE, SIDE), resample)
-    mirrored = augmentation.flips(ids, seed=SEED, epoch=epoch)[0]
+    mirrored = augmentation.flip_mask(ids, seed=SEED, epoch=epoch)[0]
     return resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else resized
 
 
 def copy(root: Path, folder: Path) -> Path:
-    """A copy that a test may damage, its index as old as its files."""
+    """Copy an image folder for a test that damages it; file times and the index stay the same."""
     return Path(shutil.copytree(root, folder))

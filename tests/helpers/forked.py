@@ -1,51 +1,71 @@
-"""A launcher whose processes import torch once, between them.
+"""A launcher that forks its processes, so that all launches together import torch once.
 
     python forked.py N PROGRAM [ARGUMENT …]
     python forked.py N -m MODULE [ARGUMENT …]
+    python forked.py --serve SOCKET [MODULE …]
 
-They are forks of this one, numbered as torchrun numbers its own. A start by torchrun takes five CPU
-seconds for each process and three for itself, most of them for imports. It is for tests that ask
-what processes compute; those that ask how they are launched, or end, start real launchers.
+The forks get the ranks that torchrun would give them. A launch by torchrun takes five CPU seconds
+for each process and three for itself, mostly for imports. This launcher is for tests of what
+processes compute; tests of how processes start or exit use real launchers.
+
+With --serve it is a fork server that launches processes for clients (client.py), each in its own
+folder and environment, and also runs other command lines as Python would. It imports the modules at
+its start.
 """
 
 import ctypes
+import gc
+import importlib
+import json
 import os
 import runpy
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import torch._dynamo  # which torch.optim imports as well, when it first makes a step
+import hydra  # noqa: F401
+import torch._dynamo  # torch.optim imports it at the first step, which would cost each fork
 import torch.distributed
 from torch.utils import tensorboard  # noqa: F401
 
-import lsgd.config
-import lsgd.vision  # noqa: F401
-from lsgd.job.launcher import Launch, environment_of
-
 PR_SET_PDEATHSIG = 1
-"""The option of prctl that names the signal which a process gets when its parent ends."""
+"""The option of prctl that sets the signal for a process whose parent exits."""
 
 
-def become(launch: Launch, words: list[str]) -> None:
-    """Run a program as this process of the job, as if Python had been given these words."""
-    # None is left of a job whose launcher is killed.
+def end_with_parent() -> None:
+    """Make the kernel kill this process when its parent exits, so that no process stays behind."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.environ.update(environment_of(launch))
+
+
+def run_program(words: list[str]) -> None:
+    """Run a program in this process as `python WORDS…` would, with sys.argv and sys.path set."""
+    end_with_parent()
+    sys.orig_argv = [sys.executable, *words]
+    if words[0] == "-u":
+        words = words[1:]
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = words
-    if words[0] == "-m":
-        del words[0]
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(words[0]).parent)
-        runpy.run_path(words[0], run_name="__main__")
+    match words:
+        case ["-c", program, *arguments]:
+            sys.path[0], sys.argv = "", ["-c", *arguments]
+            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        case ["-m", module, *arguments]:
+            sys.path[0], sys.argv = os.getcwd(), ["-m", *arguments]
+            runpy._run_module_as_main(module)
+        case ["-", *_]:
+            sys.path[0] = ""
+            exec(compile(sys.stdin.read(), "<stdin>", "exec"), {"__name__": "__main__"})
+        case [program, *_]:
+            sys.path[0] = str(Path(program).parent)
+            runpy.run_path(program, run_name="__main__")
 
 
 def wait(ranks: dict[int, int]) -> int:
-    """Wait for processes, whose ranks are given by their ids; returns the exit code of the job.
+    """Wait for the processes of a job, `ranks` by process id; return the job's exit code.
 
-    As under torchrun the others are told to end when one has failed, and the code is 1 then.
+    As under torchrun, a failed process makes the others receive SIGTERM, and the code is 1.
     """
     code = 0
     while ranks:
@@ -61,7 +81,11 @@ def wait(ranks: dict[int, int]) -> int:
 
 
 def main(processes: int, *words: str) -> int:
-    """Start the processes and wait for their end; returns the exit code."""
+    """Fork the processes of a job, run a program in each, and return the job's exit code."""
+    # Not imported at the top, since a server may run programs with another version of lsgd.
+    launcher = importlib.import_module("lsgd.job.launcher")
+    # A test file may be the program of the job, and imports `helpers`.
+    sys.path.insert(1, str(Path(__file__).parent.parent))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,12 +93,67 @@ def main(processes: int, *words: str) -> int:
     for rank in range(processes):
         if (process := os.fork()) == 0:
             numbers = rank, processes, rank, processes
-            become(Launch("torchrun", *numbers, "127.0.0.1", port), list(words))
+            launch = launcher.Launch("torchrun", *numbers, "127.0.0.1", port)
+            os.environ.update(launcher.environment_of(launch))
+            run_program(list(words))
             return 0
         ranks[process] = rank
     return wait(ranks)
 
 
+def serve(path: str, *modules: str) -> int:
+    """Serve clients at a socket: run each client's command line in a fork, send its exit code.
+
+    In the fork, return the exit code of the command line.
+    """
+    end_with_parent()
+    for module in modules:
+        importlib.import_module(module)
+    # Otherwise garbage collection in each fork would touch and so copy all pages of the parent.
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, reap)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("ready", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            if os.fork():
+                connection.close()
+                continue
+            end_with_parent()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            message, streams, _, _ = socket.recv_fds(connection, 2**20, 3)
+            if process := os.fork():
+                code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                connection.sendall(bytes([code % 256]))
+                os._exit(0)
+            break
+    connection.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    asked = json.loads(message)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    end_with_parent()
+    first, *words = asked["words"]
+    if first.isdecimal():
+        return main(int(first), *words)
+    run_program([first, *words])
+    return 0
+
+
+def reap(*_: object) -> None:
+    """Reap the forks that have exited; the server then counts their CPU time as its children's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[1] == "--serve":
+        raise SystemExit(serve(*sys.argv[2:]))
     raise SystemExit(main(int(sys.argv[1]), *sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A run that ends in mid-epoch as if it had been killed: only what it has saved is left."""
+"""A training run that stops in mid-epoch as if killed, with only its saved files left."""
 
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +12,7 @@ from lsgd.train import train
 
 
 def train_until(made: Recipe, step: int) -> None:
-    """Train the recipe up to this step of the run."""
+    """Train the recipe and interrupt it before this step of the run, without a final save."""
 
     def halted(learner: Learner, *rest: Any) -> None:
         if learner.next_step == step:

@@ -1,8 +1,12 @@
-"""How tests start several processes: each launcher's command for this machine."""
+"""The launch commands by which tests start several processes on this machine."""
 
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,28 +17,61 @@ LIBRARIES = [
     pytest.param("horovod-mpi", marks=[pytest.mark.horovod, pytest.mark.mpi]),
 ]
 LAUNCHERS = {
-    # For what processes compute over torch.distributed: they start in a third of the time.
-    "forked": [sys.executable, str(Path(__file__).with_name("forked.py"))],
     "torch": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"],
     "horovod-gloo": [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np"],
     "horovod-mpi": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"],
 }
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Gloo's default limit is 30 s; on a busy machine two all-reduces may be further apart.
+FOR_JOBS = AS_ROOT | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+
+
+HELPERS = Path(__file__).parent
+
+
+@contextmanager
+def fork_server(*modules: str, environment: dict[str, str] | None = None) -> Iterator[list[str]]:
+    """Start a fork server that has imported these modules; yield the command prefix to use it."""
+    with tempfile.TemporaryDirectory(prefix="lsgd-forked-") as folder:
+        path = f"{folder}/socket"
+        start = [sys.executable, str(HELPERS / "forked.py"), "--serve", path, *modules]
+        with subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout
+            assert server.stdout.readline() == "ready\n"
+            try:
+                yield [sys.executable, "-IS", str(HELPERS / "client.py"), path]
+            finally:
+                server.kill()
+
+
+SERVERS = ExitStack()
+
+
+@cache
+def fork_command() -> list[str]:
+    """Return the command prefix that launches forked processes over torch.distributed.
+
+    The first call starts the fork server, and SERVERS stops it, so that its CPU time is counted.
+    """
+    # Not lsgd.train, since it is run as a program.
+    modules = ("config", "evaluation", "learner", "run.folder", "run.saver", "step", "vision")
+    return SERVERS.enter_context(fork_server("pytest", *(f"lsgd.{name}" for name in modules)))
 
 
 def command(library: str, processes: int | str, *arguments: str) -> list[str]:
-    """The words that start python with these arguments on so many processes."""
+    """Return the command that launches python with these arguments on `processes` processes."""
     python = [] if library in ("forked", "torch") else [sys.executable]
-    return [*LAUNCHERS[library], str(processes), *python, *arguments]
+    start = fork_command() if library == "forked" else LAUNCHERS[library]
+    return [*start, str(processes), *python, *arguments]
 
 
 def launch(
-    library: str, processes: int, *arguments: str, limit: float = 240
+    library: str, processes: int, *arguments: str, limit: float = 1800
 ) -> subprocess.CompletedProcess[str]:
-    """Start python with these arguments on so many processes and wait for the end."""
+    """Launch python with these arguments on `processes` processes, and wait until they exit."""
     return subprocess.run(
         command(library, processes, *arguments),
-        env=os.environ | AS_ROOT,
+        env=os.environ | FOR_JOBS,
         capture_output=True,
         text=True,
         timeout=limit,

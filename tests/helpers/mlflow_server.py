@@ -1,4 +1,4 @@
-"""MLflow's own server on this machine, to be killed and started again, and what it then has."""
+"""An MLflow server on this machine that tests kill and restart, and queries of its database."""
 
 import os
 import socket
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from lsgd.job.ending import end
+from lsgd.job.ending import end_tagged
 
-LIMIT = 120.0
-"""Seconds in which it starts on a machine that has other work."""
+LIMIT = 600.0
+"""The time limit for the start on a busy machine, in seconds."""
 
 
-class Server:
-    """A server over SQLite in a folder of its own, always at the same port."""
+class MlflowServer:
+    """An MLflow server with an SQLite database in its own folder, always at the same port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tag = folder, ("LSGD_TEST_MLFLOW", uuid.uuid4().hex)
@@ -32,7 +32,7 @@ class Server:
         }
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it responds."""
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
@@ -57,29 +57,31 @@ class Server:
         raise AssertionError((self.folder / "server.log").read_text())
 
     def kill(self) -> None:
-        """SIGKILL for all of its processes."""
-        end(self.tag, 0)
+        """Send SIGKILL to all processes of the server."""
+        end_tagged(self.tag, 0)
         self.process.wait()
 
     def metrics(self) -> list[tuple[str, int, float]]:
-        """Key, step and value of all that was sent, in the order of steps and keys."""
+        """Return (key, step, value) of all metrics in the database, ordered by step and key."""
         return self._asked("key, step, value", "metrics", "order by step, key")
 
     def runs(self) -> list[tuple[str, str]]:
-        """Name and status of each run."""
+        """Return the name and status of each run of the experiment."""
         return self._asked("name, status", "experiment_runs")
 
     def tags(self) -> dict[str, str]:
-        """The tags of the run."""
+        """Return the tags of the run by key."""
         return dict(self._asked("key, value", "tags"))
 
     def params(self) -> dict[str, str]:
-        """The configuration of the run."""
+        """Return the parameters of the run, which are its configuration, by key."""
         return dict(self._asked("key, value", "params"))
 
     def _asked(self, what: str, table: str, order: str = "") -> list[tuple]:
-        """What the database has of the runs of the experiment: so the tests' own process imports
-        nothing of MLflow either."""
+        """Query columns of a table of the database, for the runs of the experiment.
+
+        SQL keeps MLflow out of the imports of the test process.
+        """
         runs = (
             "select runs.run_uuid, runs.name, runs.status from runs join experiments using "
             "(experiment_id) where experiments.name = ?"
@@ -93,10 +95,10 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Server]:
-    """A server that runs; none of its processes is left behind."""
+def mlflow_server(folder: Path) -> Iterator[MlflowServer]:
+    """Start an MLflow server for this context, and kill all its processes at the end."""
     folder.mkdir()
-    it = Server(folder)
+    it = MlflowServer(folder)
     try:
         it.start()
         yield it

@@ -1,13 +1,13 @@
-"""The pages of the documentation, and the lines of shell and Python that stand in them.
+"""The shell commands and Python programs in the pages of the documentation.
 
-    python -m helpers.pages     # in tests/: every line, and how the tests run it
+    python -m helpers.pages     # in tests/: list all of them, and how the tests run each
 
-A fenced block of `sh` is run, command by command; what a launcher other than local or singly
-would start is only printed, by its own `--print`, and of `make` only train is really made. A line
-that ends in `# needs …` waits for what it names. Of a block of `console` the lines behind `$ ` are
-run, also where they are refused, and what they print has the lines that stand below, in that order:
-there `…` is for anything, and any number for any other, as times and last digits differ. A block of
-`python` is a program.
+The tests run a fenced block of `sh` command by command. They append `--print` to launchers other
+than local and singly, and run `make` targets other than train as dry runs. A command that ends in
+`# needs …` runs only where that is available. In a block of `console` the tests run the lines after
+`$ `, even if these fail; their output must contain the lines below, in that order. There `…` stands
+for any text, and a number for any number, as times and last digits differ. A block of `python` is a
+program.
 """
 
 import re
@@ -24,32 +24,32 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 NEEDS = re.compile(r"\s# needs (.+)$")
 STARTS = r"(?:launch/|lsgd launch |python -m lsgd\.launch )"
 PRINTED = re.compile(rf"{STARTS}(?!local|singly)[a-z]")
-"""What starts a job on a cluster, unless it is told to print."""
+"""The pattern of commands that start a job on a cluster unless they have --print."""
 HERE = re.compile(r"<<'(\w+)'")
-"""Begins text that goes on to the line which this word is."""
+"""The pattern of a here-document, with its end marker."""
 NUMBER = re.compile(r"[-−]?\d[\d,]*(\.\d+)?(e-?\d+)?")
 
 
 @dataclass(frozen=True)
-class Line:
-    """A command of a page, or a whole program of Python, and where it stands."""
+class PageCommand:
+    """A shell command or a whole Python program in a page, with its location."""
 
     page: Path
     number: int
     language: str
     text: str
     shown: tuple[str, ...] = ()
-    """What it prints, of a console."""
+    """The output shown below a console command."""
 
     @property
     def needs(self) -> str | None:
-        """What it waits for, such as a cluster."""
+        """The requirement named in `# needs …`, such as a cluster, or None."""
         found = NEEDS.search(self.text) if self.language != "python" else None
         return found[1] if found else None
 
     @property
     def command(self) -> str:
-        """What the tests run in its place."""
+        """The command that the tests run in place of this one."""
         words = shlex.split(self.text, comments=True)
         if self.language == "python" or not words:
             return self.text
@@ -62,35 +62,35 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """How the tests run it, in a word or two."""
+        """A short description of how the tests run this command."""
         if self.needs:
             return f"needs {self.needs}"
         return "runs" if self.command == self.text else "prints"
 
 
 def tokens(page: Path) -> list[Token]:
-    """The page as Markdown."""
+    """Return the Markdown tokens of a page."""
     return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
 
 
-def lines(page: Path) -> Iterator[Line]:
-    """Everything in a page that can be run, in its order."""
+def lines(page: Path) -> Iterator[PageCommand]:
+    """Yield all commands and programs of a page, in order."""
     for token in tokens(page):
         if token.type != "fence" or token.map is None:
             continue
         language, first = token.info.strip(), token.map[0] + 2
         match language:
             case "python":
-                yield Line(page, first, language, token.content)
+                yield PageCommand(page, first, language, token.content)
             case "sh":
                 for offset, text in _commands(token.content):
-                    yield Line(page, first + offset, language, text)
+                    yield PageCommand(page, first + offset, language, text)
             case "console":
                 yield from _console(page, first, token.content)
 
 
 def _commands(block: str) -> Iterator[tuple[int, str]]:
-    """Each command of a block with the offset of its first line; `\\` and `<<` make it longer."""
+    """Yield each command of a shell block with its line offset; `\\` and `<<` continue it."""
     text, start, end = "", 0, None
     for offset, line in enumerate(block.splitlines()):
         start = start if text else offset
@@ -104,18 +104,18 @@ def _commands(block: str) -> Iterator[tuple[int, str]]:
         text, end = "", None
 
 
-def _console(page: Path, first: int, block: str) -> Iterator[Line]:
+def _console(page: Path, first: int, block: str) -> Iterator[PageCommand]:
     for chunk in re.split(r"^(?=\$ )", block, flags=re.M):
         if not chunk:
             continue
         command, *shown = chunk.splitlines()
         assert command.startswith("$ "), f"{page}:{first}: a console block begins with a command"
-        yield Line(page, first, "console", command[2:], tuple(filter(str.strip, shown)))
+        yield PageCommand(page, first, "console", command[2:], tuple(filter(str.strip, shown)))
         first += len(chunk.splitlines())
 
 
-def missing(shown: tuple[str, ...], printed: str) -> str | None:
-    """The first line that was shown and has not been printed below those before it, or None."""
+def first_missing_line(shown: tuple[str, ...], printed: str) -> str | None:
+    """Return the first shown line that the printed output lacks after those before it, or None."""
     left = iter(printed.splitlines())
     for line in shown:
         pattern = re.compile(_loose(line))
@@ -133,7 +133,7 @@ def _loose(line: str) -> str:
 
 
 def main() -> None:
-    """Print every line with how the tests run it, and how many of shell need something."""
+    """Print each command of the pages with how the tests run it, and counts of commands."""
     every = [line for page in PAGES for line in lines(page)]
     for line in every:
         where = f"{line.page.relative_to(REPOSITORY)}:{line.number}"

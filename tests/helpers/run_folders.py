@@ -1,4 +1,4 @@
-"""Run folders with made-up errors, written as a run writes them."""
+"""Run folders with given errors, in the format that a training run writes."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.composed import composed
+from helpers.composed import compose_recipe
 from lsgd import config
 from lsgd.recipe import Recipe
 from lsgd.run.rows import Row
@@ -23,11 +23,11 @@ def write_run(
     speed: float = 1000.0,
     diverged: bool = False,
 ) -> Path:
-    """A run of this recipe with these validation errors, one for each epoch that is done."""
+    """Write a run folder of this recipe with these validation errors, one per finished epoch."""
     rates = [{"train_top1_error": error + 1, "val_top1_error": error} for error in errors]
     start = {"machine": machine, "host": "h", "torch": "2.13.0"}
     epochs = [rate | {"images_per_second": speed} for rate in rates]
-    return _write(folder, replace(composed(*words), seed=seed), start, epochs, diverged)
+    return _write(folder, replace(compose_recipe(*words), seed=seed), start, epochs, diverged)
 
 
 def write_perplexity_run(
@@ -38,10 +38,10 @@ def write_perplexity_run(
     metric: object = "perplexity",
     diverged: bool = False,
 ) -> Path:
-    """A run with these validation perplexities, as one of a language model writes itself down.
+    """Write a run folder of a language model with these validation perplexities, one per epoch.
 
-    No recipe is of words yet, so that this one stands for one. On the test set each epoch is better
-    by 2, and in training by 10.
+    The recipe may be of another workload. The perplexity is lower by 2 on the test set, and by 10
+    in training.
     """
     epochs = [
         {
@@ -56,7 +56,7 @@ def write_perplexity_run(
         for perplexity in perplexities
     ]
     start = {"machine": MACHINE, "host": "h", "torch": "2.13.0", "metric": metric}
-    return _write(folder, replace(composed(*words), seed=seed), start, epochs, diverged)
+    return _write(folder, replace(compose_recipe(*words), seed=seed), start, epochs, diverged)
 
 
 def _write(folder: Path, recipe: Recipe, start: Row, epochs: Sequence[Row], diverged: bool) -> Path:
@@ -73,8 +73,8 @@ def _write(folder: Path, recipe: Recipe, start: Row, epochs: Sequence[Row], dive
     return folder
 
 
-def finished(folder: Path, recipe: str, seed: int, error: float, *words: str) -> Path:
-    """A finished run of Fashion-MNIST whose last 5 of 9 epochs have this median."""
+def write_finished_run(folder: Path, recipe: str, seed: int, error: float, *words: str) -> Path:
+    """Write a finished run folder of 9 epochs whose last 5 errors have this median."""
     last = [error + 3, error - 0.5, error, error + 0.5, error - 1]
     first = [60.0, 40.0, 30.0, 20.0]
     name = folder / f"{recipe}-seed{seed}"

@@ -1,17 +1,17 @@
-"""A small corpus of one's own, in files, with lengths that differ much."""
+"""A small synthetic corpus of tagged sentences of widely different lengths."""
 
 from pathlib import Path
 
 import numpy as np
 
-from lsgd.text.conll import read_tagged
+from lsgd.text.conll import read_tagged_corpus
 
 KINDS = ("LOC", "PER")
 SIZES = {"train": 54, "valid": 23, "test": 9}
 
 
 def write_corpus(root: Path) -> None:
-    """Files in which a word tells its tag, in IOB1, of sentences of 1 to 14 words."""
+    """Write a corpus of sentences of 1 to 14 words whose IOB1 tags are a function of the word."""
     root.mkdir(parents=True, exist_ok=True)
     for seed, (name, size) in enumerate(SIZES.items()):
         drawn = np.random.default_rng(seed)
@@ -27,7 +27,7 @@ def _tag(word: int) -> str:
     return f"{'B' if word == 1 else 'I'}-{KINDS[word % 2]}"
 
 
-def words_of(root: Path) -> list[str]:
-    """The words of a recipe for this corpus."""
-    counts = read_tagged(root, lowercase=True).counts
+def corpus_overrides(root: Path) -> list[str]:
+    """Return the recipe overrides for this corpus: its root and its counts."""
+    counts = read_tagged_corpus(root, lowercase=True).counts
     return [f"data.root={root}", *(f"data.{name}={count}" for name, count in counts.items())]

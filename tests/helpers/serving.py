@@ -1,4 +1,4 @@
-"""A web server with the faults of real ones."""
+"""A web server that can simulate the faults of real ones."""
 
 import threading
 from collections.abc import Iterator
@@ -8,25 +8,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @dataclass
-class Site:
-    """What a server has, how it behaves, and what it was asked for."""
+class FaultySite:
+    """The files and faults of a web server, and its received requests."""
 
     files: dict[str, bytes]
     ranges: bool = True
     cuts: list[int] = field(default_factory=list)
-    """Bytes after which each of the next responses breaks off."""
+    """The number of bytes after which each of the next responses breaks off."""
     stalls: bool = False
-    """Whether a response that breaks off keeps the connection open instead, in silence."""
+    """Whether a response that breaks off stalls with an open connection instead of closing it."""
     says_length: bool = True
     asked: list[tuple[str, str | None]] = field(default_factory=list)
-    """Path and range of every request."""
+    """The path and Range header of every request."""
     url: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
-def serve(site: Site) -> Iterator[Site]:
-    """The site on a free port of this machine, in a thread."""
+def serve(site: FaultySite) -> Iterator[FaultySite]:
+    """Serve the site on a free local port, in a thread, within this context."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

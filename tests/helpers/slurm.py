@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: munged, slurmctld and two slurmd, in a folder of their own."""
+"""A real Slurm cluster on this machine: munged, slurmctld and two slurmd in a temporary folder."""
 
 import os
 import shutil
@@ -47,28 +47,28 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class Cluster:
-    """What a user of the cluster can do."""
+class SlurmCluster:
+    """A running Slurm cluster, with the commands of its user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def ask(self, *command: str) -> str:
-        """What a Slurm command prints; it must succeed."""
+        """Run a Slurm command and return its output; assert that it succeeds."""
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=60
+            command, env=self.environment, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def state(self, job: str) -> dict[str, str]:
-        """The fields that Slurm shows of a job, such as JobState and ExitCode."""
+        """Return the fields of a job in `scontrol show job`, such as JobState and ExitCode."""
         words = self.ask("scontrol", "show", "job", job, "--oneliner").split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, *states: str, seconds: float = 120) -> dict[str, str]:
-        """The job's fields once it is in one of these states."""
+    def wait(self, job: str, *states: str, seconds: float = 1200) -> dict[str, str]:
+        """Wait until a job is in one of these states, and return its fields."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found = self.state(job)
@@ -78,12 +78,12 @@ class Cluster:
         raise AssertionError(f"job {job} is not {' or '.join(states)}: {found}\n{self.logs()}")
 
     def wait_until_idle(self) -> None:
-        """Until the nodes are up and nothing of an earlier job is left on them."""
-        deadline = time.monotonic() + 60
+        """Wait until the nodes are up and idle."""
+        deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             done = subprocess.run(
                 ["sinfo", "--noheader", "--Node", "--format=%t"],
-                env=self.environment, capture_output=True, text=True, timeout=60,
+                env=self.environment, capture_output=True, text=True, timeout=600,
             )  # fmt: skip
             if done.stdout.split() == ["idle"] * len(NODES):
                 return
@@ -91,26 +91,28 @@ class Cluster:
         raise AssertionError(f"the nodes are not idle: {done.stdout}{done.stderr}\n{self.logs()}")
 
     def logs(self) -> str:
-        """The ends of the daemons' logs."""
+        """Return the last 2000 characters of each daemon's log."""
         return "".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log")))
 
-    def empty(self) -> None:
-        """Kill all jobs and wait until they are gone."""
-        subprocess.run(["scancel", "--user", "root"], env=self.environment, timeout=60, check=False)
-        deadline = time.monotonic() + 30
+    def cancel_all(self) -> None:
+        """Cancel all jobs and wait until they have left the queue."""
+        subprocess.run(
+            ["scancel", "--user", "root"], env=self.environment, timeout=600, check=False
+        )
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and self.ask("squeue", "--noheader"):
             time.sleep(0.2)
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
-    """The cluster with both nodes idle; all of it is stopped at the end."""
-    # Not in pytest's folder, whose long name would not fit a socket's.
+def cluster() -> Iterator[SlurmCluster]:
+    """Start a Slurm cluster with two idle nodes for this context, and stop its daemons after it."""
+    # Not in pytest's folder, since the name of a socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="lsgd-slurm-"))
     try:
         with ExitStack() as daemons:
             _configure(folder)
-            found = Cluster(folder)
+            found = SlurmCluster(folder)
             _start(
                 daemons, found, "munged", "--foreground", "--force",
                 *(f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "seed", "log")),
@@ -120,7 +122,7 @@ def cluster() -> Iterator[Cluster]:
             for node in NODES:
                 _start(daemons, found, "slurmd", "-D", "-N", node)
             found.wait_until_idle()
-            daemons.callback(found.empty)
+            daemons.callback(found.cancel_all)
             yield found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -143,8 +145,8 @@ def _configure(folder: Path) -> None:
     )
 
 
-def _start(daemons: ExitStack, cluster: Cluster, *command: str) -> None:
-    """Start a daemon that also ends if this process is killed."""
+def _start(daemons: ExitStack, cluster: SlurmCluster, *command: str) -> None:
+    """Start a daemon, stop it with `daemons`, and let it end if this process is killed."""
     log = (cluster.folder / f"{command[0]}.out.log").open("a")
     daemon = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", *command],

@@ -1,8 +1,10 @@
-"""A job without torch, which starts in an instant: python small_job.py run_dir=FOLDER np=N PLAN …
+"""A fake multi-process job without torch, which starts fast.
 
-Each start does the next word of the plan: process 1 ends as it says and the others wait for it.
-As with torchrun, the launcher ends the others and then itself with exit code 1, whatever the cause.
-A word that begins with `save-` puts a new checkpoint there first.
+    python small_job.py run_dir=FOLDER np=N PLAN …
+
+Each start executes the next action of the plan: process 1 ends in that way, and the others wait for
+it. As with torchrun, the launcher then kills the others and exits with code 1, whatever the cause.
+An action with the prefix `save-` first writes a new checkpoint.
 """
 
 import ctypes
@@ -13,24 +15,26 @@ import sys
 import time
 from pathlib import Path
 
-from lsgd.job.members import last_words
+from lsgd.job.members import exit_report
 
 
 def member(rank: int, word: str) -> int:
-    with last_words(rank) as leave:
+    # A test may send SIGTERM as soon as it sees the process, before the handler is set.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    with exit_report(rank) as leave:
         if word == "saves-when-asked":
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(leave(75, "saved")))
-        if rank != 1 or word in ("hangs", "saves-when-asked"):
-            time.sleep(100)
+        if word == "stubborn" and rank == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if rank != 1 or word in ("hangs", "saves-when-asked", "stubborn"):
+            time.sleep(1000)
         elif word == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         elif word == "segfault":
             ctypes.string_at(0)
         elif word == "raises":
             raise RuntimeError("out of luck")
-        elif word == "stubborn":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(100)
         return leave(int(word), "so it was planned")
 
 
@@ -54,9 +58,11 @@ def launcher(folder: Path, processes: int, plan: list[str]) -> int:
     ]
     code = members[1].wait()
     if waits:
-        time.sleep(100)
+        time.sleep(1000)
     for each in members:
         each.kill()
+    if code == 0:
+        (folder / "metrics.jsonl").touch()
     return int(code != 0)
 
 

@@ -1,9 +1,11 @@
-"""A process of a job without torch, as one of many: python small_lives.py run_dir=FOLDER PLAN …
+"""A fake process of a job without torch, whose restarts are planned.
 
-It leaves the file FOLDER/RANK.LIFE when it begins, with its pid and its parent's. In the plan
-`RANK.LIFE=ACTION` says what becomes of it, and `until=NAME` when the others end: once that file is
-there. One that begins with `seen-` waits until the supervisor has written its return down. With
-`all=saves`, the last word, they end with exit code 75 when they are asked to.
+    python small_lives.py run_dir=FOLDER PLAN …
+
+At its start it writes the file FOLDER/RANK.LIFE with its pid and its parent's; LIFE counts its
+restarts. The plan has its ACTION as `RANK.LIFE=ACTION`; processes without an action exit once the
+file NAME of `until=NAME` exists. An action with the prefix `seen-` waits until the supervisor has
+logged the restart. With `all=saves` at the end of the plan, processes exit with code 75 on SIGTERM.
 """
 
 import os
@@ -14,22 +16,22 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from lsgd.errors import EndsEarly, Preempted
+from lsgd.errors import ExitError, PreemptedError
 from lsgd.job.command import run_command
-from lsgd.job.launcher import detect
+from lsgd.job.launcher import detect_launch
 
 
 def work(folder: Path, plan: list[str]) -> None:
-    launch = detect()
-    name = f"{launch.rank}.{launch.life}"
+    launch = detect_launch()
+    name = f"{launch.rank}.{launch.restart_count}"
     actions = dict(word.split("=") for word in plan)
     action = actions.get(name, "")
     if "saves" in plan[-1]:
         signal.signal(signal.SIGTERM, save)
     child, supervised = folder / "child", folder / "supervise.log"
-    if launch.rank == 1 and launch.life and child.exists():
+    if launch.rank == 1 and launch.restart_count and child.exists():
         with suppress(FileNotFoundError):
-            # What is dead, and has not been reaped, has an empty one.
+            # A zombie has an empty command line.
             assert not Path("/proc", child.read_text(), "cmdline").read_bytes()
     if action.startswith("child-"):
         started = subprocess.Popen(["sleep", "100"], start_new_session=True)
@@ -43,14 +45,16 @@ def work(folder: Path, plan: list[str]) -> None:
     if action.endswith("raises"):
         raise RuntimeError("out of luck")
     if action.isdecimal():
-        codes = {kind.exit_code: kind for kind in EndsEarly.__subclasses__()}
+        codes = {kind.exit_code: kind for kind in ExitError.__subclasses__()}
         raise codes[int(action)]("so it was planned")
     while not (folder / actions["until"]).exists():
         time.sleep(0.01)
+    if launch.rank == 0:
+        (folder / "metrics.jsonl").touch()  # as a finished training run has
 
 
 def save(*_: object) -> None:
-    raise Preempted("saved")
+    raise PreemptedError("saved")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""A trial without torch, which starts in an instant: small_trial.py … +recipe=NAME [key=value …]
+"""A fake training run without torch, which starts fast.
 
-It keeps a run folder as lsgd.train does, resumes it, and saves when it is told to leave. Its error
-is the lower, the nearer the lr is to that of its recipe. What SMALL_TRIALS, a JSON object, says for
-NAME-seedS, or for an lr above X by `lr>X`, happens instead of the second epoch; but `slow` is what
-every epoch is. A file in the run folder tells if two processes ever train the same trial at once.
+    python small_trial.py … +recipe=NAME [key=value …]
+
+It writes a run folder as lsgd.train does, resumes it, and saves on SIGTERM. Its error decreases as
+the lr approaches that of its recipe. The JSON object SMALL_TRIALS names an exit code by NAME-seedS,
+or by `lr>X` for an lr above X: the run ends with it in the second epoch (3: diverged). The value
+`slow` makes every epoch slow, and `dead` fails before the first. The file `twice` in the run folder
+shows that two processes have trained the same run at once. The folder SMALL_COMPOSED caches
+composed recipes, since composing takes longer than the rest.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -14,25 +19,46 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
-from lsgd import config
-from lsgd.job.members import last_words
+from lsgd.job.members import exit_report
 
 EPOCH, SLOW = 0.01, 0.5
+HERE = "RUN_DIR"
 
 
-def train(words: list[str]) -> tuple[int, str]:
-    recipe = config.load_recipe(words)
+def composed(words: list[str]) -> SimpleNamespace:
+    """Return the used fields of a recipe with these overrides, from a cache of files if possible.
+
+    The overrides contain HERE in place of the run folder.
+    """
+    name = hashlib.sha256(json.dumps(words).encode()).hexdigest()
+    file = Path(os.environ["SMALL_COMPOSED"], name)
+    with suppress(FileNotFoundError):
+        return SimpleNamespace(**json.loads(file.read_text()))
+    from lsgd import config
+
+    made = config.load_recipe(words)
+    found = {"name": made.name, "seed": made.seed, "epochs": made.epochs}
+    found |= {"lr": made.schedule.reference_lr, "yaml": config.to_yaml(made)}
+    file.parent.mkdir(exist_ok=True)
+    part = file.with_name(f"{name}-{os.getpid()}")
+    part.write_text(json.dumps(found))
+    part.rename(file)
+    return SimpleNamespace(**found)
+
+
+def train(words: list[str], folder: Path) -> tuple[int, str]:
+    recipe = composed([HERE.join(word.split(str(folder))) for word in words])
     plan = json.loads(os.environ.get("SMALL_TRIALS", "{}"))
     mishap = plan.get(f"{recipe.name}-seed{recipe.seed}", "")
     for key, what in plan.items():
-        if key.startswith("lr>") and recipe.schedule.reference_lr > float(key[3:]):
+        if key.startswith("lr>") and recipe.lr > float(key[3:]):
             mishap = what
     error = 10.0 + recipe.seed
     if recipe.name == "digits":
-        error += 10 * abs(math.log10(recipe.schedule.reference_lr / 0.025))
-    folder = Path(str(recipe.run_dir))
-    (folder / "config.yaml").write_text(config.to_yaml(recipe))
+        error += 10 * abs(math.log10(recipe.lr / 0.025))
+    (folder / "config.yaml").write_text(recipe.yaml.replace(HERE, str(folder)))
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     with (folder / "metrics.jsonl").open("a+") as file:
@@ -43,10 +69,12 @@ def train(words: list[str]) -> tuple[int, str]:
         file.seek(0)
         done = sum('"epoch"' in line for line in file)
         write("start", pid=os.getpid())
+        if mishap == "dead":
+            return 1, "so it was planned"
         for epoch in range(done, recipe.epochs):
             time.sleep(SLOW if mishap == "slow" else EPOCH)
             if told:
-                return 75, "told to leave by a signal: saved"
+                return 75, "preempted by a signal: saved"
             if epoch == 1 and mishap == "3":
                 write("diverged", text="loss is not finite")
             if epoch == 1 and mishap not in ("", "slow"):
@@ -56,26 +84,26 @@ def train(words: list[str]) -> tuple[int, str]:
 
 
 def alone(words: list[str]) -> tuple[int, str]:
-    """As train, in a folder where no other process is at work."""
+    """Call `train`, and create the file `twice` if another process trains in the same folder."""
     [folder] = [Path(word.partition("=")[2]) for word in words if word.startswith("run_dir=")]
     here = folder / "supervised" / "at work"
     try:
         with here.open("x") as file:
             file.write(str(os.getpid()))
     except FileExistsError:
-        with suppress(ProcessLookupError):  # one that was killed has left it
+        with suppress(ProcessLookupError):  # a killed process has left the file
             os.kill(int(here.read_text() or 0), 0)
             (folder / "twice").touch()
     try:
-        return train(words)
+        return train(words, folder)
     finally:
         here.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    # What comes before is the launcher's.
+    # The arguments before the recipe belong to the launcher.
     [first] = [place for place, word in enumerate(sys.argv) if word.startswith("+recipe=")]
-    with last_words(0) as leave:
+    with exit_report(0) as leave:
         code, why = alone(sys.argv[first:])
         if why:
             print(f"small: {why}")

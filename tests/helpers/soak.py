@@ -1,18 +1,18 @@
-"""What the long fault series draw from and where they are recorded."""
+"""The seed and the record file of long series of fault tests."""
 
 import os
 from pathlib import Path
 
 
-class Soak:
-    """What the fault tests draw from, $LSGD_SEED, and where they note what they did, $LSGD_SOAK."""
+class FaultSeries:
+    """The seed of the fault tests, $LSGD_SEED, and their record file, $LSGD_SOAK."""
 
     def __init__(self) -> None:
         self.seed = int(os.environ.get("LSGD_SEED", "0"))
         self.record = Path(os.environ["LSGD_SOAK"]) if "LSGD_SOAK" in os.environ else None
 
     def note(self, line: str) -> None:
-        """Keep a line of what was done and found."""
+        """Append a line to the record file, if there is one."""
         if self.record:
             self.record.parent.mkdir(parents=True, exist_ok=True)
             with self.record.open("a", encoding="utf-8") as file:

@@ -1,26 +1,26 @@
-"""Studies, as a user starts them in a folder of its own."""
+"""Studies that tests run as a user does, each in its own folder."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from helpers.waiting import wait_until as wait_until
 from lsgd.job import members
 from lsgd.run.rows import read_rows
 
 TRIALS = Path("runs/trials")
 QUICK = ("+study=small", "--launch", "mpirun", "--np", "2")
-"""A study of four trials that train nothing, by the mpirun of the installation."""
+"""The arguments of a study with four fake runs, launched by the installation's mpirun."""
 ALL = {"digits-seed0": 1, "digits-seed1": 1, "digits_unscaled-seed0": 1, "digits_unscaled-seed1": 1}
 
 
-class Place:
-    """A folder to run studies in."""
+class StudyFolder:
+    """A folder in which tests run studies with fake runs."""
 
     def __init__(self, folder: Path, installation: Path) -> None:
         self.folder, self.installation = folder, installation
@@ -28,14 +28,15 @@ class Place:
         self.begun: list[subprocess.Popen[str]] = []
 
     def environment(self, **plan: str) -> dict[str, str]:
-        """In which this installation is imported, and its trials go as planned."""
+        """Return environment variables that import this installation and set the plan of runs."""
         return os.environ | {
             "PYTHON": sys.executable, "PYTHONPATH": str(self.installation),
             "SMALL_TRIALS": json.dumps(plan), "OMP_NUM_THREADS": "1", "PATH": self.path,
+            "SMALL_COMPOSED": str(self.installation / "composed"),
         }  # fmt: skip
 
     def start(self, *words: str, command: str = "study", **plan: str) -> "subprocess.Popen[str]":
-        """Start a study, or another command of lsgd; the plan says what happens to trials."""
+        """Start a study, or another command of lsgd, with this plan for its fake runs."""
         self.begun.append(
             subprocess.Popen(
                 [sys.executable, "-m", f"lsgd.{command}", *words],
@@ -49,13 +50,13 @@ class Place:
         return self.begun[-1]
 
     def run(self, *words: str, command: str = "study", **plan: str) -> tuple[int, str]:
-        """A study run to its end, or another command: its exit code and what it said."""
+        """Run a study or another command to its end; return its exit code and output."""
         job = self.start(*words, command=command, **plan)
-        said, _ = job.communicate(timeout=200)
+        said, _ = job.communicate(timeout=600)
         return job.returncode, said
 
-    def trial(self, name: str, seed: int = 0) -> Path:
-        """The folder of the trial."""
+    def run_folder(self, name: str, seed: int = 0) -> Path:
+        """Return the run folder of this recipe and seed."""
         [folder] = [
             path
             for path in (self.folder / TRIALS).glob(f"{name}-seed{seed}-*")
@@ -64,7 +65,7 @@ class Place:
         return folder
 
     def starts(self) -> dict[str, int]:
-        """How often each trial was started."""
+        """Return the number of starts by run, NAME-seedS."""
         folders = [path for path in (self.folder / TRIALS).iterdir() if path.is_dir()]
         rows = {path.name: read_rows(path / "metrics.jsonl") for path in folders}
         return {
@@ -73,29 +74,21 @@ class Place:
         }
 
     def epochs(self, folder: Path) -> list[int]:
-        """The epochs that have ended, in their order."""
+        """Return the finished epochs in a run folder, in order."""
         return [r["epoch"] for r in read_rows(folder / "metrics.jsonl") if r["kind"] == "epoch"]
 
     def epochs_of_all(self) -> list[list[int]]:
-        """The same of every trial that has a folder."""
+        """Return the finished epochs of each run that has a folder."""
         return [self.epochs(folder) for folder in (self.folder / TRIALS).glob("*[0-9a-f]/")]
 
 
 @contextmanager
-def opened(folder: Path, installation: Path) -> Iterator[Place]:
-    """The place, which leaves nothing running."""
-    place = Place(folder, installation)
+def study_folder(folder: Path, installation: Path) -> Iterator[StudyFolder]:
+    """Yield a folder for studies, and kill all commands and runs started there at the end."""
+    place = StudyFolder(folder, installation)
     yield place
     for job in place.begun:
         job.kill()
         job.communicate()
     for trial in (folder / TRIALS).glob("*"):
-        members.stop(trial)
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for it; fail if it takes longer."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        members.stop_job(trial)

@@ -1,4 +1,4 @@
-"""Several processes of a job, each played by a thread of this one."""
+"""A communicator whose processes are threads of one process."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Mail = dict[tuple[int, int, int], "SimpleQueue[Tensor]"]
-"""The messages under way, by sender, receiver and tag."""
-TIMEOUT = 30
+MessageQueues = dict[tuple[int, int, int], "SimpleQueue[Tensor]"]
+"""A dict of message queues by sender, receiver and tag."""
+TIMEOUT = 300
 
 
 class ThreadComm:
-    """See Messenger. What is summed is what the tensors held when their sums were started."""
+    """A MessagingComm among threads; a sum uses the values at the start of the all-reduce."""
 
     library = "threads"
 
-    def __init__(self, rank: int, barrier: Barrier, table: list[Any], mail: Mail) -> None:
+    def __init__(self, rank: int, barrier: Barrier, table: list[Any], mail: MessageQueues) -> None:
         self.rank, self.world_size = rank, len(table)
         self.barrier, self.table, self.mail = barrier, table, mail
         self.started: list[str] = []
 
-    def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+    def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         self.started.append(name)
         content, number = tensor.clone(), len(self.started)
 
@@ -65,8 +65,8 @@ class ThreadComm:
         pass
 
 
-def on_processes(world_size: int, body: Callable[[ThreadComm], T]) -> list[T]:
-    """What the body returns on every process of a job of that size."""
+def run_on_threads(world_size: int, body: Callable[[ThreadComm], T]) -> list[T]:
+    """Run `body` in `world_size` threads with a communicator each; return the results by rank."""
     barrier, table, mail = Barrier(world_size), [None] * world_size, {}
 
     def process(rank: int) -> T:
@@ -78,7 +78,7 @@ def on_processes(world_size: int, body: Callable[[ThreadComm], T]) -> list[T]:
 
     with ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(process, rank) for rank in range(world_size)]
-    # One that failed by itself says more than those which then waited in vain.
+    # The original error is more useful than the BrokenBarrierError of the threads that waited.
     failures = [error for future in futures if (error := future.exception())]
     for error in sorted(failures, key=lambda e: type(e).__name__ == "BrokenBarrierError"):
         raise error
@@ -86,5 +86,5 @@ def on_processes(world_size: int, body: Callable[[ThreadComm], T]) -> list[T]:
 
 
 def seeded(seed: int) -> torch.Generator:
-    """A generator of its own, since torch's global one is shared by the threads."""
+    """Return a new generator with this seed, since all threads share torch's global one."""
     return torch.Generator().manual_seed(seed)

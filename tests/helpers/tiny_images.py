@@ -1,14 +1,14 @@
-"""A folder of the first images of each of 20 classes of Tiny-ImageNet, indexed."""
+"""An image folder with the first images of each of 20 classes of Tiny-ImageNet."""
 
 from pathlib import Path
 
 import numpy as np
 
-from lsgd.prepare.scan import index_folder
+from lsgd.prepare.indexing import index_folder
 
 
 def write_images(root: Path, test_data: Path, *, train: int, val: int) -> None:
-    """Unpack so many images, of all classes together, and index them."""
+    """Write `train` and `val` images, spread evenly over all classes, and index the folder."""
     for split, images in (("train", train), ("val", val)):
         with np.load(test_data / "tiny-imagenet-20" / f"{split}.npz") as packed:
             data, offsets, labels = packed["data"].tobytes(), packed["offsets"], packed["labels"]

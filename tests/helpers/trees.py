@@ -1,4 +1,4 @@
-"""A few trees of one's own, in files, of very different sizes and shapes."""
+"""A small synthetic corpus of labelled trees of widely different sizes and shapes."""
 
 from pathlib import Path
 
@@ -10,8 +10,10 @@ SIZES = {"train": 54, "dev": 23, "test": 9}
 
 
 def write_trees(root: Path) -> None:
-    """Files in which a word tells its class, and a tree has that of its first word: of 1 to 14
-    words, which hold a no-break space; some of dev and test are not in train."""
+    """Write a corpus of trees of 1 to 14 words, where the first word determines the class.
+
+    Each word contains a no-break space. Some words of dev and test are not in train.
+    """
     root.mkdir(parents=True, exist_ok=True)
     for seed, (name, size) in enumerate(SIZES.items()):
         drawn = np.random.default_rng(seed)
@@ -29,8 +31,8 @@ def _grown(words: np.ndarray, drawn: np.random.Generator) -> str:
     return nodes[0]
 
 
-def words_of(root: Path) -> list[str]:
-    """The words of a recipe for these trees."""
+def corpus_overrides(root: Path) -> list[str]:
+    """Return the recipe overrides for this tree corpus: its root and its counts."""
     counts = read_tree_corpus(root, lowercase=False).counts
     words = [f"data.{name}={count}" for name, count in counts.items()]
     return [f"data.root={root}", "data.lowercase=false", *words]

@@ -1,21 +1,24 @@
-"""The processes of a job by the part that they have in it, for tests that kill one of them."""
+"""The processes of a job by their role, for tests that kill one of them."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
-from lsgd.job.launcher import detect
+from lsgd.job.launcher import detect_launch
 
+PROGRAMS = {"lsgd.train", "sparse.py"}
+"""The programs whose names identify a training process by its command line."""
 LAUNCHERS = {"torch.distributed.run", "horovod.runner.launch", "mpirun"}
 
 
 def ranks(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    """The training processes among these by their rank; without those that have just ended."""
+    """Return the training processes among these by rank, without those that have just exited."""
     trainers = {}
     for process in processes:
         try:
-            if "lsgd.train" in process.cmdline():
-                launch = detect(process.environ())
+            if PROGRAMS & {Path(word).name for word in process.cmdline()}:
+                launch = detect_launch(process.environ())
                 if launch.launcher != "none":
                     trainers[launch.rank] = process
         except psutil.Error:
@@ -23,10 +26,10 @@ def ranks(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
     return trainers
 
 
-def victims(pids: Iterable[int], part: str) -> list[psutil.Process]:
-    """Those of a job's processes that are its `launcher`, its `rank N` or a `decoder`.
+def processes_by_role(pids: Iterable[int], part: str) -> list[psutil.Process]:
+    """Return the processes with a role in the job: `launcher`, `rank N` or `decoder`.
 
-    Those of a launcher's own children that only wait for its end are not among them.
+    Children of a launcher with the same command line, which only wait for its end, are left out.
     """
     lines = {}
     for pid in sorted(pids):

@@ -6,31 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.bounds import CUBIC, SMOOTH, WITHIN
+from helpers.bounds import CUBIC
 from helpers.colours import coloured
 from helpers.folders import (
     DATA,
     LOADERS,
     SIDE,
-    drawn,
-    in_shards,
-    link_sample,
+    augmented_image,
     make_folder,
     normalised,
-    opened,
+    open_folder_inputs,
     stored,
 )
-from helpers.passes import evaluating
+from helpers.micro_batches import evaluation_micro_batches
 from numpy.typing import NDArray
 from PIL import Image
 
 from lsgd.inputs.colours import recolour
-from lsgd.recipe import Data
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 FULL = replace(DATA, mean=[0.0] * 3, std=[1.0] * 3, augmentation="fb_resnet_torch")
-SAMPLE = Data("sample", 569, 569, 569, 3, 224, [0.0] * 3, [1.0] * 3, "fb_resnet_torch")
 IDS = np.array([7, 0, 11, 2, 9, 4, 5, 6, 3, 8, 1, 10])
 EPOCH = 2
 LEVEL = 1 / 255
@@ -44,10 +40,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_stored(examples: NDArray[np.int64], **_: int) -> NDArray[np.float64]:
-    return np.tile(augmentation.NO_COLOURS, (len(examples), 1))
+    return np.tile(augmentation.IDENTITY_COLOURS, (len(examples), 1))
 
 
-def colours_of(plain: torch.Tensor, each: Pass) -> torch.Tensor:
+def colours_of(plain: torch.Tensor, each: MicroBatch) -> torch.Tensor:
     """What images (images, 3, height, width) become, one after the other."""
     made = [
         coloured(image.permute(1, 2, 0).double().numpy(), int(example), each.epoch or 0)
@@ -61,10 +57,12 @@ def test_colours_are_those_of_the_formulas(
     root: Path, loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the very pixels that the loader has resized, those beyond 0 and 1 included."""
-    passes = [Pass(epoch, IDS[:8], range(2)) for epoch in range(3)] + [Pass(0, IDS[8:], range(1))]
-    found = [images for images, _ in opened(root, loader, FULL).train(passes)]
-    monkeypatch.setattr(augmentation, "colours", as_stored)
-    plain = [images for images, _ in opened(root, loader, FULL).train(passes)]
+    passes = [MicroBatch(epoch, IDS[:8], range(2)) for epoch in range(3)] + [
+        MicroBatch(0, IDS[8:], range(1))
+    ]
+    found = [images for images, _ in open_folder_inputs(root, loader, FULL).train(passes)]
+    monkeypatch.setattr(augmentation, "colour_transforms", as_stored)
+    plain = [images for images, _ in open_folder_inputs(root, loader, FULL).train(passes)]
     least, most = 0.0, 0.0
     for each, images, before in zip(passes, found, plain, strict=True):
         assert (images - colours_of(before, each)).abs().max() / LEVEL < ROUNDING
@@ -77,11 +75,13 @@ def test_colours_are_those_of_the_formulas(
 def test_windows_and_flips_stay_and_are_resized_bicubically(
     root: Path, loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(augmentation, "colours", as_stored)
-    ((images, labels),) = opened(root, loader, FULL).train([Pass(EPOCH, IDS, range(2))])
+    monkeypatch.setattr(augmentation, "colour_transforms", as_stored)
+    ((images, labels),) = open_folder_inputs(root, loader, FULL).train(
+        [MicroBatch(EPOCH, IDS, range(2))]
+    )
     for image, example in zip(images, IDS.tolist(), strict=True):
         expected, other = (
-            normalised(drawn(root, example, EPOCH, resample), FULL)
+            normalised(augmented_image(root, example, EPOCH, resample), FULL)
             for resample in (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
         )
         levels, others = ((image - each).abs() / LEVEL for each in (expected, other))
@@ -94,9 +94,9 @@ def test_windows_and_flips_stay_and_are_resized_bicubically(
 @pytest.mark.parametrize("loader", LOADERS)
 def test_evaluation_is_bicubic_and_as_stored(root: Path, loader: str) -> None:
     """As in fb.resnet.torch, and in a loader that has trained with other colours before."""
-    inputs = opened(root, loader, FULL)
-    next(inputs.train([Pass(EPOCH, IDS)]))
-    ((images, _),) = inputs.evaluation(evaluating(np.array([0, 5])))
+    inputs = open_folder_inputs(root, loader, FULL)
+    next(inputs.train([MicroBatch(EPOCH, IDS)]))
+    ((images, _),) = inputs.evaluation(evaluation_micro_batches(np.array([0, 5])))
     for image, example in zip(images, (0, 5), strict=True):
         whole = stored(root, "val", example)
         width, height = (int(32 * side / min(whole.size)) for side in whole.size)
@@ -111,50 +111,11 @@ def test_evaluation_is_bicubic_and_as_stored(root: Path, loader: str) -> None:
 @pytest.mark.parametrize("loader", LOADERS)
 def test_normalised_after_the_colours(root: Path, loader: str) -> None:
     """As in fb.resnet.torch, where the jitter is of pixels in [0, 1]."""
-    ((pixels, _),) = opened(root, loader, FULL).train([Pass(EPOCH, IDS)])
+    ((pixels, _),) = open_folder_inputs(root, loader, FULL).train([MicroBatch(EPOCH, IDS)])
     full = replace(DATA, augmentation="fb_resnet_torch")
-    ((images, _),) = opened(root, loader, full).train([Pass(EPOCH, IDS)])
+    ((images, _),) = open_folder_inputs(root, loader, full).train([MicroBatch(EPOCH, IDS)])
     mean, std = (torch.tensor(values)[:, None, None] for values in (DATA.mean, DATA.std))
     torch.testing.assert_close(images, (pixels - mean) / std, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_colours_do_not_depend_on_the_pass_or_the_way_images_lie(root: Path, loader: str) -> None:
-    ((together, _),) = opened(root, loader, FULL).train([Pass(EPOCH, IDS)])
-    inputs = opened(root, loader, FULL, "channels_last=false")
-    alone = torch.cat(
-        [images for images, _ in inputs.train([Pass(EPOCH, IDS[[i]]) for i in range(12)])]
-    )
-    assert (together - alone).abs().max() / LEVEL < ROUNDING
-
-
-@pytest.mark.data
-@pytest.mark.dali
-@pytest.mark.slow
-def test_loaders_agree_on_photos(
-    tmp_path: Path, test_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What they resize, within the bounds; colours are then those of the formulas, as above."""
-    sample = link_sample(tmp_path / "folder", test_data)
-    shards = in_shards(sample, tmp_path / "shards")
-    passes = [Pass(epoch, np.arange(32) + 32 * epoch) for epoch in range(2)]
-    ours = opened(sample, "dali", SAMPLE)
-    coloured_in_shards = list(opened(shards, "dali", SAMPLE).train(passes))
-    for (images, _), (others, _) in zip(ours.train(passes), coloured_in_shards, strict=True):
-        assert torch.equal(images, others)
-    monkeypatch.setattr(augmentation, "colours", as_stored)
-    theirs = opened(sample, "torchvision", SAMPLE)
-    whole = evaluating(*(each.examples for each in passes))
-    for found, expected in (
-        (ours.train(passes), theirs.train(passes)),
-        (ours.evaluation(whole), theirs.evaluation(whole)),
-    ):
-        for (images, labels), (others, same) in zip(found, expected, strict=True):
-            assert labels.tolist() == same.tolist()
-            levels = (images - others).abs() / LEVEL
-            assert levels.max() < CUBIC
-            assert (levels > WITHIN + ROUNDING).double().mean() < SMOOTH
-            assert levels.mean(dim=(1, 2, 3)).max() < 0.3
 
 
 def test_each_image_has_the_mean_of_its_own_grey() -> None:

@@ -1,5 +1,7 @@
+import io
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.folders import DATA, copy, in_shards, make_folder
+from helpers.folders import DATA, copy, make_folder, write_folder_shards
 from numpy.typing import NDArray
 
 from lsgd import config
-from lsgd.errors import Refused
+from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import open_inputs
-from lsgd.inputs.index import Index, index_file, open_indexes, write_index
-from lsgd.prepare.scan import index_folder
-from lsgd.rules import sampler
+from lsgd.inputs.index import ImageIndex, index_file, open_indexes, write_index
+from lsgd.prepare.indexing import index_folder
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_ids_go_by_class_and_name(tmp_path: Path) -> None:
     names = ["train/n1-b/a.JPEG", "train/n1/b.JPEG", "train/n1/a.JPEG", "train/n2/ä.JPEG"]
     labels = [1, 0, 0, 2]
     file = write_index(tmp_path, "train", map(row, names, labels))
-    index = Index(tmp_path, file)
+    index = ImageIndex(tmp_path, file)
     order = [names[2], names[1], names[0], names[3]]
     assert [index.path(i) for i in range(4)] == [str(tmp_path / name) for name in order]
     assert index.labels(np.array([3, 0, 2])).tolist() == [2, 0, 1]
@@ -43,8 +44,8 @@ def test_ids_go_by_class_and_name(tmp_path: Path) -> None:
 
 def test_another_process_gets_the_file_and_not_the_rows(root: Path) -> None:
     """A million rows would be a hundred megabytes for each of many processes."""
-    index = Index(root, index_file(root, "train"), ["train/n00/odd.JPEG"])
-    assert isinstance(Index(root, index_file(root, "train")).rows, np.memmap)
+    index = ImageIndex(root, index_file(root, "train"), ["train/n00/odd.JPEG"])
+    assert isinstance(ImageIndex(root, index_file(root, "train")).rows, np.memmap)
     sent = pickle.dumps(index)
     assert len(sent) < 1000
     received = pickle.loads(sent)
@@ -52,12 +53,12 @@ def test_another_process_gets_the_file_and_not_the_rows(root: Path) -> None:
     assert [received.path(i) for i in range(11)] == [index.path(i) for i in range(11)]
 
 
-@pytest.mark.parametrize("skipped", [[0], [11], [0, 1, 2], [3, 5, 6, 10], list(range(11))])
+@pytest.mark.parametrize("skipped", [[0, 1, 2], [3, 5, 6, 11], list(range(11))])
 def test_the_others_close_ranks_around_skipped_images(root: Path, skipped: list[int]) -> None:
     """In order, each with what is its own, and still mapped."""
-    whole = Index(root, index_file(root, "train"))
+    whole = ImageIndex(root, index_file(root, "train"))
     paths = [os.fsdecode(path) for path in whole.paths(np.arange(12))]
-    index = Index(root, index_file(root, "train"), [paths[i] for i in skipped])
+    index = ImageIndex(root, index_file(root, "train"), [paths[i] for i in skipped])
     left = np.array([i for i in range(12) if i not in skipped])
     ids = np.arange(len(index))
     assert (len(index), index.skipped) == (len(left), len(skipped))
@@ -70,9 +71,9 @@ def test_the_others_close_ranks_around_skipped_images(root: Path, skipped: list[
 
 
 def test_reads_what_the_file_has(root: Path, tmp_path: Path) -> None:
-    shards = in_shards(root, tmp_path / "shards")
+    shards = write_folder_shards(root, tmp_path / "shards")
     for split in ("train", "val"):
-        index, packed = (Index(r, index_file(r, split)) for r in (root, shards))
+        index, packed = (ImageIndex(r, index_file(r, split)) for r in (root, shards))
         assert not index.in_shards()
         assert packed.in_shards()
         for i in range(len(index)):
@@ -80,26 +81,19 @@ def test_reads_what_the_file_has(root: Path, tmp_path: Path) -> None:
             assert packed.path(i).endswith(index.path(i).removeprefix(str(root) + "/"))
 
 
-def test_the_order_of_an_epoch_tells_nothing_of_the_next(tmp_path: Path) -> None:
-    """Unlike a shuffle within a window, which leaves most images where they were."""
-    rows = (row(f"train/n{i % 1000:04}/{i}.JPEG", i % 1000) for i in range(50_000))
-    index = Index(tmp_path, write_index(tmp_path, "train", rows))
-    assert len(index) == 50_000
-    places = [
-        np.argsort(sampler.epoch_order(len(index), seed=0, epoch=epoch)) for epoch in range(5)
-    ]
-    for one in range(5):
-        assert sorted(places[one]) == list(range(50_000))
-        for other in range(one):
-            correlation = np.corrcoef(places[one], places[other])[0, 1]
-            assert abs(correlation) < 4 / np.sqrt(50_000)
+def test_a_member_without_end_is_not_read(root: Path) -> None:
+    index = ImageIndex(root, index_file(root, "train"))
+    index.rows = index.rows.copy()
+    index.rows["bytes"][1] = 10**10
+    with pytest.raises(InputFailedError, match="an image of more than"):
+        index.read(1)
 
 
 # --- What is refused before training ---------------------------------------------------------
 
 
 def refusal(root: Path, **change: object) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UsageError) as refused:
         open_indexes(replace(DATA, **change), root)
     return str(refused.value)
 
@@ -128,6 +122,75 @@ def test_another_dataset_than_the_recipes_is_refused(
     assert message.replace("ROOT", str(root)) in refusal(root, **change)
 
 
+PYTHON = b"{'descr': '<i8', 'fortran_order': False, 'shape': (1,"
+HEADER = b"\x93NUMPY\x01\x00\x3a\x00" + PYTHON.ljust(57)
+"""Of an array, as Python that does not end."""
+
+
+def changed(name: str, value: object) -> Callable[[NDArray], bytes]:  # type: ignore[type-arg]
+    """An index in whose fourth row this field has another value, however long."""
+
+    def content(rows: NDArray) -> bytes:  # type: ignore[type-arg]
+        wide = [(key, "S60" if kind.startswith("|S") else kind) for key, kind in rows.dtype.descr]
+        rows = rows.astype(wide)
+        rows[name][3] = value
+        return as_file(rows)
+
+    return content
+
+
+def as_file(rows: NDArray) -> bytes:  # type: ignore[type-arg]
+    np.save(file := io.BytesIO(), rows)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (lambda rows: as_file(rows[["path", "shard", "offset", "bytes"]]), "label, width"),
+        (lambda rows: as_file(np.zeros(3, [(name, "f8") for name in rows.dtype.names])), "path"),
+        (lambda rows: as_file(rows[None]), "of more dimensions"),
+        (lambda rows: HEADER + b"\n" + bytes(8), "no index"),
+        (changed("path", b"train/n00/../../../secret.JPEG"), "no image in a class of train"),
+        (changed("path", b"train/n00/.."), "no image in a class of train"),
+        (changed("path", b"/etc/n00/passwd"), "no image in a class of train"),
+        (changed("path", b"train/a.JPEG"), "no image in a class of train"),
+        (changed("shard", b"../secret.tar"), "'../secret.tar:train/n00/"),
+        (changed("shard", b"/secret.tar"), "no image in a class of train"),
+        (lambda rows: as_file(rows[:0]), "lists no image"),
+    ],
+)
+def test_an_index_of_somebody_else_reads_nothing_elsewhere(
+    root: Path,
+    tmp_path: Path,
+    content: Callable[[NDArray], bytes],  # type: ignore[type-arg]
+    why: str,
+) -> None:
+    for split in ("train", "val"):
+        shutil.copy(index_file(root, split), index_file(tmp_path, split))
+    file = index_file(tmp_path, "train")
+    file.write_bytes(content(np.load(file)))
+    said = refusal(root, index=str(tmp_path))
+    assert why in said
+    assert str(file) in said
+
+
+def test_a_name_with_a_zero_byte_is_no_file(root: Path, tmp_path: Path) -> None:
+    """Neither a class, which is looked for at the start, nor an image, which is read in time."""
+    for split in ("train", "val"):
+        shutil.copy(index_file(root, split), index_file(tmp_path, split))
+    file = index_file(tmp_path, "train")
+    whole = np.load(file)
+    file.write_bytes(changed("path", b"train/n00/odd\0.JPEG")(whole))
+    index, _ = open_indexes(replace(DATA, index=str(tmp_path)), root)
+    with pytest.raises(InputFailedError, match="cannot be read"):
+        index.read(3)
+    rows = whole.copy()
+    rows["path"] = np.char.replace(whole["path"], b"n00/", b"n\0a/")
+    file.write_bytes(as_file(rows))
+    assert str(file) in refusal(root, index=str(tmp_path))
+
+
 def test_an_index_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
     """As for a dataset that one may not write to."""
     index_folder(root, tmp_path / "index")
@@ -148,10 +211,6 @@ def other_labels(change: NDArray[np.int32], root: Path) -> None:
     write_index(root, "val", rows.tolist())
 
 
-def garbage(root: Path) -> None:
-    index_file(root, "train").write_bytes(b"no numpy array")
-
-
 def half(root: Path) -> None:
     file = index_file(root, "train")
     file.write_bytes(file.read_bytes()[:-100])
@@ -161,17 +220,9 @@ def new_image(root: Path) -> None:
     (root / "train" / "n01" / "new.JPEG").touch()
 
 
-def lost_image(root: Path) -> None:
-    (root / "val" / "n02" / "gray.JPEG").unlink()
-
-
 def new_class(root: Path) -> None:
     (root / "train" / "n03").mkdir()
     (root / "train" / "n03" / "a.JPEG").touch()
-
-
-def lost_class(root: Path) -> None:
-    (root / "val" / "n02").rename(root / "n02")
 
 
 @pytest.mark.parametrize(
@@ -188,12 +239,17 @@ def lost_class(root: Path) -> None:
             "(label 0 is n00 to train and None to valid",
             id="labels-moved",
         ),
-        (garbage, "train.index.npy is no index"),
         (half, "train.index.npy is no index"),
         (new_image, "train.index.npy is older than ROOT: ROOT/train/n01/new.JPEG is new; "),
-        (lost_image, "val.index.npy is older than ROOT: ROOT/val/n02/gray.JPEG is gone; "),
+        (
+            lambda root: (root / "val/n02/gray.JPEG").unlink(),
+            "val.index.npy is older than ROOT: ROOT/val/n02/gray.JPEG is gone; ",
+        ),
         (new_class, "train.index.npy is older than ROOT: ROOT/train/n03 is new; "),
-        (lost_class, "val.index.npy is older than ROOT: ROOT/val/n02 is gone; "),
+        (
+            lambda root: (root / "val/n02").rename(root / "n02"),
+            "val.index.npy is older than ROOT: ROOT/val/n02 is gone; ",
+        ),
     ],
 )
 def test_what_changed_since_the_index_is_named(
@@ -221,33 +277,65 @@ def test_what_does_not_matter_is_no_change(root: Path, tmp_path: Path) -> None:
     assert [len(index) for index in open_indexes(DATA, made)] == [12, 6]
 
 
-def test_one_process_looks_for_all(
+def test_one_process_looks_for_all_of_its_machine(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """256 would ask a file system for a million names each."""
     made = copy(root, tmp_path / "copy")
     new_image(made)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    job = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
     open_indexes(DATA, made)
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     assert "new.JPEG is new" in refusal(made)
 
 
+def backdated(root: Path) -> None:
+    """Set all dates back, as tar, rsync and `cp -a` do of a copy."""
+    for path in (root, *root.rglob("*")):
+        if path.suffix != ".npy":
+            os.utime(path, (0, 0))
+
+
+def test_a_folder_whose_dates_were_set_back_is_looked_at(root: Path, tmp_path: Path) -> None:
+    made = copy(root, tmp_path / "copy")
+    new_image(made)
+    backdated(made)
+    assert f"{made}/train/n01/new.JPEG is new" in refusal(made)
+    (made / "train" / "n01" / "new.JPEG").unlink()
+    backdated(made)
+    open_indexes(DATA, made)
+
+
+def test_a_shard_whose_dates_were_set_back_is_looked_at(root: Path, tmp_path: Path) -> None:
+    shards = write_folder_shards(root, tmp_path / "shards")
+    other = copy(root, tmp_path / "other")
+    for path in (other / "train").rglob("*.JPEG"):
+        path.write_bytes(path.read_bytes() + bytes(600))
+    index_folder(other)
+    open_indexes(DATA, shards)
+    write_folder_shards(other, tmp_path / "others")
+    (tmp_path / "others" / "train-000000.tar").replace(shards / "train-000000.tar")
+    backdated(shards)
+    assert f"{shards}/train-000000.tar holds other images" in refusal(shards)
+
+
 def test_shards_that_are_not_there_are_refused(root: Path, tmp_path: Path) -> None:
-    shards = in_shards(root, tmp_path / "shards")
-    with (shards / "val-000001.tar").open("rb+") as file:
+    shards = write_folder_shards(root, tmp_path / "shards")
+    with (shards / "val-000000.tar").open("rb+") as file:
         file.truncate(1000)
-    assert f"{shards}/val-000001.tar is gone or shorter" in refusal(shards)
+    assert f"{shards}/val-000000.tar is gone or shorter" in refusal(shards)
     (shards / "train-000000.tar").unlink()
     assert f"{shards}/train-000000.tar is gone or shorter" in refusal(shards)
-    assert f"lsgd.prepare made FOLDER_OF_THE_IMAGES --shards {shards}" in refusal(shards)
+    assert f"lsgd.prepare imagenet FOLDER_OF_THE_IMAGES --shards {shards}" in refusal(shards)
 
 
 def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSGD_DATA", "nowhere")
     recipe = config.load_recipe(["+recipe=bs8k"])
-    with pytest.raises(Refused, match="no imagenet at nowhere/imagenet") as refused:
+    with pytest.raises(UsageError, match="no imagenet at nowhere/imagenet") as refused:
         open_inputs(recipe, torch.device("cpu"))
     for help_ in ("data.root=", "inputs=synthetic", "rehearse=true", "+recipe=digits"):
         assert help_ in str(refused.value)
@@ -257,13 +345,13 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
     ("words", "message"),
     [
         (["+recipe=digits", "inputs=torchvision"], "digits is not one; write inputs=memory"),
-        (["+recipe=digits", "inputs=dali"], "digits is not one; write inputs=memory"),
         (["+recipe=bs256", "inputs=memory"], "and not imagenet; write inputs=auto"),
         (["+recipe=bs256", "data.augmentation=shift_flip"], "shift_flip is for small images"),
         (["+recipe=digits", "data.skip=[train/a/b]"], "data.skip is for image folders"),
-        (["+recipe=digits", "data.augmentation=crop_flip"], "crop_flip is for image folders"),
+        (["+recipe=digits", "data.augmentation=crop_flip"], "write shift_flip or none for digits"),
+        (["+recipe=digits", "data.augmentation=fb_resnet_torch"], "torch is for image folders"),
     ],
 )
 def test_a_loader_that_does_not_suit_the_dataset_is_refused(words: list[str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(UsageError, match=message):
         open_inputs(config.load_recipe(words), torch.device("cpu"))

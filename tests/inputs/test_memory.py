@@ -1,32 +1,30 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.passes import evaluating
+from helpers.micro_batches import evaluation_micro_batches
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from lsgd import config
-from lsgd.errors import Refused
 from lsgd.inputs import memory, open_inputs
-from lsgd.inputs.arrays import Arrays
+from lsgd.inputs.arrays import ImageArrays
 from lsgd.inputs.memory import MemoryInputs
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 CPU = torch.device("cpu")
 MEAN, STD = [0.5, 0.25, 0.4], [0.2, 0.3, 0.1]
 
 
-def arrays(examples: int, side: int) -> Arrays:
+def arrays(examples: int, side: int) -> ImageArrays:
     """Images no two pixels of which are likely to be equal by chance in the same place."""
     rng = np.random.default_rng(examples)
     images = rng.integers(0, 256, (examples, 3, side, side), dtype=np.uint8)
-    return Arrays(images, np.arange(examples, dtype=np.int64) % 10)
+    return ImageArrays(images, np.arange(examples, dtype=np.int64) % 10)
 
 
 def inputs_of(side: int, augmentation: str, monkeypatch: pytest.MonkeyPatch) -> MemoryInputs:
@@ -45,10 +43,10 @@ def normalised(pixels: np.ndarray) -> Tensor:
 def slow_shift_flip(image: np.ndarray, example: int, epoch: int) -> np.ndarray:
     """He et al. 2016, section 4.2: pad by 4, cut out the image's size, mirror half of them."""
     side, ids = image.shape[-1], np.array([example])
-    ((top, left),) = augmentation.shifts(ids, 4, seed=5, epoch=epoch)
+    ((top, left),) = augmentation.crop_corners(ids, 4, seed=5, epoch=epoch)
     padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))
     cropped = padded[:, top : top + side, left : left + side]
-    return cropped[:, :, ::-1] if augmentation.flips(ids, seed=5, epoch=epoch)[0] else cropped
+    return cropped[:, :, ::-1] if augmentation.flip_mask(ids, seed=5, epoch=epoch)[0] else cropped
 
 
 @given(ids=st.lists(st.integers(0, 29), min_size=1, max_size=12), epoch=st.integers(0, 5))
@@ -56,7 +54,7 @@ def slow_shift_flip(image: np.ndarray, example: int, epoch: int) -> np.ndarray:
 def test_shift_flip_is_that_of_each_image_alone(side: int, ids: list[int], epoch: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         inputs = inputs_of(side, "shift_flip", monkeypatch)
-    wanted = Pass(epoch, np.array(ids))
+    wanted = MicroBatch(epoch, np.array(ids))
     ((images, labels),) = inputs.train([wanted])
     originals = arrays(30, side).images
     expected = torch.stack([normalised(slow_shift_flip(originals[i], i, epoch)) for i in ids])
@@ -69,7 +67,7 @@ def test_passes_come_in_order_and_unchanged_without_augmentation(
 ) -> None:
     inputs = inputs_of(8, "none", monkeypatch)
     wanted = [np.array([3, 29, 3]), np.array([0])]
-    batches = list(inputs.train(Pass(0, ids) for ids in wanted))
+    batches = list(inputs.train(MicroBatch(0, ids) for ids in wanted))
     originals = arrays(30, 8).images
     for ids, (images, labels) in zip(wanted, batches, strict=True):
         expected = torch.stack([normalised(originals[i]) for i in ids])
@@ -80,7 +78,7 @@ def test_passes_come_in_order_and_unchanged_without_augmentation(
 
 def test_validation_is_never_augmented(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of(8, "shift_flip", monkeypatch)
-    ((images, labels),) = inputs.evaluation(evaluating(np.array([7, 19])))
+    ((images, labels),) = inputs.evaluation(evaluation_micro_batches(np.array([7, 19])))
     expected = torch.stack([normalised(arrays(20, 8).images[i]) for i in (7, 19)])
     torch.testing.assert_close(images.double(), expected, rtol=1e-5, atol=1e-5)
     assert labels.tolist() == [7, 9]
@@ -91,30 +89,8 @@ def test_digits_of_the_shipped_configuration() -> None:
     recipe = config.load_recipe(["+recipe=digits"])
     inputs = open_inputs(recipe, CPU)
     assert isinstance(inputs, MemoryInputs)
-    everything = Pass(0, np.arange(recipe.data.train_examples))
+    everything = MicroBatch(0, np.arange(recipe.data.train_examples))
     ((images, _),) = inputs.train([everything])
     assert images.shape == (1442, 1, 8, 8)
     assert images.mean().item() == pytest.approx(0, abs=1e-3)
     assert images.std().item() == pytest.approx(1, abs=1e-3)
-
-
-def test_a_loader_that_cannot_hold_the_dataset_is_refused() -> None:
-    recipe = config.load_recipe(["+recipe=digits"])
-    assert open_inputs(recipe, CPU).name == "in memory"
-    with pytest.raises(Refused, match=r"holds digits.* not imagenet; write inputs=auto"):
-        open_inputs(config.load_recipe(["+recipe=bs8k", "inputs=memory"]), CPU)
-    for kind in ("crop_flip", "fb_resnet_torch"):
-        message = f"{kind} is for image folders; write shift_flip or none for digits"
-        with pytest.raises(Refused, match=message):
-            open_inputs(replace(recipe, data=replace(recipe.data, augmentation=kind)), CPU)
-
-
-def test_the_folder_is_data_root_or_below_lsgd_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["+recipe=digits", "data=fashion_mnist"]
-    monkeypatch.setenv("LSGD_DATA", str(tmp_path))
-    with pytest.raises(Refused, match=f"no fashion-mnist at {tmp_path}/fashion-mnist: "):
-        open_inputs(config.load_recipe(words), CPU)
-    with pytest.raises(Refused, match=f"no fashion-mnist at {tmp_path}/other: "):
-        open_inputs(config.load_recipe([*words, f"data.root={tmp_path}/other"]), CPU)

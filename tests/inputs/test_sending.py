@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lsgd.inputs.sending import sent
+from lsgd.inputs.transfer import arrays_to_device
 
 
 class Seen:
@@ -28,12 +28,12 @@ def test_the_host_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     """From pageable memory, or without non_blocking, it would."""
     seen, gpu = Seen(), torch.device("cuda", 0)
     monkeypatch.setattr(torch, "from_numpy", lambda values: seen)
-    assert sent(np.arange(3), gpu) is seen
+    assert arrays_to_device(np.arange(3), gpu) is seen
     assert seen.calls == [("pin_memory",), (gpu, True)]
 
 
 def test_on_a_cpu_the_array_is_the_tensor() -> None:
     values = np.arange(3)
-    tensor = sent(values, torch.device("cpu"))
+    tensor = arrays_to_device(values, torch.device("cpu"))
     values[1] = 7
     assert tensor.tolist() == [0, 7, 2]

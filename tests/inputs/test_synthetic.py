@@ -1,12 +1,12 @@
 import numpy as np
 import torch
-from helpers.passes import evaluating
+from helpers.micro_batches import evaluation_micro_batches
 
 from lsgd import config
 from lsgd.inputs import open_inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.recipe import Data
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 CPU = torch.device("cpu")
 DATA = Data("made-up", 10**9, 100, 7, 3, 16, [0.5] * 3, [0.5] * 3, augmentation="none")
@@ -15,13 +15,15 @@ DATA = Data("made-up", 10**9, 100, 7, 3, 16, [0.5] * 3, [0.5] * 3, augmentation=
 def test_an_example_is_the_same_in_any_pass() -> None:
     inputs = SyntheticInputs(DATA, seed=0, device=CPU)
     ids = np.array([0, 5, 10**9 - 1])
-    (images, labels), (again, _) = inputs.train([Pass(0, ids), Pass(4, ids[::-1].copy(), range(3))])
+    (images, labels), (again, _) = inputs.train(
+        [MicroBatch(0, ids), MicroBatch(4, ids[::-1].copy(), range(3))]
+    )
     assert images.shape == (3, 3, 16, 16)
     assert torch.equal(images.flip(0), again)
     assert not torch.equal(images[0], images[1])
     assert labels.tolist() == [0, 5, (10**9 - 1) % 7]
     ((held_out, labels),) = SyntheticInputs(DATA, seed=0, device=CPU).evaluation(
-        evaluating(ids[:2])
+        evaluation_micro_batches(ids[:2])
     )
     assert torch.equal(held_out, images[:2])
     assert labels.tolist() == [0, 5]

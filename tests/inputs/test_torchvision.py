@@ -16,17 +16,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from helpers.folders import DATA, make_folder, opened, recipe
-from helpers.passes import evaluating
+from helpers.folders import DATA, make_folder, open_folder_inputs, recipe
+from helpers.micro_batches import evaluation_micro_batches
 from PIL import Image
 
 import lsgd.inputs
-from lsgd.errors import InputFailed, Refused
-from lsgd.inputs import Inputs, open_inputs, passes_ahead, torchvision
-from lsgd.job.ending import end, tagged
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.inputs import Inputs, open_inputs, prefetch_limit, torchvision
+from lsgd.job.ending import end_tagged
 from lsgd.job.preemption import SIGNALS
-from lsgd.prepare.scan import index_folder
-from lsgd.rules.sampler import Pass
+from lsgd.job.system import tagged_pids
+from lsgd.prepare.indexing import index_folder
+from lsgd.rules.sampler import MicroBatch
 
 PACKAGE = Path(lsgd.inputs.__file__).parent.parent
 
@@ -36,9 +37,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("made") / "root")
 
 
-def some_passes() -> Iterator[Pass]:
+def some_passes() -> Iterator[MicroBatch]:
     for epoch, ids in ((2, [3, 0, 11, 6]), (2, [1, 2]), (3, [10, 5, 4, 7, 8, 9])):
-        yield Pass(epoch, np.array(ids))
+        yield MicroBatch(epoch, np.array(ids))
 
 
 def helped(root: Path, *words: str) -> Inputs:
@@ -56,14 +57,17 @@ def decoders() -> set[int]:
 def test_processes_change_nothing_and_live_on(root: Path) -> None:
     """The same images in the same order, in the next epoch and in evaluations; starting processes
     anew for each costs seconds every time."""
-    alone = opened(root, "torchvision")
+    alone = open_folder_inputs(root, "torchvision")
     ours = helped(root, "inputs.decoders=2")
     assert ours.name == "torchvision in 2 processes"
     first: set[int] = set()
     for _ in range(2):
         for rounds in (
             zip(alone.train(some_passes()), ours.train(some_passes()), strict=True),
-            zip(*(i.evaluation(evaluating(np.array([5, 1]))) for i in (alone, ours)), strict=True),
+            zip(
+                *(i.evaluation(evaluation_micro_batches(np.array([5, 1]))) for i in (alone, ours)),
+                strict=True,
+            ),
         ):
             for (images, labels), (theirs, their_labels) in rounds:
                 assert torch.equal(images, theirs)
@@ -76,10 +80,10 @@ def test_processes_change_nothing_and_live_on(root: Path) -> None:
 
 def test_a_pass_of_any_size_follows_any_other(root: Path) -> None:
     """In the same memory, which grows; and what was handed over stays as it was."""
-    passes = [Pass(epoch, np.arange(size)) for epoch, size in enumerate((1, 5, 2, 12, 3))]
+    passes = [MicroBatch(epoch, np.arange(size)) for epoch, size in enumerate((1, 5, 2, 12, 3))]
     ours = list(helped(root, "inputs.decoders=1", "inputs.prefetch=1").train(passes))
     for (images, labels), (expected, their_labels) in zip(
-        ours, opened(root, "torchvision").train(passes), strict=True
+        ours, open_folder_inputs(root, "torchvision").train(passes), strict=True
     ):
         assert torch.equal(images, expected)
         assert torch.equal(labels, their_labels)
@@ -90,14 +94,14 @@ def test_a_round_that_is_given_up_is_not_in_the_next(root: Path) -> None:
     asked = []
     words = ("inputs.decoders=2", "inputs.prefetch=3")
     inputs = helped(root, *words)
-    endless = (Pass(0, np.array([number % 12])) for number in iter(lambda: len(asked), -1))
+    endless = (MicroBatch(0, np.array([number % 12])) for number in iter(lambda: len(asked), -1))
     given_up = inputs.train(asked.append(each) or each for each in endless)
     for taken in range(1, 4):
         next(given_up)
-        assert len(asked) == taken + passes_ahead(recipe(root, "torchvision", DATA, *words))
-    ((images, labels),) = inputs.evaluation(evaluating(np.array([5, 1])))
-    ((expected, their_labels),) = opened(root, "torchvision").evaluation(
-        evaluating(np.array([5, 1]))
+        assert len(asked) == taken + prefetch_limit(recipe(root, "torchvision", DATA, *words))
+    ((images, labels),) = inputs.evaluation(evaluation_micro_batches(np.array([5, 1])))
+    ((expected, their_labels),) = open_folder_inputs(root, "torchvision").evaluation(
+        evaluation_micro_batches(np.array([5, 1]))
     )
     assert torch.equal(images, expected)
     assert torch.equal(labels, their_labels)
@@ -105,11 +109,11 @@ def test_a_round_that_is_given_up_is_not_in_the_next(root: Path) -> None:
 
 def test_says_that_it_stands_in_for_dali(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where DALI is not installed; whoever asked for torchvision knows."""
-    monkeypatch.setattr(lsgd.inputs, "_has_dali", lambda: False)
-    assert "DALI is faster: " in opened(root, "auto").name
-    assert "DALI" not in opened(root, "torchvision").name
-    with pytest.raises(Refused, match=r"DALI is not installed; .*, or write inputs=torchvision"):
-        opened(root, "dali")
+    monkeypatch.setattr(lsgd.inputs, "is_dali_installed", lambda: False)
+    assert "DALI is faster: " in open_folder_inputs(root, "auto").name
+    assert "DALI" not in open_folder_inputs(root, "torchvision").name
+    with pytest.raises(UsageError, match=r"DALI is not installed; .*, or write inputs=torchvision"):
+        open_folder_inputs(root, "dali")
 
 
 def test_a_bad_file_in_another_process_is_one_sentence(root: Path, tmp_path: Path) -> None:
@@ -118,35 +122,39 @@ def test_a_bad_file_in_another_process_is_one_sentence(root: Path, tmp_path: Pat
     make_folder(tmp_path / "copy")
     inputs = helped(tmp_path / "copy", "inputs.decoders=1")
     bad.write_bytes(b"no image")
-    with pytest.raises(InputFailed, match=f"^{bad} cannot be read") as failure:
+    with pytest.raises(InputFailedError, match=f"^{bad} cannot be read") as failure:
         list(inputs.train(some_passes()))
     assert "Traceback" not in str(failure.value)
 
 
-@pytest.mark.parametrize("waited_for", [True, False])
-def test_a_killed_process_ends_the_run_at_once(tmp_path: Path, waited_for: bool) -> None:
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_run_at_once(root: Path, killed: int) -> None:
     """As the kernel does when memory is short, also while it has nothing to hand over, and another
-    is waited for: this image is a pipe that nobody writes to."""
-    root = make_folder(tmp_path / "copy")
-    image = root / "train" / "n01" / "odd.JPEG"
+    is waited for: both are stopped here, and one of them has been asked."""
     inputs = helped(root, "inputs.decoders=2")
+    stopped = sorted(decoders())
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    killer = Timer(0.2, os.kill, (stopped[killed], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(
+        InputFailedError, match=r"^a process that decodes images has died \(SIGKILL\)"
+    ):
+        next(inputs.train([MicroBatch(0, np.array([0]))]))
+    killer.cancel()
+
+
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    """Nobody waits for what somebody may write into it."""
+    root = make_folder(tmp_path / "copy")
+    inputs = helped(root, "inputs.decoders=1")
+    image = root / "train" / "n01" / "odd.JPEG"
     image.unlink()
     os.mkfifo(image)
-    batches = inputs.train(Pass(0, np.array([example])) for example in (0, 1, 6))
-    next(batches)
-    next(batches)
-    reading, other = sorted(decoders(), key=lambda pid: psutil.Process(pid).create_time())
-    timers = [
-        Timer(1.0, os.kill, (reading if waited_for else other, signal.SIGKILL)),
-        # Whoever still waits gets an empty file.
-        Timer(60.0, lambda: os.close(os.open(image, os.O_WRONLY | os.O_NONBLOCK))),
-    ]
-    for timer in timers:
-        timer.start()
-    with pytest.raises(InputFailed, match=r"^a process that decodes images has died \(SIGKILL\)"):
-        next(batches)
-    for timer in timers:
-        timer.cancel()
+    with pytest.raises(InputFailedError, match=f"^{image} cannot be read .it is no regular file"):
+        next(inputs.train([MicroBatch(0, np.array([6]))]))
+    with pytest.raises(UsageError, match=f"{image} is no regular file; run .*lsgd.prepare"):
+        open_folder_inputs(root, "torchvision")
 
 
 TRAINER = """
@@ -155,13 +163,13 @@ from pathlib import Path
 import numpy as np, torch
 from helpers.folders import DATA, recipe
 from lsgd.inputs import open_inputs
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 words = ["torchvision", DATA, "inputs.decoders=2"]
 inputs = open_inputs(recipe(Path(sys.argv[1]), *words), torch.device("cpu"))
-next(inputs.train(Pass(0, np.arange(12)) for _ in iter(int, 1)))
+next(inputs.train(MicroBatch(0, np.arange(12)) for _ in iter(int, 1)))
 print(flush=True)
-time.sleep(100)
+time.sleep(1000)
 """
 
 
@@ -174,15 +182,15 @@ def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout
         trainer.stdout.readline()
-        assert len(tagged(tag)) == 3  # with two decoders
+        assert len(tagged_pids(tag)) == 3  # with two decoders
         trainer.kill()
     begin = time.monotonic()
     try:
-        while left := tagged(tag):
-            assert time.monotonic() - begin < 5, f"{len(left)} processes are left"
+        while left := tagged_pids(tag):
+            assert time.monotonic() - begin < 300, f"{len(left)} processes are left"
             time.sleep(0.05)
     finally:
-        end(tag, 0)
+        end_tagged(tag, 0)
 
 
 def test_a_decoder_has_no_torch(root: Path) -> None:
@@ -253,7 +261,7 @@ def test_a_pass_needs_few_open_files(root: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, hard))
     try:
         ids = np.arange(60) % 12
-        ((images, _),) = opened(root, "torchvision").train([Pass(2, ids)])
+        ((images, _),) = open_folder_inputs(root, "torchvision").train([MicroBatch(2, ids)])
         assert len(images) == 60
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -285,19 +293,19 @@ import numpy as np
 from PIL import Image
 from helpers.folders import DATA
 from lsgd.inputs import decoder
-from lsgd.inputs.index import Index, index_file
-from lsgd.rules.sampler import Pass
+from lsgd.inputs.index import ImageIndex, index_file
+from lsgd.rules.sampler import MicroBatch
 
 root = Path(sys.argv[1])
 ours, theirs = socket.socketpair()
 decoding = decoder.main, (theirs.detach(), os.memfd_create("pixels"))
 threading.Thread(target=decoding[0], args=decoding[1], daemon=True).start()
-index = Index(root, index_file(root, "train"))
+index = ImageIndex(root, index_file(root, "train"))
 trainer = Connection(ours.detach())
 trainer.send(decoder.ImageFiles(DATA, (index, index), seed=0))
 for _ in range(2):
     Image.core.reset_stats()
-    trainer.send((Pass(0, np.arange(4)), 0))
+    trainer.send((MicroBatch(0, np.arange(4)), 0))
     trainer.recv()
 print(Image.core.get_stats(), gc.isenabled())
 """
@@ -314,7 +322,9 @@ def test_a_decoder_keeps_the_memory_of_images(tmp_path: Path) -> None:
     index_folder(tmp_path)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", DECODER, str(tmp_path)]
-    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=100)
+    said = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, check=True, timeout=1000
+    )
     stats = {name: int(count) for name, count in re.findall(r"'(\w+)': (\d+)", str(said.stdout))}
     assert stats["new_count"] > 8
     assert stats["allocated_blocks"] == 0

@@ -1,21 +1,34 @@
 """How a command that is no process of a job ends."""
 
+import errno
 import os
+import subprocess
+import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
-from lsgd.errors import Refused
-from lsgd.job.command import Parser, count_from, run_alone, run_command, seconds
+from lsgd import paths
+from lsgd.errors import UsageError
+from lsgd.job.command import Parser, integer_from, run_alone, run_command, seconds
 
 
 def refused() -> int:
-    raise Refused("--np 0 is no number of processes; write 1 or more")
+    raise UsageError("--np 0 is no number of processes; write 1 or more")
 
 
 def interrupted() -> int:
     raise KeyboardInterrupt
+
+
+def full() -> int:
+    raise OSError(errno.ENOSPC, "No space left on device", "runs/a")
+
+
+FULL = (
+    "runs/a could not be written (No space left on device); free some space, and the same command"
+)
 
 
 @pytest.mark.parametrize(
@@ -25,11 +38,34 @@ def interrupted() -> int:
         (lambda: 1, 1, ""),
         (refused, 2, "lsgd: --np 0 is no number of processes; write 1 or more\n"),
         (interrupted, 130, "\nlsgd: interrupted\n"),
+        (full, 6, f"lsgd: {FULL} goes on\n"),
     ],
 )
 def test_exit_codes(command, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_alone(command) == code
     assert capsys.readouterr().err == says
+
+
+def test_a_process_of_a_job_on_a_full_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LSGD_SUPERVISED", "PMI_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert run_command(full) == 6
+    assert capsys.readouterr().err == f"lsgd: process 0: {FULL} goes on\n"
+
+
+@pytest.mark.parametrize("run", ["run_alone", "run_command"])
+def test_a_process_ends_by_its_code_wherever_ctrl_c_found_it(run: str, tmp_path: Path) -> None:
+    """Python itself would end it by SIGINT, since the interrupt has left a string of exec."""
+    program = f"from lsgd.job.command import {run}\nraise SystemExit({run}(lambda: exec('{{}}')))"
+    (tmp_path / "program.py").write_text(program.format("raise KeyboardInterrupt"))
+    path = f"{tmp_path}:{paths.conf_dir().parent}"
+    ended = subprocess.run(
+        [sys.executable, "-m", "program"], env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (130, "\nlsgd: interrupted\n")
 
 
 def test_it_is_no_process_of_a_supervised_job(
@@ -54,8 +90,8 @@ def test_a_parser_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("kind", "right", "wrong"),
     [
-        (count_from(1), {"1": 1, "999999999": 999999999}, "0 -1 +1 1.0 1e3 nan ² two 1_0 "),
-        (count_from(0), {"0": 0}, "-1 1000000000"),
+        (integer_from(1), {"1": 1, "999999999": 999999999}, "0 -1 +1 1.0 1e3 nan ² two 1_0 "),
+        (integer_from(0), {"0": 0}, "-1 1000000000"),
         (seconds, {"0.5": 0.5, "1e3": 1000.0}, "0 -1 nan inf 1e10 soon "),
     ],
 )

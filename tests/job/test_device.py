@@ -4,9 +4,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.job.device import choose_kernels, cpu, device_name, preset
-from lsgd.job.launcher import cores, detect
+from lsgd.job.launcher import cores, detect_launch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -36,23 +36,23 @@ def of_capability(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> No
 def test_float32_is_float32_and_a_run_repeats_unless_words_say_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    choose_kernels(CPU, tf32=False, repeats=True)
+    choose_kernels(CPU, precision="float32", deterministic=True)
     assert kernels() == (False, False, True, False)
     of_capability(monkeypatch, 8, 0)
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")  # put back afterwards
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
-    choose_kernels(GPU, tf32=True, repeats=False)
+    choose_kernels(GPU, precision="tf32", deterministic=False)
     assert kernels() == (True, True, False, True)
-    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == str(cores(detect()))
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == str(cores(detect_launch()))
 
 
 @pytest.mark.usefixtures("flags")
 def test_hardware_without_tf32_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Refused, match=r"GPUs from A100 on, and this run is on .* cores"):
-        choose_kernels(CPU, tf32=True, repeats=True)
+    with pytest.raises(UsageError, match=r"GPUs from A100 on, and this run is on .* cores"):
+        choose_kernels(CPU, precision="tf32", deterministic=True)
     of_capability(monkeypatch, 7, 5)
-    with pytest.raises(Refused, match="on the GPU; write precision=float32"):
-        choose_kernels(GPU, tf32=True, repeats=True)
+    with pytest.raises(UsageError, match="on the GPU; write precision=float32"):
+        choose_kernels(GPU, precision="tf32", deterministic=True)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ recipe = config.load_recipe(
 )
 learner = Learner(recipe, SingleComm(), device)
 tasks = list(learner.strategy.tasks(0, list(range(24))))
-batches = learner.workload.inputs().train(each for task in tasks for each in task.passes)
+batches = learner.workload.inputs().train(each for task in tasks for each in task.micro_batches)
 for number, task in enumerate(tasks):
     if number == 18:  # a heap with the room for a step takes some to come about
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -43,7 +43,7 @@ def faults_and_peak(how: str, environment: dict[str, str]) -> list[int]:
     """The page faults of six steps, after 18, and the peak in KiB, of a process of its own;
     and the page faults of a block of 128 MiB, and of one of 48."""
     words = [sys.executable, "-c", STEPS, how]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 

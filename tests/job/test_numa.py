@@ -36,11 +36,11 @@ def test_of_the_cores_next_to_the_gpu_the_allowed_ones_are_left(
     near: str, left: set[int], bound: set[int], tmp_path: Path
 ) -> None:
     (tmp_path / ADDRESS / "local_cpulist").write_text(near + "\n")
-    assert numa.bind(ADDRESS) == left == bound
+    assert numa.bind_near_device(ADDRESS) == left == bound
 
 
 def test_a_system_without_the_list_leaves_all(bound: set[int]) -> None:
-    assert numa.bind("0000:00:00.0") == {2, 3, 4, 5} == bound
+    assert numa.bind_near_device("0000:00:00.0") == {2, 3, 4, 5} == bound
 
 
 def test_the_address_is_written_as_linux_does() -> None:

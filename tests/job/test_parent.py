@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers.waiting import wait_until
 
-from lsgd.job.ending import tagged
+from lsgd.job.system import tagged_pids
 
 CHILD = """
 import signal, sys, time
@@ -48,12 +48,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, child: str) -> None:
     program = COMMAND if child == "imports" else CHILD
     command = [sys.executable, "-c", PARENT, program, str(ready), child]
     with subprocess.Popen(command, env=os.environ | dict([tag])) as parent:
-        deadline = time.monotonic() + 20
-        while not ready.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert len(tagged(tag)) == 2
+        wait_until(ready.exists)
+        assert len(tagged_pids(tag)) == 2
         parent.kill()
-    while tagged(tag):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not tagged_pids(tag))

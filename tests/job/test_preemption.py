@@ -10,24 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers.threaded import on_processes
+from helpers.threaded import run_on_threads
 
 from lsgd.comm import Comm
-from lsgd.errors import Interrupted, Preempted
+from lsgd.errors import PreemptedError, TrainingInterrupted
 from lsgd.job import preemption
-from lsgd.job.preemption import SIGNALS, Rounds
-from lsgd.strategy.guard import Guard
+from lsgd.job.preemption import SIGNALS, LockstepRounds
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(number: signal.Signals) -> None:
+def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preemption, "own_command", lambda: "train")
     before = signal.getsignal(number)
+    with preemption.defer_stop_signals(Path("runs/a")):
+        assert signal.getsignal(number) != before
+    assert signal.getsignal(number) == before, "it was not told"
     try:
-        with preemption.listening(Path("runs/a")):
-            assert not preemption.told()
+        with preemption.defer_stop_signals(Path("runs/a")):
+            assert not preemption.stop_requested()
             os.kill(os.getpid(), number)
-            assert preemption.told()
+            assert preemption.stop_requested()
             os.kill(os.getpid(), number)
         # On the way out a third one would be noted too, and not end it with another code.
         assert signal.getsignal(number) != before
@@ -36,28 +40,33 @@ def test_a_signal_leaves_a_note_and_a_second_one_changes_nothing(number: signal.
             signal.signal(each, before)
 
 
-def test_a_process_that_was_not_told_leaves_signals_as_they_were() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with preemption.listening(Path("runs/a")):
-        assert [signal.getsignal(number) for number in SIGNALS] != before
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_who_leaves_because_of_another_process_stays_deaf_too() -> None:
+def test_who_leaves_because_of_another_process_stays_deaf_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preemption, "own_command", lambda: "train")
     before = [signal.getsignal(number) for number in SIGNALS]
 
     def leave() -> None:
-        with preemption.listening(Path("runs/a")):
-            raise Preempted
+        with preemption.defer_stop_signals(Path("runs/a")):
+            raise PreemptedError
 
     try:
-        with pytest.raises(Preempted):
+        with pytest.raises(PreemptedError):
             leave()
-        assert preemption.told()
+        assert preemption.stop_requested()
         assert all(signal.getsignal(number) not in before for number in SIGNALS)
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("raised", [PreemptedError, TrainingInterrupted])
+def test_another_program_has_its_own_handlers_again(raised: type[BaseException]) -> None:
+    """As a notebook that goes on after lsgd.api.train was told to leave."""
+    before = [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)]
+    with pytest.raises(raised), preemption.defer_stop_signals(Path("runs/a")):
+        raise raised
+    assert [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)] == before
 
 
 def test_outside_the_main_thread_it_hears_nothing() -> None:
@@ -65,8 +74,8 @@ def test_outside_the_main_thread_it_hears_nothing() -> None:
     heard = []
 
     def run() -> None:
-        with preemption.listening(Path("runs/a")):
-            heard.append(preemption.told())
+        with preemption.defer_stop_signals(Path("runs/a")):
+            heard.append(preemption.stop_requested())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -88,29 +97,29 @@ def test_ctrl_c_is_a_note_and_the_run_is_saved(tmp_path: Path) -> None:
     """The program that trains gets KeyboardInterrupt in the end, with the folder of the run."""
 
     def train() -> None:
-        with preemption.listening(tmp_path):
+        with preemption.defer_stop_signals(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
-            assert preemption.told()
-            raise preemption.left(7, tmp_path)
+            assert preemption.stop_requested()
+            raise preemption.stop_exception(7, tmp_path)
 
     with as_python_starts():
-        with pytest.raises(Interrupted, match=f"saved after step 7 in {tmp_path}; rerun"):
+        with pytest.raises(TrainingInterrupted, match=f"saved after step 7 in {tmp_path}; rerun"):
             train()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with preemption.listening(tmp_path):
-        assert not preemption.told()
-        assert isinstance(preemption.left(7, tmp_path), Preempted)
+    with preemption.defer_stop_signals(tmp_path):
+        assert not preemption.stop_requested()
+        assert isinstance(preemption.stop_exception(7, tmp_path), PreemptedError)
 
 
 def test_a_second_ctrl_c_waits_for_nothing(tmp_path: Path) -> None:
     def train() -> None:
-        with preemption.listening(tmp_path):
+        with preemption.defer_stop_signals(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with as_python_starts(), pytest.raises(KeyboardInterrupt) as raised:
         train()
-    assert not isinstance(raised.value, Interrupted)
+    assert not isinstance(raised.value, TrainingInterrupted)
 
 
 def test_ctrl_c_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,24 +127,24 @@ def test_ctrl_c_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(preemption, "HURRY", 0.05)
 
     def train() -> None:
-        with preemption.listening(tmp_path):
+        with preemption.defer_stop_signals(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
             for _ in range(6000):
                 time.sleep(0.01)
 
     with as_python_starts(), pytest.raises(KeyboardInterrupt) as raised:
         train()
-    assert not isinstance(raised.value, Interrupted)
+    assert not isinstance(raised.value, TrainingInterrupted)
 
 
 def test_ctrl_c_in_the_last_step_is_not_swallowed(tmp_path: Path) -> None:
     """A loop of many runs would go on to the next one."""
 
     def train() -> None:
-        with preemption.listening(tmp_path):
+        with preemption.defer_stop_signals(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
-    with as_python_starts(), pytest.raises(Interrupted, match="is complete"):
+    with as_python_starts(), pytest.raises(TrainingInterrupted, match="is complete"):
         train()
 
 
@@ -144,7 +153,7 @@ def test_a_program_keeps_its_own_ctrl_c(tmp_path: Path, handler: Any) -> None:
     """Also a job of the background, which a shell lets ignore it."""
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with preemption.listening(tmp_path):
+        with preemption.defer_stop_signals(tmp_path):
             assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -214,27 +223,16 @@ def test_what_compiles_never_hears_the_signals(tmp_path: Path) -> None:
 def test_all_leave_after_the_same_round(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """One round late; what comes in the last one comes too late."""
     here = threading.local()
-    monkeypatch.setattr(preemption, "told", lambda: here.rank == 1 and here.round >= at)
+    monkeypatch.setattr(preemption, "stop_requested", lambda: here.rank == 1 and here.round >= at)
 
     def process(comm: Comm) -> int:
-        rounds, here.rank = Rounds(comm.start_sum_), comm.rank
+        rounds, here.rank = LockstepRounds(comm.start_all_reduce_), comm.rank
         try:
             for here.round in range(5):
                 rounds.end_round()
             rounds.finish()
-        except Preempted:
+        except PreemptedError:
             return here.round
         return -1
 
-    assert on_processes(3, process) == [at + 1 if at < 4 else -1] * 3
-
-
-def test_the_guard_passes_it_on_a_step_late() -> None:
-    flags = torch.zeros(2)
-    guard = Guard(flags, timeout=60)
-    for step, told in enumerate((0, 0, 1, 1)):
-        guard.leave_if_told()
-        flags[1] = told
-        guard.watch(step)
-    with pytest.raises(Preempted):
-        guard.leave_if_told()
+    assert run_on_threads(3, process) == [at + 1 if at < 4 else -1] * 3

@@ -34,7 +34,6 @@ PYTHON = "/venv/bin/python"
         ([PYTHON, "-m", "lsgd.demo"], "demo", "rerun the same command to resume"),
         ([PYTHON, "-m", "pytest", "lsgd.train"], None, "rerun it with run_dir=runs/a to resume"),
         ([PYTHON, "mine.py", "-m", "lsgd.train"], None, "rerun it with run_dir=runs/a to resume"),
-        ([PYTHON, "mine.py", "train"], None, "rerun it with run_dir=runs/a to resume"),
         ([PYTHON], None, "rerun it with run_dir=runs/a to resume"),
     ],
 )
@@ -57,5 +56,5 @@ def test_a_folder_that_hydra_and_the_shell_would_read_more_into(
 
 def test_under_a_launcher_its_own_command_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", [PYTHON, "-m", "lsgd.train", "+recipe=digits"])
-    monkeypatch.setattr(resuming, "detect", lambda: Launch("torchrun", 0, 2))
+    monkeypatch.setattr(resuming, "detect_launch", lambda: Launch("torchrun", 0, 2))
     assert resuming.resume_command(Path("a")) == "rerun it with run_dir=a to resume"

@@ -26,7 +26,7 @@ def started(tmp_path: Path, *words: str, **environment: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, *words],
         env=clean | {"PYTHONPATH": path} | environment,
-        stdout=subprocess.PIPE, stderr=its_end, text=True, timeout=60,
+        stdout=subprocess.PIPE, stderr=its_end, text=True, timeout=200,
     )  # fmt: skip
     os.write(its_end, b"END")
     said = b""
@@ -64,13 +64,3 @@ def test_an_answer_stands_alone_and_one_process_speaks(
 ) -> None:
     job = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} if environment else {}
     assert started(tmp_path, "-m", "lsgd.train", *words, **environment, **job)[1] == ""
-
-
-def test_what_programs_read_is_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(TORCH)
-    done = subprocess.run(
-        [sys.executable, "-m", "lsgd.train", "+recipe=digits"],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{paths.conf_dir().parent}"},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from lsgd.launch.__main__ import main
-from lsgd.launch.commands import carried
-from lsgd.launch.start import Start
+from lsgd.launch.commands import exported_variables
+from lsgd.launch.launch_command import LaunchCommand
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "PYTHON", "OMP_NUM_THREADS", "LSGD_DATA", "LSGD_SUPERVISED", "MASTER_ADDR", "MASTER_PORT",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
-    for name in carried(os.environ):
+    for name in exported_variables(os.environ):
         monkeypatch.delenv(name)
     monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
 
@@ -31,7 +31,7 @@ def printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
     """What `python -m lsgd.launch … --print` prints, also of words that no recipe has."""
-    monkeypatch.setattr(Start, "check", lambda start: None)
+    monkeypatch.setattr(LaunchCommand, "check", lambda start: None)
 
     def words_printed(*words: str) -> str:
         code = main([*words, "--print"])

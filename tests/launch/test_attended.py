@@ -1,6 +1,7 @@
 """Ctrl-C at a terminal, with a launcher that answers it with tracebacks."""
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -8,12 +9,15 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
+from helpers.waiting import wait_until
 
-from lsgd.job.ending import tagged
-from lsgd.job.members import TAG
+from lsgd.job.members import FOLDER, JOB_TAG, clear_records
+from lsgd.job.system import tagged_pids
+from lsgd.launch.attended import _at_work
 
 # Two processes that save for a moment; the launcher would say that one has failed.
 LAUNCHER = """
@@ -26,10 +30,10 @@ raise RuntimeError("Traceback: a process has failed")
 """
 WORKER = """
 import signal, sys, time
-from lsgd.job.members import last_words
+from lsgd.job.members import exit_report
 told = []
 signal.signal(signal.SIGINT, lambda *_: told.append(1))
-with last_words(int(sys.argv[1])) as leave:
+with exit_report(int(sys.argv[1])) as leave:
     print("ready", flush=True)
     while not told:
         time.sleep(0.01)
@@ -97,6 +101,19 @@ def test_a_job_of_a_supervisor_or_a_script_is_not_attended() -> None:
     said = "from lsgd.launch.attended import is_attended; print(is_attended())"
     script = subprocess.run([sys.executable, "-c", said], stdin=subprocess.DEVNULL, **CAPTURED)
     assert script.stdout == "False\n"
-    variable = ["env", f"{TAG}=folder", sys.executable, "-c", said]
+    variable = ["env", f"{JOB_TAG}=folder", sys.executable, "-c", said]
     assert at_a_terminal(variable, "never", 1, b"") == (0, "False\n")
-    assert not tagged((TAG, "folder"))
+    assert not tagged_pids((JOB_TAG, "folder"))
+
+
+def test_ctrl_c_reaches_no_process_of_something_else(tmp_path: Path) -> None:
+    """Whoever names it in the folder of the job."""
+    clear_records(tmp_path)
+    start = {"rank": 0, "host": "h", "pid": os.getpid()}
+    (tmp_path / FOLDER / "0.jsonl").write_text(json.dumps(start) + "\n")
+    assert _at_work(tmp_path) == []
+    with subprocess.Popen(["sleep", "100"], env=os.environ | {JOB_TAG: str(tmp_path)}) as own:
+        start["pid"] = own.pid
+        (tmp_path / FOLDER / "1.jsonl").write_text(json.dumps(start) + "\n")
+        wait_until(lambda: _at_work(tmp_path) == [own.pid])
+        own.kill()

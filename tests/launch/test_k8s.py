@@ -27,11 +27,11 @@ def test_kubeflow_knows_every_field(name: str) -> None:
 
 def test_words_arrive_as_they_were_written(printed: Callable[..., str]) -> None:
     """Through YAML's quotes, and past Kubernetes, to which $(NAME) is a variable."""
-    words = ['a="it\'s"', "b=c\\d", "e=$(F)", "g=ä\tö\nü"]
+    words = ['a="it\'s"', "b=c\\d", "e=$(F)", "g=ä\tö\nü", "h=$$(I)"]
     options = ["--kind", "mpijob", "--image", "i", "--claim", "c"]
     job = yaml.safe_load(printed("k8s", "digits", *words, *options))
     launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    assert launcher["command"][-5:-1] == [word.replace("$(", "$$(") for word in words]
+    assert launcher["command"][-6:-1] == [word.replace("$", "$$") for word in words]
 
 
 @pytest.mark.parametrize("kind", ["mpijob", "pytorchjob"])
@@ -57,3 +57,18 @@ def test_the_logs_of_a_folder_that_needs_quotes(printed: Callable[..., str]) -> 
     job = yaml.safe_load(printed("k8s", "digits", "run_dir='/lsgd/läuf 2'", *options))
     (pod,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     assert "/lsgd/läuf 2/logs" in pod["command"]
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "pytorchjob"])
+def test_a_value_is_no_line_of_the_manifest(kind: str, printed: Callable[..., str]) -> None:
+    """Whatever is in it: a line, a comment, a brace, or a field of the template."""
+    values = {
+        "--image": "i\n          hostNetwork: true #{{command}}",
+        "--claim": "c}, hostPath: {a",
+    }
+    words = [word for pair in values.items() for word in pair]
+    own = yaml.safe_load(printed("k8s", "digits", "--kind", kind, "--image", "i", "--claim", "c"))
+    job = yaml.safe_load(printed("k8s", "digits", "--kind", kind, *words))
+    plain = json.dumps(own).replace('"image": "i"', f'"image": {json.dumps(values["--image"])}')
+    plain = plain.replace('"claimName": "c"', f'"claimName": {json.dumps(values["--claim"])}')
+    assert json.dumps(job) == plain

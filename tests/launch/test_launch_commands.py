@@ -1,12 +1,24 @@
 """The launchers that become the job."""
 
+import os
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from lsgd.job.network import Hostname, NetworkInterface
+from lsgd.launch import commands
+from lsgd.launch.__main__ import main
+from lsgd.launch.launch_command import LaunchCommand
+from lsgd.launch.options import read_request
+from lsgd.launch.processes import with_threads
+
 Printed = Callable[..., str]
+
+LO = NetworkInterface("lo", True, ("127.0.0.1", "::1"))
+ETH = NetworkInterface("eth0", True, ("192.0.2.2",))
 
 
 def test_every_start_has_logs_of_its_own(printed: Printed, tmp_path: Path) -> None:
@@ -46,3 +58,116 @@ def test_logs_lie_in_a_folder_that_needs_quotes(word: str, printed: Printed) -> 
         line = shlex.split(printed(launcher, "digits", word, "--np", "2"))
         assert line[line.index(option) + 1] == "/data/läuf 2/logs/start1"
         assert line[-1] == word
+
+
+def test_mpirun_on_this_machine_may_start_more_processes_than_it_has_cores(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each launcher may; others' machines have the slots that they are said to have."""
+    monkeypatch.setattr(os, "sysconf", lambda _: 8)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert "--oversubscribe" not in printed("mpirun", "digits", "--np", "4")
+    assert " -np 5 --oversubscribe " in printed("mpirun", "digits", "--np", "5")
+    for words in (("--hosts", "a:9,b:4"), ("--nodes", "2", "--gpus", "8")):
+        assert "--oversubscribe" not in printed("mpirun", "digits", *words)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert "--oversubscribe" not in printed("mpirun", "digits", "--np", "5")
+
+
+def test_mpirun_has_options_behind_a_colon(
+    printed: Printed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And would take the first half of a folder for the whole."""
+    monkeypatch.setattr(LaunchCommand, "check", lambda start: None)
+    assert main(["mpirun", "digits", "run_dir=runs/12:30", "--np", "2", "--print"]) == 0
+    line, said = capsys.readouterr()
+    assert "--output-filename" not in line
+    assert "mpirun cuts runs/12:30/logs/start1 at its colon" in said
+    assert "--output-filename" in printed("horovodrun", "digits", "run_dir=a:b", "--np", "2")
+
+
+def test_a_program_below_a_folder_with_an_equals_sign(tmp_path: Path) -> None:
+    """It is no variable, which env would take it for, and end with 0 having started nothing."""
+    program = tmp_path / "lr=0.1" / "python"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$OMP_NUM_THREADS $@"\n')
+    program.chmod(0o755)
+    command = with_threads(read_request("mpirun", ["digits"]), 10**6, [str(program), "a b", "$c"])
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == "1 a b $c\n"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[LaunchCommand]:
+    """The starts of this test, none of which starts anything, with a Horovod that is built."""
+    starts: list[LaunchCommand] = []
+    monkeypatch.setattr(LaunchCommand, "execute", lambda start: starts.append(start))
+    monkeypatch.setattr(LaunchCommand, "check", lambda start: None)
+    done = subprocess.CompletedProcess([], 0, stdout="", stderr="")
+    monkeypatch.setattr(commands.subprocess, "run", lambda *words, **options: done)
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("addresses", "finding"),
+    [
+        ([], "the hostname node7 does not resolve"),
+        (["10.9.9.9"], "node7 resolves to 10.9.9.9, which no interface here has"),
+    ],
+)
+def test_one_machine_does_without_a_name(
+    addresses: list[str],
+    finding: str,
+    started: list[LaunchCommand],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of which Horovod's Gloo would crash, whatever interface it is told."""
+    monkeypatch.setattr(commands, "hostname", lambda: Hostname("node7", addresses))
+    monkeypatch.setattr(commands, "list_interfaces", lambda: [LO, ETH])
+    why = f"{finding}, at which Horovod would crash; write `192.0.2.2 node7` into /etc/hosts"
+    assert main(["horovodrun", "digits", "--np", "2"]) == 2
+    assert f"{why}, or start the run with `python -m lsgd.launch torchrun`" in (
+        capsys.readouterr().err
+    )
+    assert not started
+    for launcher in ("local", "torchrun"):
+        assert main([launcher, "digits", "--np", "2"]) == 0
+        assert started[-1].command[1:].count("127.0.0.1") == 1
+        assert started[-1].program.endswith("torchrun")
+    assert f"2 processes under torchrun ({why})" in capsys.readouterr().err
+    # What is shown may be for another machine, and --hosts are others.
+    assert main(["horovodrun", "digits", "--np", "2", "--print"]) == 0
+    assert main(["horovodrun", "digits", "--hosts", "a:1,b:1"]) == 0
+    assert started[-1].program.endswith("horovodrun")
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "horovodrun", "singly"])
+def test_where_processes_could_not_meet_at_all(
+    launcher: str,
+    started: list[LaunchCommand],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands, "hostname", lambda: Hostname("node7", ["192.0.2.2"]))
+    monkeypatch.setattr(
+        commands, "list_interfaces", lambda: [NetworkInterface("lo", False, ()), ETH]
+    )
+    assert main([launcher, "digits", "--np", "2"]) == 2
+    assert "no interface here has the address 127.0.0.1, where processes would meet; `ip link" in (
+        capsys.readouterr().err
+    )
+    assert not started
+
+
+@pytest.mark.horovod
+def test_horovodrun_on_one_machine_needs_no_home(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its cache, which it keeps there, is of other hosts."""
+    line = shlex.split(printed("horovodrun", "digits", "--np", "1"))
+    (tmp_path / "file").touch()
+    command = [*line[: line.index("-m") - 1], "true"]
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,12 @@ from lsgd.launch.processes import count_processes
 Printed = Callable[..., str]
 
 
-def test_threads_share_the_cores(printed: Printed) -> None:
+@pytest.mark.parametrize("given", ["", "all", "0"])
+def test_threads_share_the_cores(
+    printed: Printed, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user has set a number of them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
     cores = os.cpu_count() or 1
     for number, threads in ((1, cores), (cores, 1), (3 * cores, 1)):
         assert f"OMP_NUM_THREADS={threads} " in printed("torchrun", "digits", f"--np={number}")

@@ -8,7 +8,44 @@ from pathlib import Path
 
 import pytest
 
+from lsgd.launch.__main__ import main
+
 Printed = Callable[..., str]
+
+
+LOGS = 'for w; do [[ $w == --output=* ]] && w=${w#*=} && echo >> "${w/\\%t/0}"; done\n'
+"""What an srun does that starts process 0, which writes into its log."""
+
+
+def run(script: str, folder: Path, srun: str) -> "subprocess.CompletedProcess[str]":
+    """Run the batch script in a folder, with these lines for srun."""
+    (folder / "srun").write_text(f"#!/bin/bash\n{srun}\n")
+    (folder / "srun").chmod(0o755)
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder, env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+
+
+def test_a_job_that_completes_has_trained(printed: Printed, tmp_path: Path) -> None:
+    """Else it says that nothing has, also where an earlier start has left a log."""
+    script = printed("slurm", "digits", "--np", "1")
+    for _ in range(2):
+        silent = run(script, tmp_path, "exit 0")
+        assert silent.returncode == 1
+        assert "runs/digits/slurm-1/logs/rank0.log: nothing has trained" in silent.stdout
+        assert run(script, tmp_path, LOGS + "exit 0").returncode == 0
+        assert run(script, tmp_path, LOGS + "exit 3").returncode == 3
+
+
+def test_a_folder_whose_name_is_no_mount_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.chdir(tmp_path / "a,b")
+    assert main(["slurm", "digits", "--np", "1", "--container", "i", "--print"]) == 2
+    assert "a,b' has a comma or a colon" in capsys.readouterr().err
 
 
 def mounts(script: str) -> list[str]:
@@ -59,16 +96,33 @@ def test_a_folder_that_needs_quotes(word: str, printed: Printed, tmp_path: Path)
     """Its logs lie where the run is, whose word stays as it is."""
     script = printed("slurm", "digits", word, "--np", "1")
     assert '#SBATCH --output="läuf 2/a.log"\n' in script
-    said = tmp_path / "srun"
-    said.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
-    said.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=tmp_path, env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"},
-        capture_output=True, text=True, timeout=20,
-    )  # fmt: skip
+    done = run(script, tmp_path, LOGS + "printf '%s\\n' \"$@\"")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "läuf 2/a/logs").is_dir()
     lines = done.stdout.splitlines()
     assert "--output=läuf 2/a/logs/rank%t.log" in lines
     assert lines[-1] == word
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["run_dir=runs/%j"], "run_dir='runs/%j' has %"),
+        (["run_dir='a\n#SBATCH --wrap=id'"], "run_dir='a\\n#SBATCH --wrap=id' has %, a backslash"),
+        (["run_dir=runs/a\\\\b"], "run_dir='runs/a\\\\b' has %"),
+        (["--time", "1:00 --wrap=id"], "--time is 1:00 --wrap=id, but must be"),
+        (["--time", "1:00\n#SBATCH --wrap=id"], "--time is '1:00\\n#SBATCH"),
+        (["--container", "i", "data.root=/a,/etc"], "data.root='/a,/etc' has a comma or a colon"),
+    ],
+)
+def test_no_value_is_more_than_one_option(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor a pattern of Slurm's, as a run folder would be whose log cannot be opened then."""
+    assert main(["slurm", "digits", "--np", "1", *words, "--print"]) == 2
+    assert capsys.readouterr().err.startswith(f"lsgd: {named}")
+
+
+def test_a_recipe_of_an_image_is_one_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["slurm", "a\n#SBATCH -D /", "--container", "i", "--print"]) == 2
+    assert capsys.readouterr().err.startswith("lsgd: recipe='a\\n#SBATCH -D /' has %")

@@ -5,21 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.capabilities import need
-from helpers.composed import composed
+from helpers.capabilities import require_capability
+from helpers.composed import compose_recipe
 from torch import nn
 
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.models import make_network
-from lsgd.models.library import check_library_network
+from lsgd.models.library_networks import check_library_network
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import WorkerBatchNorm, worker_norms
-from lsgd.rules.drawn import drawn_layers
+from lsgd.rules.batchnorm import WorkerBatchNorm, worker_batch_norms
+from lsgd.rules.counter_dropout import counter_dropout_layers
 from lsgd.rules.optim import parameter_groups
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 from lsgd.vision import models
-from lsgd.workloads.images import Images
+from lsgd.workloads.images import ImageClassification
 
 CPU = torch.device("cpu")
 SMALL = ["+recipe=bs256", "data=tiny_imagenet", "data.image_size=32", "data.classes=7"]
@@ -27,18 +27,18 @@ SMALL = ["+recipe=bs256", "data=tiny_imagenet", "data.image_size=32", "data.clas
 
 def of(network: str, *words: str) -> Recipe:
     if network.startswith("timm/"):
-        need("timm")
-    return composed(*SMALL, f"model={network}", *words)
+        require_capability("timm")
+    return compose_recipe(*SMALL, f"model={network}", *words)
 
 
 def trained(made: Recipe, images: torch.Tensor, ids: list[int], workers: range) -> Any:
     """The network after a pass in training, its logits, and what its norms have seen."""
-    workload = Images(made, CPU)
+    workload = ImageClassification(made, CPU)
     network = workload.network().train()
-    parts = workload.parts(network, range(made.workers), SingleComm())
+    parts = workload.carried_states(network, range(made.workers), SingleComm())
     examples = np.array(ids, dtype=np.int64)
     for part in parts:
-        part.start_pass(Pass(0, examples, workers, 0, "train"))
+        part.start_micro_batch(MicroBatch(0, examples, workers, 0, "train"))
     return network, network(images), parts
 
 
@@ -68,14 +68,32 @@ def test_the_seed_alone_starts_it_and_torch_s_generator_stays() -> None:
 
 @pytest.mark.parametrize(
     ("network", "blocks"),
-    [("torchvision/resnet18", 8), ("timm/resnet10t", 4), ("timm/regnety_002", 13)],
+    [
+        ("torchvision/resnet18", 8),
+        ("timm/resnet10t", 4),
+        ("timm/regnety_002", 13),
+        ("timm/efficientnet_b0", 9),
+    ],
 )
 def test_last_gammas(network: str, blocks: int) -> None:
     """As many as there are blocks, and no other."""
     for gamma in (0.0, 0.25):
         made = make_network(of(network, f"model.last_gamma={gamma}"))
-        gammas = [norm.weight[0].item() for norm in worker_norms(made)]
+        gammas = [norm.weight[0].item() for norm in worker_batch_norms(made)]
         assert sorted(gammas) == [gamma] * blocks + [1.0] * (len(gammas) - blocks)
+
+
+def test_last_gammas_of_norms_that_are_no_bn() -> None:
+    made = make_network(of("torchvision/swin_v2_t", "model.last_gamma=0.25"))
+    gammas = [m.weight[0].item() for m in made.modules() if isinstance(m, nn.LayerNorm)]
+    assert gammas.count(0.25) == 2 * sum((2, 2, 6, 2))
+
+
+def test_blocks_that_end_in_a_convolution_start_as_their_library_has_them() -> None:
+    made = make_network(of("timm/resnetv2_18"))
+    assert all(m.weight.any() for m in made.modules() if isinstance(m, nn.Conv2d))
+    with pytest.raises(UsageError, match=r"last_gamma=0\.5 is of residual blocks"):
+        make_network(of("timm/resnetv2_18", "model.last_gamma=0.5"))
 
 
 def test_every_norm_is_a_worker_s_also_with_an_activation_and_of_one_dimension() -> None:
@@ -91,15 +109,15 @@ def test_every_norm_is_a_worker_s_also_with_an_activation_and_of_one_dimension()
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(made.eval()(images), theirs.eval()(images))
     flat = make_network(of("timm/levit_128s", "data.image_size=224"))
-    assert {m.weight.dim() for m in worker_norms(flat)} == {1}
-    assert any(isinstance(m, nn.BatchNorm1d) for m in worker_norms(flat))
+    assert {m.weight.dim() for m in worker_batch_norms(flat)} == {1}
+    assert any(isinstance(m, nn.BatchNorm1d) for m in worker_batch_norms(flat))
 
 
 def test_two_workers_in_a_pass_are_those_of_two_passes() -> None:
     """BN, dropout and skipped blocks: the logits of each image, in float64."""
     made = of("timm/efficientnet_b0", "precision=float64", "worker_batch=4", "workers=2",
               "model.options.drop_path_rate=0.3")  # fmt: skip
-    assert drawn_layers(make_network(made))
+    assert counter_dropout_layers(make_network(made))
     images = torch.randn(8, 3, 32, 32, dtype=torch.float64)
     ids = list(range(40, 48))
     _, together, _ = trained(made, images, ids, range(2))
@@ -108,22 +126,53 @@ def test_two_workers_in_a_pass_are_those_of_two_passes() -> None:
         torch.testing.assert_close(together[worker::2], apart, rtol=1e-10, atol=1e-10)
 
 
-def test_norms_of_any_type_do_not_decay() -> None:
-    made = make_network(of("timm/convnext_atto"))
-    kept = {id(p) for group in parameter_groups(made, 1e-4) if not group["weight_decay"]
-            for p in group["params"]}  # fmt: skip
-    norms = [m for m in made.modules() if isinstance(m, nn.LayerNorm)]
-    assert norms
-    assert {id(p) for m in norms for p in m.parameters()} <= kept
-    linear = [m.weight for m in made.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    assert not kept & {id(weight) for weight in linear}
+def undecayed(network: str, *words: str) -> set[str]:
+    made = make_network(of(network, *words))
+    names = {parameter: name for name, parameter in made.named_parameters()}
+    still, decayed = parameter_groups(made, 1e-4)[::-1]
+    assert (still["weight_decay"], decayed["weight_decay"]) == (0.0, 1e-4)
+    products = {m.weight for m in made.modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    assert products <= set(decayed["params"])
+    return {names[parameter] for parameter in still["params"]}
+
+
+def test_norms_and_layer_scales_do_not_decay() -> None:
+    names = undecayed("timm/convnext_atto")
+    assert {"stem.1.weight", "stem.1.bias", "stages.0.blocks.0.gamma"} <= names
+    assert not any("conv" in name for name in names)
+
+
+def test_position_embeddings_and_tokens_do_not_decay() -> None:
+    names = undecayed("torchvision/vit_b_16")
+    assert {"class_token", "encoder.pos_embedding"} <= names
+    assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" not in names
+
+
+def test_two_workers_of_tokens_in_a_pass_are_those_of_two_passes() -> None:
+    """Logits and gradient, where BN is given the tokens of all images as rows."""
+    made = of("timm/levit_128s", "precision=float64", "worker_batch=3", "workers=2",
+              "data.image_size=64")  # fmt: skip
+    images, ids = torch.randn(6, 3, 64, 64, dtype=torch.float64), list(range(6))
+    network, together, _ = trained(made, images, ids, range(2))
+    assert {norm.rows_per_image for norm in worker_batch_norms(network)} == {1, 16, 4}
+    together.square().sum().backward()
+    sums = [torch.zeros_like(parameter) for parameter in network.parameters()]
+    for worker in range(2):
+        other, apart, _ = trained(
+            made, images[worker::2], ids[worker::2], range(worker, worker + 1)
+        )
+        torch.testing.assert_close(together[worker::2], apart, rtol=1e-9, atol=1e-9)
+        apart.square().sum().backward()
+        for gradient, parameter in zip(sums, other.parameters(), strict=True):
+            gradient += parameter.grad
+    for gradient, parameter in zip(sums, network.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     "network",
-    ["torchvision/resnet18", "torchvision/swin_t", "torchvision/vit_b_16", "timm/convnext_atto",
-     "timm/vit_tiny_patch16_224", "torchvision/squeezenet1_1"],
-)  # fmt: skip
+    ["torchvision/resnet18", "torchvision/squeezenet1_1", "timm/vit_tiny_patch16_224"],
+)
 def test_taken(network: str) -> None:
     check_library_network(of(network))
 
@@ -140,10 +189,19 @@ def test_taken(network: str) -> None:
             r"draws numbers by itself in blocks\.0\.attn",
         ),
         (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws numbers by itself"),
+        *(
+            ([name, f"model.options.{option}"], r"fetch or load a file.*leave it out")
+            for name, option in (
+                ("timm/resnet10t", "checkpoint_path=evil.pth"),
+                ("timm/resnet10t", "pretrained=true"),
+                ("timm/resnet10t", "pretrained_cfg=evil"),
+                ("torchvision/resnet18", "weights=DEFAULT"),
+            )
+        ),
     ],
 )
 def test_refused(words: list[str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(UsageError, match=message):
         check_library_network(of(*words))
 
 
@@ -155,11 +213,22 @@ class Odd(nn.Module):
         self.kind = kind
         self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 7)
         self.norm = nn.BatchNorm3d(4) if kind == "volume" else nn.Identity()
-        self.drop = nn.Dropout(0.5)
+        self.drop, self.rows = nn.Dropout(0.5), nn.BatchNorm1d(4)
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.conv(x).mean((2, 3))
+        x = self.conv(x)
+        match self.kind:
+            case "tokens":
+                x = self.rows(x.flatten(2).mT.flatten(0, 1)).unflatten(0, (len(x), -1)).mT
+            case "places":
+                rows = self.rows(x.flatten(2).permute(2, 0, 1).flatten(0, 1))
+                x = rows.unflatten(0, (-1, len(x))).permute(1, 2, 0)
+            case "mean":
+                self.rows(x.flatten(2).mean(0).mT)
+            case "seven":
+                self.rows(x.flatten(2).mean(0).mT[:7])
+        x = x.flatten(2).mean(2)
         if self.kind == "buffer":
             self.count += 1
         x = self.drop(x.t()).t() if self.kind == "turned" else self.drop(x)
@@ -170,6 +239,10 @@ class Odd(nn.Module):
     ("kind", "message"),
     [
         ("plain", None),
+        ("tokens", None),
+        ("places", "normalises in rows rows of which those of an image do not follow each other"),
+        ("mean", "normalises in rows rows of which those of an image do not follow each other"),
+        ("seven", "normalises in rows 7 rows for 5 images"),
         ("buffer", "changes count in every pass"),
         ("turned", "drops in drop what has no row for each image"),
         ("several", "gives tuple for 5 images of 7 classes"),
@@ -179,7 +252,7 @@ class Odd(nn.Module):
 def test_what_meets_other_images_is_refused(
     monkeypatch: pytest.MonkeyPatch, kind: str, message: str | None
 ) -> None:
-    monkeypatch.setattr("lsgd.models.library._build", lambda recipe: Odd(kind))
+    monkeypatch.setattr("lsgd.models.library_networks._build", lambda recipe: Odd(kind))
     made = of("torchvision/resnet18")
 
     if message is None:
@@ -187,5 +260,5 @@ def test_what_meets_other_images_is_refused(
         make_network(made)
         return
     # Before the run has a folder, which it has when the network is made.
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(UsageError, match=message):
         check_library_network(made)

@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
 
-from lsgd.learner import compile_parts
+from lsgd.learner import compile_children
 from lsgd.models import initialise
-from lsgd.models.tagger import Grid, TaggedBatch, Tagger, make_grid
+from lsgd.models.tagger import PaddedGrid, TaggedBatch, Tagger, make_grid
 
 WORDS, TAGS, WIDTH = 11, 4, 5
 
@@ -23,7 +22,9 @@ def tagger(*, crf: bool) -> Tagger:
     return model
 
 
-def batch(lengths: list[int], grids: list[Grid], chains: list[Grid] | None = None) -> TaggedBatch:
+def batch(
+    lengths: list[int], grids: list[PaddedGrid], chains: list[PaddedGrid] | None = None
+) -> TaggedBatch:
     generator = torch.Generator().manual_seed(len(lengths))
     words, tags = (
         torch.randint(most, (sum(lengths),), generator=generator) for most in (WORDS, TAGS)
@@ -39,20 +40,9 @@ def results(model: Tagger, given: TaggedBatch) -> tuple[Tensor, Tensor, list[Ten
     loss = model.loss(scores, given)
     return (
         loss.detach(),
-        model.best(scores, given),
+        model.decode(scores, given),
         [*torch.autograd.grad(loss, model.parameters())],
     )
-
-
-def by_hand(model: Tagger, given: TaggedBatch) -> Tensor:
-    """The scores, of each sentence alone, read from its end by turning it round."""
-    scores = []
-    for number in range(int(given.sentences[-1]) + 1):
-        mask = given.masks[number]
-        own = model.embedding(given.words[given.sentences == number]) * mask[:3]
-        there, back = model.onwards(own)[0], model.backwards(own.flip(0))[0].flip(0)
-        scores.append(model.fc(torch.cat((there, back), 1) * mask[3:]))
-    return torch.cat(scores)
 
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
@@ -78,16 +68,6 @@ def test_every_grid_gives_the_same(crf: bool, lengths: list[int], more: int) -> 
         torch.testing.assert_close(results(model, way), expected, rtol=0, atol=1e-12)
 
 
-def test_scores_are_those_of_sentences_alone() -> None:
-    model, lengths = tagger(crf=False), [3, 1, 6]
-    given = batch(lengths, [make_grid(np.array(lengths), 6)])
-    scores = by_hand(model, given)
-    torch.testing.assert_close(model(given), scores, rtol=0, atol=1e-12)
-    loss = F.cross_entropy(scores, given.tags, reduction="sum")
-    torch.testing.assert_close(model.loss(scores, given), loss)
-    assert torch.equal(model.best(scores, given), scores.argmax(1))
-
-
 def test_it_starts_by_the_seed_alone() -> None:
     """The scores of the CRF 0, the linear layer small, and the rest U(-0.1, 0.1)."""
     one, other = (Tagger(50, TAGS, embedding=30, width=20, crf=True) for _ in range(2))
@@ -110,7 +90,7 @@ def test_it_starts_by_the_seed_alone() -> None:
 def test_it_can_be_compiled() -> None:
     """As a whole, since its parts are torch's own, with grids of two sizes."""
     model, compiled = tagger(crf=True), tagger(crf=True)
-    compile_parts(compiled)
+    compile_children(compiled)
     for lengths in ([3, 2], [4, 1, 1]):
         given = batch(lengths, [make_grid(np.array(lengths), max(lengths))])
         torch.testing.assert_close(

@@ -11,7 +11,7 @@ from lsgd.plan.allreduce import (
     ALGORITHMS,
     Cost,
     GpuServers,
-    Link,
+    NetworkLink,
     halving_bytes,
     halving_doubling,
     hierarchical,
@@ -26,7 +26,7 @@ FIFTY_GBIT = 50e9 / 8
 
 sizes = st.floats(1, 1e9)
 participants = st.integers(1, 5000)
-links = st.builds(Link, st.floats(0, 1e-3), st.floats(1e6, 1e12))
+links = st.builds(NetworkLink, st.floats(0, 1e-3), st.floats(1e6, 1e12))
 clusters = st.builds(GpuServers, network=links, local=links, host=links, nccl_from=st.just(0.0))
 algorithms = st.sampled_from(sorted(ALGORITHMS))
 servers = st.integers(1, 600)
@@ -40,7 +40,7 @@ def test_lower_bound_of_the_gradient_at_50_gbit(p: int, milliseconds: float) -> 
 
 def test_messages_on_32_servers() -> None:
     """Section 4: 2 (p - 1) steps of the ring, 2 log2 p of halving and doubling."""
-    one_second = Link(1.0, math.inf)
+    one_second = NetworkLink(1.0, math.inf)
     assert ring(GRADIENT, 32, one_second) == Cost(62, 0)
     assert halving_doubling(GRADIENT, 32, one_second) == Cost(10, 0)
 
@@ -52,21 +52,7 @@ def test_bytes_of_binary_blocks_by_hand() -> None:
     assert halving_bytes(6) == 1.0
     # 44 = 32 + 8 + 4: four are done at 3/4, send until 1; eight send from 1 until 9/8.
     assert halving_bytes(44) == 1.125
-    assert halving_doubling(1.0, 44, Link(1.0, 1.0)) == Cost(12, 2.25)
-
-
-@given(participants)
-def test_halving_has_the_bytes_of_the_ring_or_up_to_twice(p: int) -> None:
-    least = (p - 1) / p
-    if p & (p - 1) == 0:
-        assert halving_bytes(p) == least
-    else:
-        assert least <= halving_bytes(p) <= 2 + 1e-12
-
-
-@given(sizes, st.integers(2, 5000), links)
-def test_halving_has_no_more_latency_than_the_ring(size: float, p: int, link: Link) -> None:
-    assert halving_doubling(size, p, link).latency <= ring(size, p, link).latency
+    assert halving_doubling(1.0, 44, NetworkLink(1.0, 1.0)) == Cost(12, 2.25)
 
 
 @given(algorithms, sizes, servers, gpus, clusters, st.floats(1, 100))
@@ -103,7 +89,7 @@ def test_one_gpu_sums_nothing(name: str, size: float, cluster: GpuServers) -> No
 def test_one_server_does_not_use_the_network(
     name: str, size: float, gpus: int, cluster: GpuServers
 ) -> None:
-    dead = replace(cluster, network=Link(1e9, 1e-9))
+    dead = replace(cluster, network=NetworkLink(1e9, 1e-9))
     alone = ALGORITHMS[name](size, 1, gpus, cluster)
     assert ALGORITHMS[name](size, 1, gpus, dead) == alone
     if name == "hierarchical":
@@ -113,7 +99,7 @@ def test_one_server_does_not_use_the_network(
 
 def test_small_buffers_go_through_the_host() -> None:
     """Section 4: NCCL from 256 KB on, below that copies and a sum on the CPU."""
-    only_host, only_local = Link(1.0, math.inf), Link(100.0, math.inf)
-    cluster = GpuServers(Link(0, math.inf), only_local, only_host, nccl_from=1000)
+    only_host, only_local = NetworkLink(1.0, math.inf), NetworkLink(100.0, math.inf)
+    cluster = GpuServers(NetworkLink(0, math.inf), only_local, only_host, nccl_from=1000)
     assert hierarchical(999, 4, 8, cluster).latency == 2 * 1.0
     assert hierarchical(1000, 4, 8, cluster).latency == 2 * 7 * 100.0

@@ -8,7 +8,6 @@ from types import ModuleType
 import pytest
 
 from lsgd.plan import paper
-from lsgd.plan.allreduce import least_transfer
 from lsgd.plan.hardware import H200, PAPER
 
 FOLDER = Path(__file__).resolve().parents[2] / "results/2026-11-22-plan-calibration"
@@ -31,12 +30,6 @@ def test_the_constants_are_those_of_the_fit(fit: ModuleType) -> None:
     fitted = fit.calibrated(by_latency=True, by_spread=True).hardware
     assert PAPER.network_latency.value == pytest.approx(fitted.network_latency.value, rel=1e-5)
     assert PAPER.spread.value == pytest.approx(fitted.spread.value, rel=1e-5)
-
-
-def test_the_latency_is_as_a_formula_has_it(fit: ModuleType) -> None:
-    """161 sums and W seconds of bytes: (161 · 62 a + W) / (161 · 10 a + W) = 3."""
-    wire = least_transfer(sum(each.size for each in fit.tensors()), 32, 50e9 / 8)
-    assert fit.latency() == pytest.approx(wire / 16 / 161, rel=1e-12)
 
 
 def test_the_hour_is_predicted(fit: ModuleType) -> None:

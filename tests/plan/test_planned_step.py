@@ -8,24 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.config import load_recipe
-from lsgd.plan.gradients import Piece
+from lsgd.plan.gradients import GradientBucket
 from lsgd.plan.hardware import H200, PAPER, Hardware
-from lsgd.plan.network import EXPOSED, needed
-from lsgd.plan.step import Machine, Measured, expected_maximum, last_pass
-from lsgd.plan.table import counts, one_worker_each, row
+from lsgd.plan.network import MAX_WAIT_SHARE, required_gbits
+from lsgd.plan.step import MeasuredStep, ModelledCluster, expected_maximum, last_micro_batch_images
+from lsgd.plan.table import estimate_one_worker_per_gpu, estimate_run
 from lsgd.recipe import Recipe
 
-PIECES = [Piece(10_000_000, 0.3), Piece(60_000_000, 0.9), Piece(4_000, 1.0)]
+PIECES = [
+    GradientBucket(10_000_000, 0.3),
+    GradientBucket(60_000_000, 0.9),
+    GradientBucket(4_000, 1.0),
+]
 
 
-def measured(seconds: float = 0.2, *, gpus: int = 1, data_wait: float = 0.0) -> Measured:
-    return Measured(seconds, 32, gpus, 0.5, data_wait, "made up", "made up")
+def measured(seconds: float = 0.2, *, gpus: int = 1, data_wait: float = 0.0) -> MeasuredStep:
+    return MeasuredStep(seconds, 32, gpus, 0.5, data_wait, "made up", "made up")
 
 
-def machine(hardware: Hardware = PAPER, **words: float) -> Machine:
+def machine(hardware: Hardware = PAPER, **words: float) -> ModelledCluster:
     for name, value in words.items():
         hardware = hardware.with_value(name, value, "made up")
-    return Machine(hardware, 8, PIECES, measured())
+    return ModelledCluster(hardware, 8, PIECES, measured())
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +79,15 @@ def test_gpus_without_a_worker_only_lower_efficiency(recipe: Recipe) -> None:
     all_busy, half_idle = there.step(recipe, 256), there.step(recipe, 512)
     assert half_idle.seconds == all_busy.seconds
     assert there.efficiency(half_idle) == pytest.approx(there.efficiency(all_busy) / 2)
-    assert half_idle.bound == "workers"
+    assert half_idle.bottleneck == "workers"
 
 
 def test_only_the_last_pass_hides_sums(recipe: Recipe) -> None:
     """32 workers on a GPU, 12 in a pass: 12, 12 and 8."""
     recipe = replace(recipe, workers_per_pass=12)
-    assert last_pass(recipe, 8) == 8 * 32
-    assert last_pass(replace(recipe, workers_per_pass=32), 8) == 32 * 32
-    assert last_pass(replace(recipe, workers_per_pass=1), 8) == 32
+    assert last_micro_batch_images(recipe, 8) == 8 * 32
+    assert last_micro_batch_images(replace(recipe, workers_per_pass=32), 8) == 32 * 32
+    assert last_micro_batch_images(replace(recipe, workers_per_pass=1), 8) == 32
 
 
 @given(
@@ -99,45 +103,36 @@ def test_parts_make_a_step_that_is_no_faster_than_alone(
     assert sum(step.parts.values()) == step.seconds
     assert there.efficiency(step) <= 1 + 1e-12
     # All sums are exposed at most, one after the other.
-    sums = there.exposed(min(gpus, 256), 32)
+    sums = there.exposed_cost(min(gpus, 256), 32)
     assert step.latency + step.bandwidth == pytest.approx(sums.seconds)
 
 
 def test_what_bounds(recipe: Recipe) -> None:
-    assert machine().step(recipe, 256).bound == "compute"
-    assert machine(network_latency=1e5).step(recipe, 256).bound == "latency"
-    assert machine(network_bandwidth=0.1).step(recipe, 256).bound == "bandwidth"
-    assert machine(spread=1).step(recipe, 256).bound == "stragglers"
+    assert machine().step(recipe, 256).bottleneck == "compute"
+    assert machine(network_latency=1e5).step(recipe, 256).bottleneck == "latency"
+    assert machine(network_bandwidth=0.1).step(recipe, 256).bottleneck == "bandwidth"
+    assert machine(spread=1).step(recipe, 256).bottleneck == "stragglers"
     waiting = replace(machine(), measured=measured(data_wait=0.7))
-    assert waiting.step(recipe, 256).bound == "data"
-    assert one_worker_each(machine(), recipe, 65536).bound == "dataset"
-    assert one_worker_each(machine(), recipe, 65536).hours is None
+    assert waiting.step(recipe, 256).bottleneck == "data"
+    assert estimate_one_worker_per_gpu(machine(), recipe, 65536).bottleneck == "dataset"
+    assert estimate_one_worker_per_gpu(machine(), recipe, 65536).hours is None
 
 
 def test_epoch_and_run(recipe: Recipe) -> None:
-    found = row(machine(), recipe, 256)
+    found = estimate_run(machine(), recipe, 256)
     assert found.epoch == pytest.approx(156 * found.step.seconds)
     assert found.hours == pytest.approx(90 * 156 * found.step.seconds / 3600)
 
 
-def test_counts_of_gpus() -> None:
-    assert counts(8, 24) == [
-        *(8, 16, 24, 32, 64, 128, 256, 352, 512),
-        *(1024, 2048, 4096, 8192, 16384, 32768, 65536),
-    ]
-    assert 352 not in counts(6, 6)
-    assert counts(1, 3)[:4] == [1, 2, 3, 4]
-
-
 def test_the_network_needed_is_just_enough(recipe: Recipe) -> None:
     there = machine(H200)
-    gbits = needed(there, recipe, 256)
+    gbits = required_gbits(there, recipe, 256)
     assert gbits is not None
     for times, enough in ((1.01, True), (0.99, False)):
         hardware = there.hardware.with_value("network_bandwidth", gbits * times, "")
         step = replace(there, hardware=hardware).step(recipe, 256)
-        assert ((step.latency + step.bandwidth) / step.seconds <= EXPOSED) is enough
-    assert needed(machine(network_latency=1e4), recipe, 256) is None
+        assert ((step.latency + step.bandwidth) / step.seconds <= MAX_WAIT_SHARE) is enough
+    assert required_gbits(machine(network_latency=1e4), recipe, 256) is None
 
 
 @pytest.mark.parametrize("gpus", [2, 8, 352, 65536])

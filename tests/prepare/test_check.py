@@ -4,13 +4,15 @@ import io
 from pathlib import Path
 
 import pytest
-from helpers.odd_images import HEADER_ONLY, REFUSED, odd_images
-from PIL import Image
+from helpers.odd_images import HEADER_ONLY, REFUSED, encoded, odd_images, photo
+from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
 
-from lsgd.errors import Refused
-from lsgd.prepare import check
-from lsgd.prepare.check import Oddity, check_folder, write_skip_list
-from lsgd.prepare.images import FATAL, look, size
+from lsgd.errors import UsageError
+from lsgd.prepare import check, dali_check, images
+from lsgd.prepare.__main__ import main
+from lsgd.prepare.check import ImageProblem, check_folder, write_skip_list
+from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
 
 
@@ -29,30 +31,20 @@ def test_every_cut_before_the_end_marker_is_truncation(test_data: Path, tmp_path
     cut_file = tmp_path / "cut.JPEG"
     # Without its last two bytes PIL takes the first for whole.
     (tolerated,) = (test_data / "imagenet-sample/n02325366").iterdir()
-    for file in [tolerated, *files[2:500:25]]:
+    for file in [tolerated, *files[2:500:100]]:
         whole = file.read_bytes()
-        assert not set(dict(look(file))) & FATAL.keys()
+        assert not set(dict(image_problems(file))) & FATAL.keys()
         end = whole.rindex(b"\xff\xd9") + 2
         for length in (2, 20, 300, end // 2, end * 9 // 10, end - 300, end - 20, end - 3):
             cut_file.write_bytes(whole[:length])
-            assert [kind for kind, _ in look(cut_file)] == ["truncated"], (file, length)
+            assert [kind for kind, _ in image_problems(cut_file)] == ["truncated"], (file, length)
         for length in (end - 2, end - 1):
             cut_file.write_bytes(whole[:length])
-            assert [kind for kind, _ in look(cut_file)] == ["truncated"], (file, length)
-            assert size(cut_file) == (0, 0)
+            assert [kind for kind, _ in image_problems(cut_file)] == ["truncated"], (file, length)
+            assert usable_size(cut_file) == (0, 0)
         # Bytes behind the marker are no part of the image.
         cut_file.write_bytes(whole[:end] + b"more")
-        assert not set(dict(look(cut_file))) & FATAL.keys()
-
-
-def test_a_cut_progressive_image_and_a_cut_png(tmp_path: Path) -> None:
-    for kind, options in (("JPEG", {"progressive": True}), ("PNG", {})):
-        path = save(tmp_path / f"a.{kind.lower()}", side=200, kind=kind, **options)
-        assert look(path) == []
-        whole = path.read_bytes()
-        for length in (10, len(whole) // 2, len(whole) - 30 if kind == "PNG" else len(whole) - 2):
-            path.write_bytes(whole[:length])
-            assert [found for found, _ in look(path)] == ["truncated"], (kind, length)
+        assert not set(dict(image_problems(cut_file))) & FATAL.keys()
 
 
 @pytest.mark.data
@@ -64,9 +56,9 @@ def test_a_thumbnail_s_end_marker_is_not_the_image_s(test_data: Path, tmp_path: 
     comment = b"\xff\xfe" + (len(thumbnail.getvalue()) + 2).to_bytes(2) + thumbnail.getvalue()
     content, path = file.read_bytes(), tmp_path / "a.jpg"
     path.write_bytes(content[:2] + comment + content[2:])
-    assert look(path) == []
+    assert image_problems(path) == []
     path.write_bytes(content[:2] + comment + content[2:-2])
-    assert [kind for kind, _ in look(path)] == ["truncated"]
+    assert [kind for kind, _ in image_problems(path)] == ["truncated"]
 
 
 def test_kinds(tmp_path: Path) -> None:
@@ -92,47 +84,81 @@ def test_kinds(tmp_path: Path) -> None:
         text: [("not an image", "16 bytes, beginning with b'<html>40'")],
         empty: [("empty", "0 bytes")],
     }
-    assert {path: look(path) for path in expected} == expected
+    assert {path: image_problems(path) for path in expected} == expected
 
 
 def test_what_no_loader_or_not_every_one_reads_is_unusable(tmp_path: Path) -> None:
-    """182 odd images; that those left are read alike is in inputs/test_decoding.py."""
+    """That those left are read alike is in inputs/test_decoding.py; some are told why."""
     path = tmp_path / "odd.JPEG"
-    kinds, without_size = {}, []
+    kinds, details, without_size = {}, {}, []
     for name, content in odd_images().items():
         path.write_bytes(content)
-        kinds[name] = [kind for kind, _ in look(path) if kind in FATAL]
-        without_size += [name] if size(path) == (0, 0) else []
+        found = image_problems(path)
+        kinds[name] = [kind for kind, _ in found if kind in FATAL]
+        details[name] = " ".join(detail for _, detail in found)
+        without_size += [name] if usable_size(path) == (0, 0) else []
     refused = {name: [kind] for kind, names in REFUSED.items() for name in names}
     assert kinds == {name: refused.get(name, []) for name in kinds}
     assert set(without_size) == refused.keys() - set(HEADER_ONLY)
-
-
-@pytest.mark.parametrize(
-    ("name", "detail"),
-    [
+    for name, detail in (
         ("gif", "GIF is none of the formats that every loader reads"),
-        ("png 16 bits x 1", "PNG with pixels of I;16B is not read alike by every loader"),
-        ("jpeg cmyk without Adobe", "CMYK without Adobe's marker is a negative to PIL and not to"),
-        ("ppm of level 100", "PPM with levels up to 100 is scaled to 255 by PIL and not by DALI"),
-        ("tiff exif 6", "TIFF with a note to rotate it is rotated by PIL and not by DALI"),
-        ("png cut by 8", "6054 bytes, without the chunk that ends it"),
-        ("png sum wrong", "the checksum of its IDAT is wrong"),
+        ("png 16 bits x 1", "PNG with pixels of I;16B is not read alike"),
         ("png rows missing", "8648 of 9568 bytes of pixels"),
-        ("png unknown chunk that counts", "its chunks are IHDR QuQu IDAT IEND"),
         ("bmp cut by 1", "8701 of 8702 bytes"),
-    ],
-)
-def test_the_detail_says_why(tmp_path: Path, name: str, detail: str) -> None:
-    path = tmp_path / "odd.JPEG"
-    path.write_bytes(odd_images()[name])
-    assert detail in look(path)[0][1]
+    ):
+        assert detail in details[name]
+
+
+@pytest.mark.dali
+def test_what_dali_cannot_decode_is_unusable(tmp_path: Path) -> None:
+    """DALI itself is asked: a header does not say with what its own libtiff was built."""
+    path = tmp_path / "a.tif"
+    for coding, kinds in (("lzma", ["unshared"]), ("tiff_lzw", []), ("lzma", ["unshared"])):
+        photo().save(path, "TIFF", compression=coding)
+        found = image_problems(path)
+        assert [kind for kind, _ in found] == kinds
+        assert usable_size(path) == ((0, 0) if kinds else photo().size)
+    assert "PIL decodes this TIFF and DALI does not, which says" in found[0][1]
+    content = encoded(photo(), "TIFF")
+    assert dali_check.dali_difference(content, photo()) is None
+    inverted = ImageOps.invert(photo())
+    inverted.format = "TIFF"
+    assert "differ between PIL and DALI" in (dali_check.dali_difference(content, inverted) or "")
+
+
+def test_without_dali_it_is_said_what_was_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "is_dali_installed", lambda: False)
+    expected = {"TIFF": [("not by DALI", "TIFF")], "JPEG": [], "PNG": []}
+    for kind, found in expected.items():
+        assert image_problems(save(tmp_path / f"a.{kind.lower()}", kind=kind)) == found
+
+
+def test_an_image_above_the_limit_is_named_and_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train/a", "val/a"):
+        (tmp_path / name).mkdir(parents=True)
+        save(tmp_path / name / "x.JPEG")
+    for dataset, needed in ((["folder"], "more than --max-pixels 1599"), (["imagenet"], "--check")):
+        options = [*dataset, str(tmp_path), "--max-pixels"]
+        monkeypatch.setattr(ImageFile, "load", None)
+        assert main([*options, "1599"]) == 2
+        assert needed in capsys.readouterr().err
+        monkeypatch.undo()
+        assert main([*options, "1600"]) == 0
+        capsys.readouterr()
+    assert main(["imagenet", str(tmp_path), "--max-pixels", "1599", "--check"]) == 0
+    skipped = (tmp_path / "skip.txt").read_text().splitlines()[2:]
+    why = "too large: 40 x 40 pixels, more than --max-pixels 1599"
+    assert skipped == [f"{split}/a/x.JPEG  # {why}" for split in ("train", "val")]
 
 
 def test_an_unreachable_file_is_no_bad_image(tmp_path: Path) -> None:
     # Of a folder, reading fails as of a failing disk; as root no permission can be missing.
-    with pytest.raises(Refused, match=r"cannot be read \(Is a directory\)"):
-        look(tmp_path)
+    with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\)"):
+        image_problems(tmp_path)
 
 
 def test_the_journal_of_a_killed_check_is_gone_on_with(
@@ -143,13 +169,13 @@ def test_the_journal_of_a_killed_check_is_gone_on_with(
         save(tmp_path / name / "x.JPEG", "L")
     looked: list[Path] = []
 
-    def stops_at_val(path: Path) -> list[tuple[str, str]]:
+    def stops_at_val(path: Path, max_pixels: int) -> list[tuple[str, str]]:
         looked.append(path)
         if path.parts[-3] == "val" and len(looked) <= 3:
             raise KeyboardInterrupt
-        return look(path)
+        return image_problems(path, max_pixels)
 
-    monkeypatch.setattr(check, "look", stops_at_val)
+    monkeypatch.setattr(check, "image_problems", stops_at_val)
     with pytest.raises(KeyboardInterrupt):
         check_folder(tmp_path, tmp_path, processes=1)
     # As a kill in the middle of a write leaves it.
@@ -181,10 +207,29 @@ def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
         assert list(Journal(file).findings) == [*["a", "b"][:whole], "c"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1]", b'{"a": 1}', b"\xff", b"7", b"[" * 9999,
+        b'{"folder": ["a"], "begun": 1.0, "files": {}}',
+        b'{"folder": "a", "begun": "1", "files": {}}',
+        b'{"folder": "a", "begun": 1.0, "files": {"x.JPEG": 7}}',
+        b'{"folder": "a", "begun": 1.0, "files": {"x.JPEG": [7]}}',
+    ],
+)  # fmt: skip
+def test_a_journal_of_somebody_else_is_begun_anew(line: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    Journal(file).add(FolderFindings("a", 1.5, {}))
+    with file.open("ab") as lines:
+        lines.write(line + b"\n")
+    Journal(file).add(FolderFindings("b", 1.5, {}))
+    assert list(Journal(file).findings) == ["a", "b"]
+
+
 BAD = [
-    Oddity("train/a/x.JPEG", "truncated", "812 bytes"),
-    Oddity("train/a/y.JPEG", "gray", "L"),
-    Oddity("val/b/z.JPEG", "empty", "0 bytes"),
+    ImageProblem("train/a/x.JPEG", "truncated", "812 bytes"),
+    ImageProblem("train/a/y.JPEG", "gray", "L"),
+    ImageProblem("val/b/z.JPEG", "empty", "0 bytes"),
 ]
 
 
@@ -205,5 +250,7 @@ def test_skip_list_names_the_fatal_ones_and_keeps_lines(tmp_path: Path) -> None:
 
 
 def test_a_name_that_a_skip_list_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"'train/a/#1.JPEG' cannot be named in a skip list"):
-        write_skip_list([Oddity("train/a/#1.JPEG", "empty", "0 bytes")], tmp_path / "skip.txt")
+    with pytest.raises(UsageError, match=r"'train/a/#1.JPEG' cannot be named in a skip list"):
+        write_skip_list(
+            [ImageProblem("train/a/#1.JPEG", "empty", "0 bytes")], tmp_path / "skip.txt"
+        )

@@ -1,20 +1,23 @@
 """Any folder of images: looked through, indexed, trained on by its index's numbers, resumed."""
 
+import io
 import os
 import shutil
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers.folders import LOADERS
 from PIL import Image
 
-from lsgd import api, config, evaluate, train
-from lsgd.errors import Refused
+from lsgd import config, evaluate, train
+from lsgd.errors import UsageError
+from lsgd.inputs import index
 from lsgd.inputs.index import open_indexes
 from lsgd.prepare.__main__ import main as prepare
-from lsgd.prepare.folder import words_that_fit
+from lsgd.prepare.folder import overrides_for_size
+from lsgd.prepare.indexing import index_folder
 from lsgd.run.read import read_run
 from lsgd.vision import datasets
 
@@ -51,15 +54,6 @@ def words(root: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-class Leave(Exception):
-    pass
-
-
-def leave_after_an_epoch(row: dict[str, Any]) -> None:
-    if row["kind"] == "train" and row["epoch"] > 1:
-        raise Leave
-
-
 def test_three_commands_from_a_folder_to_an_error(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +70,53 @@ def test_three_commands_from_a_folder_to_an_error(
     assert evaluate.main(command) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"8 images: top-1 error {run.epochs[2]['val_top1_error']:.2f} %")
+
+
+@pytest.mark.parametrize("command", [["folder"], ["imagenet", "--check", "--processes", "1"]])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_is_named_and_not_waited_for(
+    kind: str, command: list[str], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = root / "train/cat/a.jpg"
+    os.mkfifo(image) if kind == "pipe" else image.symlink_to("nowhere")
+    assert prepare([*command, str(root)]) == 2
+    said = capsys.readouterr().err
+    assert str(image) in said
+    assert "is a pipe, " in said if kind == "pipe" else "No such file" in said
+    image.unlink()
+    assert prepare([*command, str(root)]) == 0
+
+
+def test_a_folder_that_is_no_utf_8_is_no_word_of_a_run(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known before its images are looked through; from within it has another name."""
+    other = root.rename(root.parent / os.fsdecode(b"caf\xe9"))
+    for name in ("folder", "imagenet"):
+        assert prepare([name, str(other)]) == 2
+        assert r"caf\xe9 is not UTF-8, as recipes are; rename" in capsys.readouterr().err
+    monkeypatch.chdir(other)
+    assert prepare(["folder", "."]) == 0
+    assert config.load_recipe(words(Path())).data.train_examples == 24
+
+
+def test_names_that_are_no_utf_8(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or that a terminal would obey: they are named in a way that can be printed, and indexed, also
+    where a terminal takes UTF-8 alone."""
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8", errors="strict"))
+    odd = os.fsdecode(b"caf\xe9\x1b[2J")
+    for split in ("train", "val"):
+        (root / split / odd).mkdir()
+        add_image(root / split / odd / os.fsdecode(b"\xe9.png"))
+        (root / split / odd / os.fsdecode(b"\xe9.txt")).touch()
+    assert prepare(["folder", str(root)]) == 0
+    sys.stdout.flush()
+    said = printed.getvalue().decode()
+    assert r"caf\xe9\x1b[2J/\xe9.txt" in said
+    assert "\x1b" not in said
+    paths = np.load(root / "train.index.npy")["path"].tolist()
+    assert os.fsencode(f"train/{odd}/") + b"\xe9.png" in paths
 
 
 def test_what_is_printed_to_go_on_with_is_accepted(
@@ -100,7 +141,9 @@ def test_what_is_printed_to_go_on_with_is_accepted(
 def test_an_epoch_has_steps_to_learn_in(images: int, steps: int) -> None:
     """Where one has 2 images of each minibatch of 256, 90 epochs are 90 updates."""
     counts = ["data.classes=4", "data.val_examples=8", f"data.train_examples={images}"]
-    recipe = config.load_recipe(["+recipe=bs256", "data=folder", *counts, *words_that_fit(images)])
+    recipe = config.load_recipe(
+        ["+recipe=bs256", "data=folder", *counts, *overrides_for_size(images)]
+    )
     assert recipe.steps_per_epoch == steps
 
 
@@ -114,30 +157,6 @@ def test_classes_are_those_of_image_folder(root: Path, loader: str) -> None:
     assert ours.classes() == theirs.classes == CLASSES
     paths = [root / os.fsdecode(path) for path in ours.paths(ids)]
     assert list(zip(map(str, paths), ours.labels(ids).tolist(), strict=True)) == theirs.samples
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loader", LOADERS)
-def test_a_run_resumes_and_is_refused_once_the_folder_has_other_images(
-    root: Path, loader: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert prepare(["folder", str(root)]) == 0
-    given = words(root, f"inputs={loader}", "inputs.decoders=1")
-    before = config.load_recipe(given)
-    with pytest.raises(Leave):
-        api.train(before, on_row=leave_after_an_epoch)
-    assert train.main(given) == 0
-    assert "resumes after step " in capsys.readouterr().out
-
-    add_image(root / "train" / "cat" / "new.png", seed=9)
-    with pytest.raises(Refused, match=r"cat/new.png is new; run python -m lsgd.prepare folder"):
-        train.train(config.load_recipe(given))
-    assert prepare(["folder", str(root)]) == 0
-    recipe = config.load_recipe(given)
-    assert recipe.data.train_examples == before.data.train_examples + 1
-    assert recipe.fingerprint != before.fingerprint
-    with pytest.raises(Refused, match=r"another run .* with data.train_examples=24, this .*=25\)"):
-        train.train(recipe)
 
 
 def test_a_run_keeps_its_own_numbers(root: Path) -> None:
@@ -161,22 +180,13 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
     assert (len(train_index), len(val_index)) == (23, 7)
 
 
-def test_the_index_may_lie_elsewhere(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    elsewhere = root.parent / "an index"
-    assert prepare(["folder", str(root), "--index", str(elsewhere)]) == 0
-    assert "'data.index='" in capsys.readouterr().out
-    assert sorted(path.name for path in root.iterdir()) == ["train", "val"]
-    recipe = config.load_recipe([*words(root), f"data.index='{elsewhere}'"])
-    assert recipe.data.train_examples == 24
-    open_indexes(recipe.data, root)
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ([], "which folder of images; write data.root=FOLDER"),
         (["data.root=nowhere"], "data.root=nowhere is no folder; .* lsgd.prepare folder nowhere"),
         (["data.root=."], "train.index.npy, which is missing; run python -m lsgd.prepare folder ."),
+        (["data.root=damaged"], "train.index.npy is no index .*; run .* folder"),
         (["data.root=.", "data.index=there"], "missing; run .* folder . --index there"),
     ],
 )
@@ -184,14 +194,10 @@ def test_a_folder_without_an_index_is_refused(
     given: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refused, match=sentence):
+    Path("damaged").mkdir()
+    Path("damaged/train.index.npy").write_bytes(b"no array")
+    with pytest.raises(UsageError, match=sentence):
         config.load_recipe(["+recipe=bs256", "data=folder", *given])
-
-
-def test_a_damaged_index_is_refused(root: Path) -> None:
-    (root / "train.index.npy").write_bytes(b"no array")
-    with pytest.raises(Refused, match=r"train.index.npy is no index .*; run .* folder"):
-        config.load_recipe(words(root))
 
 
 def test_all_that_a_run_would_stumble_over_is_said_at_once(
@@ -241,6 +247,55 @@ def test_what_may_be_meant_is_a_warning(root: Path, capsys: pytest.CaptureFixtur
     left, single, *_ = capsys.readouterr().out.splitlines()
     assert left.endswith("(train/cat/more, train/loose.png)")
     assert single == "warning: 1 class has a single image to train on (Zebra)"
+
+
+HIDDEN = [".ipynb_checkpoints", "@eaDir", "lost+found", "__MACOSX", "Thumbs.db", ".git"]
+
+
+def test_hidden_folders_are_no_classes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor are hidden files images: all labels stay, and what is left out is named."""
+    assert prepare(["folder", str(root)]) == 0
+    plain = [np.load(root / f"{split}.index.npy") for split in ("train", "val")]
+    for name in HIDDEN:
+        (root / "train" / name).mkdir()
+        add_image(root / "train" / name / "1.jpg")
+    (root / "val/cat/._1.png").write_bytes(b"\0\5\x16\7")
+    capsys.readouterr()
+    assert prepare(["folder", str(root)]) == 0
+    warning, *_ = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: 7 entries are left out, hidden or left by a system")
+    assert "train/.ipynb_checkpoints, " in warning
+    for split, rows in zip(("train", "val"), plain, strict=True):
+        assert np.load(root / f"{split}.index.npy").tolist() == rows.tolist()
+    assert len(open_indexes(config.load_recipe(words(root)).data, root)[0]) == 24
+
+
+def test_an_index_that_has_such_classes_stays_that_of_its_runs(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "val"):
+        (root / split / ".cache").mkdir()
+        add_image(root / split / ".cache/._1.jpg")
+    with monkeypatch.context() as before:
+        before.setattr(index, "is_leftover", lambda name: False)
+        index_folder(root)
+    data = config.load_recipe(words(root)).data
+    assert data.classes == 5
+    assert open_indexes(data, root)[0].classes() == [".cache", *CLASSES]
+    (root / "train/.cache/._1.jpg").unlink()
+    (root / "train/.cache").rmdir()
+    with pytest.raises(UsageError, match=r"\.cache is gone"):
+        open_indexes(data, root)
+
+
+def test_what_dali_was_not_asked_about_is_a_warning(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsgd.inputs.is_dali_installed", lambda: False)
+    add_image(root / "train" / "cat" / "old.TIFF")
+    assert prepare(["folder", str(root)]) == 0
+    warning, *_ = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: 1 image is neither JPEG nor PNG (train/cat/old.TIFF), and")
 
 
 @pytest.mark.parametrize("missing", ["train", "val"])

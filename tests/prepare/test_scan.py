@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lsgd.inputs.index import Index
-from lsgd.prepare import scan
-from lsgd.prepare.scan import index_folder
+from lsgd.inputs.index import ImageIndex
+from lsgd.prepare import indexing
+from lsgd.prepare.indexing import index_folder
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_rows_are_what_is_on_disk(root: Path, processes: int) -> None:
     assert [row[0] for row in found] == [f"train/{name}.JPEG".encode() for name in names]
     assert [row[4] for row in found] == [0, 0, 1, 1]
     assert [row[5:] for row in found] == [(40, 30), (39, 29)] * 2
-    index = Index(root, root / "train.index.npy")
+    index = ImageIndex(root, root / "train.index.npy")
     for i in range(4):
         assert index.read(i) == (root / f"train/{names[i]}.JPEG").read_bytes()
     assert sorted(path.name for path in root.iterdir()) == [
@@ -69,15 +69,27 @@ def test_unreadable_headers_are_rows_of_size_0(root: Path) -> None:
     assert found[0][3:] == (22, 0, 0, 0)
 
 
+def test_a_limit_on_pixels_holds_for_images_that_are_known(root: Path) -> None:
+    """The largest have 40 x 30 pixels, and the others 39 x 29."""
+    large = [
+        f"{split}/{name}/{name}_10.JPEG" for split in ("train", "val") for name in ("n01", "n02")
+    ]
+    time.sleep(0.05)  # files of the very moment of the index count as changed
+    for most, unusable in ((1200, []), (1199, large), (1200, []), (1000, None)):
+        found = index_folder(root, max_pixels=most)
+        assert len(found) == 8 if unusable is None else found == unusable
+        assert rows(root)[0][5:] == ((0, 0) if most < 1200 else (40, 30))
+
+
 def test_only_what_changed_is_opened_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
-    def size(path: Path) -> tuple[int, int]:
+    def size(path: Path, max_pixels: int) -> tuple[int, int]:
         opened.append(path)
-        return original(path)
+        return original(path, max_pixels)
 
-    original = scan.size
-    monkeypatch.setattr(scan, "size", size)
+    original = indexing.usable_size
+    monkeypatch.setattr(indexing, "usable_size", size)
     time.sleep(0.05)  # files of the very moment of the index count as changed
     index_folder(root)
     assert len(opened) == 8

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsgd.errors import Refused
-from lsgd.inputs.index import Index
-from lsgd.prepare.scan import index_folder
+from lsgd.errors import UsageError
+from lsgd.inputs.index import ImageIndex
+from lsgd.prepare.indexing import index_folder
 from lsgd.prepare.shards import write_shards
 
 
@@ -38,8 +38,8 @@ def test_rows_and_members(root: Path, tmp_path: Path, processes: int) -> None:
     folder = tmp_path / "shards"
     assert write_shards(root, root, folder, megabytes=1, processes=processes) == 3
     for split, total in (("train", 49), ("val", 12)):
-        files = Index(root, root / f"{split}.index.npy")
-        packed = Index(folder, folder / f"{split}.index.npy")
+        files = ImageIndex(root, root / f"{split}.index.npy")
+        packed = ImageIndex(folder, folder / f"{split}.index.npy")
         assert len(packed) == len(files) == total
         for column in ("path", "bytes", "label", "width", "height"):
             assert (packed.rows[column] == files.rows[column]).all()
@@ -69,6 +69,48 @@ def test_rows_and_members(root: Path, tmp_path: Path, processes: int) -> None:
     assert np.count_nonzero(np.diff(first)) > len(first) / 3
 
 
+def samples(folder: Path, split: str) -> list[tuple[str, dict[str, bytes]]]:
+    """The examples that WebDataset finds in the shards of a split, each with its key: files that
+    follow each other and are alike before the first dot of their names."""
+    found: list[tuple[str, dict[str, bytes]]] = []
+    for shard in sorted(folder.glob(f"{split}-*.tar")):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                directory, _, name = member.name.rpartition("/")
+                stem, _, kind = name.partition(".")
+                key = f"{directory}/{stem}"
+                if not found or found[-1][0] != key or kind in found[-1][1]:
+                    found.append((key, {}))
+                file = tar.extractfile(member)
+                assert file is not None
+                found[-1][1][kind] = file.read()
+    return found
+
+
+def test_images_of_one_stem_are_examples_of_their_own(tmp_path: Path) -> None:
+    """Two endings, two cases of one ending, and names with more dots."""
+    names = ["a.jpg", "a.png", "a.JPG", "a_1.jpg", "b.1.jpg", "b.2.jpg", "b_1.png", "c.jpg"]
+    for split in ("train", "val"):
+        for label in ("n1", "n2"):
+            (tmp_path / "root" / split / label).mkdir(parents=True)
+            for name in names:
+                path = tmp_path / "root" / split / label / name
+                path.write_bytes(f"{split} {label} {name}".encode())
+    index_folder(tmp_path / "root")
+    folder = tmp_path / "shards"
+    write_shards(tmp_path / "root", tmp_path / "root", folder, megabytes=1, processes=1)
+    for split in ("train", "val"):
+        found = samples(folder, split)
+        assert len({key for key, _ in found}) == len(found) == 16
+        for key, files in found:
+            (kind,) = files.keys() - {"cls"}
+            assert kind in ("jpg", "png", "JPG")
+            _, label, name = files[kind].decode().split()
+            assert (key.split("/")[0], files["cls"]) == (label, str(int(label[1]) - 1).encode())
+            assert name.endswith(f".{kind}")
+        assert {"n1/c", "n2/c"} <= {key for key, _ in found}
+
+
 def packed_order(folder: Path, shard: str) -> list[int]:
     """Class numbers in the order of a shard."""
     with tarfile.open(folder / shard) as tar:
@@ -93,20 +135,20 @@ def test_folders_with_other_shards_are_left_alone(root: Path, tmp_path: Path) ->
     folder = tmp_path / "shards"
     write_shards(root, root, folder, megabytes=1, processes=1)
     before = shards(folder)
-    with pytest.raises(Refused, match=r"of other images or of another --shard-mb"):
+    with pytest.raises(UsageError, match=r"of other images or of another --shard-mb"):
         write_shards(root, root, folder, megabytes=2, processes=1)
     (root / "val/n01/n01_0.JPEG").unlink()
     index_folder(root)
-    with pytest.raises(Refused, match=r"of other images or of another --shard-mb"):
+    with pytest.raises(UsageError, match=r"of other images or of another --shard-mb"):
         write_shards(root, root, folder, megabytes=1, processes=1)
     assert shards(folder) == before
     (folder / "shards.json").unlink()
-    with pytest.raises(Refused, match="is not from here"):
+    with pytest.raises(UsageError, match="is not from here"):
         write_shards(root, root, folder, megabytes=1, processes=1)
 
 
 def test_an_image_that_changed_since_is_refused(root: Path, tmp_path: Path) -> None:
     (root / "val/n01/n01_0.JPEG").write_bytes(b"short")
-    with pytest.raises(Refused, match=r"n01_0.JPEG changed since it was indexed"):
+    with pytest.raises(UsageError, match=r"n01_0.JPEG changed since it was indexed"):
         write_shards(root, root, tmp_path / "shards", megabytes=1, processes=1)
     assert not list((tmp_path / "shards").glob("val-*.tar"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.ilsvrc import tar_bytes, train_tar, write_tar
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.prepare.unpack import unpack_train, unpack_val
 
 TRAIN = {
@@ -70,11 +70,11 @@ def link(name: str, kind: bytes) -> bytes:
 def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
     inner = tar_bytes({name: b"x" * 600}, tmp_path / "scratch")
     archive = write_tar(tmp_path / "train.tar", {"n01440764.tar": inner})
-    with pytest.raises(Refused, match=r"has a member .*not the archive of image-net.org"):
+    with pytest.raises(UsageError, match=r"has a member .*not the archive of image-net.org"):
         unpack_train(archive, tmp_path / "root/train", processes=1)
     # The same in the outer archive, where the name becomes that of a folder.
     outer = write_tar(tmp_path / "outer.tar", {name.replace("JPEG", "tar"): inner})
-    with pytest.raises(Refused, match="has a member"):
+    with pytest.raises(UsageError, match="has a member"):
         unpack_train(outer, tmp_path / "root/train", processes=1)
     assert not [path for path in tmp_path.rglob("*") if "out" in path.name and path != outer]
 
@@ -82,7 +82,7 @@ def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
 def test_links_and_folders_are_refused(tmp_path: Path, kind: bytes) -> None:
     archive = write_tar(tmp_path / "train.tar", {"n01440764.tar": link("a.JPEG", kind)})
-    with pytest.raises(Refused, match=r"'a.JPEG', and only plain files"):
+    with pytest.raises(UsageError, match=r"'a.JPEG', and only plain files"):
         unpack_train(archive, tmp_path / "train", processes=1)
 
 
@@ -91,11 +91,11 @@ def test_cut_archives_are_named(tmp_path: Path) -> None:
     whole = archive.read_bytes()
     for length in (0, 100, 2000, 12000, len(whole) // 2):
         archive.write_bytes(whole[:length])
-        with pytest.raises(Refused, match=r"train.tar is (cut short|empty)"):
+        with pytest.raises(UsageError, match=r"train.tar is (cut short|empty)"):
             unpack_train(archive, tmp_path / "train", processes=1)
     # Cut within the archive of a class, which the outer one says is whole.
     inner = tar_bytes(TRAIN["n01440764"], tmp_path / "scratch")
     second = tar_bytes(TRAIN["n01443537"], tmp_path / "scratch")
     write_tar(archive, {"n01440764.tar": inner[:3000], "n01443537.tar": second})
-    with pytest.raises(Refused, match=r"train.tar:n01440764.tar is cut short"):
+    with pytest.raises(UsageError, match=r"train.tar:n01440764.tar is cut short"):
         unpack_train(archive, tmp_path / "train", processes=1)

@@ -1,14 +1,16 @@
 """Every validation image comes to its own class, or none is moved."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
-from helpers.hidden import run_without
 from helpers.ilsvrc import WNIDS, devkit, write_tar
 
-from lsgd.errors import Refused
-from lsgd.installation import install
-from lsgd.prepare.validation import ValClasses, check_sorted, classes, sort_val
+from lsgd.errors import UsageError
+from lsgd.installation import install_command
+from lsgd.prepare.__main__ import main
+from lsgd.prepare.validation import ValClasses, check_sorted, imagenet_classes, sort_val
 
 LABELS = [WNIDS[i] for i in (3, 990, 3, 17)]
 NAMES = [f"ILSVRC2012_val_{i:08d}" for i in range(1, 5)]
@@ -38,9 +40,9 @@ def written(tmp_path: Path, kind: str) -> Path:
 
 
 def test_classes_ship_in_order() -> None:
-    assert len(classes()) == 1000
+    assert len(imagenet_classes()) == 1000
     assert sorted(WNIDS) == WNIDS
-    assert classes()["n02124075"] == "Egyptian_cat"
+    assert imagenet_classes()["n02124075"] == "Egyptian_cat"
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle", "wnids", "numbers"])
@@ -58,7 +60,7 @@ def test_every_source_gives_the_same_classes(tmp_path: Path, kind: str) -> None:
     check_sorted(val, class_of)
     wrong = val / LABELS[0] / f"{NAMES[1]}.JPEG"
     (val / LABELS[1] / wrong.name).rename(wrong)
-    with pytest.raises(Refused, match=rf"{wrong.name} is of class {LABELS[1]} by"):
+    with pytest.raises(UsageError, match=rf"{wrong.name} is of class {LABELS[1]} by"):
         check_sorted(val, class_of)
 
 
@@ -68,9 +70,31 @@ def test_an_image_that_is_not_named_moves_none(tmp_path: Path) -> None:
     val.mkdir()
     for name in (NAMES[0], "ILSVRC2012_val_00000099"):
         (val / f"{name}.JPEG").touch()
-    with pytest.raises(Refused, match=r"does not name ILSVRC2012_val_00000099.JPEG"):
+    with pytest.raises(UsageError, match=r"does not name ILSVRC2012_val_00000099.JPEG"):
         sort_val(val, class_of)
     assert len(list(val.iterdir())) == 2
+
+
+def test_a_sort_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_of = ValClasses(written(tmp_path, "wnids"))
+    (val := tmp_path / "val").mkdir()
+    for name in NAMES:
+        (val / f"{name}.JPEG").write_text(name)
+    rename, moved = os.rename, []
+
+    def killed(image: Path, target: Path) -> None:
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        rename(image, target)
+        moved.append(target)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sort_val(val, class_of)
+    monkeypatch.setattr(os, "rename", rename)
+    assert sort_val(val, class_of) == 2
+    for label, name in zip(LABELS, NAMES, strict=True):
+        assert (val / label / f"{name}.JPEG").read_text() == name
 
 
 def test_no_image_replaces_another(tmp_path: Path) -> None:
@@ -79,7 +103,7 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
     (tmp_path / "val" / LABELS[0]).mkdir(parents=True)
     for folder in (tmp_path / "val", tmp_path / "val" / LABELS[0]):
         (folder / twice).write_text(str(folder))
-    with pytest.raises(Refused, match="are both there; remove one"):
+    with pytest.raises(UsageError, match="are both there; remove one"):
         sort_val(tmp_path / "val", class_of)
     assert (tmp_path / "val" / LABELS[0] / twice).read_text() == str(tmp_path / "val" / LABELS[0])
 
@@ -101,36 +125,38 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
 def test_lists_that_could_give_wrong_labels(tmp_path: Path, text: str | bytes, why: str) -> None:
     file = tmp_path / "list"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(Refused, match=why) as refusal:
+    with pytest.raises(UsageError, match=why) as refusal:
         ValClasses(file)("a.JPEG")
     if "twice" not in why:
         assert "ILSVRC2012_devkit_t12.tar.gz from image-net.org" in str(refusal.value)
 
 
 def test_other_tars(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"a tar without data/meta.mat"):
+    with pytest.raises(UsageError, match=r"a tar without data/meta.mat"):
         ValClasses(write_tar(tmp_path / "a.tar", {"x/data/other": b"1"}))
     whole = devkit(tmp_path / "kit", LABELS).read_bytes()
     (tmp_path / "kit").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(Refused, match=r"is cut short .*fetch it again"):
+    with pytest.raises(UsageError, match=r"is cut short .*fetch it again"):
         ValClasses(tmp_path / "kit")
 
 
-def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lists in plain text need no library."""
     root = tmp_path / "root"
     (root / "train").mkdir(parents=True)
     (root / "val").mkdir()
     (root / "val" / f"{NAMES[0]}.JPEG").touch()
-    kit = written(tmp_path, "devkit")
-    hidden = ["scipy", "sklearn"]
-    words = ["imagenet", str(root), "--val-classes", str(kit)]
-    told = run_without(hidden, "lsgd.prepare", *words)
-    assert told.returncode == 2
-    assert told.stderr.count("\n") == 1
-    assert f"scipy is not installed; type {install('imagenet')}" in told.stderr
+    words = ["imagenet", str(root), "--val-classes", str(written(tmp_path, "devkit"))]
+    for name in ("scipy", "scipy.io"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"scipy is not installed; type {install_command('imagenet')}" in told
     assert [path.name for path in (root / "val").iterdir()] == [f"{NAMES[0]}.JPEG"]
     written(tmp_path, "wnids")
-    told = run_without(hidden, "lsgd.prepare", *words)
-    assert "has no class folders" in told.stderr  # which comes after the sorting
+    assert main(words) == 2
+    assert "has no class folders" in capsys.readouterr().err  # which comes after the sorting
     assert (root / "val" / LABELS[0] / f"{NAMES[0]}.JPEG").is_file()

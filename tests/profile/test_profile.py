@@ -16,7 +16,7 @@ from lsgd.inputs import Inputs, open_inputs
 from lsgd.learner import Learner
 from lsgd.profile import Trace, profiling, stragglers
 from lsgd.profile.phases import reporting_batches, reporting_phases
-from lsgd.profile.stragglers import BETWEEN
+from lsgd.profile.stragglers import BETWEEN_STEPS
 from lsgd.run.metrics import Log
 from lsgd.run.rows import read_rows
 from lsgd.step import train_step
@@ -33,7 +33,7 @@ PHASES = {"data wait", "forward", "backward", "communication", "optimizer", "bet
 def make_steps(learner: Learner, inputs: Inputs, count: int) -> None:
     """The first steps of the first epoch."""
     tasks = list(learner.strategy.tasks(0, list(range(count))))
-    batches = inputs.train(each for task in tasks for each in task.passes)
+    batches = inputs.train(each for task in tasks for each in task.micro_batches)
     for task in tasks:
         train_step(learner, task, batches)
 
@@ -69,11 +69,8 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert times.keys() == PHASES
     assert times["forward"] > 0
     assert times["backward"] > 0
-
-
-def test_the_trace_has_two_steps_with_their_phases(tmp_path: Path) -> None:
-    run(tmp_path, "profile=true")
-    (path,) = (tmp_path / "profile").glob("*/trace-0.json.gz")
+    # The two steps that are traced.
+    (path,) = folder.glob("trace-0.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     marks = [each["name"] for each in events if each.get("cat") == "user_annotation"]
     for phase in PHASES - {"between steps", "optimizer"}:
@@ -111,7 +108,7 @@ def test_a_resumed_run_is_profiled_beside_the_first(tmp_path: Path) -> None:
 
 def wrapped(learner: Learner, inputs: Inputs) -> set[str]:
     """The methods that an instance has of its own, and not by its class."""
-    timed = learner.strategy.timed()
+    timed = learner.strategy.phases()
     subjects = [inputs, *(subject for _, subject, _ in timed)]
     own = {name: value for subject in subjects for name, value in vars(subject).items()}
     methods = {method for _, _, method in timed} | {"train"}
@@ -138,13 +135,20 @@ def test_each_phase_is_told_of_as_it_begins() -> None:
     learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
     phases: list[str] = []
     with (
-        reporting_phases(learner.strategy.timed(), phases.append),
+        reporting_phases(learner.strategy.phases(), phases.append),
         reporting_batches(inputs, phases.append),
     ):
         make_steps(learner, inputs, 1)
     one_pass = ["data wait", "forward", "backward"]
-    assert phases == ["optimizer", *one_pass, *one_pass, "communication", "optimizer", BETWEEN]
-    assert {*phases} == {*stragglers.PHASES, BETWEEN} == PHASES
+    assert phases == [
+        "optimizer",
+        *one_pass,
+        *one_pass,
+        "communication",
+        "optimizer",
+        BETWEEN_STEPS,
+    ]
+    assert {*phases} == {*stragglers.PHASES, BETWEEN_STEPS} == PHASES
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """The fields in which two recipes differ are all named, those that decide most first."""
 
 from lsgd import config
-from lsgd.recipe.differing import DifferingField, differing_fields
+from lsgd.recipe.differences import DifferingField, differing_fields
 
 
 def test_fields_that_decide_what_is_computed_come_first() -> None:

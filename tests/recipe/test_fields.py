@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe.fields import (
     EXECUTION,
-    Words,
+    FieldMetadata,
     above_0,
+    added_later,
     all_fields,
+    as_before_values,
     at_least,
     at_least_or_auto,
     at_most,
     below,
     finite,
-    later,
     one_of,
     some_of,
     trajectory,
-    values_before,
 )
 
 
@@ -30,7 +30,7 @@ class Averaging:
 
     kind: str = "none"
     log: bool = field(default=False, metadata=EXECUTION)
-    decay: float = field(default=0.99, metadata=later(0.9))
+    decay: float = field(default=0.99, metadata=added_later(0.9))
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ class Run:
 
     epochs: int
     device: str = field(default="cpu", metadata=EXECUTION)
-    clip: float | None = field(default=5.0, metadata=later(None))
-    averaging: Averaging | None = field(default_factory=Averaging, metadata=later({"kind": "none"}))
+    clip: float | None = field(default=5.0, metadata=added_later(None))
+    averaging: Averaging | None = field(
+        default_factory=Averaging, metadata=added_later({"kind": "none"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,12 +78,12 @@ class Run:
         (at_most(1, "is more"), [1.0], 1.5, "key=1.5 is more"),
     ],
 )  # fmt: skip
-def test_a_limit(words: Words, values: list[Any], wrong: Any, sentence: str) -> None:
+def test_a_limit(words: FieldMetadata, values: list[Any], wrong: Any, sentence: str) -> None:
     (limit,) = words.values()
     for value in values:
-        limit.refuse("key", value)
-    with pytest.raises(Refused) as refused:
-        limit.refuse("key", wrong)
+        limit.enforce("key", value)
+    with pytest.raises(UsageError) as refused:
+        limit.enforce("key", wrong)
     assert str(refused.value) == sentence
 
 
@@ -99,13 +101,13 @@ def test_a_limit(words: Words, values: list[Any], wrong: Any, sentence: str) -> 
         (at_most(1, "is more"), "at most 1"),
     ],
 )
-def test_a_limit_in_a_few_words(words: Words, few: str) -> None:
+def test_a_limit_in_a_few_words(words: FieldMetadata, few: str) -> None:
     (limit,) = words.values()
-    assert limit.words == few
+    assert limit.description == few
 
 
 def test_words_join() -> None:
-    assert {*(EXECUTION | at_least(0) | below(1, "") | later(None))} == {
+    assert {*(EXECUTION | at_least(0) | below(1, "") | added_later(None))} == {
         "execution", "at_least", "below", "as_before",
     }  # fmt: skip
 
@@ -131,4 +133,4 @@ def test_what_decides_the_trajectory() -> None:
 def test_what_a_file_from_before_means() -> None:
     """A group first, whose own value would else replace what is in it."""
     expected = {"clip": None, "averaging": {"kind": "none"}, "averaging.decay": 0.9}
-    assert list(values_before(Run).items()) == list(expected.items())
+    assert list(as_before_values(Run).items()) == list(expected.items())

@@ -7,25 +7,32 @@ from typing import Any
 import pytest
 
 from lsgd import config
-from lsgd.errors import Refused
-from lsgd.recipe.points import JUDGED, SHOWN, PublishedPoints, check_points
+from lsgd.errors import UsageError
+from lsgd.recipe.published_points import (
+    DISPLAYED_LABELS,
+    JUDGED_LABELS,
+    PublishedPoints,
+    check_points,
+)
 from lsgd.rules.metric import METRICS
 
 MLPERF = config.load_points("mlperf_resnet")
 
 
-@pytest.mark.parametrize("points", config.all_points(), ids=lambda points: points.name)
+@pytest.mark.parametrize("points", config.load_all_points(), ids=lambda points: points.name)
 def test_every_number_says_how_it_is_known(points: PublishedPoints) -> None:
     """Nothing is from memory, and nothing is judged by a number that was not read at its source."""
-    assert {point.label for point in points.points} <= {*JUDGED, *SHOWN}
+    assert {point.label for point in points.points} <= {*JUDGED_LABELS, *DISPLAYED_LABELS}
     assert points.source
-    assert all(point.source for point in points.points if point.label in SHOWN)
+    assert all(point.source for point in points.points if point.label in DISPLAYED_LABELS)
     judged = {point.batch_size for point in points.judged}
-    assert judged == {point.batch_size for point in points.points if point.label in JUDGED}
-    assert not judged & {point.batch_size for point in points.points if point.label in SHOWN}
+    assert judged == {point.batch_size for point in points.points if point.label in JUDGED_LABELS}
+    assert not judged & {
+        point.batch_size for point in points.points if point.label in DISPLAYED_LABELS
+    }
 
 
-@pytest.mark.parametrize("points", config.all_points(), ids=lambda points: points.name)
+@pytest.mark.parametrize("points", config.load_all_points(), ids=lambda points: points.name)
 def test_they_are_of_what_lsgd_has(points: PublishedPoints) -> None:
     assert points.rate in METRICS
     assert config.load_data(points.data).name == points.data
@@ -62,5 +69,5 @@ def test_points_that_are_not_known_well_enough_are_refused(
     changed: dict[str, Any], says: str
 ) -> None:
     first, *rest = MLPERF.points
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(UsageError, match=says):
         check_points(replace(MLPERF, points=[replace(first, **changed), *rest]))

@@ -3,14 +3,14 @@
 from fractions import Fraction
 
 import pytest
-from helpers.base_recipe import BASE, changed, leaves
+from helpers.base_recipe import BASE, field_values, with_fields
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lsgd.config import load_recipe
 from lsgd.recipe import Target
-from lsgd.recipe.checks import check
-from lsgd.recipe.rehearsal import rehearsal
+from lsgd.recipe.checks import check_recipe
+from lsgd.recipe.dry_run import make_dry_run
 
 ratios = st.fractions(min_value=Fraction(1, 100), max_value=20, max_denominator=100).map(float)
 
@@ -23,13 +23,13 @@ ratios = st.fractions(min_value=Fraction(1, 100), max_value=20, max_denominator=
 def test_rehearsal_keeps_the_lr_of_every_step(
     workers: int, n: int, reference_batch: int, examples: int, scaling: str, warmup: str
 ) -> None:
-    recipe = changed(
+    recipe = with_fields(
         BASE, workers=workers, worker_batch=n, data__train_examples=workers * n * 3 + examples,
         schedule__reference_batch=float(reference_batch), schedule__scaling=scaling,
         schedule__warmup=warmup, rehearse=True,
     )  # fmt: skip
-    small = rehearsal(recipe)
-    check(small)
+    small = make_dry_run(recipe)
+    check_recipe(small)
     assert (small.workers, small.worker_batch) == (workers, 2)
     assert (small.steps_per_epoch, small.epochs) == (recipe.steps_per_epoch, recipe.epochs)
     assert (small.batch_size > small.schedule.reference_batch) == (workers * n > reference_batch)
@@ -42,8 +42,8 @@ def test_rehearsal_keeps_the_lr_of_every_step(
 def test_rehearsal_makes_six_steps(steps: int, warmup: float, later: float) -> None:
     """Those of the first epoch at or after mid-warmup, its end and the drop, for any fraction."""
     drop = warmup + later
-    recipe = rehearsal(
-        changed(
+    recipe = make_dry_run(
+        with_fields(
             BASE, data__train_examples=8192 * steps, schedule__warmup_epochs=warmup,
             schedule__milestones=[drop], rehearse=True,
         )
@@ -62,16 +62,16 @@ def test_rehearsal_makes_six_steps(steps: int, warmup: float, later: float) -> N
 
 
 def test_rehearsal_resumes() -> None:
-    recipe = rehearsal(changed(BASE, rehearse=True))
+    recipe = make_dry_run(with_fields(BASE, rehearse=True))
     steps = [s for _, each in recipe.epochs_from(0) for s in each]
     assert steps == [0, 1, 390, 780, 4679, 4680]
     assert list(recipe.epochs_from(781)) == [(29, [4679]), (30, [4680])]
 
 
 def test_rehearsal_prints_every_replacement() -> None:
-    recipe = changed(BASE, tail="keep", target=Target(23.74))
-    small = rehearsal(recipe)
-    before, after = leaves(recipe), leaves(small)
+    recipe = with_fields(BASE, tail="keep", target=Target(23.74))
+    small = make_dry_run(recipe)
+    before, after = field_values(recipe), field_values(small)
     text = "\n".join(small.replaced)
     assert text in small.summary()
     said = {
@@ -91,17 +91,17 @@ def test_rehearsal_prints_every_replacement() -> None:
 
 
 def test_a_strategy_is_rehearsed_as_it_is() -> None:
-    servers = changed(BASE, strategy__name="sync", rehearse=True)
-    assert rehearsal(servers).strategy == servers.strategy
-    assert rehearsal(servers).workers == servers.workers
+    servers = with_fields(BASE, strategy__name="sync", rehearse=True)
+    assert make_dry_run(servers).strategy == servers.strategy
+    assert make_dry_run(servers).workers == servers.workers
 
 
 @pytest.mark.parametrize("words", [[], ["workers=3", "worker_batch=7", "data.window=9"]])
 def test_a_text_is_rehearsed_with_its_windows(words: list[str]) -> None:
     """As many steps of as many tokens of each stream, at the same lr."""
     recipe = load_recipe(["+recipe=ptb_small", *words])
-    small = rehearsal(recipe)
-    check(small)
+    small = make_dry_run(recipe)
+    check_recipe(small)
     assert (small.workers, small.worker_batch) == (recipe.workers, 2)
     assert (small.data.window, small.steps_per_epoch) == (
         recipe.data.window,

@@ -5,15 +5,15 @@ import math
 import pytest
 
 from lsgd import config
-from lsgd.report.blocks import Listing, Table
+from lsgd.report.blocks import BulletList, Table
 from lsgd.report.convergence import ConvergedRuns, judged_blocks, points_for
-from lsgd.rules.convergence import EvaluationGrid
+from lsgd.rules.convergence import EvaluationEpochs
 
 MLPERF = config.load_points("mlperf_resnet")
-GRID = EvaluationGrid()
+GRID = EvaluationEpochs()
 RUNS = [
     ConvergedRuns("reached", 32768, [56, 56, 56, 57, 58], GRID),
-    ConvergedRuns("one not", 8192, [38, 38, 38, 38, math.inf], EvaluationGrid(4, 2)),
+    ConvergedRuns("one not", 8192, [38, 38, 38, 38, math.inf], EvaluationEpochs(4, 2)),
     ConvergedRuns("too fast", 3264, [33, 33, 33, 33, 33], GRID),
     ConvergedRuns("too many", 70000, [99, 99, 99, 99, 99], GRID),
     ConvergedRuns("under way", 3264, [], GRID),
@@ -31,10 +31,10 @@ def test_a_row_of_each_recipe() -> None:
         ["70000", "99 99 99 99 99", "99.00 ± 0.00", "99.00", "99.00", "–", "–", "own point needed"],
         ["3264", "–", "–", "–", "–", "–", "–", "not judged"],
     ]  # fmt: skip
-    assert isinstance(reasons, Listing)
+    assert isinstance(reasons, BulletList)
     assert reasons.items[2] == "too fast: faster by more than chance explains"
     assert reasons.items[4] == "under way: 0 runs, and a submission has 5"
-    assert isinstance(rules, Listing)
+    assert isinstance(rules, BulletList)
     assert "of 10 points those count that no other shows to be slow: 1632, 3264" in rules.items[0]
     assert "top-1 error 24.10 %" in rules.items[0]
 
@@ -42,7 +42,7 @@ def test_a_row_of_each_recipe() -> None:
 def test_who_looks_seldom_seems_slow() -> None:
     """Evaluated every 4 epochs, a run seems up to 3 slower than beside it every epoch."""
     *_, rules = judged_blocks(RUNS, MLPERF)
-    assert isinstance(rules, Listing)
+    assert isinstance(rules, BulletList)
     late = [item for item in rules.items if "late" in item]
     assert late == [
         "one not is evaluated every 4 epochs from epoch 2 on: its epochs are up to 3 late, and it "

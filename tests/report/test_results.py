@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.run_folders import finished, write_perplexity_run, write_run
+from helpers.run_folders import write_finished_run, write_perplexity_run, write_run
 
 from lsgd import config
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.report import report
 from lsgd.report.results import BEGIN, END, results_table, with_table, write_table
+from lsgd.report.run_archive import FILE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -23,7 +24,7 @@ def test_every_row_has_its_folder_and_every_folder_of_runs_its_row() -> None:
     results = REPOSITORY / "results"
     table = results_table(results)
     for folder in results.iterdir():
-        if list(folder.glob("*/metrics.jsonl")):
+        if (folder / FILE).exists() and (folder / "summary.json").exists():
             assert f"({folder.name}/README.md)" in table
             assert (folder / "README.md").exists()
 
@@ -31,10 +32,10 @@ def test_every_row_has_its_folder_and_every_folder_of_runs_its_row() -> None:
 @pytest.mark.slow
 def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
     trials = tmp_path / "trials"
-    finished(trials, "fashion_bs64", 0, 8.0)
-    finished(trials, "fashion_bs64", 1, 8.2)
-    finished(trials, "fashion_bs2k", 0, 16.0)
-    finished(trials / "later", "fashion_bs2k", 0, 17.0)
+    write_finished_run(trials, "fashion_bs64", 0, 8.0)
+    write_finished_run(trials, "fashion_bs64", 1, 8.2)
+    write_finished_run(trials, "fashion_bs2k", 0, 16.0)
+    write_finished_run(trials / "later", "fashion_bs2k", 0, 17.0)
     write_run(trials / "d", "+recipe=fashion_bs1k", errors=[90.0], diverged=True)
     study = config.load_study("fashion_table1_warmup")
     report([trials], study, tmp_path / "results" / "2026-11-20-a")
@@ -58,7 +59,7 @@ def test_a_partial_study_says_so_in_its_row(tmp_path: Path) -> None:
 
 
 def test_runs_of_another_metric_have_a_table_of_their_own(tmp_path: Path) -> None:
-    finished(tmp_path / "a", "fashion_bs64", 0, 8.0)
+    write_finished_run(tmp_path / "a", "fashion_bs64", 0, 8.0)
     words = "+recipe=fashion_bs64"
     write_perplexity_run(tmp_path / "b" / "0", words, perplexities=[120.0] * 9)
     for name in "ab":
@@ -76,6 +77,6 @@ def test_runs_of_another_metric_have_a_table_of_their_own(tmp_path: Path) -> Non
 def test_without_its_markers_the_readme_stays_as_it_is(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("no table")
-    with pytest.raises(Refused, match="has no lines"):
+    with pytest.raises(UsageError, match="has no lines"):
         write_table(readme)
     assert readme.read_text() == "no table"

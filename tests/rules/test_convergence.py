@@ -1,4 +1,4 @@
-"""MLPerf's rule by the numbers that its own checker gives for the ten points of ResNet-50."""
+"""MLPerf's rule by the numbers that its own checker gives for points of ResNet-50."""
 
 import math
 
@@ -14,10 +14,10 @@ from lsgd.rules.convergence import (
     PASSES,
     SCALED,
     ConvergencePoint,
-    EvaluationGrid,
-    Reference,
+    EvaluationEpochs,
+    ReferenceStatistics,
     judge_convergence,
-    prune,
+    prune_points,
     reference_at,
 )
 
@@ -29,14 +29,8 @@ PRUNED = POINTS.pruned
     ("batch_size", "runs", "mean", "std", "minimum"),
     [
         (1632, 17, 35.00, 1.085, 33.8023),
-        (3264, 15, 35.15, 0.748, 34.3096),
         (4096, 10, 39.88, 1.0, 38.6340),
-        (8192, 10, 41.88, 1.0, 40.6340),
-        (13056, 10, 45.50, 0.663, 44.6768),
-        (32768, 10, 56.00, 0.447, 55.4450),
         (49152, 10, 68.00, 0.632, 67.2151),
-        (58880, 10, 80.00, 0.831, 78.9692),
-        (65536, 10, 84.50, 0.922, 83.3558),
         (67840, 28, 85.85, 0.639, 85.1826),
     ],
 )
@@ -58,11 +52,8 @@ def test_the_points_that_are_left() -> None:
 @pytest.mark.parametrize(
     ("batch_size", "mean", "std", "minimum"),
     [
-        (2048, 35.0392, 0.9989, 33.8583),
-        (4096, 35.7417, 0.7398, 34.8671),
         (8192, 38.6357, 0.6980, 37.8105),
         (16384, 44.4238, 0.6144, 43.6975),
-        (40448, 61.6250, 0.5340, 60.9937),
         (57344, 75.8230, 0.6353, 75.0720),
     ],
 )
@@ -83,13 +74,13 @@ def test_the_minimum_is_where_a_t_test_stops_to_tell_the_two_apart(
     """By scipy's test of two samples of which the statistics are known, as MLPerf asks it."""
     from scipy.stats import ttest_ind_from_stats
 
-    least = Reference(8192, mean, std, n).minimum
+    least = ReferenceStatistics(8192, mean, std, n).minimum
     test = ttest_ind_from_stats(least, std, n, mean, std, 3, alternative="less")
     assert test.pvalue == pytest.approx(0.05)
 
 
 def test_without_spread_any_gain_is_too_much() -> None:
-    assert Reference(8192, 40.0, 0.0, 8).minimum == 40.0
+    assert ReferenceStatistics(8192, 40.0, 0.0, 8).minimum == 40.0
 
 
 def point(batch_size: int, epochs: float) -> ConvergencePoint:
@@ -109,13 +100,13 @@ def point(batch_size: int, epochs: float) -> ConvergencePoint:
     ],
 )
 def test_what_goes_and_what_stays(epochs: dict[int, float], left: list[int]) -> None:
-    pruned = prune([point(*each) for each in epochs.items()])
+    pruned = prune_points([point(*each) for each in epochs.items()])
     assert [each.batch_size for each in pruned] == left
 
 
 def judged(batch_size: int, *epochs: float) -> tuple[str, float]:
     found = judge_convergence(PRUNED, batch_size, epochs)
-    return found.word, round(found.factor, 4)
+    return found.verdict, round(found.factor, 4)
 
 
 def test_a_submission_is_judged_at_a_point() -> None:
@@ -153,8 +144,5 @@ def test_other_than_five_runs_are_no_submission() -> None:
     assert judged(32768, *[56] * 6) == (NOT_JUDGED, 1.0)
 
 
-def test_a_grid_in_words() -> None:
-    assert str(EvaluationGrid()) == "every epoch"
-    assert str(EvaluationGrid(4, 3)) == "every 4 epochs from epoch 3 on"
-    assert str(EvaluationGrid(4)) == "every 4 epochs from epoch 4 on"
-    assert [EvaluationGrid(every).latest for every in (1, 4)] == [0, 3]
+def test_the_grid_that_begins_latest() -> None:
+    assert [EvaluationEpochs(every).max_delay for every in (1, 4)] == [0, 3]

@@ -7,38 +7,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.rules import philox
-from lsgd.rules.drawn import LAYER, Drawn, Draws, kept, words
-from lsgd.rules.sampler import Pass
+from lsgd.rules.counter_dropout import (
+    FIRST_LAYER_COUNTER,
+    CounterBasedDraws,
+    CounterBasedDropout,
+    keep_mask,
+    uint32_blocks,
+)
+from lsgd.rules.sampler import MicroBatch
 
 WORD = st.integers(0, 2**32 - 1)
 CPU = torch.device("cpu")
 
 
-def begun(layer: Drawn, examples: list[int], *, epoch: int = 3) -> Drawn:
+def begun(
+    layer: CounterBasedDropout, examples: list[int], *, epoch: int = 3
+) -> CounterBasedDropout:
     ids = np.array(examples, dtype=np.int64)
-    Draws([layer], CPU).start_pass(Pass(epoch, ids, range(1), 0, "train"))
+    CounterBasedDraws([layer], torch.from_numpy).start_micro_batch(
+        MicroBatch(epoch, ids, range(1), 0, "train")
+    )
     return layer.train()
 
 
 @given(WORD, WORD, WORD, WORD, st.integers(0, 2**64 - 1))
 def test_words_are_those_of_philox(c0: int, c1: int, c2: int, c3: int, key: int) -> None:
     """Bit by bit, without an integer of 64 bits and no sign."""
-    ours = words(torch.tensor([c0]), torch.tensor([c1]), torch.tensor([c2]), c3, key)
-    theirs = philox.words((c0, c1, c2, c3), key)
+    ours = uint32_blocks(torch.tensor([c0]), torch.tensor([c1]), torch.tensor([c2]), c3, key)
+    theirs = philox.uint32_blocks((c0, c1, c2, c3), key)
     assert [int(word) for word in ours] == [int(word) for word in theirs]
 
 
 def test_the_mask_is_of_the_uniform_numbers() -> None:
     draws = torch.tensor([[7, 1281166], [4, 4]])
-    mask = kept(draws, 10, 0.3, layer=2, seed=5)
-    counter = (np.array([[7], [1281166]]), 4, np.arange(3), LAYER + 2)
+    mask = keep_mask(draws, 10, 0.3, layer=2, seed=5)
+    counter = (np.array([[7], [1281166]]), 4, np.arange(3), FIRST_LAYER_COUNTER + 2)
     uniforms = philox.uniforms(counter, 5).transpose(1, 2, 0).reshape(2, -1)[:, :10]
     assert torch.equal(mask, torch.from_numpy(uniforms >= 0.3))
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_example_meets_the_same_in_any_pass(whole: bool) -> None:
-    layer = Drawn(0.5, layer=0, seed=1, whole=whole)
+    layer = CounterBasedDropout(0.5, layer=0, seed=1, per_example=whole)
     x = torch.randn(6, 4, 3, 3, dtype=torch.float64)
     together = begun(layer, [5, 9, 2, 70, 1, 8])(x)
     apart = torch.cat([begun(layer, ids)(part) for ids, part in
@@ -51,14 +61,14 @@ def test_an_example_meets_the_same_in_any_pass(whole: bool) -> None:
 def test_seeds_epochs_layers_and_calls_differ() -> None:
     x = torch.ones(4, 64)
     ids = [0, 1, 2, 3]
-    layer = begun(Drawn(0.5, layer=0, seed=1), ids)
+    layer = begun(CounterBasedDropout(0.5, layer=0, seed=1), ids)
     masks = [
         layer(x),
         layer(x),  # again in this pass
-        begun(Drawn(0.5, layer=1, seed=1), ids)(x),
-        begun(Drawn(0.5, layer=0, seed=2), ids)(x),
-        begun(Drawn(0.5, layer=0, seed=1), ids, epoch=4)(x),
-        begun(Drawn(0.5, layer=0, seed=1), [4, 5, 6, 7])(x),
+        begun(CounterBasedDropout(0.5, layer=1, seed=1), ids)(x),
+        begun(CounterBasedDropout(0.5, layer=0, seed=2), ids)(x),
+        begun(CounterBasedDropout(0.5, layer=0, seed=1), ids, epoch=4)(x),
+        begun(CounterBasedDropout(0.5, layer=0, seed=1), [4, 5, 6, 7])(x),
     ]
     for i, one in enumerate(masks):
         assert all(not torch.equal(one, other) for other in masks[:i])
@@ -68,25 +78,30 @@ def test_seeds_epochs_layers_and_calls_differ() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_share_and_scale(whole: bool) -> None:
     x = torch.ones(4000, 8)
-    out = begun(Drawn(0.2, layer=0, seed=0, whole=whole), list(range(4000)))(x)
+    out = begun(CounterBasedDropout(0.2, layer=0, seed=0, per_example=whole), list(range(4000)))(x)
     assert set(out.unique().tolist()) == {0.0, 1.25}
     dropped = (out == 0).double().mean().item()
     # Four standard deviations of so many draws.
     assert abs(dropped - 0.2) < 4 * (0.16 / (4000 if whole else 32000)) ** 0.5
     if whole:
         assert torch.equal(out, out[:, :1].expand_as(out))
-    unscaled = begun(Drawn(0.2, layer=0, seed=0, whole=whole, scaled=False), list(range(4000)))(x)
+    unscaled = begun(
+        CounterBasedDropout(0.2, layer=0, seed=0, per_example=whole, scaled=False),
+        list(range(4000)),
+    )(x)
     assert torch.equal(unscaled, out / 1.25)
 
 
 def test_ends_of_the_rate_and_evaluation() -> None:
     x = torch.randn(3, 5)
-    assert torch.equal(begun(Drawn(1.0, layer=0, seed=0), [0, 1, 2])(x), torch.zeros(3, 5))
-    assert torch.equal(Drawn(0.5, layer=0, seed=0).eval()(x), x)
+    assert torch.equal(
+        begun(CounterBasedDropout(1.0, layer=0, seed=0), [0, 1, 2])(x), torch.zeros(3, 5)
+    )
+    assert torch.equal(CounterBasedDropout(0.5, layer=0, seed=0).eval()(x), x)
 
 
 def test_the_gradient_is_that_of_what_is_kept() -> None:
     x = torch.randn(3, 50, requires_grad=True)
-    out = begun(Drawn(0.5, layer=0, seed=0), [0, 1, 2])(x)
+    out = begun(CounterBasedDropout(0.5, layer=0, seed=0), [0, 1, 2])(x)
     out.sum().backward()
     assert torch.equal(x.grad, (out != 0) * 2.0)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.rules.dropout import dropped_words, feature_masks
+from lsgd.rules.sentence_dropout import feature_dropout_factors, token_drop_mask
 
 EXAMPLES = np.arange(200)
 
@@ -13,30 +13,32 @@ EXAMPLES = np.arange(200)
 def test_masks_belong_to_examples(order: list[int], features: int, seed: int) -> None:
     """In whatever order and company; and a feature's number does not change how it is drawn."""
     examples = np.array(order)
-    masks = feature_masks(examples, features, 0.4, seed=seed, epoch=3)
+    masks = feature_dropout_factors(examples, features, 0.4, seed=seed, epoch=3)
     assert masks.shape == (12, features)
     for example, mask in zip(examples, masks, strict=True):
-        (alone,) = feature_masks(np.array([example]), features + 1, 0.4, seed=seed, epoch=3)
+        (alone,) = feature_dropout_factors(
+            np.array([example]), features + 1, 0.4, seed=seed, epoch=3
+        )
         assert np.array_equal(alone[:features], mask)
 
 
 def test_masks_keep_the_mean() -> None:
     """Each number is 0 or 1 / (1 - rate), and no feature, sentence or epoch repeats another."""
-    masks = feature_masks(EXAMPLES, 30, 0.25, seed=1, epoch=0)
+    masks = feature_dropout_factors(EXAMPLES, 30, 0.25, seed=1, epoch=0)
     assert set(np.unique(masks)) == {0, 1 / 0.75}
     assert abs(masks.mean() - 1) < 0.03
-    later = feature_masks(EXAMPLES, 30, 0.25, seed=1, epoch=1)
+    later = feature_dropout_factors(EXAMPLES, 30, 0.25, seed=1, epoch=1)
     for one, other in ((masks, later), (masks[1:], masks[:-1]), (masks[:, 1:], masks[:, :-1])):
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.04
 
 
 def test_words_are_dropped_at_the_rate() -> None:
     examples, places = np.repeat(EXAMPLES, 30), np.tile(np.arange(30), 200)
-    dropped = dropped_words(examples, places, 0.25, seed=1, epoch=0)
+    dropped = token_drop_mask(examples, places, 0.25, seed=1, epoch=0)
     assert abs(dropped.mean() - 0.25) < 0.02
     assert np.array_equal(
-        dropped_words(examples[::-1], places[::-1], 0.25, seed=1, epoch=0), dropped[::-1]
+        token_drop_mask(examples[::-1], places[::-1], 0.25, seed=1, epoch=0), dropped[::-1]
     )
-    other = dropped_words(examples, places, 0.25, seed=1, epoch=1)
+    other = token_drop_mask(examples, places, 0.25, seed=1, epoch=1)
     assert abs(np.corrcoef(dropped, other)[0, 1]) < 0.04
-    assert not dropped_words(examples, places, 0.0, seed=1, epoch=0).any()
+    assert not token_drop_mask(examples, places, 0.0, seed=1, epoch=0).any()

@@ -22,7 +22,7 @@ def over(weight: Tensor, settings: Optim) -> torch.optim.Optimizer:
     group = {
         "params": [weight], "weight_decay": 0.0, optim.LARS_DECAY: settings.weight_decay,
     }  # fmt: skip
-    return optim.over_groups([group], **optim.shared_settings(asdict(settings)))
+    return optim.optimizer_over_groups([group], **optim.shared_settings(asdict(settings)))
 
 
 def parameter(*values: float) -> nn.Parameter:
@@ -78,26 +78,6 @@ def ratio(weight: Tensor, gradient: Tensor, settings: Optim) -> float:
     return (moved.norm() / plain.norm()).item()
 
 
-vectors = st.lists(st.floats(-10, 10, width=32), min_size=4, max_size=4)
-
-
-@given(vectors, vectors, st.sampled_from([1e-4, 5e-5, 0.1]))
-def test_the_ratio_is_at_most_trust_over_decay(
-    weights: list[float], gradients: list[float], decay: float
-) -> None:
-    """And the first step at most lr times trust times the norm of the tensor."""
-    weight, gradient = parameter(*weights), torch.tensor(gradients, dtype=torch.float64)
-    norm, settings = weight.detach().norm().item(), replace(LARS, weight_decay=decay)
-    if norm < 1e-3 or gradient.norm() < 1e-3:
-        return
-    before = weight.detach().clone()
-    plain = (gradient + decay * before).norm().item()
-    step(over(weight, settings), weight, gradient, 1.0)
-    moved = (before - weight.detach()).norm().item()
-    assert moved <= 0.001 * norm * (1 + 1e-9)
-    assert moved <= 0.001 / decay * plain * (1 + 1e-9) + 1e-15
-
-
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
 def test_scale_does_not_matter(of_gradient: float, of_weight: float) -> None:
     """Without decay: c g moves as g does, and c w by c times as much."""
@@ -140,8 +120,8 @@ def test_an_lr_of_0_moves_nothing_and_its_gradient_counts_by_equation_9_alone() 
 
 
 def groups(**changes: object) -> dict[str, list[str]]:
-    """How many tensors of ResNet-50 are adapted and decayed, and which are not."""
-    model = make_model("resnet50", classes=10, channels=3, last_gamma=0.0, seed=0)
+    """How many tensors of a network are adapted and decayed, and which are not."""
+    model = make_model("small_resnet", classes=10, channels=3, last_gamma=0.0, seed=0)
     names = {id(each): name for name, each in model.named_parameters()}
     settings = replace(LARS, **changes)
     found: dict[str, list[str]] = {}
@@ -154,17 +134,17 @@ def groups(**changes: object) -> dict[str, list[str]]:
 
 def test_bn_and_biases_are_left_out_as_by_mlperf() -> None:
     found = groups()
-    assert len(found["adapted 0.1"]) == 54
+    assert len(found["adapted 0.1"]) == 11
     assert all(name.endswith("weight") for name in found["adapted 0.1"])
     assert "fc.bias" in found["plain 0"]
-    assert len(found["plain 0"]) == 2 * 53 + 1
+    assert len(found["plain 0"]) == 2 * 10 + 1
     assert not found["plain 0.1"]
 
 
 def test_a_bias_may_decay_and_everything_may_be_adapted() -> None:
     assert groups(decay_bias=True)["plain 0.1"] == ["fc.bias"]
     found = groups(adapts="all")
-    assert (len(found["adapted 0.1"]), len(found["adapted 0"])) == (54, 107)
+    assert (len(found["adapted 0.1"]), len(found["adapted 0"])) == (11, 21)
     assert not found["plain 0.1"]
     assert not found["plain 0"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.rules.metric import METRICS, TOP1, Metric, Until, named_metric
+from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget, metric_by_name
 
 EPOCHS = st.dictionaries(st.integers(1, 99), st.floats(0, 100) | st.none(), min_size=1).filter(
     lambda epochs: any(value is not None for value in epochs.values())
@@ -34,35 +34,22 @@ def test_the_number_is_of_the_last_evaluated_epochs_on_the_first_set(
     last = sorted(evaluated[epoch] for epoch in sorted(evaluated)[-metric.last_epochs :])
     middle = len(last) // 2
     expected = last[middle] if len(last) % 2 else (last[middle - 1] + last[middle]) / 2
-    assert metric.number(rows) == expected
+    assert metric.final_metric(rows) == expected
     test = {epoch: row | {f"test_{name}": row.get(metric.key, 5.0)} for epoch, row in rows.items()}
     if len(evaluated) == len(epochs):
-        assert metric.number(test, "test") == expected
+        assert metric.final_metric(test, "test") == expected
 
 
 @given(st.integers(2, 100_000))
 def test_who_guesses_is_right_once_in_so_many(classes: int) -> None:
     """Perplexity is the exponential of the loss; one of 5 guesses is right 5 times as often."""
     loss, top1, top5, perplexity = (
-        METRICS[name].guess(classes) for name in ("loss", "top1_error", "top5_error", "perplexity")
+        METRICS[name].chance_level(classes)
+        for name in ("loss", "top1_error", "top5_error", "perplexity")
     )
     assert math.exp(loss) == pytest.approx(perplexity) == classes
     assert 100 - top1 == pytest.approx(100 / classes)
     assert 100 - top5 == pytest.approx(min(100, 500 / classes))
-
-
-def test_what_a_number_is_of_in_words() -> None:
-    perplexity = METRICS["perplexity"]
-    assert [metric.whose for metric in (TOP1, perplexity)] == [
-        "median of the last 5 epochs",
-        "of the last epoch",
-    ]
-    assert TOP1.definition == (
-        "median top-1 validation error of its last 5 epochs (section 5.1 of the paper), on one "
-        "central view of every image"
-    )
-    assert (TOP1.highest, perplexity.highest) == (100, None)
-    assert perplexity.named(math.nan) == "perplexity nan"
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=list(METRICS))
@@ -71,35 +58,40 @@ def test_a_rate_has_one_name_everywhere(metric: Metric) -> None:
     assert METRICS[metric.name] is metric
     assert metric.key.partition("_") == ("val", "_", metric.name)
     assert metric.plural.startswith(metric.noun[:-1])
-    assert metric.on("test").replace("test ", "") == metric.words
+    assert metric.label_on("test").replace("test ", "") == metric.label
 
 
 def test_counts_to_a_rate_are_one_metric_for_runs_of_any_batch() -> None:
     """And another one for another target, rate or count; its words tell them apart."""
-    small = Until.of(TOP1, 24.1, counted="epochs", first_step=lambda epoch: 5004 * epoch)
-    assert small == Until.of(TOP1, 24.1, counted="epochs", first_step=lambda epoch: 39 * epoch)
+    small = TimeToTarget.for_metric(
+        TOP1, 24.1, time_unit="epochs", first_step=lambda epoch: 5004 * epoch
+    )
+    assert small == TimeToTarget.for_metric(
+        TOP1, 24.1, time_unit="epochs", first_step=lambda epoch: 39 * epoch
+    )
     others = [
-        Until.of(TOP1, 24.2, counted="epochs"),
-        Until.of(METRICS["loss"], 24.1, counted="epochs"),
-        Until.of(TOP1, 24.1, counted="steps"),
+        TimeToTarget.for_metric(TOP1, 24.2, time_unit="epochs"),
+        TimeToTarget.for_metric(METRICS["loss"], 24.1, time_unit="epochs"),
+        TimeToTarget.for_metric(TOP1, 24.1, time_unit="steps"),
         TOP1,
     ]
     assert all(other != small for other in others)
     for metric in (small, *others):
-        assert named_metric(metric.full_name) == metric
+        assert metric_by_name(metric.full_name) == metric
     assert len({metric.full_name for metric in (small, *others)}) == 5
-    assert (small.key, small.rate, small.noun) == ("val_top1_error", TOP1, "epochs")
-    assert small.amount(35.15, 0.748) == "35.15 ± 0.75"
-    assert small.amount(math.inf) == "never"
-    assert small.definition == (
-        "epochs to top-1 error 24.10 %, at the first evaluation that has it"
-    )
+    assert (small.key, small.base_metric, small.noun) == ("val_top1_error", TOP1, "epochs")
+    assert small.format_value(35.15, 0.748) == "35.15 ± 0.75"
+    assert small.format_value(math.inf) == "never"
 
 
 def test_a_count_is_of_the_first_evaluation_that_has_the_target_and_no_other() -> None:
     rates = {1: {}, 2: {"val_loss": 2.0}, 3: {}, 4: {"val_loss": 1.0}, 6: {"val_loss": 0.5}}
     loss = METRICS["loss"]
     for target, epochs in ((2.0, 2), (1.99, 4), (0.5, 6), (0.4, math.inf)):
-        assert Until.of(loss, target, counted="epochs").number(rates) == epochs
-        steps = Until.of(loss, target, counted="steps", first_step=lambda epoch: 7 * epoch)
-        assert steps.number(rates) == 7 * epochs
+        assert (
+            TimeToTarget.for_metric(loss, target, time_unit="epochs").final_metric(rates) == epochs
+        )
+        steps = TimeToTarget.for_metric(
+            loss, target, time_unit="steps", first_step=lambda epoch: 7 * epoch
+        )
+        assert steps.final_metric(rates) == 7 * epochs

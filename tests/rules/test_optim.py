@@ -1,6 +1,5 @@
 import copy
 import io
-from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe import Optim
 from lsgd.rules import optim
 
@@ -34,15 +33,6 @@ def small_net() -> nn.Module:
     ).double()
 
 
-def sgd(
-    model: nn.Module, equation: int = 9, correction: bool = False, *, nesterov: bool = True
-) -> torch.optim.Optimizer:
-    settings = Optim(
-        nesterov=nesterov, weight_decay=0.01, equation=equation, momentum_correction=correction
-    )
-    return optim.make_optimizer(model, **asdict(settings))
-
-
 def make(model: nn.Module, settings: Optim) -> torch.optim.Optimizer:
     """The optimizer of these settings, which clips by the norm of the gradients it has."""
 
@@ -61,55 +51,35 @@ def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, num
     optimizer.step()
 
 
-def by_hand(
-    rule: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]],
-) -> list[Tensor]:
-    """The parameters after steps at RATES; rule(w, buffer, gradient, lr, last lr) is an update."""
-    model = small_net()
-    parameters, last = list(model.parameters()), RATES[0]
-    buffers = [torch.zeros_like(p) for p in parameters]
-    decays = [0.01, 0.01, 0.0, 0.0, 0.01, 0.01]
-    for number, lr in enumerate(RATES):
-        generator = torch.Generator().manual_seed(number)
-        for i, (parameter, decay) in enumerate(zip(parameters, decays, strict=True)):
-            gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            gradient += decay * parameter.detach()
-            parameter.data, buffers[i] = rule(parameter.data, buffers[i], gradient, lr, last)
-        last = lr
-    return parameters
+State = list[Tensor]
+"""What a rule keeps of a parameter."""
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_equation_9(nesterov: bool) -> None:
-    """u <- m u + g, w <- w - lr u, the same as PyTorch's plain loop; decay is in g."""
-
-    def rule(w: Tensor, u: Tensor, g: Tensor, lr: float, _: float) -> tuple[Tensor, Tensor]:
-        u = 0.9 * u + g
-        return w - lr * (g + 0.9 * u if nesterov else u), u
-
-    model = small_net()
-    optimizer = sgd(model, nesterov=nesterov)
-    for number, lr in enumerate(RATES):
-        take_step(model, optimizer, lr, number)
-    torch.testing.assert_close(list(model.parameters()), by_hand(rule), **CLOSE)
+def nesterov(w: Tensor, state: State, g: Tensor, lr: float, *_: float) -> Tensor:
+    """Equation (9) as PyTorch's plain loop has it: u <- m u + g, and a look ahead."""
+    state[0] = 0.9 * state[0] + g
+    return w - lr * (g + 0.9 * state[0])
 
 
-@pytest.mark.parametrize("correction", [True, False])
-def test_equation_10(correction: bool) -> None:
-    """v <- m v + lr g, w <- w - v; corrected, m is multiplied by new lr / old lr."""
-
-    def rule(w: Tensor, v: Tensor, g: Tensor, lr: float, last: float) -> tuple[Tensor, Tensor]:
-        v = 0.9 * (lr / last if correction else 1) * v + lr * g
-        return w - v, v
-
-    model = small_net()
-    optimizer = sgd(model, 10, correction, nesterov=False)
-    for number, lr in enumerate(RATES):
-        take_step(model, optimizer, lr, number)
-    torch.testing.assert_close(list(model.parameters()), by_hand(rule), **CLOSE)
+def equation_9(w: Tensor, state: State, g: Tensor, lr: float, *_: float) -> Tensor:
+    """u <- m u + g, w <- w - lr u."""
+    state[0] = 0.9 * state[0] + g
+    return w - lr * state[0]
 
 
-def adam(w: Tensor, state: list[Tensor], g: Tensor, lr: float, step: int) -> Tensor:
+def equation_10(w: Tensor, state: State, g: Tensor, lr: float, *_: float) -> Tensor:
+    """v <- m v + lr g, w <- w - v."""
+    state[0] = 0.9 * state[0] + lr * g
+    return w - state[0]
+
+
+def corrected(w: Tensor, state: State, g: Tensor, lr: float, last: float, _: int) -> Tensor:
+    """Equation (10) in which m is multiplied by new lr / old lr."""
+    state[0] = 0.9 * (lr / last) * state[0] + lr * g
+    return w - state[0]
+
+
+def adam(w: Tensor, state: State, g: Tensor, lr: float, _: float, step: int) -> Tensor:
     """Kingma and Ba 2015, algorithm 1, with beta1 = 0.9."""
     state[0] = 0.9 * state[0] + 0.1 * g
     state[1] = ADAM.beta2 * state[1] + (1 - ADAM.beta2) * g**2
@@ -117,32 +87,32 @@ def adam(w: Tensor, state: list[Tensor], g: Tensor, lr: float, step: int) -> Ten
     return w - lr * mean / (square.sqrt() + ADAM.eps)
 
 
-def adagrad(w: Tensor, state: list[Tensor], g: Tensor, lr: float, _: int) -> Tensor:
+def adagrad(w: Tensor, state: State, g: Tensor, lr: float, *_: float) -> Tensor:
     """Duchi et al. 2011, with a diagonal matrix."""
     state[0] = state[0] + g**2
     return w - lr * g / (state[0].sqrt() + ADAGRAD.eps)
 
 
-def nesterov(w: Tensor, state: list[Tensor], g: Tensor, lr: float, _: int) -> Tensor:
-    """Equation (9) looking ahead."""
-    state[0] = 0.9 * state[0] + g
-    return w - lr * (g + 0.9 * state[0])
+HEAVY_BALL = replace(SGD, nesterov=False, equation=10)
+LOOPS = {
+    "nesterov": (SGD, nesterov),
+    "equation 9": (replace(SGD, nesterov=False), equation_9),
+    "equation 10": (HEAVY_BALL, equation_10),
+    "corrected": (replace(HEAVY_BALL, momentum_correction=True), corrected),
+    "adam": (ADAM, adam),
+    "adagrad": (ADAGRAD, adagrad),
+}
 
 
-LOOPS = [(SGD, nesterov), (ADAM, adam), (ADAGRAD, adagrad)]
-
-
-@pytest.mark.parametrize("clip", [None, 0.5, 5.0, 8.0, 1e6])
-@pytest.mark.parametrize(("settings", "rule"), LOOPS)
-def test_a_plain_loop_comes_to_the_same(
-    settings: Optim, rule: Callable[..., Tensor], clip: float | None
-) -> None:
+@pytest.mark.parametrize("clip", [None, 10.0])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_plain_loop_comes_to_the_same(name: str, clip: float | None) -> None:
     """The gradient of all parameters is clipped by its one norm, and then decay is added."""
-    model = small_net()
+    (settings, rule), model = LOOPS[name], small_net()
     weights = [p.detach().clone() for p in model.parameters()]
     states = [[torch.zeros_like(w), torch.zeros_like(w)] for w in weights]
     decays = [0.01, 0.01, 0.0, 0.0, 0.01, 0.01]
-    optimizer, norms = make(model, replace(settings, clip_norm=clip)), []
+    optimizer, norms, last = make(model, replace(settings, clip_norm=clip)), [], RATES[0]
     for number, lr in enumerate(RATES):
         take_step(model, optimizer, lr, number)
         generator = torch.Generator().manual_seed(number)
@@ -151,8 +121,9 @@ def test_a_plain_loop_comes_to_the_same(
         factor = 1 if clip is None else min(1, clip / norms[-1])
         for i, g in enumerate(gradients):
             g = factor * g + decays[i] * weights[i]
-            weights[i] = rule(weights[i], states[i], g, lr, number + 1)
-    assert min(norms) < 12 < max(norms) + 4
+            weights[i] = rule(weights[i], states[i], g, lr, last, number + 1)
+        last = lr
+    assert min(norms) < 10 < max(norms)  # so that some are clipped
     torch.testing.assert_close([p.detach() for p in model.parameters()], weights, **CLOSE)
 
 
@@ -172,7 +143,9 @@ def test_a_clipped_gradient_has_at_most_the_norm(
     gradient = direction * norm
     value.grad = gradient.clone()
     groups = [{"params": [value], "weight_decay": 0.0}, {"params": [], "weight_decay": 0.0}]
-    optimizer = optim.over_groups(groups, norm=lambda: torch.tensor(norm, dtype=dtype), **settings)
+    optimizer = optim.optimizer_over_groups(
+        groups, norm=lambda: torch.tensor(norm, dtype=dtype), **settings
+    )
     optim.set_lr(optimizer, 1.0)
     optimizer.step()
     expected = gradient if norm <= limit else direction * limit
@@ -184,7 +157,7 @@ def test_adams_beta1_is_the_momentum() -> None:
     """Without either mean an update is lr times the sign of its gradient."""
     value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     settings = optim.shared_settings(asdict(replace(ADAM, momentum=0.0, beta2=0.0, eps=1e-12)))
-    optimizer = optim.over_groups([{"params": [value], "weight_decay": 0.0}], **settings)
+    optimizer = optim.optimizer_over_groups([{"params": [value], "weight_decay": 0.0}], **settings)
     optim.set_lr(optimizer, 0.25)
     for gradient, expected in ((3.0, -0.25), (-5.0, 0.0), (1.0, -0.25)):
         value.grad = torch.full_like(value, gradient)
@@ -205,7 +178,9 @@ def test_where_torch_has_no_fused_adagrad_it_is_refused(monkeypatch: pytest.Monk
         raise RuntimeError("`fused=True` requires …")
 
     monkeypatch.setattr(torch.optim.Adagrad, "step", step)
-    with pytest.raises(Refused, match=r"no fused Adagrad on cpu .*requires ….*; write device=cpu"):
+    with pytest.raises(
+        UsageError, match=r"no fused Adagrad on cpu .*requires ….*; write device=cpu"
+    ):
         make(small_net(), ADAGRAD)
     make(small_net(), ADAM)
 
@@ -247,7 +222,7 @@ def test_found_inf_leaves_everything_as_it_is(settings: Optim) -> None:
     )
 
 
-@pytest.mark.parametrize("stop", [0, 2, 6])
+@pytest.mark.parametrize("stop", [0, 3])
 @pytest.mark.parametrize("settings", ALL)
 def test_a_saved_optimizer_goes_on_bit_equal(settings: Optim, stop: int) -> None:
     """Through a file that is read without running code, wherever the lr stands."""
@@ -265,9 +240,3 @@ def test_a_saved_optimizer_goes_on_bit_equal(settings: Optim, stop: int) -> None
         if number >= stop:
             take_step(resumed, other, lr, number)
     torch.testing.assert_close(resumed.state_dict(), straight.state_dict(), rtol=0, atol=0)
-
-
-def test_the_lr_is_set_for_all_groups() -> None:
-    optimizer = sgd(small_net())
-    optim.set_lr(optimizer, 0.3)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.3]

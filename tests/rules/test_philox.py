@@ -24,22 +24,22 @@ WORDS = st.integers(0, 2**32 - 1)
 )
 def test_known_answers_of_random123(counter: str, key: str, expected: str) -> None:
     c, k, e = ([int(word, 16) for word in line.split()] for line in (counter, key, expected))
-    assert philox.words((c[0], c[1], c[2], c[3]), k[0] | k[1] << 32).tolist() == e
+    assert philox.uint32_blocks((c[0], c[1], c[2], c[3]), k[0] | k[1] << 32).tolist() == e
 
 
 @given(st.tuples(*4 * [st.lists(WORDS, min_size=1, max_size=4)]), st.integers(0, 2**64 - 1))
 def test_a_draw_depends_on_its_own_counter_alone(axes: tuple[list[int], ...], key: int) -> None:
     """All combinations at once, by broadcasting, are what each gives when asked for alone."""
-    together = philox.words(np.ix_(*axes), key)  # type: ignore[arg-type]
+    together = philox.uint32_blocks(np.ix_(*axes), key)  # type: ignore[arg-type]
     assert together.shape == (4, *map(len, axes))
-    alone = [philox.words(counter, key) for counter in product(*axes)]  # type: ignore[arg-type]
+    alone = [philox.uint32_blocks(counter, key) for counter in product(*axes)]  # type: ignore[arg-type]
     assert np.array_equal(together.reshape(4, -1), np.stack(alone, axis=1))
 
 
 def test_uniforms_fill_the_half_open_unit_interval() -> None:
     counter = (np.arange(100_000), 0, 0, 0)
     draws = philox.uniforms(counter, key=7)
-    assert np.array_equal(draws * 2**32, philox.words(counter, key=7))
+    assert np.array_equal(draws * 2**32, philox.uint32_blocks(counter, key=7))
     assert draws.min() >= 0
     assert draws.max() < 1
     for row in draws:

@@ -1,4 +1,3 @@
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -7,66 +6,31 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lsgd.rules import sampler
-from lsgd.rules.sampler import Pass
 from lsgd.run.checkpoint import order_hash
 
 
-@dataclass(frozen=True)
-class Layout:
-    """An epoch, and how it falls to processes."""
-
-    examples: int
-    workers: int
-    worker_batch: int
-    world_size: int
-    workers_per_pass: int
-    keeps_tail: bool
-
-    @property
-    def steps(self) -> range:
-        batch_size = self.workers * self.worker_batch
-        return range(sampler.steps_per_epoch(self.examples, batch_size, keeps_tail=self.keeps_tail))
-
-    def passes(self, order: NDArray[np.int64], step: int) -> list[list[Pass]]:
-        """The passes that each process makes in a step."""
-        return [
-            sampler.step_passes(
-                order,
-                epoch=3,
-                step=step,
-                workers=self.workers,
-                worker_batch=self.worker_batch,
-                hosted=sampler.share(self.workers, self.world_size, rank),
-                workers_per_pass=self.workers_per_pass,
-            )
-            for rank in range(self.world_size)
-        ]
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    k, n = draw(st.integers(1, 12)), draw(st.integers(1, 6))
-    return Layout(
-        examples=draw(st.integers(k * n, 4 * k * n)),
-        workers=k,
-        worker_batch=n,
-        world_size=draw(st.integers(1, k)),
-        workers_per_pass=draw(st.integers(1, k + 1)),
-        keeps_tail=draw(st.booleans()),
-    )
-
-
-@given(layouts())
-def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
+@given(st.integers(1, 12), st.integers(1, 6), st.booleans(), st.data())
+def test_processes_share_each_step_worker_by_worker(
+    k: int, n: int, keeps_tail: bool, data: st.DataObject
+) -> None:
     """Whatever the hardware, step t is the next kn examples and worker w has the w-th n of them."""
-    order = sampler.epoch_order(layout.examples, seed=0, epoch=3)
-    kn, n = layout.workers * layout.worker_batch, layout.worker_batch
-    for step in layout.steps:
-        passes = [each for process in layout.passes(order, step) for each in process]
+    examples, kn = data.draw(st.integers(k * n, 4 * k * n)), k * n
+    world_size, most = data.draw(st.integers(1, k)), data.draw(st.integers(1, k + 1))
+    order = sampler.epoch_order(examples, seed=0, epoch=3)
+    steps = sampler.steps_per_epoch(examples, kn, keeps_tail=keeps_tail)
+    assert steps == (-(-examples // kn) if keeps_tail else examples // kn)
+    for step in range(steps):
+        passes = [
+            each
+            for rank in range(world_size)
+            for each in sampler.step_micro_batches(
+                order, epoch=3, step=step, workers=k, worker_batch=n,
+                hosted=sampler.contiguous_share(k, world_size, rank), workers_per_pass=most,
+            )
+        ]  # fmt: skip
         ids = [each.by_worker.ravel() for each in passes]
         assert np.array_equal(np.concatenate(ids), order[step * kn : (step + 1) * kn])
-        left = min(kn, layout.examples - step * kn)
-        full, remainder = divmod(left, n)
+        full, remainder = divmod(min(kn, examples - step * kn), n)
         sizes = [len(ids) for each in passes for ids in each.by_worker]
         assert sizes == [n] * full + [remainder] * (remainder > 0)
         # Each worker of the run in one pass, but for those that have no example.
@@ -76,22 +40,7 @@ def test_processes_share_each_step_worker_by_worker(layout: Layout) -> None:
             # In turns: the first example of each worker, then the second of each.
             turns = [turn for ids in zip(*each.by_worker.tolist(), strict=True) for turn in ids]
             assert each.examples.tolist() == turns
-            assert 1 <= len(each.workers) <= layout.workers_per_pass
-
-
-@given(layouts())
-def test_an_epoch_takes_no_example_twice_and_misses_only_a_dropped_tail(layout: Layout) -> None:
-    order = sampler.epoch_order(layout.examples, seed=0, epoch=3)
-    taken = [
-        example
-        for step in layout.steps
-        for process in layout.passes(order, step)
-        for each in process
-        for example in each.examples.tolist()
-    ]
-    kn = layout.workers * layout.worker_batch
-    dropped = 0 if layout.keeps_tail else layout.examples % kn
-    assert len(set(taken)) == len(taken) == layout.examples - dropped
+            assert 1 <= len(each.workers) <= most
 
 
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 1000))
@@ -128,7 +77,7 @@ def test_steps_of_the_paper() -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 40))
 def test_shares_are_fair_and_contiguous(count: int, world_size: int) -> None:
-    shares = [sampler.share(count, world_size, rank) for rank in range(world_size)]
+    shares = [sampler.contiguous_share(count, world_size, rank) for rank in range(world_size)]
     assert [i for share in shares for i in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.rules.schedule import decay_left, learning_rate, scaled_lr
+from lsgd.rules.schedule import learning_rate, remaining_decay, scaled_lr
 
 lrs = st.fractions(min_value=Fraction(1, 1000), max_value=2, max_denominator=1000)
 references = st.integers(1, 4096)
@@ -91,14 +91,6 @@ def test_drops_stay_and_multiply_once(drops: list[int], steps: int, gamma: Fract
             assert of_step(step, steps, 8192, **rule) == expected
 
 
-@given(st.floats(0, 90, exclude_max=True), st.sampled_from([64, 256, 8192]))
-def test_lr_is_a_positive_number(epoch: float, batch: int) -> None:
-    """Between any two steps too: an evaluation or a plot may ask for any epoch."""
-    found = learning_rate(epoch, batch_size=batch)
-    assert math.isfinite(found)
-    assert 0 < found <= 0.1 * max(1, batch / 256)
-
-
 SMOOTH = {"polynomial": lambda left: left**2, "linear": lambda left: left}
 
 
@@ -123,14 +115,16 @@ def test_a_smooth_decay_is_exact_at_every_step(
         milestones=(),
         decay=decay,
         end_lr=float(end_lr),
-        left=decay_left(step, warmup_steps=warmup, decay_steps=last),
+        remaining_decay=remaining_decay(step, warmup_steps=warmup, decay_steps=last),
     )
     assert found == pytest.approx(float(expected), rel=1e-14, abs=0)
 
 
 def test_a_cosine_has_its_middle_and_ends_and_does_not_cancel() -> None:
     def at(left: float) -> float:
-        return learning_rate(90.0, batch_size=256, milestones=(), decay="cosine", left=left)
+        return learning_rate(
+            90.0, batch_size=256, milestones=(), decay="cosine", remaining_decay=left
+        )
 
     assert [at(1), at(0.5), at(0)] == pytest.approx([0.1, 0.05, 0], rel=1e-15)
     for left in (0.9, 0.3, 0.01):

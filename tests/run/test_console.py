@@ -37,11 +37,6 @@ def without(row: dict[str, Any], *beginnings: str) -> dict[str, Any]:
         ),
         (
             "top1_error",
-            without(IMAGES, "val"),
-            "epoch 3: not evaluated (train 6.00 %), 2000 images/s",
-        ),
-        (
-            "top1_error",
             IMAGES | dict.fromkeys(("train_top1_error", "images_per_second")),
             "epoch 3: top-1 error 7.30 % (train nan %), top-5 error 0.50 %, no step timed",
         ),
@@ -54,17 +49,6 @@ def without(row: dict[str, Any], *beginnings: str) -> dict[str, Any]:
             "perplexity",
             without(WORDS, "val", "test"),
             "epoch 3: not evaluated (train 110.00), 5000 tokens/s",
-        ),
-        (
-            "loss",
-            without(WORDS, "test"),
-            "epoch 3: loss 4.80 (train 4.70), perplexity 120.10, 5000 tokens/s",
-        ),
-        (
-            "top5_error",
-            IMAGES | {"other_top5_error": 0.25},
-            "epoch 3: top-5 error 0.50 % (train 0.40 %), top-1 error 7.30 %, "
-            "top-5 other error 0.25 %, 2000 images/s",
         ),
     ],
 )
@@ -104,7 +88,7 @@ def test_a_notebook_has_a_bar_though_it_is_no_terminal(
         monkeypatch.setattr(sys, "stderr", stream := OutStream())
         console = Console(0, 20, METRICS["top1_error"])
         console.show("train", 10, row)
-        console.say("a line")
+        console.print_text("a line")
         console.close()
         assert ("| 10/20 [" in stream.getvalue()) is drawn
         *steps, line = capsys.readouterr().out.splitlines()
@@ -144,22 +128,3 @@ def test_lines_of_progress_where_nothing_else_is_printed(
     assert after(QUIET) == "evaluating val: pass 4/40\n"
     console.show_training(6.0, 0.7)
     assert after(0) == "step 6/900  epoch 0.70\n"
-
-
-def test_a_bar_has_the_time_left_and_no_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(console_module, "QUIET", 0.0)
-    console = Console(0, 20, TOP1)
-    console.set_time_left(None, 200, at_most=False)
-    console.show("train", 7, TRAIN | {"images_per_second": 10.0})
-    console.show_training(8.5, 0.8)
-    console.bar.refresh()
-    console.show_evaluation("val", 3, 40, None)
-    console.close()
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "8/20" in printed.err
-    assert "loss 1.250  10 images/s  3 min left of the run" in printed.err
-    assert "evaluating val: pass 3/40" in printed.err

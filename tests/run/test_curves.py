@@ -9,7 +9,7 @@ from helpers.event_file import points, reader, texts
 
 from lsgd.run.curves import Curves
 
-CURVE = "train_by_examples/loss"
+CURVE = "2_training_by_examples/loss"
 Opens = Callable[..., Curves]
 
 
@@ -37,7 +37,7 @@ def opened() -> Iterator[Opens]:
     made: list[Curves] = []
 
     def opened(run: Path, *rows: dict) -> Curves:
-        made.append(Curves(run, list(rows), examples))
+        made.append(Curves(run, list(rows), examples, rate="top1_error"))
         return made[-1]
 
     yield opened
@@ -68,18 +68,6 @@ def test_made_anew_it_has_the_rows_that_are_left_and_takes_the_place_of_the_old(
     assert not old.exists()
 
 
-def test_who_watches_while_the_run_is_resumed_sees_no_point_twice(run: Path, opened: Opens) -> None:
-    """And no wrong one, though step 3 came out otherwise before."""
-    first = opened(run)
-    for step in (1, 2, 3, 4):
-        first.draw(row(step) | {"loss": 9.0})
-    watching = reader(run)
-    assert len(points(watching)[CURVE]) == 4
-    second = opened(run, row(1), row(2))
-    second.draw(row(3))
-    assert points(watching)[CURVE] == expected(1, 2, 3)
-
-
 def test_killed_before_the_old_one_is_removed_no_point_is_there_twice(
     run: Path, opened: Opens
 ) -> None:
@@ -94,18 +82,8 @@ def test_killed_before_the_old_one_is_removed_no_point_is_there_twice(
     assert len(files(run)) == 1
 
 
-def test_killed_while_it_is_made_anew_the_old_one_is_shown(run: Path, opened: Opens) -> None:
-    opened(run, row(1), row(2))
-    (old,) = files(run)
-    (run / "tensorboard" / "events.part").write_bytes(old.read_bytes()[:200])
-    assert points(run)[CURVE] == expected(1, 2)
-    opened(run, row(1))
-    assert points(run)[CURVE] == expected(1)
-    assert len(files(run)) == 1
-
-
 def test_text_is_shown_as_it_is(run: Path, opened: Opens) -> None:
-    opened(run).say("outcome", "5.0 % ± 0.1")
+    opened(run).add_text("outcome", "5.0 % ± 0.1")
     assert texts(run) == {
         "config": "    # *not* Markdown\n    name: a <b> run\n",
         "outcome": "5.0 % ± 0.1",
@@ -146,7 +124,7 @@ def test_a_list_of_counts_is_a_histogram(run: Path, opened: Opens) -> None:
     """How often each staleness was there, as TensorBoard reads it."""
     opened(run, row(1) | {"staleness_counts": [0, 2, 0, 5]}, row(2) | {"staleness_counts": [3]})
     events = reader(run).Reload()
-    first, second = events.Histograms("train_by_examples/staleness_counts")
+    first, second = events.Histograms("4_more_by_examples/staleness_counts")
     shown = first.histogram_value
     assert (first.step, shown.min, shown.max, shown.num, shown.sum) == (10, 1, 3, 7, 17)
     assert (shown.bucket_limit, shown.bucket) == ([0.5, 1.5, 2.5, 3.5], [0, 2, 0, 5])

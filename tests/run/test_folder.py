@@ -1,20 +1,22 @@
+import errno
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
-from helpers.saved import content, open_once, recipe, tiny
+from helpers.checkpoints import content, open_once, recipe, tiny
 
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Refused
+from lsgd.errors import NotSavedError, UsageError
 from lsgd.run import checkpoint, lock
 from lsgd.run import folder as run_folder
-from lsgd.run.folder import Opened, open_run
+from lsgd.run.folder import OpenRun, open_run
 
 
 def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -33,14 +35,22 @@ def saved_run(folder: Path, *words: str, step: int = 3) -> bytes:
     return content(replace(tiny(step), fingerprint=made.fingerprint, recipe=asdict(made)), folder)
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_an_empty_or_new_folder_starts_a_run(tmp_path: Path, exists: bool) -> None:
+@pytest.mark.parametrize("left", [None, [], ["job.lock", "config.yaml.tmp"], [".DS_Store"]])
+def test_an_empty_or_new_folder_starts_a_run(
+    tmp_path: Path, left: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does that of a run that died while it wrote its configuration."""
+    monkeypatch.setattr(lock, "WATCH", 0.1)
     folder = tmp_path / "runs" / "a"
-    if exists:
+    for name in left or []:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("# finge"[: 7 * (name != "job.lock")])
+    if left == []:
         folder.mkdir(parents=True)
     made = recipe(f"run_dir={folder}")
-    assert open_once(made) == Opened(folder)
-    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+    assert open_once(made) == OpenRun(folder)
+    hidden = {".DS_Store"} & {*(left or [])}
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", *hidden}
     text = (folder / "config.yaml").read_text()
     assert made.fingerprint in text
     assert "workers: 2\n" in text
@@ -53,7 +63,7 @@ def test_the_same_trajectory_resumes(tmp_path: Path) -> None:
     words = ["workers_per_pass=2", "checkpoint_steps=5", "comm=torch", "val_batch=7"]
     opened = open_once(recipe(*words, f"run_dir={tmp_path}"))
     path = f"{tmp_path}/checkpoint-3.pt"
-    assert opened == Opened(tmp_path, saved, path, workers_per_pass=16)
+    assert opened == OpenRun(tmp_path, saved, path, workers_per_pass=16)
     assert listing(tmp_path) | {".": before["."]} == before
 
 
@@ -62,19 +72,8 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
     open_once(made)
     (tmp_path / "checkpoint-5.pt.tmp").write_bytes(b"half")
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert open_once(made) == Opened(tmp_path)
+    assert open_once(made) == OpenRun(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
-
-
-def test_a_run_that_died_while_it_wrote_its_configuration_starts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "WATCH", 0.1)
-    (tmp_path / "job.lock").write_text("")
-    (tmp_path / "config.yaml.tmp").write_text("# finge")
-    made = recipe(f"run_dir={tmp_path}")
-    assert open_once(made) == Opened(tmp_path)
-    assert made.fingerprint in (tmp_path / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("with_checkpoint", [True, False])
@@ -88,15 +87,42 @@ def test_another_trajectory_is_refused(tmp_path: Path, with_checkpoint: bool) ->
     other = recipe("seed=1", f"run_dir={tmp_path}")
     hashes = [recipe().fingerprint[:12], other.fingerprint[:12]]
     expected = rf"another run at step {3 * with_checkpoint} .*{hashes[0]}.*{hashes[1]}.*config.yaml"
-    with pytest.raises(Refused, match=expected):
+    with pytest.raises(UsageError, match=expected):
         open_once(other)
     assert listing(tmp_path) == before
+
+
+def test_a_library_s_network_of_an_earlier_lsgd_is_refused_with_the_reason(tmp_path: Path) -> None:
+    made = recipe("model=timm/convnext_atto", f"run_dir={tmp_path}")
+    content(replace(tiny(3), fingerprint=made.earlier_fingerprint, recipe=asdict(made)), tmp_path)
+    with pytest.raises(
+        UsageError, match="of model=timm/convnext_atto at step 3 that an earlier lsgd"
+    ):
+        open_once(made)
+
+
+@pytest.mark.parametrize(
+    ("network", "alike"),
+    [
+        ("small_resnet", True),
+        ("torchvision/resnet18", True),
+        ("torchvision/wide_resnet50_2", True),
+        ("timm/resnext50_32x4d", True),
+        ("timm/resnetv2_50", False),
+        ("torchvision/vit_b_16", False),
+    ],
+)
+def test_the_fingerprint_of_a_network_that_goes_as_it_did_stays(network: str, alike: bool) -> None:
+    made = recipe(f"model={network}")
+    assert (made.fingerprint == made.earlier_fingerprint) == alike
 
 
 def test_a_rehearsal_is_named_as_what_is_there(tmp_path: Path) -> None:
     """The words of the real run differ from it in numbers that its user has never written."""
     open_once(recipe("rehearse=true", f"run_dir={tmp_path}"))
-    with pytest.raises(Refused, match=r"holds a rehearsal \(rehearse=true\), .* another run_dir"):
+    with pytest.raises(
+        UsageError, match=r"holds a rehearsal \(rehearse=true\), .* another run_dir"
+    ):
         open_once(recipe(f"run_dir={tmp_path}"))
 
 
@@ -108,11 +134,11 @@ def test_damaged_checkpoints_are_refused_and_left_alone(tmp_path: Path) -> None:
     """Never taken for a folder without one, where the run would start again."""
     saved_run(tmp_path, step=2)
     saved_run(tmp_path, step=3)
-    for path in checkpoint.files(tmp_path):
+    for path in checkpoint.checkpoint_files(tmp_path):
         cut(path)
     before = listing(tmp_path)
     expected = rf"{tmp_path}/checkpoint-3.pt is damaged.*so are the 1 before it.*run_dir=PATH"
-    with pytest.raises(Refused, match=expected):
+    with pytest.raises(UsageError, match=expected):
         open_once(recipe(f"run_dir={tmp_path}"))
     assert listing(tmp_path) == before
 
@@ -129,12 +155,29 @@ def test_a_damaged_newest_one_gives_way_to_the_one_before(tmp_path: Path, copied
     cut(tmp_path / name)
     made = recipe(f"run_dir={tmp_path}")
     opened = open_once(made)
-    assert (opened.content, opened.path) == (older, f"{tmp_path}/checkpoint-2.pt")
+    assert (opened.content, opened.checkpoint_path) == (older, f"{tmp_path}/checkpoint-2.pt")
     assert f"{tmp_path}/{name} is damaged or no checkpoint" in opened.warning
     assert "goes on from checkpoint-2.pt, at step 2, and what is damaged is" in opened.warning
     assert (tmp_path / f"{name}.damaged").read_bytes() == newer[:-100]
     assert checkpoint.read(tmp_path / checkpoint.FILE) == older
     assert open_once(made) == replace(opened, warning="")
+
+
+def test_what_cannot_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive that is away, or rights that are missing: nothing is renamed, nothing done again."""
+    saved_run(tmp_path, step=2)
+    saved_run(tmp_path, step=3)
+    before = listing(tmp_path)
+
+    def away(path: Path) -> BinaryIO:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(checkpoint, "open_regular", away)
+    with pytest.raises(UsageError, match=r"checkpoint-3\.pt cannot be read \(Stale file handle\)"):
+        open_once(recipe(f"run_dir={tmp_path}"))
+    assert listing(tmp_path) == before
 
 
 def test_a_copied_file_resumes(tmp_path: Path) -> None:
@@ -151,12 +194,13 @@ def test_another_job_keeps_a_folder_to_itself(
 ) -> None:
     """From before its first file on, also where its name is the time, and others touch nothing."""
     monkeypatch.setattr(lock, "DYING", 0.2)
+    monkeypatch.setattr(lock, "BEAT", 1000.0)  # or the time of the lock's file changes
     monkeypatch.chdir(tmp_path)
     for words in ([f"run_dir={tmp_path / 'a'}"], []):
         with open_run(recipe(*words), SingleComm()) as opened:
             before = listing(opened.folder)
             sentence = f"{opened.folder} is being written by another job .process {os.getpid()} on"
-            with pytest.raises(Refused, match=sentence):
+            with pytest.raises(UsageError, match=sentence):
                 open_once(recipe(f"run_dir={opened.folder}"))
             assert listing(opened.folder) == before
         assert open_once(recipe(f"run_dir={opened.folder}")) == opened
@@ -174,16 +218,8 @@ def test_what_a_job_saves_before_it_lets_go_is_what_the_next_goes_on_from(
         shutil.copy(tmp_path / "beside" / "checkpoint-3.pt", tmp_path)
         yield
 
-    monkeypatch.setattr(lock, "held", late)
+    monkeypatch.setattr(lock, "hold_lock", late)
     assert open_once(recipe(f"run_dir={tmp_path}")).content == newer
-
-
-def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("")
-    before = listing(tmp_path)
-    with pytest.raises(Refused, match=rf"run_dir={tmp_path} holds files of something else"):
-        open_once(recipe(f"run_dir={tmp_path}"))
-    assert listing(tmp_path) == before
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(
@@ -198,17 +234,43 @@ def test_runs_of_the_same_second_have_folders_of_their_own(
     monkeypatch.setattr(run_folder, "datetime", Stopped)
     found = [open_once(recipe("seed=7")) for _ in range(3)]
     stem = "runs/digits/20260102-030405-seed7"
-    assert found == [Opened(Path(stem + end)) for end in ("", "-2", "-3")]
+    assert found == [OpenRun(Path(stem + end)) for end in ("", "-2", "-3")]
     assert all((tmp_path / each.folder / "config.yaml").is_file() for each in found)
 
 
-@pytest.mark.parametrize("run_dir", ["file", "file/below", "null"])
-def test_a_file_in_the_way_is_refused(
+@pytest.mark.parametrize(
+    ("run_dir", "why"),
+    [
+        ("file", r"cannot be written \(.*write run_dir=PATH"),
+        ("file/below", r"cannot be written \(.*write run_dir=PATH"),
+        ("null", r"cannot be written \(.*write run_dir=PATH"),
+        (".", "run_dir=. holds files of something else"),
+    ],
+)
+def test_files_in_the_way_are_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_dir: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ("runs" if run_dir == "null" else "file")).write_text("precious")
+    before = listing(tmp_path)
+    with pytest.raises(UsageError, match=why):
+        open_once(recipe(f"run_dir={run_dir}"))
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("run_dir", ["null", "a/run"])
+def test_a_full_disk_is_no_fault_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_dir: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    in_the_way = tmp_path / ("runs" if run_dir == "null" else "file")
-    in_the_way.write_text("precious")
-    with pytest.raises(Refused, match=r"cannot be written \(.*write run_dir=PATH"):
-        open_once(recipe(f"run_dir={run_dir}"))
-    assert in_the_way.read_text() == "precious"
+    made = recipe(f"run_dir={run_dir}")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(
+            NotSavedError, match=r"run_dir=.* could not be written .*free some space"
+        ):
+            open_once(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert open_once(made).content is None

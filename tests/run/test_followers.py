@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.run import trackers
-from lsgd.run.trackers import Followers, check_installed, log_of
+from lsgd.run.trackers import TrackerProcesses, check_installed, log_of
 
 FOLLOWER = """#!/bin/sh
 echo "$@"
@@ -27,13 +27,13 @@ def said() -> list[str]:
 
 def followers(
     folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, code: int = 0
-) -> Followers:
+) -> TrackerProcesses:
     """Those whose program only says how it was started, and ends with its input."""
     program = folder / "python"
     program.write_text(FOLLOWER.format(code=code))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    return Followers(folder, said.append)
+    return TrackerProcesses(folder, said.append)
 
 
 def test_a_follower_is_no_process_of_the_job(
@@ -46,7 +46,7 @@ def test_a_follower_is_no_process_of_the_job(
     made = followers(tmp_path, said, monkeypatch)
     made.start("mlflow")
     assert made.processes["mlflow"].poll() is None
-    made.end(20)
+    made.end(200)
     lines = log_of(tmp_path, "mlflow").read_text().splitlines()
     assert lines[0] == f"-m lsgd.track {tmp_path} --to mlflow --follow"
     assert "MLFLOW_TRACKING_URI=http://tracker" in lines
@@ -61,10 +61,26 @@ def test_what_is_not_sent_at_the_end_is_said_once(
 ) -> None:
     made = followers(tmp_path, said, monkeypatch, code=1)
     made.start("mlflow")
-    made.end(20)
-    assert "mlflow does not have everything yet" in said[-1]
-    assert f"lsgd track {tmp_path} --to mlflow sends the rest later" in said[-1]
+    made.end(200)
+    assert "mlflow does not have everything: " in said[-1]
+    assert f"`lsgd track {tmp_path} --to mlflow` sends the rest later" in said[-1]
     assert len(said) == 2
+
+
+def test_what_is_still_on_its_way_is_not_said_to_be_missing(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run ends while its tracker's library is still imported."""
+    made = followers(tmp_path, said, monkeypatch)
+    (tmp_path / "python").write_text("#!/bin/sh\nexec 0</dev/null\nread line < go\n")
+    os.mkfifo(tmp_path / "go")
+    monkeypatch.chdir(tmp_path)
+    made.start("mlflow")
+    made.end(0.1)
+    (tmp_path / "go").write_text("\n")
+    assert made.processes["mlflow"].wait(200) == 0
+    assert "the process that sends the run to mlflow goes on with the rest: " in said[-1]
+    assert f"`lsgd track {tmp_path} --to mlflow` sends the rest later" in said[-1]
 
 
 def test_a_run_that_leaves_does_not_wait(
@@ -74,22 +90,22 @@ def test_a_run_that_leaves_does_not_wait(
     made.start("mlflow")
     made.end(0)
     assert len(said) == 1
-    made.processes["mlflow"].wait(20)
+    made.processes["mlflow"].wait(200)
 
 
 def test_a_process_that_cannot_be_started_ends_no_run(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    made = Followers(tmp_path, said.append)
+    made = TrackerProcesses(tmp_path, said.append)
     made.start("wandb")
-    made.end(20)
+    made.end(200)
     assert len(said) == 1
-    assert said[0].startswith("not sent to wandb (No such file or directory); lsgd track ")
+    assert said[0].startswith("not sent to wandb (No such file or directory); `lsgd track ")
 
 
 def test_a_package_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_installed([])
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(Refused, match=r"install .*\[wandb\]'"):
+    monkeypatch.setattr(trackers, "is_installed", lambda name: False)
+    with pytest.raises(UsageError, match=r"install .*\[wandb\]'"):
         check_installed(["wandb"])

@@ -14,30 +14,58 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
+from helpers.waiting import wait_until
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
+from lsgd.job import system
 from lsgd.run import lock
-from lsgd.run.lock import held
+from lsgd.run.lock import hold_lock
 
 HOLDS = """
 import sys, time
 from pathlib import Path
 from lsgd.run import lock
 lock.BEAT = 0.05
-with lock.held(Path(sys.argv[1])):
+with lock.hold_lock(Path(sys.argv[1])):
     print(flush=True)
-    time.sleep(100)
+    time.sleep(1000)
 """
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT": 0.2, "WATCH": 1.0, "DYING": 0.4, "SETTLING": 0.2}.items():
-        monkeypatch.setattr(lock, name, seconds)
-    monkeypatch.setattr(lock, "POLL", 0.02)
+class Clock:
+    """A clock that only sleep turns, and what happens meanwhile."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.meanwhile: Callable[[float], object] = lambda now: None
+
+    time = staticmethod(time.time)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.meanwhile(self.now)
+
+    def until_held(self, folder: Path) -> float:
+        """The seconds until the folder is free."""
+        begin = self.now
+        with hold_lock(folder):
+            return self.now - begin
+
+    def was_watched(self, folder: Path) -> bool:
+        """Whether one is let in after it was watched, and not before."""
+        return lock.WATCH < self.until_held(folder) < lock.WATCH + lock.SETTLING + 3 * lock.POLL
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(lock, "time", clock)
+    return clock
 
 
 @contextmanager
@@ -53,14 +81,11 @@ def holder(folder: Path) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def seconds_until_held(folder: Path) -> float:
-    begin = time.monotonic()
-    with held(folder):
-        return time.monotonic() - begin
-
-
 def is_refused(folder: Path, pid: int | str = "") -> bool:
-    with pytest.raises(Refused, match=rf"{folder} is being written .*process {pid}"), held(folder):
+    with (
+        pytest.raises(UsageError, match=rf"{folder} is being written .*process {pid}"),
+        hold_lock(folder),
+    ):
         pass
     return True
 
@@ -73,151 +98,133 @@ def left_by_another_machine(folder: Path, **fields: object) -> Path:
     return path
 
 
-@contextmanager
-def ticking(path: Path, times: Callable[[int], float]) -> Iterator[None]:
-    """The file, touched every now and then by a clock that shows these times."""
-    over = Event()
+def ticking(path: Path, times: Callable[[float], float]) -> Callable[[float], None]:
+    """Touches the file every few seconds by a clock that shows these times."""
 
-    os.utime(path, (times(0), times(0)))
+    def touch(now: float) -> None:
+        beat = times(now // lock.BEAT * lock.BEAT)
+        os.utime(path, (beat, beat))
 
-    def touch() -> None:
-        number = 0
-        while not over.wait(lock.BEAT):
-            number += 1
-            os.utime(path, (times(number), times(number)))
-
-    thread = Thread(target=touch)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    touch(0)
+    return touch
 
 
-def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path, clock: Clock) -> None:
+    """As after Ctrl-Z too: it will go on to write."""
     with holder(tmp_path) as first:
-        with pytest.raises(Refused) as refusal, held(tmp_path):
-            pass
-        who = f"(process {first.pid} on {platform.node()}, since 20"
-        assert who in str(refusal.value)
-        assert "write another run_dir" in str(refusal.value)
-        assert "\n" not in str(refusal.value)
+        for number in (signal.SIGCONT, signal.SIGSTOP):
+            first.send_signal(number)
+            with pytest.raises(UsageError) as refusal, hold_lock(tmp_path):
+                pass
+            who = f"(process {first.pid} on {platform.node()}, since 20"
+            assert who in str(refusal.value)
+            assert "write another run_dir" in str(refusal.value)
+            assert "\n" not in str(refusal.value)
 
 
-def test_it_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
-    with held(tmp_path):
+def test_it_leaves_the_folder_as_it_was(tmp_path: Path, clock: Clock) -> None:
+    with hold_lock(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [lock.FILE]
-        with pytest.raises(Refused), held(tmp_path):
+        with pytest.raises(UsageError), hold_lock(tmp_path):
             pass
         assert [path.name for path in tmp_path.iterdir()] == [lock.FILE]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_a_kill_the_next_begins_at_once(tmp_path: Path) -> None:
+def test_after_a_kill_the_next_begins_at_once(tmp_path: Path, clock: Clock) -> None:
     with holder(tmp_path) as first:
         first.kill()
         first.wait()
         assert (tmp_path / lock.FILE).exists()
-        assert seconds_until_held(tmp_path) < 0.2
+        assert clock.until_held(tmp_path) == 0
 
 
-def test_a_process_that_is_still_dying_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "DYING", 10.0)
-    with holder(tmp_path) as first, ThreadPoolExecutor(1) as pool:
-        next_one = pool.submit(seconds_until_held, tmp_path)
-        first.send_signal(signal.SIGSTOP)  # or its touches tell that it lives
-        time.sleep(0.2)
-        first.kill()
-        assert 0.1 < next_one.result() < 5
-
-
-def test_a_stopped_process_of_this_machine_is_alive(tmp_path: Path) -> None:
-    """As after Ctrl-Z: it will go on to write."""
+def test_a_process_that_is_still_dying_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     with holder(tmp_path) as first:
-        first.send_signal(signal.SIGSTOP)
-        assert is_refused(tmp_path, first.pid)
+
+        def die(now: float) -> None:
+            first.kill()
+            first.wait()
+
+        clock.meanwhile = die
+        assert clock.until_held(tmp_path) == lock.POLL
 
 
 CLOCKS = {
-    "right": lambda number: time.time(),
-    "hours ahead": lambda number: time.time() + 9 * 3600,
-    "years behind": lambda number: 1000 + number,
-    "going backwards": lambda number: time.time() - 3600 * number,
+    "right": lambda seconds: time.time() + seconds,
+    "hours ahead": lambda seconds: time.time() + 9 * 3600 + seconds,
+    "years behind": lambda seconds: 1000 + seconds,
+    "going backwards": lambda seconds: time.time() - 3600 * seconds,
 }
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
-def test_on_another_machine_who_moves_is_alive(tmp_path: Path, clock: str) -> None:
-    with ticking(left_by_another_machine(tmp_path), CLOCKS[clock]):
-        assert is_refused(tmp_path, "7 on elsewhere, since 2026-01-02 03:04:05")
-    assert (tmp_path / lock.FILE).exists()
+@pytest.mark.parametrize("name", CLOCKS)
+def test_on_another_machine_who_moves_is_alive(tmp_path: Path, name: str, clock: Clock) -> None:
+    """And who does not is dead."""
+    path = left_by_another_machine(tmp_path)
+    clock.meanwhile = ticking(path, CLOCKS[name])
+    assert is_refused(tmp_path, "7 on elsewhere, since 2026-01-02 03:04:05")
+    assert path.exists()
+    clock.meanwhile = lambda now: None
+    assert clock.was_watched(tmp_path)
 
 
-def watched(folders: list[Path]) -> bool:
-    """Whether each is let in after it was watched, and not before; all are watched at once."""
-    with ThreadPoolExecutor(len(folders)) as pool:
-        waits = list(pool.map(seconds_until_held, folders))
-    return min(waits) > lock.WATCH and max(waits) < lock.WATCH + 1
-
-
-def test_on_another_machine_who_does_not_move_is_dead(tmp_path: Path) -> None:
-    folders = [tmp_path / clock for clock in CLOCKS]
-    for folder, clock in zip(folders, CLOCKS.values(), strict=True):
-        folder.mkdir()
-        os.utime(left_by_another_machine(folder), (clock(1), clock(1)))
-    assert watched(folders)
-
-
-@pytest.mark.parametrize("fields", [{"host": platform.node()}, {"boot": lock._boot()}])
-def test_a_machine_of_the_same_name_is_another(tmp_path: Path, fields: dict[str, str]) -> None:
+@pytest.mark.parametrize("fields", [{"host": platform.node()}, {"boot": system.boot_id()}])
+def test_a_machine_of_the_same_name_is_another(
+    tmp_path: Path, fields: dict[str, str], clock: Clock
+) -> None:
     """As is this one before a restart."""
-    with ticking(left_by_another_machine(tmp_path, **fields), CLOCKS["right"]):
-        assert is_refused(tmp_path, 7)
+    path = left_by_another_machine(tmp_path, **fields)
+    clock.meanwhile = ticking(path, CLOCKS["right"])
+    assert is_refused(tmp_path, 7)
 
 
-def test_a_network_drive_that_keeps_the_lock_of_a_dead_machine(tmp_path: Path) -> None:
+def test_a_network_drive_that_keeps_the_lock_of_a_dead_machine(
+    tmp_path: Path, clock: Clock
+) -> None:
     with left_by_another_machine(tmp_path).open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert lock.WATCH < seconds_until_held(tmp_path) < lock.WATCH + 1
+        assert clock.was_watched(tmp_path)
 
 
-def test_a_drive_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drive_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     """Whoever moves is alive; who does not, also on this machine, is dead."""
 
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", none)
-    with holder(tmp_path) as first:
-        assert is_refused(tmp_path, first.pid)
-        first.kill()
-        first.wait()
-        assert lock.WATCH < seconds_until_held(tmp_path) < lock.WATCH + 1
+    monkeypatch.setattr(fcntl, "flock", none)
+    here = {"host": platform.node(), "boot": system.boot_id()}
+    clock.meanwhile = ticking(left_by_another_machine(tmp_path, **here), CLOCKS["right"])
+    assert is_refused(tmp_path, 7)
+    clock.meanwhile = lambda now: None
+    assert clock.was_watched(tmp_path)
 
 
-def test_a_copied_folder_is_another(tmp_path: Path) -> None:
-    with holder(tmp_path):
-        pass
+def test_a_copied_folder_is_another(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "run").mkdir()
-    with holder(tmp_path / "run"):
+    with hold_lock(tmp_path / "run"):
         shutil.copytree(tmp_path / "run", tmp_path / "copy")
-        assert seconds_until_held(tmp_path / "copy") < 0.2
+        assert clock.until_held(tmp_path / "copy") == 0
 
 
-def test_a_file_that_was_cut_short_blocks_nobody(tmp_path: Path) -> None:
-    contents = ["", "{", "[]", '{"host": "a"}']
-    folders = [tmp_path / str(number) for number in range(len(contents))]
-    for folder, content in zip(folders, contents, strict=True):
-        folder.mkdir()
-        (folder / lock.FILE).write_text(content)
-    assert watched(folders)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "a"}'])
+def test_a_file_that_was_cut_short_blocks_nobody(
+    tmp_path: Path, content: str, clock: Clock
+) -> None:
+    (tmp_path / lock.FILE).write_text(content)
+    assert clock.was_watched(tmp_path)
 
 
 @pytest.mark.parametrize("dead", ["here", "elsewhere", "never"])
-def test_of_several_that_come_at_once_one_is_let_in(tmp_path: Path, dead: str) -> None:
+def test_of_several_that_come_at_once_one_is_let_in(
+    tmp_path: Path, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock of this machine, as they settle among themselves."""
+    for name, seconds in {"BEAT": 0.2, "WATCH": 1.0, "DYING": 0.4, "POLL": 0.02}.items():
+        monkeypatch.setattr(lock, name, seconds)
     if dead == "here":
         with holder(tmp_path) as first:
             first.kill()
@@ -229,16 +236,14 @@ def test_of_several_that_come_at_once_one_is_let_in(tmp_path: Path, dead: str) -
 
     def come(number: int) -> bool:
         try:
-            with held(tmp_path):
+            with hold_lock(tmp_path):
                 inside.append(number)
                 most.append(len(inside))
-                deadline = time.monotonic() + 10
-                while len(inside) + len(refused) < 4 and time.monotonic() < deadline:
-                    time.sleep(lock.POLL)
+                wait_until(lambda: len(inside) + len(refused) >= 4)
                 most.append(len(inside))
                 inside.remove(number)
                 return True
-        except Refused:
+        except UsageError:
             refused.append(number)
             return False
 
@@ -255,21 +260,21 @@ def test_who_passed_for_dead_writes_no_more(tmp_path: Path) -> None:
         (tmp_path / lock.FILE).unlink()
         left_by_another_machine(tmp_path)
         first.send_signal(signal.SIGCONT)
-        assert first.wait(10) == 2
+        assert first.wait(200) == 2
         assert "process 7 on elsewhere" in first.stderr.read()
     assert (tmp_path / lock.FILE).exists()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="/proc/job"), held(Path("/proc")):
+def test_a_folder_that_cannot_be_written_and_a_full_disk_have_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="/proc/job"), hold_lock(Path("/proc")):
         pass
 
-
-def test_a_full_disk_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(lock.json, "dumps", full)
-    with pytest.raises(OSError, match="No space"), held(tmp_path):
+    with pytest.raises(OSError, match="No space"), hold_lock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -16,27 +17,28 @@ from helpers.event_file import points
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.comm import describe
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
+from lsgd.errors import NotSavedError
 from lsgd.job.device import device_name
 from lsgd.run import metrics
-from lsgd.run.metrics import Meter, RunLog, Timed, open_log
+from lsgd.run.curves import tag
+from lsgd.run.metrics import Meter, RunLog, TimedBatches, open_log
 from lsgd.run.rows import read_rows
-from lsgd.workloads import scores
-from lsgd.workloads.images import Images
+from lsgd.workloads import compute_metrics
+from lsgd.workloads.images import ImageClassification
 
 TRAIN = {"epoch": 0.5, "lr": 0.1, "images_per_second": 100.0}
 RATES = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.0}
 EPOCH = TRAIN | RATES | {"epoch": 3}
-IMAGES = Images(load_recipe(["+recipe=digits"]), torch.device("cpu"))
+IMAGES = ImageClassification(load_recipe(["+recipe=digits"]), torch.device("cpu"))
 
 
 def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleNamespace:
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
         trackers=[],
-        is_over=lambda rates: False,
+        has_reached_target=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,
         summary=lambda: "a run\nof two lines",
@@ -46,10 +48,10 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
         comm=SingleComm(),
         device=torch.device("cpu"),
         next_step=first_step,
-        rates={epoch: {} for epoch in epochs},
+        epoch_metrics={epoch: {} for epoch in epochs},
         workload=IMAGES,
-        scores=partial(scores, IMAGES),
-        keep=lambda folder: {},
+        scores=partial(compute_metrics, IMAGES),
+        save_artifacts=lambda folder: {},
     )
 
 
@@ -71,8 +73,9 @@ def drawn(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
             if key not in ("kind", "step", "epoch") and isinstance(value, int | float):
                 train = row["kind"] == "train"
                 at = 10 * row["step"] if train else row["epoch"]
-                tag = f"{'train_by_examples' if train else 'epoch'}/{key}"
-                expected.setdefault(tag, []).append((at, pytest.approx(value, rel=1e-6)))
+                expected.setdefault(tag(row["kind"], key, "top1_error"), []).append(
+                    (at, pytest.approx(value, rel=1e-6))
+                )
     return expected
 
 
@@ -92,7 +95,15 @@ def test_rows_and_curves_hold_what_was_written(tmp_path: Path) -> None:
     steps = [{"kind": "train", "step": s, "loss": 1 / s} | TRAIN for s in range(1, 4)]
     assert rows == [*steps, {"kind": "epoch", "step": 3} | EPOCH]
     assert points(tmp_path) == drawn(rows)
-    assert len(points(tmp_path)) == 8
+    # In the order in which TensorBoard shows them, which is that of the names.
+    assert sorted(points(tmp_path)) == [
+        "1_result/val_top1_error",
+        "2_training_by_examples/loss",
+        "3_rates_by_epoch/train_top1_error",
+        "3_rates_by_epoch/val_top5_error",
+        *(f"4_more_by_examples/{key}" for key in ("images_per_second", "lr")),
+        *(f"5_more_by_epoch/{key}" for key in ("images_per_second", "lr")),
+    ]
 
 
 def test_what_is_not_a_number_is_null_and_no_point(tmp_path: Path) -> None:
@@ -106,7 +117,7 @@ def test_what_is_not_a_number_is_null_and_no_point(tmp_path: Path) -> None:
 
     rows = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
     assert [row["loss"] for row in rows] == [1.0, None, None, None, 2.0]
-    assert points(tmp_path)["train_by_examples/loss"] == [(0, 1.0), (40, 2.0)]
+    assert points(tmp_path)["2_training_by_examples/loss"] == [(0, 1.0), (40, 2.0)]
 
 
 def test_an_epoch_that_is_evaluated_again_is_there_once(tmp_path: Path) -> None:
@@ -148,6 +159,7 @@ def test_a_line_cut_short_is_left_out(
     kept = [row for row in rows if json.dumps(row) in cut]
     assert read_rows(path) == kept
     metrics._drop_rows_after(path, 2, epochs=())
+    assert [each.name for each in path.parent.iterdir()] == [path.name], "which is no damage"
     with path.open("a") as file:
         file.write(json.dumps(rows[3]) + "\n")
     assert read_rows(path) == [row for row in kept if row["step"] <= 2] + [rows[3]]
@@ -177,17 +189,6 @@ def test_rows_behind_a_damaged_line_are_set_aside_and_told_of(
         path.unlink()
 
 
-def test_a_line_cut_short_by_a_kill_is_no_damage(tmp_path: Path) -> None:
-    with log_in(tmp_path) as log:
-        write_steps(log, range(1, 4))
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text()[:-9])
-    with log_in(tmp_path, first_step=2) as log:
-        log.start(progress(2), "a loader")
-    assert [row["kind"] for row in read_rows(path)] == ["train", "train", "start"]
-    assert not list(tmp_path.glob("*.damaged*"))
-
-
 def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run = progress()
     run.comm.rank = 1
@@ -203,54 +204,15 @@ def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFix
         assert (tmp_path / "metrics.jsonl").exists()
 
 
-def test_plain_lines_where_there_is_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    with log_in(tmp_path, first_step=4) as log:
-        log.start(progress(4), "a loader")
-        log.write("train", 5, loss=0.123456, **TRAIN)
-        log.write("train", 6, loss=math.nan, **TRAIN)
-        log.write("epoch", 6, **EPOCH | {"epoch": 1})
-        log.end("done")
-    printed = capsys.readouterr()
-    machine = f"{describe(SingleComm(), torch.device('cpu'))}; a loader"
-    assert printed.out.splitlines() == [
-        "a run",
-        "of two lines",
-        machine,
-        f"run folder {tmp_path}",
-        "resumes after step 4",
-        "step 5/20  epoch 0.50  lr 0.1  loss 0.123  100 images/s",
-        "step 6/20  epoch 0.50  lr 0.1  loss nan  100 images/s",
-        "epoch 1: top-1 error 40.00 % (train 50.00 %), top-5 error 10.00 %, 100 images/s",
-        f"done, run folder {tmp_path}",
-    ]
-    assert printed.err == ""
-
-
-def test_a_bar_on_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with log_in(tmp_path, first_step=4) as log:
-        log.write("train", 7, loss=1.5, **TRAIN)
-        log.write("epoch", 7, **EPOCH)
-    printed = capsys.readouterr()
-    assert "step 7/20" not in printed.out
-    assert printed.out.count("top-1 error") == 1
-    assert "7/20" in printed.err
-    assert "loss 1.5" in printed.err
-
-
 DIES = """
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from lsgd.rules.metric import TOP1
 from lsgd.run.metrics import RunLog
-recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20, is_over=bool)
+recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20, has_reached_target=bool)
 workload = SimpleNamespace(metric=TOP1)
-run = SimpleNamespace(recipe=recipe, next_step=0, rates={}, workload=workload)
+run = SimpleNamespace(recipe=recipe, next_step=0, epoch_metrics={}, workload=workload)
 log = RunLog(run, Path(sys.argv[1]))
 for step in range(1, 9):
     log.write("train", step, loss=1 / step, epoch=step / 10, lr=0.1, images_per_second=1.0)
@@ -284,7 +246,7 @@ def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
         [sys.executable, "-c", DIES, str(tmp_path)],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=200,
         capture_output=True,
     )
     assert done.returncode == -signal.SIGKILL
@@ -303,11 +265,11 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
             clock[0] += wait
             yield 0
 
-    def state(examples: int, top1: int, loss: float) -> metrics.State:
+    def state(examples: int, top1: int, loss: float) -> metrics.MetricSumsState:
         counts = torch.tensor([examples, top1, examples])
         return {"counts": counts, "loss": torch.tensor(loss)}
 
-    timed = Timed(batches())
+    timed = TimedBatches(batches())
     meter = Meter(progress(), state(10, 5, 10.0), timed)
     next(timed)
     clock[0] += 3
@@ -317,8 +279,13 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
     clock[0] += 2
     second = {"loss": 1.0, "top1_error": 0.0, "images_per_second": 2.5, "data_wait": 0.5}
     assert meter.read(state(40, 23, 60.0)) == pytest.approx(second)
+    clock[0] += 1
+    diverged = meter.read(state(50, 33, math.nan))
+    assert math.isnan(diverged["loss"])
+    assert math.isnan(diverged["top1_error"])
+    clock[0] -= 1
     whole = {"images_per_second": 30 / 8, "data_wait": 3 / 8}
-    assert meter.whole(state(40, 23, 60.0)) == pytest.approx(whole)
+    assert meter.read_epoch(state(40, 23, 60.0)) == pytest.approx(whole)
     assert list(timed) == [0]
     assert timed.waited == 3.5
 
@@ -333,19 +300,16 @@ def test_progress_is_of_passes_and_its_time_of_the_whole_run(
         ["+recipe=digits", "epochs=3", "schedule.milestones=[2]", "schedule.warmup_epochs=1"]
     )
     run, steps = progress(), recipe.steps_per_epoch
-    run.recipe, run.passes_per_step = recipe, 4
+    run.recipe, run.micro_batches_per_step = recipe, 4
     (tmp_path / "config.yaml").touch()
-    shown: list[tuple[float, float | None, float | None]] = []
+    left: list[tuple[float | None, ...]] = []
+    positions: list[float] = []
     with RunLog(run, tmp_path) as log:
-        left: list[float | None] = []
-        log.console.set_time_left = lambda of_epoch, of_run, at_most: left.extend(
-            (of_epoch, of_run)
-        )
-        log.console.show_training = lambda position, epoch: shown.append((position, *left[-2:]))
+        log.console.set_time_left = lambda *of_epoch_and_run, at_most: left.append(of_epoch_and_run)
+        log.console.show_training = lambda position, epoch: positions.append(position)
         for epoch in range(2):
-            timed = log.watch_training(
-                iter(range(4 * steps)), range(epoch * steps, (epoch + 1) * steps)
-            )
+            passes = iter(range(4 * steps))
+            timed = log.watch_training(passes, range(epoch * steps, (epoch + 1) * steps))
             for number, _ in enumerate(timed):
                 clock[0] += 1.0
                 run.next_step = epoch * steps + (number + 1) // 4
@@ -353,11 +317,23 @@ def test_progress_is_of_passes_and_its_time_of_the_whole_run(
                 log.watch_evaluation("val", done, 1)
                 clock[0] += 20.0 * (1 - done)
             log.write("epoch", run.next_step, **EPOCH | {"epoch": epoch + 1})
-    positions = [position for position, _, _ in shown]
-    assert positions == sorted(positions)
     assert [each for each in positions if each < 2] == [0.25 * quarter for quarter in range(1, 8)]
     # In the first epoch nothing is known of an evaluation, and in the second all is.
-    [(_, *first)] = [each for each in shown if each[0] == 1]
-    assert first == [4 * (steps - 1), 4 * (3 * steps - 1)]
-    [(_, *second)] = [each for each in shown if each[0] == steps + 1]
-    assert second == [4 * (steps - 1), 4 * (2 * steps - 1) + 2 * 20]
+    assert (4 * (steps - 1), 4 * (3 * steps - 1)) in left
+    assert (4 * (steps - 1), 4 * (2 * steps - 1) + 2 * 20) in left
+
+
+def test_what_a_full_disk_does_not_take_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    """The orders of a live run, in a file beside its rows; this process ends, and resumes."""
+
+    def keep(folder: Path) -> dict[str, str]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with log_in(tmp_path) as log:
+        log.run.save_artifacts = keep
+        with pytest.raises(
+            NotSavedError, match=r"is recorded .* could not be written \(No space"
+        ) as end:
+            log.write("epoch", 10, **EPOCH)
+        assert end.value.is_local
+    assert not read_rows(tmp_path / "metrics.jsonl")

@@ -1,8 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
 
-from lsgd.run.rows import damaged_line, number, read_rows, things
+from lsgd.run.rows import LONGEST, damaged_line, finite_number, read_rows, speed_unit
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,9 @@ from lsgd.run.rows import damaged_line, number, read_rows, things
         ('{"step": 1}\n{"ste\n', 1, None),
         ('{"step": 1}\n\x00\x00\n{"step": 3}\n', 1, 2),
         ('{"step": 1}\n{"ste{"step": 3}\n{"step": 4}\n', 1, 2),
+        ('{"step": 1}\n' + "[" * 100_000 + '\n{"step": 3}\n', 1, 2),
+        ('{"step": 1}\n{"step": ' + "1" * 5000 + '}\n{"step": 3}\n', 1, 2),
+        ('{"step": 1}\n"' + "a" * 3 * LONGEST, 1, 2),
     ],
 )
 def test_rows_end_at_the_first_damaged_line(
@@ -25,16 +29,32 @@ def test_rows_end_at_the_first_damaged_line(
     assert damaged_line(path) == damaged
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_rows(tmp_path / "metrics.jsonl")
+
+
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == []
     assert damaged_line(tmp_path / "metrics.jsonl") is None
 
 
 def test_what_a_speed_counts_is_in_its_key() -> None:
-    assert things({"kind": "train", "step": 3, "tokens_per_second": None, "loss": 1.0}) == "tokens"
-    assert things({"kind": "start", "step": 0, "metric": "perplexity"}) == ""
+    assert (
+        speed_unit({"kind": "train", "step": 3, "tokens_per_second": None, "loss": 1.0}) == "tokens"
+    )
+    assert speed_unit({"kind": "start", "step": 0, "metric": "perplexity"}) == ""
 
 
 def test_a_number_is_finite_and_no_truth_value() -> None:
     row = {"a": 3, "b": 2.5, "c": None, "d": float("nan"), "e": True, "f": "4"}
-    assert [number(row, key) for key in "abcdefg"] == [3.0, 2.5, None, None, None, None, None]
+    assert [finite_number(row, key) for key in "abcdefg"] == [
+        3.0,
+        2.5,
+        None,
+        None,
+        None,
+        None,
+        None,
+    ]

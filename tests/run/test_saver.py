@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.threaded import on_processes
+from helpers.threaded import run_on_threads
 from test_checkpoint import same, tiny
 
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.errors import NotSaved, Preempted
+from lsgd.errors import NotSavedError, PreemptedError
 from lsgd.run import checkpoint
 from lsgd.run.metrics import Log
-from lsgd.run.saver import Saver
+from lsgd.run.saver import CheckpointSaver
 
 
 class Said(Log):
@@ -28,8 +28,8 @@ class Said(Log):
 
 
 def steps(folder: Path) -> list[int]:
-    paths = checkpoint.files(folder)
-    return [checkpoint.load(checkpoint.read(path), str(path)).step for path in paths]
+    paths = checkpoint.checkpoint_files(folder)
+    return [checkpoint.decode_checkpoint(checkpoint.read(path), str(path)).step for path in paths]
 
 
 def large(step: int) -> checkpoint.Checkpoint:
@@ -48,11 +48,11 @@ def test_only_the_first_process_saves(tmp_path: Path) -> None:
     def process(comm: Comm) -> None:
         folder = tmp_path / str(comm.rank)
         folder.mkdir()
-        with Saver(folder, comm, Log(), keep=2) as saver:
+        with CheckpointSaver(folder, comm, Log(), keep=2) as saver:
             saver.save(tiny(1))
             saver.save(tiny(2), milestone=True)
 
-    on_processes(2, process)
+    run_on_threads(2, process)
     assert steps(tmp_path / "0") == [2, 1]
     assert list((tmp_path / "1").iterdir()) == []
 
@@ -67,32 +67,32 @@ def test_training_goes_on_while_it_is_written(
 
     def slow(descriptor: int) -> None:
         begun.set()
-        assert may_write.wait(30)
+        assert may_write.wait(200)
         order.append("written")
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
     made = tiny(1)
-    with Saver(tmp_path, SingleComm(), Log(), keep=2) as saver:
+    with CheckpointSaver(tmp_path, SingleComm(), Log(), keep=2) as saver:
         saver.save(made)
         made.model["w"].fill_(99)
         made.optimizer["state"][0]["momentum_buffer"].fill_(99)
         made.optimizer["param_groups"][0]["lr"] = 99
         made.rates[99] = {"val_top1_error": 99.0}
-        assert begun.wait(30)
+        assert begun.wait(200)
         order.append("trained")
         threading.Timer(0.2, may_write.set).start()
         saver.save(tiny(2))
         assert order[:3] == ["trained", "written", "written"]
     assert steps(tmp_path) == [2, 1]
-    first = checkpoint.load(checkpoint.read(tmp_path / "checkpoint-1.pt"), "a")
+    first = checkpoint.decode_checkpoint(checkpoint.read(tmp_path / "checkpoint-1.pt"), "a")
     expected = {key: value for key, value in vars(tiny(1)).items() if key != "parts"}
     assert same({key: vars(first)[key] for key in expected}, expected)
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path, ballast: Path) -> None:
     log = Said()
-    with Saver(small_disk, SingleComm(), log, keep=9) as saver:
+    with CheckpointSaver(small_disk, SingleComm(), log, keep=9) as saver:
         for step in (1, 2, 3):
             saver.save(large(step))
         assert log.warnings == []
@@ -117,20 +117,20 @@ def test_a_full_disk_at_the_end_is_an_error_on_all_processes(
 
     def process(comm: Comm) -> str:
         try:
-            with Saver(small_disk, comm, Log(), keep=3) as saver:
+            with CheckpointSaver(small_disk, comm, Log(), keep=3) as saver:
                 for step in (1, 2, 3):
                     saver.save(large(step))
                 if leaving:
-                    raise Preempted("saved")
-        except NotSaved as error:
+                    raise PreemptedError("saved")
+        except NotSavedError as error:
             return str(error)
         raise AssertionError("not noticed")
 
-    said = on_processes(2, process)
+    said = run_on_threads(2, process)
     assert said[0] == said[1]
     assert "step 3 could not be saved" in said[0]
     assert steps(small_disk) == [2, 1]
-    assert NotSaved.exit_code == 6
+    assert NotSavedError.exit_code == 6
 
 
 def test_any_other_failure_ends_all_processes_at_the_next_save(tmp_path: Path) -> None:
@@ -138,14 +138,14 @@ def test_any_other_failure_ends_all_processes_at_the_next_save(tmp_path: Path) -
 
     def process(comm: Comm) -> str:
         try:
-            with Saver(tmp_path / "gone", comm, Log(), keep=3) as saver:
+            with CheckpointSaver(tmp_path / "gone", comm, Log(), keep=3) as saver:
                 saver.save(tiny(1))
                 saver.save(tiny(2))
                 raise AssertionError("not noticed")
-        except NotSaved as error:
+        except NotSavedError as error:
             return str(error)
 
-    said = on_processes(2, process)
+    said = run_on_threads(2, process)
     assert said[0] == said[1]
     assert "step 1 could not be saved" in said[0]
     assert "No such file or directory" in said[0]
@@ -156,7 +156,7 @@ def test_after_another_error_the_write_is_finished(tmp_path: Path) -> None:
     log = Said()
 
     def fail(step: int) -> None:
-        with Saver(tmp_path, SingleComm(), log, keep=3) as saver:
+        with CheckpointSaver(tmp_path, SingleComm(), log, keep=3) as saver:
             saver.save(large(step))
             raise ZeroDivisionError
 

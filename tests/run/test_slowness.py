@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lsgd.job import system
 from lsgd.run import slowness
 from lsgd.run.slowness import PATIENCE, SlownessCheck
 
@@ -31,7 +32,7 @@ def test_it_is_said_once_and_not_of_a_short_run(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(slowness.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(slowness, "SCHEDULE", tmp_path / "schedstat")
+    monkeypatch.setattr(system, "SCHEDULE", tmp_path / "schedstat")
     checks = [SlownessCheck(), SlownessCheck()]
     for now, waiting in ((0, 5), (PATIENCE / 2, 20), (PATIENCE + 1, 29), (90, 60)):
         clock[0] = now

@@ -10,14 +10,14 @@ import pytest
 
 from lsgd.rules.metric import TOP1
 from lsgd.search.__main__ import main
-from lsgd.search.point import FAILED, FINISHED, PRUNED, RUNNING, Point, best_of
-from lsgd.search.record import SearchRecord, load, save
-from lsgd.search.report import best_so_far, lowest, reduction, spread_of, write_page
+from lsgd.search.record import SearchRecord, load_record, save_record
+from lsgd.search.report import relative_improvement, write_page
+from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, Trial, best_trial
 
 NOON = datetime(2026, 1, 1, 12)
 
 
-def point(number: int, value: float | None, state: str = FINISHED, **changed: object) -> Point:
+def point(number: int, value: float | None, state: str = FINISHED, **changed: object) -> Trial:
     """It takes a minute, one after the other."""
     began = NOON + timedelta(minutes=number)
     fields = {
@@ -26,7 +26,7 @@ def point(number: int, value: float | None, state: str = FINISHED, **changed: ob
         "why": "diverged in epoch 2 of 2" if state == FAILED else "",
         "began": began, "ended": began + timedelta(minutes=1),
     }  # fmt: skip
-    return Point(number, state=state, value=value, **(fields | changed))  # type: ignore[arg-type]
+    return Trial(number, state=state, value=value, **(fields | changed))  # type: ignore[arg-type]
 
 
 POINTS = [
@@ -42,49 +42,31 @@ RECORD = SearchRecord(
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     running = replace(point(6, None), state=RUNNING, ended=None, reported={})
     record = replace(RECORD, points=[*POINTS, running])
-    save(record, tmp_path)
-    assert load(tmp_path) == record
+    save_record(record, tmp_path)
+    assert load_record(tmp_path) == record
 
 
 def test_the_best_is_a_finished_one_with_the_lowest_value() -> None:
-    assert best_of(POINTS) == POINTS[2]
-    assert best_of([POINTS[1], POINTS[3]]) is None
+    assert best_trial(POINTS) == POINTS[2]
+    assert best_trial([POINTS[1], POINTS[3]]) is None
 
 
 def test_the_reduction_is_of_each_seed() -> None:
     """Half of 20 and a fifth of 15: their mean, and not that of the means."""
-    mean, std = reduction(RECORD)
+    mean, std = relative_improvement(RECORD)
     assert mean == pytest.approx((0.5 + 0.2) / 2)
     assert std == pytest.approx(0.3 / math.sqrt(2))
 
 
 def test_time_is_that_in_which_a_point_was_at_work() -> None:
     """Two at a time count once, and a night between two commands not at all."""
-    assert RECORD.seconds == 360
+    assert RECORD.busy_seconds == 360
     later = NOON + timedelta(hours=10)
     beside = point(6, 1.0, began=NOON, ended=NOON + timedelta(seconds=90))
     next_day = point(7, 1.0, began=later, ended=later + timedelta(minutes=2))
     inside = point(8, 1.0, began=later, ended=later + timedelta(minutes=1))
     record = replace(RECORD, points=[*POINTS, inside, next_day, beside])
-    assert record.seconds == 480
-
-
-def test_epochs_that_pruning_saves_are_those_of_whom_it_gives_up() -> None:
-    """Of 6 points of 2 epochs; one that has diverged has saved nothing."""
-    assert RECORD.saved == 1 / 12
-
-
-def test_best_so_far_and_its_quartiles() -> None:
-    inf = math.inf
-    assert best_so_far(POINTS) == [20.0, 20.0, 12.0, 12.0, 12.0, 12.0]
-    assert best_so_far([POINTS[1], POINTS[0]]) == [inf, 20.0]
-    assert spread_of([[inf, 3.0], [2.0, 1.0], [4.0, 2.0, 1.0]])[0] == [4.0, 2.0]
-
-
-def test_a_line_goes_through_the_lowest_nearby() -> None:
-    xy = [(1.0, 9.0), (1.1, 5.0), (100.0, 3.0), (10.0, 4.0), (90.0, 7.0)]
-    assert lowest(xy, log=True) == [(1.1, 5.0), (10.0, 4.0), (90.0, 7.0), (100.0, 3.0)]
-    assert lowest([(1.0, 2.0), (1.0, 1.0)], log=False) == [(1.0, 1.0)]
+    assert record.busy_seconds == 480
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
@@ -108,7 +90,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
 def test_several_searches_make_one_page(tmp_path: Path) -> None:
     for name, sampler in (("a", "tpe"), ("b", "tpe"), ("c", "random")):
         (tmp_path / name).mkdir()
-        save(replace(RECORD, name=name, sampler=sampler), tmp_path / name)
+        save_record(replace(RECORD, name=name, sampler=sampler), tmp_path / name)
     folders = [str(tmp_path / name) for name in "abc"]
     assert main(["--report", *folders, "--out", str(tmp_path / "out")]) == 0
     assert "18 points of 18" in (tmp_path / "out/README.md").read_text()
@@ -117,6 +99,6 @@ def test_several_searches_make_one_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("points", [[], [POINTS[1]], [POINTS[0]], [POINTS[3], POINTS[3]]])
-def test_a_search_that_has_found_little_has_a_page_too(points: list[Point], tmp_path: Path) -> None:
+def test_a_search_that_has_found_little_has_a_page_too(points: list[Trial], tmp_path: Path) -> None:
     write_page([replace(RECORD, points=points, best=[], default=[])], tmp_path, "the command")
     ET.fromstring((tmp_path / "index.html").read_text().partition("\n")[2])

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd import config
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe.search import Search
-from lsgd.search.folder import definition, folder_of
-from lsgd.search.space import Space, words_of
+from lsgd.search.folder import definition, search_folder
+from lsgd.search.space import SearchSpace, overrides_of
 
 LR = "schedule.reference_lr"
 SEARCH = Search("one", "One", "digits", {LR: {"from": 0.001, "to": 1.0}}, trials=3)
@@ -18,23 +18,23 @@ SEARCH = Search("one", "One", "digits", {LR: {"from": 0.001, "to": 1.0}}, trials
 
 @given(st.floats(1e-9, 1e9))
 def test_words_say_a_number_exactly(lr: float) -> None:
-    assert words_of({LR: lr}) == [f"{LR}={lr!r}"]
+    assert overrides_of({LR: lr}) == [f"{LR}={lr!r}"]
 
 
 @pytest.mark.parametrize("lr", [1e-05, 0.1 + 0.2, 1 / 3, 123456.0])
 def test_the_recipe_has_the_values_exactly(lr: float) -> None:
     """1e-05 without a point is a text to YAML."""
-    (trial,) = Space(SEARCH, []).trials({LR: lr}, [7])
+    (trial,) = SearchSpace(SEARCH, []).planned_runs({LR: lr}, [7])
     assert trial.recipe.schedule.reference_lr == lr
     assert trial.recipe.seed == 7
-    again = config.load_recipe([f"+recipe={trial.recipe.name}", *trial.words])
+    again = config.load_recipe([f"+recipe={trial.recipe.name}", *trial.overrides])
     assert again.fingerprint == trial.recipe.fingerprint
     assert again.seed == 7
 
 
 def test_the_recipe_as_it_is_needs_no_values() -> None:
     words = ["epochs=3", "schedule.milestones=[]", "schedule.warmup_epochs=1"]
-    (trial,) = Space(SEARCH, words).trials({}, [0])
+    (trial,) = SearchSpace(SEARCH, words).planned_runs({}, [0])
     assert trial.recipe.schedule.reference_lr == 0.025
     assert trial.recipe.epochs == 3
 
@@ -50,16 +50,18 @@ def test_the_recipe_as_it_is_needs_no_values() -> None:
     ],
 )
 def test_words_that_cannot_be_said(word: str, sentence: str) -> None:
-    with pytest.raises(Refused, match=sentence):
-        Space(SEARCH, [word])
+    with pytest.raises(UsageError, match=sentence):
+        SearchSpace(SEARCH, [word])
 
 
 def test_a_corner_that_the_recipe_refuses_is_named_before_anything_is_trained() -> None:
     """Nesterov's momentum of 0 is no run; here at one end of one of two fields."""
     space = {LR: {"from": 0.001, "to": 1.0}, "optim.momentum": {"from": 0.0, "to": 0.9}}
-    with pytest.raises(Refused, match=r"the point schedule.reference_lr=0.001 optim.momentum=0.0:"):
-        Space(replace(SEARCH, space=space), []).check()
-    Space(replace(SEARCH, space=space), ["optim.nesterov=false"]).check()
+    with pytest.raises(
+        UsageError, match=r"the point schedule.reference_lr=0.001 optim.momentum=0.0:"
+    ):
+        SearchSpace(replace(SEARCH, space=space), []).check()
+    SearchSpace(replace(SEARCH, space=space), ["optim.nesterov=false"]).check()
 
 
 def test_of_many_fields_each_is_looked_at_alone() -> None:
@@ -67,28 +69,28 @@ def test_of_many_fields_each_is_looked_at_alone() -> None:
     space = dict.fromkeys([LR, "schedule.gamma", "optim.weight_decay", "optim.momentum"], choices)
     search = replace(SEARCH, space=space)
     seen = []
-    checked = Space(search, [])
+    checked = SearchSpace(search, [])
     checked.recipe = lambda values: seen.append(dict(values))  # type: ignore[method-assign,assignment]
     checked.check()
     for key in space:
         assert {values[key] for values in seen if values} == {0.1, 0.2, 0.3}
     assert len(seen) < 20
     space["optim.momentum"] = {"choices": [0.1, 1.5]}
-    with pytest.raises(Refused, match=r"optim.momentum=1.5"):
-        Space(search, []).check()
+    with pytest.raises(UsageError, match=r"optim.momentum=1.5"):
+        SearchSpace(search, []).check()
 
 
 def test_an_unknown_field_is_named() -> None:
     search = replace(SEARCH, space={"schedule.reference_l": {"from": 1, "to": 2}})
-    with pytest.raises(Refused, match=r"no key 'schedule\.reference_l'; did you mean"):
-        Space(search, []).check()
+    with pytest.raises(UsageError, match=r"no key 'schedule\.reference_l'; did you mean"):
+        SearchSpace(search, []).check()
 
 
 def test_words_that_change_the_search_change_its_folder() -> None:
     """More trials, or other seeds for the comparison, go on with the same one."""
 
     def folder(*words: str, of_recipe: tuple[str, ...] = ()) -> str:
-        return folder_of(Space(config.load_search("digits", *words), of_recipe)).name
+        return search_folder(SearchSpace(config.load_search("digits", *words), of_recipe)).name
 
     assert folder() == "digits"
     assert folder("trials=50", "compared_seeds=[7]") == "digits"
@@ -98,4 +100,4 @@ def test_words_that_change_the_search_change_its_folder() -> None:
         folder("prune.after_epochs=2"), folder(of_recipe=("worker_batch=8",)),
     ]  # fmt: skip
     assert len({"digits", *others}) == 6
-    assert definition(Space(config.load_search("digits"), []))["sampler"] == "tpe"
+    assert definition(SearchSpace(config.load_search("digits"), []))["sampler"] == "tpe"

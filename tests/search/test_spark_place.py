@@ -11,18 +11,18 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers.studies import until
+from helpers.studies import wait_until
 
 from lsgd import config, paths
-from lsgd.errors import Refused
-from lsgd.job.launcher import Launch, detect
+from lsgd.errors import PreemptedError, UsageError
+from lsgd.job.launcher import Launch, detect_launch
+from lsgd.planned.launch import RunLauncher
+from lsgd.planned.planned_run import PlannedRun
 from lsgd.search import spark as module
 from lsgd.search.__main__ import main
-from lsgd.search.stop import Stop
-from lsgd.search.task import Lost, SentTrial, Told, sees, tell, train
-from lsgd.supervise.verdict import Ending
-from lsgd.trials.launch import TrialLauncher
-from lsgd.trials.trial import Trial
+from lsgd.search.spark_task import RemoteFailure, SparkRunSpec, shares_folder, train
+from lsgd.search.stop import StopRequest
+from lsgd.supervise.verdict import ExitSummary
 
 SPARK = "+search=small --launch spark"
 
@@ -59,25 +59,10 @@ def test_what_cannot_begin(
     assert not [*tmp_path.iterdir()]
 
 
-def test_without_spark_nothing_asks_for_it(
-    installation: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.delitem(sys.modules, "lsgd.search.spark", raising=False)
-    assert main(["+search=small", "--print"]) == 0
-    assert "lsgd.search.spark" not in sys.modules
-    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace())
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    assert main([*SPARK.split(), "--np", "2", "--print"]) == 0
-
-
 def test_a_master_that_does_not_answer_is_named_at_once() -> None:
-    with pytest.raises(Refused, match=r"no Spark can be reached at spark://127.0.0.1:1 \(.*ref"):
+    with pytest.raises(UsageError, match=r"no Spark can be reached at spark://127.0.0.1:1 \(.*ref"):
         module._check_master("spark://127.0.0.1:1")
-    with pytest.raises(Refused, match="no Spark can be reached at spark://host"):
+    with pytest.raises(UsageError, match="no Spark can be reached at spark://host"):
         module._check_master("spark://host")
     module._check_master("local[2]")
 
@@ -91,41 +76,36 @@ def test_what_went_wrong_is_found_in_what_spark_says() -> None:
         "\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)\n"
         "\t... 1 more\n\nDriver stacktrace:"
     )
-    assert module._Failed(said).reason == "ModuleNotFoundError: No module named 'lsgd'"
-    assert Lost.read(said) is None
-    ending = Ending(2, "process 1 on b (pid 3) was refused: write 'a \"b\"'", lost=True)
-    assert Lost.read(f"Traceback:\n  x\nlsgd.search.task.Lost: {Lost(ending)}\n\tat org") == ending
+    assert module._JobFailedError(said).reason == "ModuleNotFoundError: No module named 'lsgd'"
+    assert RemoteFailure.read(said) is None
+    ending = ExitSummary(2, "process 1 on b (pid 3) was refused: write 'a \"b\"'", lost=True)
+    assert (
+        RemoteFailure.read(
+            f"Traceback:\n  x\nlsgd.search.task.Lost: {RemoteFailure(ending)}\n\tat org"
+        )
+        == ending
+    )
 
 
 def test_what_a_process_has_said_is_how_the_trial_ended(
-    sent: SentTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sent: SparkRunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not that Spark has lost the trial, which would be started once more."""
     session = module._Session(None, tmp_path / "log", Path("token"), str(tmp_path))
     said = "Job aborted\n"
 
     def fail(*_: object) -> list[object]:
-        raise module._Failed(said)
+        raise module._JobFailedError(said)
 
     monkeypatch.setattr(module, "_collect", fail)
-    returned = module._outcome(session, sent, 2, Stop([]))
+    returned = module._outcome(session, sent, 2, StopRequest([]))
     assert returned
-    assert returned.ending == Ending(1, "Spark has lost it: Job aborted", lost=True)
-    refused = Ending(2, "process 1 on b (pid 3) was refused: no data")
-    said += f"Lost: {Lost(refused)}\n"
-    returned = module._outcome(session, sent, 2, Stop([]))
+    assert returned.ending == ExitSummary(1, "Spark has lost it: Job aborted", lost=True)
+    refused = ExitSummary(2, "process 1 on b (pid 3) was refused: no data")
+    said += f"Lost: {RemoteFailure(refused)}\n"
+    returned = module._outcome(session, sent, 2, StopRequest([]))
     assert returned
     assert returned.ending == refused
-
-
-def test_a_trial_is_told_by_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "runs/leave"
-    assert not tell(path, 15), "nobody would see it"
-    told = Told(path)
-    assert not told
-    assert tell(path, 15)
-    assert tell(path, 2)
-    assert [*told] == [15, 2]
 
 
 class Tasks:
@@ -148,49 +128,44 @@ class Tasks:
 
 
 @pytest.fixture
-def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SentTrial:
+def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkRunSpec:
     """A trial whose processes write their environment."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nenv > environment\nexit $CODE\n")
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON", str(python))
-    trial = Trial(config.load_recipe(["+recipe=digits"]), [])
-    launcher = TrialLauncher("spark", {"--np": "2"})
+    trial = PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+    launcher = RunLauncher("spark", {"--np": "2"})
     (tmp_path / "token").touch()
-    return SentTrial(
+    return SparkRunSpec(
         trial, launcher, {"CODE": "0"}, str(tmp_path), Path("token"), tmp_path / "leave"
     )
 
 
 def test_the_second_process_meets_the_first_where_that_says(
-    sent: SentTrial, tmp_path: Path
+    sent: SparkRunSpec, tmp_path: Path
 ) -> None:
-    assert sees(str(tmp_path), sent.token)
+    assert shares_folder(str(tmp_path), sent.token)
     here = os.getcwd()
     train(sent, Tasks("", "4321"))
     assert os.getcwd() == here
     lines = (tmp_path / "environment").read_text().splitlines()
     environment = dict(line.split("=", 1) for line in lines if "=" in line)
-    assert detect(environment) == Launch("torchrun", 1, 2, 0, 1, "host1", 4321)
+    assert detect_launch(environment) == Launch("torchrun", 1, 2, 0, 1, "host1", 4321)
     assert environment["CUDA_VISIBLE_DEVICES"] == "3"
 
 
-def test_the_second_process_is_not_started_without_the_first(
-    sent: SentTrial, tmp_path: Path
-) -> None:
-    train(sent, Tasks("", ""))
-    assert not (tmp_path / "environment").exists()
-
-
-def test_a_second_process_that_is_refused_ends_the_trial(sent: SentTrial) -> None:
+def test_a_second_process_that_is_refused_ends_the_trial(sent: SparkRunSpec) -> None:
     sent.environment["CODE"] = "2"  # type: ignore[index]
-    with pytest.raises(Lost, match=r"lsgd-ending \[2, "):
+    with pytest.raises(RemoteFailure, match=r"lsgd-ending \[2, "):
         train(sent, Tasks("", "4321"))
     sent.environment["CODE"] = "5"  # type: ignore[index]
     train(sent, Tasks("", "4321"))
 
 
-def test_an_executor_that_does_not_see_the_folder_is_named(sent: SentTrial, tmp_path: Path) -> None:
+def test_an_executor_that_does_not_see_the_folder_is_named(
+    sent: SparkRunSpec, tmp_path: Path
+) -> None:
     (tmp_path / "token").unlink()
     error = train(sent, Tasks("", "4321")).error
     assert f"{tmp_path} is not seen by the executor on {os.uname().nodename}, though" in str(error)
@@ -199,13 +174,13 @@ def test_an_executor_that_does_not_see_the_folder_is_named(sent: SentTrial, tmp_
 OUTLIVES = """
 import sys
 from test_spark_place import Tasks
-from lsgd.search.task import train
+from lsgd.search.spark_task import train
 import pickle
 train(pickle.load(sys.stdin.buffer), Tasks("", "4321"))
 """
 
 
-def test_a_second_process_does_not_outlive_its_task(sent: SentTrial, tmp_path: Path) -> None:
+def test_a_second_process_does_not_outlive_its_task(sent: SparkRunSpec, tmp_path: Path) -> None:
     """Though the first is on another machine, and does not know."""
     (tmp_path / "python").write_text(
         "#!/bin/sh\necho $$ > pid.tmp\nmv pid.tmp pid\nexec sleep 600\n"
@@ -218,12 +193,26 @@ def test_a_second_process_does_not_outlive_its_task(sent: SentTrial, tmp_path: P
     assert task.stdin
     task.stdin.write(pickle.dumps(sent))
     task.stdin.close()
-    until(lambda: (tmp_path / "pid").exists())
+    wait_until(lambda: (tmp_path / "pid").exists())
     pid = int((tmp_path / "pid").read_text())
     try:
         task.kill()
         task.wait()
-        until(lambda: not psutil.pid_exists(pid), seconds=30)
+        wait_until(lambda: not psutil.pid_exists(pid))
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_spark_whose_java_has_gone_ends_the_search_with_a_sentence(tmp_path: Path) -> None:
+    """Whatever it was asked first; a supervisor may start the same command again."""
+
+    def gone(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    context = SimpleNamespace(master="local[2]", setJobGroup=gone, cancelJobGroup=gone)
+    session = module._Session(context, tmp_path / "spark.log", tmp_path / "token")
+    with pytest.raises(
+        PreemptedError, match=r"Spark at local\[2\] has gone; .*spark\.log says why"
+    ):
+        module._collect(session, 2, lambda _: iter([]), "a")

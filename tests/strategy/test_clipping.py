@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.server_runs import ALLREDUCE, make_learner, make_steps
-from helpers.threaded import on_processes
+from helpers.threaded import run_on_threads
 from torch import Tensor
 
 from lsgd.comm import Comm
@@ -28,14 +28,14 @@ def test_the_whole_gradient_is_clipped_once(processes: int) -> None:
         learner = make_learner(comm, ALLREDUCE, f"optim.clip_norm={LIMIT}", "comm.bucket_mb=1e-4")
         assert len(learner.strategy.reducer.buckets) > 1
         make_steps(learner, 6)
-        return list(learner.model.parameters()), learner.now()["gradient_norm"]
+        return list(learner.model.parameters()), learner.step_metrics()["gradient_norm"]
 
     norms: list[float] = []
     by_hand = make_learner(SingleComm(), ALLREDUCE)
     by_hand.strategy.optimizer.register_step_pre_hook(multiply)
     make_steps(by_hand, 6)
     assert min(norms) > LIMIT
-    for parameters, norm in on_processes(processes, clipped):
+    for parameters, norm in run_on_threads(processes, clipped):
         torch.testing.assert_close(
             parameters, list(by_hand.model.parameters()), rtol=1e-12, atol=1e-12
         )

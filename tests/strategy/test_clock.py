@@ -8,32 +8,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsgd.recipe.strategies import Cluster
+from lsgd.recipe.strategies import VirtualCluster
 from lsgd.rules import augmentation, sampler
 from lsgd.strategy.clock import SECONDS, Timeline, simulate, step_seconds
-from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
+from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
 from lsgd.strategy.network import SharedLink, Transfer
-from lsgd.strategy.order import Script, play
+from lsgd.strategy.order import EpochScript, play_orders
 from lsgd.strategy.placement import PLACEMENTS, elements, place
 
 LENET = [150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10]
 """The numbers of elements of LeNet-5's parameters, in their order."""
-UNLIMITED = Cluster(step=1.0, spread=0.0, server_gbits=1e12, worker_gbits=1e12, latency_us=0.0)
-MEGABYTE = Cluster(step=1.0, spread=0.0, server_gbits=0.008, worker_gbits=8.0, latency_us=0.0)
+UNLIMITED = VirtualCluster(
+    step=1.0, spread=0.0, server_gbits=1e12, worker_gbits=1e12, latency_us=0.0
+)
+MEGABYTE = VirtualCluster(
+    step=1.0, spread=0.0, server_gbits=0.008, worker_gbits=8.0, latency_us=0.0
+)
 """A server gets or gives 1 MB in a second, and a worker's network is no limit."""
 
 
-def asynchronous(workers: int, servers: int = 1, slack: float = math.inf) -> list[Gate]:
-    return [Bounded(workers, slack=slack) for _ in range(servers)]
+def asynchronous(workers: int, servers: int = 1, slack: float = math.inf) -> list[AdmissionGate]:
+    return [BoundedStalenessGate(workers, slack=slack) for _ in range(servers)]
 
 
-def barrier(workers: int, tickets: int, backup: int = 0) -> list[Gate]:
-    return [Barrier(workers, pushes=workers - backup, tickets=tickets)]
+def barrier(workers: int, tickets: int, backup: int = 0) -> list[AdmissionGate]:
+    return [BarrierGate(workers, pushes=workers - backup, tickets=tickets)]
 
 
 def timeline(
-    cluster: Cluster,
-    gates: list[Gate],
+    cluster: VirtualCluster,
+    gates: list[AdmissionGate],
     tickets: int,
     workers: int,
     loads: Sequence[float] = (1e6,),
@@ -60,13 +64,13 @@ def pushes(made: Timeline) -> NDArray[np.bool_]:
     return are_pushes
 
 
-def staleness(script: Script) -> list[int]:
+def staleness(script: EpochScript) -> list[int]:
     return [push.applied[0] - push.read[0] for push in script.pushes]
 
 
 def test_a_timeline_is_a_function_of_seed_cluster_and_epoch() -> None:
     def drawn(cluster_seed: int = 0, seed: int = 3, epoch: int = 1) -> tuple[int, ...]:
-        cluster = Cluster(seed=cluster_seed)
+        cluster = VirtualCluster(seed=cluster_seed)
         made = timeline(cluster, asynchronous(8), 200, 8, seed=seed, epoch=epoch)
         return tuple(made.order[0].tolist())
 
@@ -77,7 +81,7 @@ def test_a_timeline_is_a_function_of_seed_cluster_and_epoch() -> None:
 
 
 def test_the_seconds_of_a_step_depend_on_nothing_but_its_place() -> None:
-    cluster = Cluster(slow_share=0.1, slow_by=1.0, seed=5)
+    cluster = VirtualCluster(slow_share=0.1, slow_by=1.0, seed=5)
     of_all = step_seconds(cluster, workers=6, seed=1, epoch=2, steps=range(100))
     later = step_seconds(cluster, workers=3, seed=1, epoch=2, steps=range(70, 100))
     assert (of_all[:3, 70:] == later).all()
@@ -97,7 +101,7 @@ def test_a_worker_takes_its_own_steps_in_turn_whatever_the_others_do() -> None:
 
 
 def test_seconds_have_the_distribution_that_the_cluster_says() -> None:
-    cluster = Cluster(step=0.2, spread=0.5, speeds=[1.0, 3.0])
+    cluster = VirtualCluster(step=0.2, spread=0.5, speeds=[1.0, 3.0])
     seconds = step_seconds(cluster, workers=2, seed=0, epoch=0, steps=range(40_000))
     logs = np.log(seconds / [[0.2], [0.6]])
     assert abs(logs.mean()) < 0.01
@@ -162,7 +166,9 @@ def test_messages_both_ways_meet_in_half_duplex_only() -> None:
 def test_the_staleness_of_equal_workers_is_that_of_all_others(workers: int) -> None:
     cluster = replace(UNLIMITED, spread=0.05)
     made = timeline(cluster, asynchronous(workers), 400 * workers, workers)
-    script = play([made.order], lambda _: asynchronous(workers), Tickets(400 * workers), workers)
+    script = play_orders(
+        [made.order], lambda _: asynchronous(workers), Tickets(400 * workers), workers
+    )
     # The first pushes are fresher: nobody has made an update before them.
     assert np.mean(staleness(script)[workers:]) == pytest.approx(workers - 1, rel=0.01)
 
@@ -170,7 +176,7 @@ def test_the_staleness_of_equal_workers_is_that_of_all_others(workers: int) -> N
 def test_asynchronous_servers_come_near_to_what_their_network_bears() -> None:
     """Throughput is at most min(N / (c + 2 M / bw), bw / 2 M) pushes a second."""
     size, step = 0.247e6, 0.007
-    cluster = Cluster(
+    cluster = VirtualCluster(
         step=step, spread=0.1, server_gbits=1, worker_gbits=1, duplex=False, latency_us=0
     )
     both_ways = 2 * size / 125e6
@@ -237,13 +243,13 @@ def test_a_colocated_server_shares_the_network_of_its_worker() -> None:
 
 
 def test_bytes_are_counted_exactly() -> None:
-    made = timeline(Cluster(), asynchronous(3, servers=2), 20, 3, [1000, 7])
+    made = timeline(VirtualCluster(), asynchronous(3, servers=2), 20, 3, [1000, 7])
     # A reply to each of the workers at first, then one to each push.
     assert made.sent == [1000 * (3 + 2 * 20), 7 * (3 + 2 * 20)]
 
 
 clusters = st.builds(
-    Cluster,
+    VirtualCluster,
     step=st.floats(0.001, 1),
     spread=st.floats(0, 2),
     slow_share=st.floats(0, 0.3),
@@ -260,7 +266,7 @@ clusters = st.builds(
 @settings(max_examples=150)
 @given(st.data(), clusters, st.integers(1, 7), st.integers(1, 5), st.integers(1, 60))
 def test_an_epoch_ends_and_plays(
-    data: st.DataObject, cluster: Cluster, workers: int, servers: int, tickets: int
+    data: st.DataObject, cluster: VirtualCluster, workers: int, servers: int, tickets: int
 ) -> None:
     colocated = data.draw(st.booleans())
     servers = min(servers, workers) if colocated else servers
@@ -270,13 +276,13 @@ def test_an_epoch_ends_and_plays(
     loads = [4 * elements(slices) for slices in place(LENET, servers, placement)]
     is_barrier = data.draw(st.booleans())
 
-    def gates() -> list[Gate]:
+    def gates() -> list[AdmissionGate]:
         if is_barrier:
             return barrier(workers, tickets, backup)
         return asynchronous(workers, servers, slack)
 
     made = timeline(cluster, gates(), tickets, workers, loads, colocated=colocated)
-    script = play([made.order], lambda _: gates(), Tickets(tickets), workers)
+    script = play_orders([made.order], lambda _: gates(), Tickets(tickets), workers)
     assert sorted(push.ticket for push in script.pushes) == [*range(tickets)]
     assert len(made.waits) == tickets
     assert min(made.waits) >= 0
@@ -304,7 +310,7 @@ def test_an_epoch_ends_and_plays(
 
 def test_no_other_draws_have_the_same_counters() -> None:
     assert SECONDS not in {
-        sampler.ORDER,
+        sampler.ORDER_COUNTER,
         augmentation.WINDOW,
         augmentation.FLIP,
         augmentation.SHIFT,

@@ -11,27 +11,35 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsgd.strategy.desk import Desk, Kind, Reply
-from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.order import Script, play
+from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
+from lsgd.strategy.order import EpochScript, play_orders
+from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
 
 
 class Job:
     """Servers with workers whose messages come in a random order; each worker's in its own."""
 
     def __init__(
-        self, gates: list[Gate], workers: int, tickets: int, ahead: int, seed: int, losses: int
+        self,
+        gates: list[AdmissionGate],
+        workers: int,
+        tickets: int,
+        ahead: int,
+        seed: int,
+        losses: int,
     ) -> None:
         self.draw, self.losses, self.count = random.Random(seed), losses, workers
         self.tickets = Tickets(tickets, ahead=ahead)
         self.desks = [
-            Desk(gate, workers, None if server else self.tickets)
+            PushScheduler(gate, workers, None if server else self.tickets)
             for server, gate in enumerate(gates)
         ]
         self.versions = [0 for _ in gates]
         self.mail: defaultdict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)
         """What is under way from a worker to a server."""
-        self.replies: defaultdict[tuple[int, int], list[tuple[Reply, int, int]]] = defaultdict(list)
+        self.replies: defaultdict[tuple[int, int], list[tuple[ServerReply, int, int]]] = (
+            defaultdict(list)
+        )
         """What a worker has got of a server: replies, each with its life and the version."""
         self.pushed: list[tuple[int, int, tuple[int, ...]]] = []
         """Worker, ticket and read versions of every push that was computed."""
@@ -50,11 +58,11 @@ class Job:
         others, queue, paused = range(1, len(self.desks)), [], came_back
         while True:
             reply, life, version = yield 0
-            if reply.kind is Kind.END:
+            if reply.kind is ReplyType.END:
                 break
-            if reply.kind is Kind.WAIT and paused:
+            if reply.kind is ReplyType.WAIT and paused:
                 continue
-            if reply.kind is Kind.GO and paused:
+            if reply.kind is ReplyType.GO and paused:
                 self.post(worker, others, "return", life)
                 paused = False
             read = [version]
@@ -62,7 +70,7 @@ class Job:
                 _, _, version = yield server
                 read.append(version)
             queue += reply.tickets
-            if reply.kind is Kind.WAIT:
+            if reply.kind is ReplyType.WAIT:
                 self.post(worker, others, "pause", 0)
                 paused = True
             else:
@@ -75,7 +83,7 @@ class Job:
         for server in servers:
             self.mail[worker, server].append((word, number))
 
-    def say(self, server: int, replies: list[Reply]) -> None:
+    def say(self, server: int, replies: list[ServerReply]) -> None:
         for reply in replies:
             if reply.worker not in self.lost:
                 life = self.desks[server].lives[reply.worker]
@@ -109,7 +117,7 @@ class Job:
             case "pause":
                 replies = desk.pause(worker)
             case "return":
-                replies = desk.come_back(worker, number)
+                replies = desk.rejoin(worker, number)
             case "close":
                 replies = desk.close(worker)
         self.say(server, replies)
@@ -132,22 +140,22 @@ class Job:
         self.lost.discard(worker)
         self.programs[worker] = self.program(worker, came_back=True)
         self.wants[worker] = next(self.programs[worker])
-        self.say(0, self.desks[0].come_back(worker))
+        self.say(0, self.desks[0].rejoin(worker))
 
-    def script(self, gates: "partial[list[Gate]]", tickets: int) -> Script:
+    def script(self, gates: "partial[list[AdmissionGate]]", tickets: int) -> EpochScript:
         order = [np.array(desk.order, np.int16) for desk in self.desks]
         left = Tickets(tickets, ahead=self.tickets.ahead)
-        script = play([order], gates, left, self.count)
+        script = play_orders([order], gates, left, self.count)
         assert left.left == 0
         return script
 
 
 def gates(
     kind: str, slack: float, workers: int, servers: int, pushes: int, left: int
-) -> list[Gate]:
+) -> list[AdmissionGate]:
     if kind == "backup":
-        return [Barrier(workers, pushes=pushes, tickets=left)]
-    return [Bounded(workers, slack=slack) for _ in range(servers)]
+        return [BarrierGate(workers, pushes=pushes, tickets=left)]
+    return [BoundedStalenessGate(workers, slack=slack) for _ in range(servers)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -178,38 +186,38 @@ def test_what_is_recorded_is_what_happened(data: st.DataObject) -> None:
 
 
 def test_a_batch_of_a_lost_worker_goes_to_one_that_waits() -> None:
-    desk = Desk(Bounded(2), 2, Tickets(2))
+    desk = PushScheduler(BoundedStalenessGate(2), 2, Tickets(2))
     assert [each.tickets for each in desk.begin(range(2))] == [[0], [1]]
-    assert desk.push(0)[1] == [Reply(0, Kind.WAIT)]
-    assert desk.lose(1) == [Reply(0, Kind.GO, [1])]
-    assert desk.push(0)[1] == [Reply(0, Kind.WAIT), Reply(0, Kind.END)]
+    assert desk.push(0)[1] == [ServerReply(0, ReplyType.WAIT)]
+    assert desk.lose(1) == [ServerReply(0, ReplyType.GO, [1])]
+    assert desk.push(0)[1] == [ServerReply(0, ReplyType.WAIT), ServerReply(0, ReplyType.END)]
     assert desk.order == [0, -1, -2, 2, 0, -1]
 
 
 def test_a_worker_whose_loader_has_come_to_its_end_is_asked_for_nothing() -> None:
-    desk = Desk(Bounded(2), 2, Tickets(2, ahead=1))
+    desk = PushScheduler(BoundedStalenessGate(2), 2, Tickets(2, ahead=1))
     assert [(each.tickets, each.last) for each in desk.begin(range(2))] == [
         ([0, 1], False),
         ([], False),
     ]
     desk.finished.add(1)
     desk.lose(0)
-    assert desk.stuck
-    assert [each.kind for each in desk.come_back(0)] == [Kind.GO]
-    assert not desk.stuck
+    assert desk.is_stuck
+    assert [each.kind for each in desk.rejoin(0)] == [ReplyType.GO]
+    assert not desk.is_stuck
 
 
 def test_those_that_wait_at_their_gate_are_told_of_the_end() -> None:
-    desk = Desk(Barrier(2, pushes=2, tickets=8), 2, Tickets(8))
+    desk = PushScheduler(BarrierGate(2, pushes=2, tickets=8), 2, Tickets(8))
     desk.begin(range(2))
     desk.push(0)
     assert desk.stop() == []
-    assert desk.push(1)[1] == [Reply(0, Kind.END), Reply(1, Kind.END)]
+    assert desk.push(1)[1] == [ServerReply(0, ReplyType.END), ServerReply(1, ReplyType.END)]
 
 
 def test_noting_a_push_costs_little() -> None:
     """Counted by what is kept, since a clock says little here: one number."""
-    desk = Desk(Bounded(1), 1, Tickets(1000))
+    desk = PushScheduler(BoundedStalenessGate(1), 1, Tickets(1000))
     desk.begin(range(1))
     for _ in range(999):
         desk.push(0)
@@ -217,9 +225,9 @@ def test_noting_a_push_costs_little() -> None:
 
 
 def test_a_follower_ends_when_its_server_does() -> None:
-    desk = Desk(Barrier(1, pushes=1, tickets=2), 1, follows=True)
+    desk = PushScheduler(BarrierGate(1, pushes=1, tickets=2), 1, follows=True)
     desk.begin(range(1))
     assert desk.close(0) == []
     assert not desk.over
-    assert desk.no_more() == [Reply(0, Kind.END)]
+    assert desk.no_more() == [ServerReply(0, ReplyType.END)]
     assert desk.over

@@ -7,13 +7,19 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsgd.strategy.gate import Barrier, Bounded, Effects, Gate, Tickets
+from lsgd.strategy.gate import (
+    AdmissionGate,
+    BarrierGate,
+    BoundedStalenessGate,
+    PushEffects,
+    Tickets,
+)
 
 
 class Epoch:
     """One server and its workers; at each moment any worker that computes may be the next."""
 
-    def __init__(self, gate: Gate, tickets: int, workers: int) -> None:
+    def __init__(self, gate: AdmissionGate, tickets: int, workers: int) -> None:
         self.gate, self.tickets = gate, Tickets(tickets)
         self.version = 0
         self.computing: dict[int, int] = {}
@@ -40,7 +46,7 @@ class Epoch:
         self.under_way[worker] = self.computing.pop(worker)
         self.handle(self.gate.push(worker), worker)
 
-    def handle(self, effects: Effects, worker: int | None = None) -> None:
+    def handle(self, effects: PushEffects, worker: int | None = None) -> None:
         if effects.dropped:
             assert worker is not None
             assert self.under_way.pop(worker) < self.version
@@ -50,11 +56,11 @@ class Epoch:
             read = [self.under_way.pop(each) for each in effects.applied]
             self.applied.append((effects.applied, used, read))
             self.version += 1
-        self.tickets.settle(effects)
+        self.tickets.apply_effects(effects)
         self.release(effects.released)
 
 
-def interleaved(gate: Gate, tickets: int, workers: int, seed: int) -> Epoch:
+def interleaved(gate: AdmissionGate, tickets: int, workers: int, seed: int) -> Epoch:
     """An epoch in a random order; some workers are much slower than others."""
     draw = random.Random(seed)
     weights = [draw.choice([0.05, 1.0, 1.0, 5.0]) for _ in range(workers)]
@@ -62,7 +68,7 @@ def interleaved(gate: Gate, tickets: int, workers: int, seed: int) -> Epoch:
     while epoch.computing:
         able = sorted(epoch.computing)
         epoch.push(draw.choices(able, [weights[each] for each in able])[0])
-        if isinstance(gate, Bounded) and gate.pushed:
+        if isinstance(gate, BoundedStalenessGate) and gate.pushed:
             pushes = gate.pushed.values()
             assert max(pushes) - min(pushes) <= gate.slack + 1
     return epoch
@@ -83,7 +89,9 @@ workers_, tickets_, seeds = st.integers(1, 8), st.integers(1, 40), st.integers(0
 @given(workers=workers_, backup=st.integers(0, 7), tickets=tickets_, seed=seeds)
 def test_updates_of_first_pushes(workers: int, backup: int, tickets: int, seed: int) -> None:
     pushes = max(1, workers - backup)
-    epoch = interleaved(Barrier(workers, pushes=pushes, tickets=tickets), tickets, workers, seed)
+    epoch = interleaved(
+        BarrierGate(workers, pushes=pushes, tickets=tickets), tickets, workers, seed
+    )
     check_epoch(epoch, tickets)
     sizes = [len(made) for made, _, _ in epoch.applied]
     whole, rest = divmod(tickets, pushes)
@@ -101,7 +109,7 @@ def test_updates_of_first_pushes(workers: int, backup: int, tickets: int, seed: 
 @settings(max_examples=200)
 @given(workers=workers_, slack=st.sampled_from([0, 1, 3, math.inf]), tickets=tickets_, seed=seeds)
 def test_updates_of_single_pushes(workers: int, slack: float, tickets: int, seed: int) -> None:
-    epoch = interleaved(Bounded(workers, slack=slack), tickets, workers, seed)
+    epoch = interleaved(BoundedStalenessGate(workers, slack=slack), tickets, workers, seed)
     check_epoch(epoch, tickets)
     assert not epoch.dropped
     assert len(epoch.applied) == tickets
@@ -115,13 +123,13 @@ def test_updates_of_single_pushes(workers: int, slack: float, tickets: int, seed
 
 
 def test_nobody_waits_for_a_worker_that_has_left() -> None:
-    gate = Bounded(3, slack=0)
+    gate = BoundedStalenessGate(3, slack=0)
     assert gate.push(0).released == gate.push(1).released == ()
     assert gate.leave(2).released == (0, 1)
 
 
 def test_a_worker_that_comes_back_is_as_slow_as_the_slowest() -> None:
-    gate = Bounded(2, slack=1)
+    gate = BoundedStalenessGate(2, slack=1)
     gate.leave(0)
     for _ in range(5):
         assert gate.push(1).released == (1,)
@@ -132,29 +140,29 @@ def test_a_worker_that_comes_back_is_as_slow_as_the_slowest() -> None:
 
 
 def test_backup_workers_stand_in_for_one_that_has_left() -> None:
-    gate = Barrier(3, pushes=2, tickets=10)
+    gate = BarrierGate(3, pushes=2, tickets=10)
     gate.leave(2)
-    assert gate.push(1) == Effects()
-    assert gate.push(0) == Effects((0, 1), released=(0, 1))
+    assert gate.push(1) == PushEffects()
+    assert gate.push(0) == PushEffects((0, 1), released=(0, 1))
     assert gate.join(2).released == (2,)
-    assert gate.push(2) == Effects()
-    assert gate.push(0) == Effects((0, 2), late=(1,), released=(0, 2))
-    assert gate.push(1) == Effects(dropped=True, released=(1,))
+    assert gate.push(2) == PushEffects()
+    assert gate.push(0) == PushEffects((0, 2), dropped_next=(1,), released=(0, 2))
+    assert gate.push(1) == PushEffects(dropped=True, released=(1,))
 
 
 def test_a_push_of_a_worker_that_has_left_since_does_not_count() -> None:
     """Another worker has its batch."""
-    gate = Barrier(3, pushes=2, tickets=10)
+    gate = BarrierGate(3, pushes=2, tickets=10)
     gate.push(1)
     gate.leave(1)
-    assert gate.push(0) == Effects()
-    assert gate.push(2) == Effects((0, 2), released=(0, 2))
+    assert gate.push(0) == PushEffects()
+    assert gate.push(2) == PushEffects((0, 2), released=(0, 2))
 
 
 def test_a_batch_that_is_put_back_is_the_next() -> None:
     tickets = Tickets(4)
     assert [tickets.issue(worker) for worker in (5, 6, 7)] == [[0], [1], [2]]
-    tickets.settle(Effects(applied=(5,), late=(6, 8)))  # of whom 8 has none
+    tickets.apply_effects(PushEffects(applied=(5,), dropped_next=(6, 8)))  # of whom 8 has none
     assert list(tickets.held[7]) == [2]
     assert [tickets.issue(worker) for worker in (8, 9, 5)] == [[1], [3], []]
 
@@ -162,10 +170,10 @@ def test_a_batch_that_is_put_back_is_the_next() -> None:
 def test_a_worker_holds_batches_for_its_loader() -> None:
     tickets = Tickets(9, ahead=2)
     assert [tickets.issue(worker) for worker in (0, 1)] == [[0, 1, 2], [3, 4, 5]]
-    tickets.settle(Effects(applied=(1,)))
+    tickets.apply_effects(PushEffects(applied=(1,)))
     assert tickets.issue(1) == [6]
     # What is put back is what it computes with, not what it will.
-    tickets.settle(Effects(applied=(1,), late=(0,)))
+    tickets.apply_effects(PushEffects(applied=(1,), dropped_next=(0,)))
     assert tickets.issue(0) == [0]
     tickets.give_back(1)
     assert tickets.left == 7

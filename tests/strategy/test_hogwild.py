@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 import torch
 from helpers.differences import largest_difference
-from helpers.hogwild_runs import SHORT
-from helpers.hogwild_runs import recipe as digits
-from helpers.threaded import ThreadComm, on_processes
+from helpers.threaded import ThreadComm, run_on_threads
 from torch import Tensor
 
 from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Diverged, PeerLost, Preempted, Refused
+from lsgd.errors import DivergedError, PeerLostError, PreemptedError, UsageError
 from lsgd.job import preemption
 from lsgd.learner import Learner
+from lsgd.metric_sums import MetricSums
 from lsgd.recipe import Recipe
 from lsgd.step import train_step
 from lsgd.strategy.hogwild import Hogwild
-from lsgd.tally import Tally
 
 CPU = torch.device("cpu")
 # 7 batches of 4 images, and one of 2; the lr rises with every update.
@@ -51,7 +49,7 @@ def plain(*words: str) -> list[Tensor]:
     inputs = learner.workload.inputs()
     for epoch, steps in made.epochs_from(0):
         for task in learner.strategy.tasks(epoch, steps):
-            train_step(learner, task, inputs.train(task.passes))
+            train_step(learner, task, inputs.train(task.micro_batches))
     return values(learner)
 
 
@@ -64,12 +62,12 @@ def by_turns(comm: Comm, made: Recipe, after: Any = lambda learner: None) -> Lea
         for number in range(len(steps)):
             if number % made.workers == comm.rank:
                 task = next(tasks)
-                train_step(learner, task, inputs.train(task.passes))
+                train_step(learner, task, inputs.train(task.micro_batches))
                 after(learner)
             comm.gather_objects(None)
         assert next(tasks, None) is None
-        learner.strategy.settle()
-        learner.tally.clear()
+        learner.strategy.synchronize()
+        learner.metric_sums.clear()
     return learner
 
 
@@ -83,7 +81,7 @@ def test_by_turns_it_is_plain_sgd(workers: int, word: str) -> None:
         learner = by_turns(comm, made)
         return values(learner), learner.next_step
 
-    for own, step in on_processes(workers, body):
+    for own, step in run_on_threads(workers, body):
         assert step == made.total_steps == 16
         assert largest_difference(own, plain(word)) < 1e-14
 
@@ -96,36 +94,45 @@ def test_rows_are_due_after_updates_of_others_too() -> None:
         seen: list[tuple[int, int]] = []
 
         def note(learner: Learner) -> None:
-            seen.append((learner.next_step, int(learner.counted()["counts"][0])))
+            seen.append((learner.next_step, int(learner.summed_counts()["counts"][0])))
 
         by_turns(comm, made, note)
         return seen
 
-    first, second = on_processes(2, body)
+    first, second = run_on_threads(2, body)
     assert first == [(1, 4), (3, 12), (5, 20), (6, 28), (9, 4), (11, 12), (12, 20), (15, 28)]
     assert [step for step, _ in second] == [2, 3, 6, 8, 9, 12, 14, 15]
 
 
 def test_running_statistics_are_the_mean_of_those_of_all_workers() -> None:
-    made = digits(*SHORT, "epochs=1")
+    """40 batches of 4, of which the last has 2."""
+    words = [
+        "+recipe=digits", "workers=2", "worker_batch=4", "data.train_examples=158", "tail=keep",
+        "epochs=1", "inputs=synthetic", "device=cpu", "model.last_gamma=1.0", "workers_per_pass=1",
+        "schedule.milestones=[]", "schedule.warmup=none", "strategy=hogwild", "optim.momentum=0",
+        "optim.nesterov=false",
+    ]  # fmt: skip
+    made = config.load_recipe(words)
 
     def body(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
         learner = Learner(made, comm, CPU)
         inputs = learner.workload.inputs()
-        (part,) = learner.strategy.parts
+        (part,) = learner.strategy.carried_states
         own = part._read()
         for task in learner.strategy.tasks(0, list(range(40))):
-            for batch, each in zip(inputs.train(task.passes), task.passes, strict=True):
-                learner.strategy.read(task, leave=False)
-                part.start_pass(each)
+            for batch, each in zip(
+                inputs.train(task.micro_batches), task.micro_batches, strict=True
+            ):
+                learner.strategy.begin(task, stop_requested=False)
+                part.start_micro_batch(each)
                 loss, _ = learner.workload.loss(learner.model, batch, each)
                 learner.strategy.backward(loss)
-                own = 0.9 * own + 0.1 * part.seen
-                learner.strategy.give(task)
-        learner.strategy.settle()
+                own = 0.9 * own + 0.1 * part.pending_update
+                learner.strategy.step(task)
+        learner.strategy.synchronize()
         return own, part._read(), learner.checkpoint().parts["batchnorm"]["shares"].sum(0)
 
-    (one, whole, saved), (other, *same) = on_processes(2, body)
+    (one, whole, saved), (other, *same) = run_on_threads(2, body)
     assert not torch.equal(one, other)
     torch.testing.assert_close(whole, (one + other) / 2)
     torch.testing.assert_close([whole, saved], [*same])
@@ -144,34 +151,34 @@ def both(body: Any, *words: str) -> list[Any]:
         tasks = learner.strategy.tasks(0, list(range(8)))
         return body(learner, tasks)
 
-    return on_processes(2, process)
+    return run_on_threads(2, process)
 
 
 def test_who_waits_for_the_others_is_told_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other has made one update, and its batches that are left are in the checkpoint."""
     waiting = threading.Event()
-    monkeypatch.setattr(preemption, "told", lambda: waiting.is_set())
+    monkeypatch.setattr(preemption, "stop_requested", lambda: waiting.is_set())
 
     def body(learner: Learner, tasks: Any) -> Any:
         inputs, strategy = learner.workload.inputs(), learner.strategy
-        with pytest.raises(Preempted):  # noqa: PT012
+        with pytest.raises(PreemptedError):  # noqa: PT012
             for task in tasks if learner.comm.rank == 0 else [next(tasks)]:
-                train_step(learner, task, inputs.train(task.passes))
+                train_step(learner, task, inputs.train(task.micro_batches))
             if learner.comm.rank == 0:
                 waiting.set()
-                strategy.settle()
+                strategy.synchronize()
             waiting.wait()
-            for _ in range(500):
-                strategy.check()
+            for _ in range(30_000):
+                strategy.poll()
                 time.sleep(0.01)
         saved = learner.checkpoint()
         again = Learner(learner.recipe, learner.comm, CPU)
         again.restore(saved)
-        left = [task.passes[0].step for task in again.strategy.tasks(0, [5, 6, 7])]
+        left = [task.micro_batches[0].step for task in again.strategy.tasks(0, [5, 6, 7])]
         return saved.step, saved.optimizer["given"].tolist(), saved.tally["counts"][0], left
 
     # Process 1 has batches 1, 3, 5 and 7, of which the last is of 2 images.
-    assert both(body, "comm.timeout=5") == [(5, [4, 1], 20, []), (5, [4, 1], 20, [3, 5, 7])]
+    assert both(body, "comm.timeout=300") == [(5, [4, 1], 20, []), (5, [4, 1], 20, [3, 5, 7])]
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
@@ -183,8 +190,8 @@ def test_what_was_saved_at_the_end_of_an_epoch_begins_the_next(evaluated: bool) 
         strategy.restore(strategy.state() | {"given": torch.tensor([4, 4])}, 8)
         if not evaluated:
             assert list(strategy.tasks(0, [])) == []
-            strategy.settle()
-        return [task.passes[0].step for task in strategy.tasks(1, list(range(8, 16)))]
+            strategy.synchronize()
+        return [task.micro_batches[0].step for task in strategy.tasks(1, list(range(8, 16)))]
 
     assert both(body) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
@@ -208,12 +215,12 @@ def test_no_number_leaves_the_model_as_it_is() -> None:
         learner.comm.gather_objects(None)
         if learner.comm.rank == 1:
             task = next(tasks)
-            learner.strategy.read(task, leave=False)
+            learner.strategy.begin(task, stop_requested=False)
             learner.strategy.backward(sum(p.sum() for p in learner.model.parameters()) * torch.inf)
-            learner.strategy.give(task)
+            learner.strategy.step(task)
         learner.comm.gather_objects(None)
-        with pytest.raises(Diverged) as diverged:
-            learner.strategy.check()
+        with pytest.raises(DivergedError) as diverged:
+            learner.strategy.poll()
         torch.testing.assert_close(values(learner), before, rtol=0, atol=0)
         return str(diverged.value)
 
@@ -224,8 +231,10 @@ def test_no_number_leaves_the_model_as_it_is() -> None:
 def test_who_makes_no_update_is_given_up() -> None:
     def body(learner: Learner, tasks: Any) -> None:
         if learner.comm.rank == 0:
-            with pytest.raises(PeerLost, match=r"^process 1 has made no update for 0\.05 s; it h"):
-                learner.strategy.settle()
+            with pytest.raises(
+                PeerLostError, match=r"^process 1 has made no update for 0\.05 s; it h"
+            ):
+                learner.strategy.synchronize()
         learner.comm.gather_objects(None)
 
     both(body, "comm.timeout=0.05")
@@ -235,5 +244,7 @@ def test_a_model_elsewhere_is_refused() -> None:
     made = recipe("workers=1", "strategy=hogwild")
     workload = Learner(made, SingleComm(), CPU).workload
     model = workload.network().to("meta")
-    with pytest.raises(Refused, match=r"in the memory of the CPU, .* is on meta; write device=cpu"):
-        Hogwild(made, workload, model, SingleComm(), Tally(2, CPU))
+    with pytest.raises(
+        UsageError, match=r"in the memory of the CPU, .* is on meta; write device=cpu"
+    ):
+        Hogwild(made, workload, model, SingleComm(), MetricSums(2, CPU))

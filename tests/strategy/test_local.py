@@ -1,60 +1,52 @@
 """Local steps: what they come down to, a plain loop, and the same run wherever the workers are."""
 
-import io
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from helpers.differences import largest_difference
-from helpers.local_runs import RULES, recipe
-from helpers.threaded import on_processes
+from helpers.steps import copied, plain_optimizer, train, train_until_preempted, train_with_nan_loss
+from helpers.threaded import run_on_threads
 from torch import Tensor
 from torch.nn import functional as F
 
 from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Diverged, Preempted
+from lsgd.errors import DivergedError
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
-from lsgd.rules.batchnorm import worker_norms
-from lsgd.rules.sampler import Pass
+from lsgd.rules.batchnorm import worker_batch_norms
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.step import train_step
 
 CPU = torch.device("cpu")
+# 8 steps an epoch, in rounds of 3, 3 and 2; the last step is of 4 + 4 + 3 + 0 + 0 images.
+WORDS = [
+    "+recipe=digits", "workers=5", "worker_batch=4", "data.train_examples=151", "tail=keep",
+    "precision=float64", "epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5",
+    "schedule.reference_batch=8", "model.last_gamma=1.0", "inputs=synthetic", "device=cpu",
+    "data.val_examples=4", "log_steps=1", "strategy=local", "strategy.local_steps=3",
+]  # fmt: skip
+MOMENTUM = "strategy.outer_momentum=0.9"
+RULES = {
+    "mean": [],
+    "sgd": ["strategy.outer=sgd", "strategy.outer_lr=0.7", MOMENTUM],
+    "nesterov": ["strategy.outer=nesterov", "strategy.outer_lr=0.7", MOMENTUM],
+    "elastic": ["strategy.outer=elastic", "strategy.moving_rate=0.15"],
+}
+"""The words of each outer rule."""
 PLAIN = ["optim.momentum=0", "optim.nesterov=false"]
 CUT = 4
 """The steps after which a run is left in the middle of its second round."""
 
 
-def train(
-    made: Recipe, comm: Comm, *, until: int | None = None, begin: Any = None, settle: bool = False
-) -> Learner:
-    """A learner on one of the processes, after the steps before `until`."""
-    learner = Learner(made, comm, CPU)
-    if begin is not None:
-        learner.restore(begin)
-    inputs = learner.workload.inputs()
-    stop = made.total_steps if until is None else until
-    for epoch, steps in made.epochs_from(learner.next_step):
-        for task in learner.strategy.tasks(epoch, [step for step in steps if step < stop]):
-            train_step(learner, task, inputs.train(task.passes))
-            learner.strategy.check()
-            if settle:
-                learner.strategy.settle()
-        if stop > steps[-1]:
-            learner.strategy.settle()
-            learner.tally.clear()
-    return learner
-
-
-def copied(saved: Checkpoint) -> Checkpoint:
-    """As it is read from a file."""
-    file = io.BytesIO()
-    torch.save(vars(saved), file)
-    return Checkpoint(**torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+@cache
+def recipe(*words: str) -> Recipe:
+    """The small recipe with these words; kept, since reading takes long."""
+    return config.load_recipe([*WORDS, *words])
 
 
 def difference(one: Checkpoint, other: Checkpoint) -> float:
@@ -134,15 +126,15 @@ def by_hand(made: Recipe) -> dict[str, list[Tensor]]:
     workload = Learner(made, SingleComm(), CPU).workload
     inputs, outer, n, k = workload.inputs(), made.strategy, made.worker_batch, made.workers
     models = [workload.network() for _ in range(k)]
-    optimizers = [optimizer_by_hand(made, model) for model in models]
-    for norm in (norm for model in models for norm in worker_norms(model)):
+    optimizers = [plain_optimizer(made, model) for model in models]
+    for norm in (norm for model in models for norm in worker_batch_norms(model)):
         norm.seen = torch.zeros(2, norm.num_features, dtype=torch.float64)
-    layers = [worker_norms(model) for model in models]
+    layers = [worker_batch_norms(model) for model in models]
     running = [torch.stack((norm.running_mean, norm.running_var)) for norm in layers[0]]
     x = [p.detach().clone() for p in models[0].parameters()]
     u, examples = [torch.zeros_like(p) for p in x], [0] * k
     for epoch in range(made.epochs):
-        order = workload.order(epoch)
+        order = workload.example_order(epoch)
         for t in range(made.steps_per_epoch):
             active = 0
             for w in range(k):
@@ -151,7 +143,7 @@ def by_hand(made: Recipe) -> dict[str, list[Tensor]]:
                     norm.seen.zero_()
                 if not len(ids):
                     continue
-                [(images, labels)] = inputs.train([Pass(epoch, ids, range(w, w + 1), t)])
+                [(images, labels)] = inputs.train([MicroBatch(epoch, ids, range(w, w + 1), t)])
                 optimizers[w].zero_grad()
                 F.cross_entropy(models[w](images.double()), labels).backward()
                 if made.optim.clip_norm:
@@ -189,19 +181,6 @@ def by_hand(made: Recipe) -> dict[str, list[Tensor]]:
     return {"parameters": x, "running": running}
 
 
-def optimizer_by_hand(made: Recipe, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of one worker, on its network; BN does not decay."""
-    norms = {id(p) for norm in worker_norms(model) for p in norm.parameters()}
-    decay = made.optim.weight_decay
-    groups = [
-        {"params": [p for p in model.parameters() if id(p) not in norms], "weight_decay": decay},
-        {"params": [p for p in model.parameters() if id(p) in norms], "weight_decay": 0},
-    ]
-    if made.optim.name == "adam":
-        return torch.optim.Adam(groups, lr=0.0)
-    return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True)
-
-
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
@@ -217,7 +196,9 @@ def test_a_run_is_that_of_a_plain_loop(rule: str, words: tuple[str, ...]) -> Non
     expected = by_hand(made)
     ours = [p.detach() for p in model.parameters()]
     torch.testing.assert_close(ours, expected["parameters"], rtol=0, atol=1e-12)
-    running = [torch.stack((norm.running_mean, norm.running_var)) for norm in worker_norms(model)]
+    running = [
+        torch.stack((norm.running_mean, norm.running_var)) for norm in worker_batch_norms(model)
+    ]
     torch.testing.assert_close(running, expected["running"], rtol=0, atol=1e-12)
 
 
@@ -228,15 +209,15 @@ def test_a_run_is_that_of_a_plain_loop(rule: str, words: tuple[str, ...]) -> Non
 def test_the_same_run_on_any_number_of_processes(rule: str) -> None:
     """With all that is saved, and what its rows say; a process may have no examples in a step."""
     learner = train(recipe(*RULES[rule]), SingleComm(), until=CUT)
-    row = learner.now()
+    row = learner.step_metrics()
     assert row["gradient_norm"] > 0
 
     def process(comm: Comm) -> tuple[Any, Checkpoint]:
         learner = train(recipe(*RULES[rule]), comm, until=CUT)
-        return learner.now(), learner.checkpoint()
+        return learner.step_metrics(), learner.checkpoint()
 
     for processes in (2, 3):
-        ends = on_processes(processes, process)
+        ends = run_on_threads(processes, process)
         assert all(own == pytest.approx(row, rel=1e-12) for own, _ in ends)
         assert difference(ends[0][1], alone(*RULES[rule], until=CUT)) < 1e-12
 
@@ -246,9 +227,9 @@ def test_the_same_run_on_any_number_of_processes(rule: str) -> None:
 def test_a_run_goes_on_within_a_round_on_another_number(rule: str, before: int, after: int) -> None:
     """It has learned in this round, and has an outer momentum."""
     made = recipe(*RULES[rule])
-    first = on_processes(before, lambda comm: train(made, comm, until=CUT).checkpoint())[0]
+    first = run_on_threads(before, lambda comm: train(made, comm, until=CUT).checkpoint())[0]
     saved = copied(first)
-    ends = on_processes(after, lambda comm: train(made, comm, begin=saved).checkpoint())
+    ends = run_on_threads(after, lambda comm: train(made, comm, begin=saved).checkpoint())
     assert difference(ends[0], alone(*RULES[rule])) < 1e-12
 
 
@@ -266,7 +247,7 @@ def test_what_is_saved_within_a_round_is_the_last_exchanged_model() -> None:
 def test_only_process_0_gets_what_all_workers_have() -> None:
     """The others keep a number of each, so that a save takes the memory of one worker there."""
     made = recipe()
-    first, *others = on_processes(3, lambda comm: train(made, comm, until=CUT).checkpoint())
+    first, *others = run_on_threads(3, lambda comm: train(made, comm, until=CUT).checkpoint())
     size = sum(value.numel() for value in first.optimizer["workers"][0]["copy"])
     assert size > 1000
     for saved in others:
@@ -294,8 +275,8 @@ def test_a_row_says_what_the_last_gradients_were_and_what_travels() -> None:
         )
     )
     [task] = learner.strategy.tasks(0, [CUT - 1])
-    train_step(learner, task, learner.workload.inputs().train(task.passes))
-    row = learner.now()
+    train_step(learner, task, learner.workload.inputs().train(task.micro_batches))
+    row = learner.step_metrics()
     assert row["exchanged_bytes"] == size * 3 / 8
     assert len(norms) == 5
     mean = sum(norm**2 for norm in norms) / 5
@@ -312,31 +293,14 @@ def test_a_channels_last_run_is_taken_up_by_one_that_is_not() -> None:
 # --- Ends ------------------------------------------------------------------------------------
 
 
-def poisoned(comm: Comm, step: int) -> str:
-    """How a run ends in which the loss of a step is no number on the last process."""
-    learner = Learner(recipe(), comm, CPU)
-    inputs, loss = learner.workload.inputs(), learner.workload.loss
-    try:
-        for task in learner.strategy.tasks(0, list(range(learner.recipe.steps_per_epoch))):
-            if task.step == step and comm.rank == comm.world_size - 1:
-                learner.workload.loss = lambda *words: (
-                    loss(*words)[0] * torch.nan,
-                    loss(*words)[1],
-                )
-            train_step(learner, task, inputs.train(task.passes))
-            learner.workload.__dict__.pop("loss", None)
-            learner.strategy.check()
-        learner.checkpoint()
-    except Diverged as error:
-        return f"{learner.next_step}: {error}"
-    return "no end"
-
-
 @pytest.mark.parametrize("step", [0, 2, 6])
 def test_a_loss_that_is_no_number_ends_all_processes_after_the_same_step(step: int) -> None:
     """And is not exchanged: 2 is the last step of a round, and after 6 there is only one more."""
     for processes in (1, 3):
-        (end,) = set(on_processes(processes, lambda comm: poisoned(comm, step)))
+        ends = run_on_threads(
+            processes, lambda comm: train_with_nan_loss(comm, recipe(), step, last=True)[0]
+        )
+        (end,) = set(ends)
         assert end.startswith(f"{min(step + 2, 8)}: the loss or a gradient of step {step} is not")
 
 
@@ -348,11 +312,11 @@ def test_what_is_no_number_is_not_saved_by_any_process() -> None:
         if comm.rank == comm.world_size - 1:
             learner.strategy.reducer.found_inf.fill_(1)
         [task] = learner.strategy.tasks(0, [CUT])
-        train_step(learner, task, learner.workload.inputs().train(task.passes))
-        with pytest.raises(Diverged, match=f"of step {CUT} is not finite"):
+        train_step(learner, task, learner.workload.inputs().train(task.micro_batches))
+        with pytest.raises(DivergedError, match=f"of step {CUT} is not finite"):
             learner.checkpoint()
 
-    on_processes(2, saves)
+    run_on_threads(2, saves)
 
 
 @pytest.mark.parametrize("worker", range(5))
@@ -366,39 +330,20 @@ def test_a_worker_that_is_not_finite_is_not_saved_by_any_process(
     def saves(comm: Comm) -> None:
         learner = train(made, comm, until=CUT)
         strategy = learner.strategy
-        strategy.settle()
+        strategy.synchronize()
         if worker in strategy.hosted:
             strategy.copies[worker - strategy.hosted.start, 7] = number
-        with pytest.raises(Diverged, match=f"is not finite before step {CUT} and was not saved"):
+        with pytest.raises(
+            DivergedError, match=f"is not finite before step {CUT} and was not saved"
+        ):
             learner.checkpoint()
 
-    on_processes(3, saves)
-
-
-def told(comm: Comm) -> tuple[int, Checkpoint]:
-    """The step after which a run leaves whose last process is told so, and what it saves."""
-    learner = Learner(recipe(), comm, CPU)
-    inputs, strategy = learner.workload.inputs(), learner.strategy
-    for task in strategy.tasks(0, list(range(8))):
-        strategy.read(task, leave=comm.rank == comm.world_size - 1 and task.step == 1)
-        batches = inputs.train(task.passes)
-        for each in task.passes:
-            for part in strategy.parts:
-                part.start_pass(each)
-            loss, counts = learner.workload.loss(learner.model, next(batches), each)
-            learner.tally.add(loss, counts)
-            strategy.backward(loss)
-        strategy.give(task)
-        try:
-            strategy.check()
-        except Preempted:
-            return learner.next_step, learner.checkpoint()
-    raise AssertionError("not told")
+    run_on_threads(3, saves)
 
 
 def test_who_is_told_to_leave_tells_all() -> None:
     for processes in (1, 3):
-        ends = on_processes(processes, told)
+        ends = run_on_threads(processes, lambda comm: train_until_preempted(comm, recipe(), 1))
         assert {step for step, _ in ends} == {4}
         assert difference(ends[0][1], alone(until=4)) < 1e-12
 
@@ -413,11 +358,11 @@ def test_all_save_by_the_clock_of_process_0(minutes: float, expected: bool) -> N
             learner.strategy.saved -= 1e9
         inputs = learner.workload.inputs()
         for task in learner.strategy.tasks(0, list(range(4))):
-            train_step(learner, task, inputs.train(task.passes))
-            due.append(learner.strategy.check())
+            train_step(learner, task, inputs.train(task.micro_batches))
+            due.append(learner.strategy.poll())
         return due
 
-    assert on_processes(2, process) == [[False, False, expected, expected]] * 2
+    assert run_on_threads(2, process) == [[False, False, expected, expected]] * 2
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -428,20 +373,10 @@ def test_rows_hide_no_time_to_save_and_repeat_none(step: int) -> None:
     for task in strategy.tasks(0, list(range(6))):
         if task.step == step:
             strategy.saved -= 1e9
-        train_step(learner, task, inputs.train(task.passes))
+        train_step(learner, task, inputs.train(task.micro_batches))
         if task.step % 2:  # as with log_steps=2
-            learner.now()
-        due.append(strategy.check())
+            learner.step_metrics()
+        due.append(strategy.poll())
         if due[-1]:
-            strategy.settle()
+            strategy.synchronize()
     assert [after for after, told in enumerate(due) if told] == [3]
-
-
-def test_a_rehearsal_makes_its_steps_and_an_exchange() -> None:
-    made = recipe("rehearse=true", "epochs=4")
-    learner = train(made, SingleComm())
-    steps = [step for _, each in made.epochs_from(0) for step in each]
-    assert learner.next_step == steps[-1] + 1
-    begin = learner.workload.network()
-    pairs = zip(learner.model.parameters(), begin.parameters(), strict=True)
-    assert any(not torch.equal(ours, first) for ours, first in pairs)

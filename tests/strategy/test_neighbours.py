@@ -3,32 +3,33 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.threaded import ThreadComm, on_processes
+from helpers.threaded import ThreadComm, run_on_threads
 
 from lsgd.comm.single import SingleComm
-from lsgd.errors import PeerLost, Refused
-from lsgd.strategy.neighbours import Neighbours
+from lsgd.errors import PeerLostError, UsageError
+from lsgd.strategy.shared_memory import SharedMemoryGroup
 
 
 def test_what_one_writes_all_read_and_it_has_no_name() -> None:
     def body(comm: ThreadComm) -> tuple[bytes, int]:
-        memory = Neighbours(comm, 3).memory
+        memory = SharedMemoryGroup(comm, 3).memory
         comm.gather_objects(None)
         memory[comm.rank] = 7 + comm.rank
         comm.gather_objects(None)
         return bytes(memory), len(memory)
 
-    assert on_processes(3, body) == [(bytes([7, 8, 9]), 3)] * 3
+    assert run_on_threads(3, body) == [(bytes([7, 8, 9]), 3)] * 3
 
 
 def test_no_file_has_it() -> None:
     """A file that is removed at the end would stay after a kill."""
     before = set(os.listdir("/dev/shm"))
-    neighbours = Neighbours(SingleComm(), 10)
+    neighbours = SharedMemoryGroup(SingleComm(), 10)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "lsgd" in name]
     assert "/memfd:lsgd (deleted)" in Path("/proc/self/maps").read_text()
     assert len(neighbours.memory) == 10
@@ -37,8 +38,8 @@ def test_no_file_has_it() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (lambda pid, number, token: (pid, number, token[::-1]), "it finds other memory there"),
-        (lambda pid, number, token: (pid, 10**6, token), "No such file or directory"),
+        (lambda path, token: (path, token[::-1]), "it finds other memory there"),
+        (lambda path, token: (f"{path}0000", token), "No such file or directory"),
     ],
     ids=["another machine", "nothing there"],
 )
@@ -50,11 +51,11 @@ def test_who_cannot_share_it_is_refused_and_so_are_all(changed: Any, why: str) -
 
     def body(comm: ThreadComm) -> str:
         comm.__class__ = Elsewhere
-        with pytest.raises(Refused) as refused:
-            Neighbours(comm, 8)
+        with pytest.raises(UsageError) as refused:
+            SharedMemoryGroup(comm, 8)
         return str(refused.value)
 
-    (text,) = set(on_processes(2, body))
+    (text,) = set(run_on_threads(2, body))
     assert text.startswith("process 1: strategy=hogwild is for processes that share memory, and ")
     assert why in text
     assert text.endswith("on one machine, in one container and as one user, or write "
@@ -69,11 +70,13 @@ def test_the_end_of_a_process_is_seen_at_once() -> None:
             def gather_objects(self, value: Any) -> list[Any]:
                 return [value, other.pid] if value == os.getpid() else [value]
 
-        neighbours = Neighbours(Beside(), 8)
+        neighbours = SharedMemoryGroup(Beside(), 8)
         neighbours.check()
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(PeerLost, match=r"^process 1 has ended, and the others cannot go on"):
+        with pytest.raises(
+            PeerLostError, match=r"^process 1 has ended, and the others cannot go on"
+        ):
             neighbours.check()
         (descriptor,) = neighbours.lives
         del neighbours
@@ -81,7 +84,9 @@ def test_the_end_of_a_process_is_seen_at_once() -> None:
             os.fstat(descriptor)
 
 
-def test_without_the_memory_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_memory_of_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is a file while the others open it, and has no name from then on."""
     monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(Refused, match=r"needs the shared memory of Linux.* write strategy=async$"):
-        Neighbours(SingleComm(), 8)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    test_what_one_writes_all_read_and_it_has_no_name()
+    assert not list(tmp_path.iterdir())

@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.composed import composed
-from helpers.saved import CPU, WORDS, after, make_steps, recipe
+from helpers.checkpoints import CPU, WORDS, learner_after, make_steps, recipe
+from helpers.composed import compose_recipe
+from helpers.reference_run import newest_checkpoint
 from helpers.server_runs import ALLREDUCE, make_learner
 from helpers.server_runs import make_steps as steps_until
-from helpers.threaded import on_processes
-from helpers.undisturbed import saved
+from helpers.threaded import run_on_threads
 from torch import nn
 
 from lsgd.comm.single import SingleComm
 from lsgd.compare import compare_metrics
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.learner import Learner
-from lsgd.recipe.checks import check
-from lsgd.rules import noise
+from lsgd.metric_sums import MetricSums
+from lsgd.recipe.checks import check_recipe, check_world_size
+from lsgd.rules import noise_scale
 from lsgd.run.read import read_run
 from lsgd.run.rows import read_rows
-from lsgd.strategy.noisy import NoisyAllReduce
+from lsgd.strategy.noise_scale import NoiseScaleAllReduce
 from lsgd.strategy.reducer import Reducer
-from lsgd.tally import Tally
 from lsgd.train import train
 
 ON = "noise_scale=true"
@@ -53,18 +53,18 @@ def measured(sizes: list[int]) -> dict[str, float]:
     """What steps in passes of these sizes come to, over all draws, in one process."""
     model = nn.Linear(3, 1, bias=False).double()
     reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=1, compression="none")
-    tally = Tally(1, CPU)
-    sums = tally.beside(noise.KEY, noise.SUMS)
-    watched = noise.NoiseScale(model.parameters(), sums, whole_steps=True)
+    tally = MetricSums(1, CPU)
+    sums = tally.add_sum(noise_scale.STATE_KEY, noise_scale.SUM_COUNT)
+    watched = noise_scale.NoiseScaleSums(model.parameters(), sums, whole_steps=True)
     for row in signs(sum(sizes)):
         gradients = MEAN + row[:, None] * SPREAD
         reducer.start(sum(sizes), len(sizes))
         for part in gradients.split(sizes):
             reducer.backward(model(part).sum())
-            watched.end_pass()
+            watched.end_micro_batch()
         reducer.finish()
         watched.end_step(sizes, sum(sizes), reducer.gradient_norm)
-    return noise.rates(tally.state(lambda _: None))
+    return noise_scale.noise_metrics(tally.state(lambda _: None))
 
 
 @pytest.mark.parametrize("sizes", [[1] * 16, [2] * 8, [8, 8], [1, 15], [7, 5, 3, 1]])
@@ -82,14 +82,14 @@ def test_a_step_of_one_pass_says_nothing() -> None:
 def test_no_gradient_but_noise_has_no_scale() -> None:
     """The estimate of |G|² may be below 0, and stays as it is, so that a mean of many is right."""
     sums = torch.tensor([2.0, 1.0, 0.5, 1.0, 0.1], dtype=torch.float64)
-    found = noise.rates({noise.KEY: sums})
+    found = noise_scale.noise_metrics({noise_scale.STATE_KEY: sums})
     assert found["gradient_square"] == -2
     assert math.isnan(found["noise_scale"])
 
 
 def rates_after(learner: Learner) -> dict[str, float]:
     steps_until(learner, 5)
-    return noise.rates(learner.counted())
+    return noise_scale.noise_metrics(learner.summed_counts())
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -98,7 +98,9 @@ def test_processes_add_up_what_one_has(processes: int) -> None:
     words = (ON, ONE)
     expected = rates_after(make_learner(SingleComm(), ALLREDUCE, *words))
     assert expected.keys() == {"gradient_square", "gradient_variance", "noise_scale"}
-    found = on_processes(processes, lambda comm: rates_after(make_learner(comm, ALLREDUCE, *words)))
+    found = run_on_threads(
+        processes, lambda comm: rates_after(make_learner(comm, ALLREDUCE, *words))
+    )
     for rates in found:
         assert rates == pytest.approx(expected, rel=1e-10, nan_ok=True)
 
@@ -106,42 +108,50 @@ def test_processes_add_up_what_one_has(processes: int) -> None:
 @pytest.mark.parametrize("words", [(), ("optim=lars",), ("optim.clip_norm=0.1",)])
 def test_the_run_is_the_same_and_its_gradients_are_those_before_the_optimizer(words: Any) -> None:
     """LARS and clipping change the gradients in place."""
-    plain = after(recipe(ONE, *words), 0, 4)
-    noisy = after(recipe(ON, ONE, *words), 0, 4)
-    assert isinstance(noisy.strategy, NoisyAllReduce)
+    plain = learner_after(recipe(ONE, *words), 0, 4)
+    noisy = learner_after(recipe(ON, ONE, *words), 0, 4)
+    assert isinstance(noisy.strategy, NoiseScaleAllReduce)
     assert noisy.recipe.fingerprint == plain.recipe.fingerprint
     for name, value in plain.model.state_dict().items():
         assert torch.equal(noisy.model.state_dict()[name], value), name
-    norm = noisy.tally.others[noise.KEY][1].clone()
+    norm = noisy.metric_sums.extra_sums[noise_scale.STATE_KEY][1].clone()
     make_steps(noisy, 4, 5)
-    added = noisy.tally.others[noise.KEY][1] - norm
-    assert added.sqrt() == pytest.approx(noisy.now()["gradient_norm"], rel=1e-6)
+    added = noisy.metric_sums.extra_sums[noise_scale.STATE_KEY][1] - norm
+    assert added.sqrt() == pytest.approx(noisy.step_metrics()["gradient_norm"], rel=1e-6)
 
 
 def test_sums_go_on_where_they_were_saved_and_end_with_the_epoch() -> None:
     made = recipe(ON, ONE)
-    straight, left, other = after(made, 0, 6), after(made, 0, 3), Learner(made, SingleComm(), CPU)
+    straight, left, other = (
+        learner_after(made, 0, 6),
+        learner_after(made, 0, 3),
+        Learner(made, SingleComm(), CPU),
+    )
     other.restore(copy.deepcopy(left.checkpoint()))
     make_steps(other, 3, 6)
-    assert noise.rates(other.counted()) == noise.rates(straight.counted()) != {}
+    assert (
+        noise_scale.noise_metrics(other.summed_counts())
+        == noise_scale.noise_metrics(straight.summed_counts())
+        != {}
+    )
     other.end_epoch(0, {})
-    assert noise.rates(other.counted()) == {}
+    assert noise_scale.noise_metrics(other.summed_counts()) == {}
 
 
 @pytest.mark.parametrize(("before", "behind"), [((), (ON,)), ((ON,), ())])
 def test_it_may_begin_and_end_in_mid_run(before: tuple[str, ...], behind: tuple[str, ...]) -> None:
     left, other = (
-        after(recipe(ONE, *before), 0, 3),
+        learner_after(recipe(ONE, *before), 0, 3),
         Learner(recipe(ONE, *behind), SingleComm(), CPU),
     )
     other.restore(copy.deepcopy(left.checkpoint()))
     make_steps(other, 3, 6)
-    assert bool(noise.rates(other.counted())) == bool(behind)
+    assert bool(noise_scale.noise_metrics(other.summed_counts())) == bool(behind)
 
 
 def calls(*words: str) -> Counter[str]:
     """The operators of a step's forward, backward and update, and how often each is called."""
-    learner = after(recipe("workers=4", "workers_per_pass=2", *words), 0, 2)
+    learner = learner_after(recipe("workers=4", "workers_per_pass=2", *words), 0, 2)
     # torch 2.11 warns without acc_events that it forgets earlier cycles, of which there are none.
     with torch.profiler.profile(acc_events=True) as profiled:
         make_steps(learner, 2, 3)
@@ -151,7 +161,7 @@ def calls(*words: str) -> Counter[str]:
 def test_it_costs_a_norm_of_each_parameter_in_each_pass() -> None:
     """And a few operators of numbers in each pass and step, however large the model is."""
     without, with_ = calls(), calls(ON)
-    parameters = sum(1 for _ in after(recipe(), 0, 1).model.parameters())
+    parameters = sum(1 for _ in learner_after(recipe(), 0, 1).model.parameters())
     assert (with_ - without)["aten::linalg_vector_norm"] == 2 * parameters
     assert not without - with_
     # A norm and the stack of all have these within; what else there is comes once a pass or a step.
@@ -167,7 +177,7 @@ def test_rows_and_curves_have_it(tmp_path: Path) -> None:
         "precision=float64", "inputs=synthetic", "data.train_examples=320", "data.val_examples=50",
     )  # fmt: skip
     for name, more in (("a", (ON, ONE)), ("b", (ON, "workers_per_pass=2")), ("c", (ONE,))):
-        train(composed(*WORDS, "workers=4", *words, *more, f"run_dir={tmp_path / name}"))
+        train(compose_recipe(*WORDS, "workers=4", *words, *more, f"run_dir={tmp_path / name}"))
     rows = [row for row in read_rows(tmp_path / "a/metrics.jsonl") if row["kind"] != "start"]
     for row in rows:
         prefix = "train_" if row["kind"] == "epoch" else ""
@@ -180,16 +190,28 @@ def test_rows_and_curves_have_it(tmp_path: Path) -> None:
     assert "noise" not in without
     assert "variance" not in without
     runs = read_run(tmp_path / "a"), read_run(tmp_path / "b")
-    assert compare_metrics(runs, 1e-10).parting is None
-    assert saved(tmp_path / "a").rates[2]["train_noise_scale"] == pytest.approx(
+    assert compare_metrics(runs, 1e-10).first_mismatch is None
+    assert newest_checkpoint(tmp_path / "a").rates[2]["train_noise_scale"] == pytest.approx(
         rows[-1]["train_noise_scale"], nan_ok=True
     )
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async", "local"])
 def test_strategies_with_other_steps_are_refused(strategy: str) -> None:
-    made = composed("+recipe=fashion_lenet5", f"strategy={strategy}")
+    made = compose_recipe("+recipe=fashion_lenet5", f"strategy={strategy}")
     with pytest.raises(
-        Refused, match=f"not with strategy={strategy}; write strategy=allreduce, or"
+        UsageError, match=f"not with strategy={strategy}; write strategy=allreduce, or"
     ):
-        check(replace(made, noise_scale=True))
+        check_recipe(replace(made, noise_scale=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [("workers=1", "leave it out"), ("workers=8 workers_per_pass=8", "write workers_per_pass=4")],
+)
+def test_steps_of_one_pass_have_nothing_to_compare(words: str, how: str) -> None:
+    made = compose_recipe("+recipe=fashion_bs64", ON, *words.split())
+    with pytest.raises(UsageError, match=f"make one pass a step; {how}"):
+        check_world_size(made, 1)
+    several = compose_recipe("+recipe=fashion_bs64", ON, "workers=8", "workers_per_pass=8")
+    check_world_size(several, 2)

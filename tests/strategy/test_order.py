@@ -5,25 +5,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsgd.errors import Refused
-from lsgd.strategy.gate import Barrier, Bounded, Gate, Tickets
-from lsgd.strategy.order import Order, Script, play
+from lsgd.errors import UsageError
+from lsgd.strategy.gate import AdmissionGate, BarrierGate, BoundedStalenessGate, Tickets
+from lsgd.strategy.order import EpochScript, PushOrder, play_orders
 
 
-def order(*rows: list[int]) -> Order:
+def order(*rows: list[int]) -> PushOrder:
     return [np.array(row, dtype=np.int16) for row in rows]
 
 
-def played(gates: list[Gate], tickets: int, workers: int, *rows: list[int]) -> Script:
+def played(gates: list[AdmissionGate], tickets: int, workers: int, *rows: list[int]) -> EpochScript:
     left = Tickets(tickets)
-    script = play([order(*rows)], lambda _: gates, left, workers)
+    script = play_orders([order(*rows)], lambda _: gates, left, workers)
     if left.left:
-        raise Refused("this order of pushes is one of another run: it is too short")
+        raise UsageError("this order of pushes is one of another run: it is too short")
     return script
 
 
-def asynchronous(servers: int, workers: int) -> list[Gate]:
-    return [Bounded(workers) for _ in range(servers)]
+def asynchronous(servers: int, workers: int) -> list[AdmissionGate]:
+    return [BoundedStalenessGate(workers) for _ in range(servers)]
 
 
 def test_a_push_is_as_stale_as_there_were_others() -> None:
@@ -46,7 +46,7 @@ def test_two_servers_may_handle_pushes_in_another_order() -> None:
 
 
 def test_the_first_pushes_make_the_update_and_the_late_one_is_dropped() -> None:
-    gates: list[Gate] = [Barrier(3, pushes=2, tickets=5)]
+    gates: list[AdmissionGate] = [BarrierGate(3, pushes=2, tickets=5)]
     # Worker 0 is late twice; its batch is given to another at once.
     script = played(gates, 5, 3, [2, 1, 0, 1, 2, 0, 1])
     assert [(p.worker, p.ticket, p.read, p.applied) for p in script.pushes] == [
@@ -68,16 +68,16 @@ def test_the_first_pushes_make_the_update_and_the_late_one_is_dropped() -> None:
     ],
 )
 def test_an_order_of_another_run_is_refused(rows: list[list[int]]) -> None:
-    with pytest.raises(Refused, match=r"^this order of pushes is one of another run"):
+    with pytest.raises(UsageError, match=r"^this order of pushes is one of another run"):
         played(asynchronous(1, 2), 5, 2, *rows)
 
 
 @settings(max_examples=300)
 @given(st.lists(st.integers(-4, 3), max_size=12), st.booleans())
 def test_any_order_is_played_or_refused(row: list[int], barrier: bool) -> None:
-    gates = [Barrier(3, pushes=2, tickets=5)] if barrier else asynchronous(1, 3)
+    gates = [BarrierGate(3, pushes=2, tickets=5)] if barrier else asynchronous(1, 3)
     try:
         script = played(gates, 5, 3, row)
-    except Refused:
+    except UsageError:
         return
     assert sorted(push.ticket for push in script.pushes) == list(range(5))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.strategy.placement import PLACEMENTS, SPLIT, elements, place
+from lsgd.errors import UsageError
+from lsgd.strategy.placement import PLACEMENTS, SPLIT, elements, place, place_on_all
 
 LENET5 = [150, 6, 2400, 16, 48000, 120, 10080, 84, 840, 10]
 LSTM = [2_000_000, 160_000, 160_000, 800, 800, 160_000, 160_000, 800, 800, 2_000_000, 10_000]
@@ -25,6 +26,13 @@ def test_the_fullest_server(network: str, servers: int, placement: str) -> None:
     loads = [elements(each) for each in place(sizes, servers, placement)]
     expected = FULLEST[network][servers][PLACEMENTS.index(placement)]
     assert max(loads) / (sum(sizes) / servers) == pytest.approx(expected, abs=0.0051)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_no_server_is_without_a_parameter(placement: str) -> None:
+    assert all(place_on_all(LENET5, 10, placement))
+    with pytest.raises(UsageError, match="servers=11 are more than have any of this network's 10"):
+        place_on_all(LENET5, 11, placement)
 
 
 @given(

@@ -1,29 +1,31 @@
 """The file of recorded orders, and what is refused of it."""
 
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.base_recipe import BASE, changed
+from helpers.base_recipe import BASE, with_fields
 
-from lsgd.errors import Refused
-from lsgd.strategy.recorded import Orders, RecordedOrders, load_orders
+from lsgd.errors import UsageError
+from lsgd.strategy.recorded import MOST_UNPACKED, OrderHistory, RecordedOrders, load_orders
 
 
-def some() -> Orders:
+def some() -> OrderHistory:
     """Two epochs of two servers, of which the first had to be left."""
     rows = [np.array(row, np.int16) for row in ([0, 1, -1], [1, 0, -1, -2], [1, 1], [2, 0])]
-    return Orders(2, 2, ahead=3, epochs={0: [rows[:2], rows[2:]], 4: [rows[2:]]})
+    return OrderHistory(2, 2, ahead=3, epochs={0: [rows[:2], rows[2:]], 4: [rows[2:]]})
 
 
-def same(one: Orders, other: Orders) -> bool:
+def same(one: OrderHistory, other: OrderHistory) -> bool:
     return one.digest == other.digest and str(one.epochs) == str(other.epochs)
 
 
 def test_a_file_and_a_checkpoint_have_all_of_it(tmp_path: Path) -> None:
     some().save(tmp_path / "orders.npz")
     assert same(load_orders(tmp_path / "orders.npz"), some())
-    assert same(Orders.of_tensor(some().to_tensor()), some())
+    assert same(OrderHistory.from_tensor(some().to_tensor()), some())
     assert load_orders(tmp_path / "orders.npz").ahead == 3
 
 
@@ -39,7 +41,7 @@ def test_the_hash_is_of_everything() -> None:
 def test_an_order_has_at_most_two_bytes_per_push(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     row = draw.integers(0, 8, 100_000).astype(np.int16)
-    orders = Orders(8, 2, epochs={0: [[row, row[::-1].copy()]]})
+    orders = OrderHistory(8, 2, epochs={0: [[row, row[::-1].copy()]]})
     orders.save(tmp_path / "orders.npz")
     assert (tmp_path / "orders.npz").stat().st_size < 2 * 2 * len(row)
     loaded = load_orders(tmp_path / "orders.npz")
@@ -53,16 +55,16 @@ def test_an_order_has_at_most_two_bytes_per_push(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
 def test_what_is_no_order_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "orders.npz").write_bytes(content)
-    with pytest.raises(Refused, match=r"orders\.npz cannot be read as orders of pushes \("):
+    with pytest.raises(UsageError, match=r"orders\.npz cannot be read as orders of pushes \("):
         load_orders(tmp_path / "orders.npz")
 
 
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "orders.npz", run=np.arange(3), rows=np.ones((1, 3)), events=np.arange(7))
-    with pytest.raises(Refused, match=r"its rows are not those of its events"):
+    with pytest.raises(UsageError, match=r"its rows are not those of its events"):
         load_orders(tmp_path / "orders.npz")
     np.savez(tmp_path / "orders.npz", weights=np.arange(3))
-    with pytest.raises(Refused, match=r"cannot be read as orders of pushes"):
+    with pytest.raises(UsageError, match=r"cannot be read as orders of pushes"):
         load_orders(tmp_path / "orders.npz")
 
 
@@ -70,8 +72,8 @@ def test_an_order_of_another_run_is_refused(tmp_path: Path) -> None:
     some().save(tmp_path / "orders.npz")
     words = {"strategy__name": "async", "strategy__order": str(tmp_path / "orders.npz")}
     sentence = "has 2 workers whose pushes are handled in 2 orders, and this recipe has 3 and 1"
-    with pytest.raises(Refused, match=sentence):
-        RecordedOrders(changed(BASE, workers=3, **words), some())
+    with pytest.raises(UsageError, match=sentence):
+        RecordedOrders(with_fields(BASE, workers=3, **words), some())
 
 
 def test_the_fingerprint_is_of_what_is_in_the_file(tmp_path: Path) -> None:
@@ -79,7 +81,21 @@ def test_the_fingerprint_is_of_what_is_in_the_file(tmp_path: Path) -> None:
     some().save(tmp_path / "b.npz")
     some().before(4).save(tmp_path / "c.npz")
     a, b, c = (
-        changed(BASE, strategy__name="async", strategy__order=str(tmp_path / name)).fingerprint
+        with_fields(BASE, strategy__name="async", strategy__order=str(tmp_path / name)).fingerprint
         for name in ("a.npz", "b.npz", "c.npz")
     )
     assert a == b != c
+
+
+def test_a_damaged_archive_and_one_that_unpacks_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "orders.npz"
+    some().save(path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        with suppress(UsageError):
+            load_orders(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", bytes(MOST_UNPACKED + 1))
+    with pytest.raises(UsageError, match="bytes unpacked"):
+        load_orders(path)

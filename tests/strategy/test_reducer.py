@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.passes import carrying
-from helpers.threaded import ThreadComm, on_processes, seeded
+from helpers.micro_batches import training_micro_batch
+from helpers.threaded import ThreadComm, run_on_threads, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -94,7 +94,7 @@ def test_the_gradient_is_the_mean_over_the_examples_of_all_passes_and_processes(
     (model(images[1]).pow(2).sum() / examples).backward()
     expected = [p.grad for p in model.parameters()]
     norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in expected]))
-    for *gradients, gradient_norm, found_inf in on_processes(len(layout), process):
+    for *gradients, gradient_norm, found_inf in run_on_threads(len(layout), process):
         torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(gradient_norm, norm, rtol=1e-12, atol=0)
         assert found_inf == 0
@@ -111,7 +111,7 @@ def test_gradients_are_views_of_the_buckets_or_as_autograd_made_them(
     same to the bit."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(5, 2))
     model = model.to(memory_format=layout)
-    made = {"bucket_mb": 0.5 * KB, "compression": "none", "hands_over": hands_over}
+    made = {"bucket_mb": 0.5 * KB, "compression": "none", "keep_autograd_grads": hands_over}
     reducer = Reducer(model.parameters(), SingleComm(), **made)
     assert len(reducer.buckets) > 1
     places = [p.grad.data_ptr() for p in model.parameters()]
@@ -145,7 +145,7 @@ def test_gradients_are_views_of_the_buckets_or_as_autograd_made_them(
 def test_a_parameter_that_no_pass_comes_to_has_a_gradient_of_0(hands_over: bool) -> None:
     """Not none, nor that of the step before: it decays, and its momentum goes on."""
     used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
-    made = {"bucket_mb": 1.0, "compression": "none", "hands_over": hands_over}
+    made = {"bucket_mb": 1.0, "compression": "none", "keep_autograd_grads": hands_over}
     reducer = Reducer([used, unused], SingleComm(), **made)
     reducer.buckets[0].flat.fill_(7)  # as of steps before
     for parameters in ((used, unused), (used,)):
@@ -189,9 +189,9 @@ def test_sums_start_in_order_and_before_the_backward_pass_ends() -> None:
     events = []
 
     class Watched(SingleComm):
-        def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
             events.append(name)
-            return super().start_sum_(tensor, name)
+            return super().start_all_reduce_(tensor, name)
 
     # Layer 2 is the first one used, so it gets its gradient last of all, but is the second bucket.
     model.layers[2].weight.register_post_accumulate_grad_hook(lambda _: events.append("layer 2"))
@@ -227,17 +227,17 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
     images = torch.randn(8, 1, 8, 8, generator=seeded(1))
 
     class Watched(SingleComm):
-        def start_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
             events.append(name)
-            return super().start_sum_(tensor, name)
+            return super().start_all_reduce_(tensor, name)
 
     compiled.strategy.reducer.comm = Watched()
     stem = compiled.model.get_parameter("conv1.weight")
     stem.register_post_accumulate_grad_hook(lambda _: events.append("stem"))
     for learner in (plain, compiled):
         strategy = learner.strategy
-        for part in strategy.parts:
-            part.start_pass(carrying(2))
+        for part in strategy.carried_states:
+            part.start_micro_batch(training_micro_batch(2))
         strategy.reducer.start(divisor=8, passes=1)
         strategy.reducer.backward(learner.model(images).pow(2).sum())
     assert len(compiled.strategy.reducer.buckets) > 2
@@ -260,7 +260,7 @@ def test_large_gradients_survive_fp16(processes: int) -> None:
         reducer.finish()
         return weight.grad, reducer.found_inf
 
-    for gradient, found_inf in on_processes(processes, process):
+    for gradient, found_inf in run_on_threads(processes, process):
         torch.testing.assert_close(gradient, torch.tensor([40_000.0, 1.0, 1e-3]), rtol=1e-3, atol=0)
         assert gradient.dtype == torch.float32
         assert found_inf == 0
@@ -307,7 +307,7 @@ def test_one_bad_process_stops_all_for_good(bad: str, compression: str) -> None:
         step(model, reducer, [images[2]], examples=6)
         return [*seen, reducer.found_inf.item()]
 
-    assert on_processes(3, process) == [[0, 1, 1]] * 3
+    assert run_on_threads(3, process) == [[0, 1, 1]] * 3
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
@@ -326,7 +326,7 @@ def test_all_learn_that_one_was_told_to_leave(compression: str) -> None:
         return seen
 
     expected = [[False, False], [False, True], [False, False], [True, True]]
-    assert on_processes(3, process) == [expected] * 3
+    assert run_on_threads(3, process) == [expected] * 3
 
 
 def test_a_model_that_is_no_longer_used_is_freed_with_its_reducer() -> None:

@@ -1,60 +1,69 @@
 """Updates in an order known ahead: the same bits whoever computes the pushes, wherever it stops."""
 
-import io
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.differences import largest_difference
-from helpers.replay_runs import KINDS, UNEVEN, WORDS, recipe
-from helpers.threaded import on_processes
+from helpers.steps import copied, plain_optimizer, train, train_until_preempted, train_with_nan_loss
+from helpers.threaded import run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lsgd import config
-from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Diverged, Preempted
+from lsgd.errors import UsageError
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 from lsgd.rules.schedule import learning_rate
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.step import train_step
-from lsgd.strategy.replay import Replay
+from lsgd.strategy.recorded import OrderHistory
+from lsgd.strategy.replay import ReplayStrategy
 
 CPU = torch.device("cpu")
+# 20 batches of 4, of which the last has 2.
+WORDS = [
+    "+recipe=digits", "workers=4", "worker_batch=4", "data.train_examples=78", "tail=keep",
+    "precision=float64", "epochs=2", "schedule.milestones=[1]", "schedule.warmup_epochs=0.5",
+    "schedule.reference_batch=8", "model.last_gamma=1.0", "inputs=synthetic", "device=cpu",
+    "data.val_examples=4", "workers_per_pass=1", "log_steps=4",
+]  # fmt: skip
+# So slow a network, and steps of such times, that every worker is late now and then.
+UNEVEN = ["cluster.spread=0.7", "cluster.server_gbits=0.02", "cluster.step=0.03"]
+KINDS = {
+    "async": ["strategy=async"],
+    "async on servers": ["strategy=async", "strategy.servers=3"],
+    "async beside workers": [
+        "strategy=async", "strategy.servers=3", "strategy.topology=colocated",
+        "strategy.placement=round_robin", "cluster.worker_gbits=0.02",
+    ],
+    "staleness-aware": ["strategy=async", "strategy.staleness_aware=true"],
+    "bounded": ["strategy=bounded", "strategy.slack=1", "strategy.servers=2"],
+    "backup": ["strategy=backup", "workers=6", "strategy.backup=2", "strategy.servers=2"],
+    # 7 pushes of 3 local steps, of which the last has 4 + 2 images.
+    "local steps": [
+        "strategy=async", "strategy.local_steps=3", "strategy.servers=3",
+        "strategy.outer=nesterov", "strategy.outer_lr=0.4", "strategy.outer_momentum=0.5",
+    ],
+    "bounded local steps": ["strategy=bounded", "strategy.slack=1", "strategy.local_steps=2"],
+}  # fmt: skip
+"""The words of every kind of order."""
 OPTIMIZERS = [(), ("optim=adam",), ("optim=adagrad",), ("optim.clip_norm=0.5",),
               ("optim=adam", "optim.clip_norm=0.5")]  # fmt: skip
 
 
-def train(made: Recipe, comm: Comm, *, until: int | None = None, begin: Any = None) -> Learner:
-    """A learner on one of the processes, after the steps before `until`."""
-    learner = Learner(made, comm, CPU)
-    if begin is not None:
-        learner.restore(begin)
-    inputs = learner.workload.inputs()
-    stop = made.total_steps if until is None else until
-    for epoch, steps in made.epochs_from(learner.next_step):
-        for task in learner.strategy.tasks(epoch, [step for step in steps if step < stop]):
-            train_step(learner, task, inputs.train(task.passes))
-            learner.strategy.check()
-        if stop > steps[-1]:
-            learner.strategy.settle()
-            learner.tally.clear()
-    return learner
-
-
-def copied(saved: Checkpoint) -> Checkpoint:
-    """As it is read from a file."""
-    file = io.BytesIO()
-    torch.save(vars(saved), file)
-    return Checkpoint(**torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+@cache
+def recipe(*words: str) -> Recipe:
+    """The small recipe with these words; kept, since reading takes long."""
+    return config.load_recipe([*WORDS, *words])
 
 
 def difference(one: Checkpoint, other: Checkpoint) -> float:
@@ -88,7 +97,7 @@ def test_no_backup_is_the_synchronous_run(optimizer: tuple[str, ...]) -> None:
     words = ["strategy=backup", "strategy.backup=0", "strategy.servers=2", *UNEVEN, *optimizer]
     assert difference(alone(*words), synchronous(*optimizer)) < 1e-12
     norms = [
-        train(made, SingleComm(), until=3).now()["gradient_norm"]
+        train(made, SingleComm(), until=3).step_metrics()["gradient_norm"]
         for made in (recipe(*words), recipe("workers_per_pass=4", *optimizer))
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-12)
@@ -135,7 +144,7 @@ def by_hand(made: Recipe) -> list[Tensor]:
     learner = Learner(made, SingleComm(), CPU)
     model, workload = learner.model, learner.workload
     replay = learner.strategy
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, ReplayStrategy)
     inputs = workload.inputs()
     weights = [p.detach().clone() for p in model.parameters()]
     momentum = [torch.zeros_like(p) for p in weights]
@@ -151,7 +160,7 @@ def by_hand(made: Recipe) -> list[Tensor]:
                 ):
                     parameter.copy_(value)
             [task] = learner.strategy.tasks(epoch, [epoch * made.steps_per_epoch + step])
-            [images, labels] = next(iter(inputs.train(task.passes)))
+            [images, labels] = next(iter(inputs.train(task.micro_batches)))
             for norm in norms:
                 norm.seen.zero_()
             loss = F.cross_entropy(model(images.double()), labels)
@@ -233,15 +242,15 @@ def local_steps_by_hand(made: Recipe) -> list[Tensor]:
     learner = Learner(made, SingleComm(), CPU)
     workload, outer, n, h = learner.workload, made.strategy, made.worker_batch, 3
     replay, inputs = learner.strategy, workload.inputs()
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, ReplayStrategy)
     models = [workload.network() for _ in range(made.workers)]
     norms = [[m for m in model.modules() if isinstance(m, WorkerBatchNorm2d)] for model in models]
-    inner = [by_hand_optimizer(model, each) for model, each in zip(models, norms, strict=True)]
+    inner = [plain_optimizer(made, model) for model in models]
     x = [p.detach().clone() for p in models[0].parameters()]
     u = [torch.zeros_like(p) for p in x]
     running = [torch.stack((norm.running_mean, norm.running_var)) for norm in norms[0]]
     for epoch in range(made.epochs):
-        order, versions = workload.order(epoch), [x]
+        order, versions = workload.example_order(epoch), [x]
         for version, push in enumerate(replay.time.epoch(epoch).script.pushes):
             w, read = push.worker, push.read[0]
             for p, value in zip(models[w].parameters(), versions[read], strict=True):
@@ -254,7 +263,9 @@ def local_steps_by_hand(made: Recipe) -> list[Tensor]:
             for norm in norms[w]:
                 norm.seen = torch.zeros(2, norm.num_features, dtype=torch.float64)
             for j, ids in enumerate(batches):
-                [(images, labels)] = inputs.train([Pass(epoch, ids, range(w, w + 1), version)])
+                [(images, labels)] = inputs.train(
+                    [MicroBatch(epoch, ids, range(w, w + 1), version)]
+                )
                 inner[w].zero_grad()
                 F.cross_entropy(models[w](images.double()), labels).backward()
                 for group in inner[w].param_groups:
@@ -272,14 +283,6 @@ def local_steps_by_hand(made: Recipe) -> list[Tensor]:
             for i, norm in enumerate(norms[w]):
                 running[i] = 0.9 * running[i] + 0.1 * norm.seen / len(batches)
     return [*x, *running]
-
-
-def by_hand_optimizer(model: nn.Module, norms: list[WorkerBatchNorm2d]) -> torch.optim.Optimizer:
-    """A worker's own, with momentum; BN does not decay."""
-    fixed = {id(p) for norm in norms for p in norm.parameters()}
-    parts = [[p for p in model.parameters() if (id(p) in fixed) == are] for are in (False, True)]
-    groups = [{"params": parts[0], "weight_decay": 1e-4}, {"params": parts[1], "weight_decay": 0}]
-    return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,7 @@ def test_local_steps_are_those_of_a_plain_loop(words: list[str]) -> None:
 
 def test_what_workers_keep_is_saved_by_process_0_alone() -> None:
     made = recipe(*KINDS["local steps"], *UNEVEN)
-    ends = on_processes(3, lambda comm: train(made, comm, until=5).checkpoint())
+    ends = run_on_threads(3, lambda comm: train(made, comm, until=5).checkpoint())
     first, *others = [saved.optimizer["workers"] for saved in ends]
     assert len(first) == 4
     assert all(worker["state"][0]["momentum_buffer"].abs().max() > 0 for worker in first)
@@ -318,7 +321,7 @@ def test_the_same_bits_on_any_number_of_processes(kind: str) -> None:
     expected = alone(*KINDS[kind], *UNEVEN)
     assert difference(train(made, SingleComm()).checkpoint(), expected) == 0
     for processes in (2, 4):
-        for saved in on_processes(processes, lambda comm: train(made, comm).checkpoint()):
+        for saved in run_on_threads(processes, lambda comm: train(made, comm).checkpoint()):
             assert difference(saved, expected) == 0
 
 
@@ -333,7 +336,9 @@ def goes_on(kind: str, cut: int, processes: int) -> None:
     cut = min(cut, made.total_steps - 1)
     first = copied(train(made, SingleComm(), until=cut).checkpoint())
     assert first.step == cut
-    for saved in on_processes(processes, lambda comm: train(made, comm, begin=first).checkpoint()):
+    for saved in run_on_threads(
+        processes, lambda comm: train(made, comm, begin=first).checkpoint()
+    ):
         assert difference(saved, alone(*KINDS[kind], *UNEVEN)) == 0
 
 
@@ -359,7 +364,7 @@ def test_servers_that_are_ahead_of_others_go_on_in_mid_epoch(
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     kind=st.sampled_from(sorted(KINDS)), cut=st.integers(1, 39), processes=st.sampled_from([1, 3])
 )
@@ -382,29 +387,6 @@ def test_something_was_under_way() -> None:
 # --- Ends ------------------------------------------------------------------------------------
 
 
-def no_number(loss: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    return lambda *words: (loss(*words)[0] * torch.nan, loss(*words)[1])
-
-
-def poisoned(comm: Comm, made: Recipe, step: int) -> str:
-    """How a run ends in which the loss of a step is no number on the process that computes it."""
-    learner = Learner(made, comm, CPU)
-    inputs = learner.workload.inputs()
-    try:
-        for task in learner.strategy.tasks(0, list(range(made.steps_per_epoch))):
-            if task.step == step:
-                learner.workload.loss = no_number(learner.workload.loss)
-            train_step(learner, task, inputs.train(task.passes))
-            learner.workload.__dict__.pop("loss", None)
-            learner.strategy.check()
-        learner.checkpoint()
-    except Diverged as error:
-        # No sum is left in which another process would miss this one.
-        assert learner.strategy.arrived == learner.strategy.given
-        return f"{learner.next_step}: {error}"
-    return "no end"
-
-
 @pytest.mark.parametrize("step", [5, 19])
 @pytest.mark.parametrize("kind", ["async on servers", "backup", "local steps"])
 def test_a_loss_that_is_no_number_ends_all_processes_after_the_same_step(
@@ -412,37 +394,23 @@ def test_a_loss_that_is_no_number_ends_all_processes_after_the_same_step(
 ) -> None:
     made = recipe(*KINDS[kind], *UNEVEN)
     step = min(step, made.steps_per_epoch - 1)
-    assert f"of step {step} is not finite" in poisoned(SingleComm(), made, step)
-    ends = on_processes(3, lambda comm: poisoned(comm, made, step))
-    assert f"of step {step} is not finite" in ends[0]
-    assert ends[0] == ends[1] == ends[2]
-
-
-def told(comm: Comm, made: Recipe) -> tuple[int, Checkpoint]:
-    """The step after which a run leaves whose last process is told so, and what it saves."""
-    learner = Learner(made, comm, CPU)
-    inputs, strategy = learner.workload.inputs(), learner.strategy
-    for task in strategy.tasks(0, list(range(made.steps_per_epoch))):
-        strategy.read(task, leave=comm.rank == comm.world_size - 1 and task.step == 3)
-        batches = inputs.train(task.passes)
-        for each in task.passes:
-            for part in strategy.parts:
-                part.start_pass(each)
-            strategy.backward(learner.workload.loss(learner.model, next(batches), each)[0])
-        strategy.give(task)
-        try:
-            strategy.check()
-        except Preempted:
-            return learner.next_step, learner.checkpoint()
-    raise AssertionError("not told")
+    for processes in (1, 3):
+        ends, learners = zip(
+            *run_on_threads(processes, lambda comm: train_with_nan_loss(comm, made, step)),
+            strict=True,
+        )
+        (end,) = set(ends)
+        assert f"of step {step} is not finite" in end
+        # No sum is left in which another process would miss this one.
+        assert all(each.strategy.arrived == each.strategy.given for each in learners)
 
 
 @pytest.mark.parametrize("kind", ["async on servers", "backup"])
 def test_who_is_told_to_leave_tells_all(kind: str) -> None:
     made = recipe(*KINDS[kind], *UNEVEN)
-    step, _ = told(SingleComm(), made)
+    step, _ = train_until_preempted(SingleComm(), made, 3)
     assert step == 4
-    ends = on_processes(3, lambda comm: told(comm, made))
+    ends = run_on_threads(3, lambda comm: train_until_preempted(comm, made, 3))
     assert len({step for step, _ in ends}) == 1
     step, saved = ends[0]
     assert 4 <= step <= 4 + made.workers
@@ -466,7 +434,7 @@ def test_a_rehearsal_makes_its_six_steps(kind: str) -> None:
 def test_a_row_says_what_its_pushes_were(monkeypatch: pytest.MonkeyPatch) -> None:
     made = recipe("strategy=async", *UNEVEN)
     learner = train(made, SingleComm(), until=8)
-    row = learner.now()
+    row = learner.step_metrics()
     script, timeline = (
         getattr(learner.strategy.time.epoch(0), name) for name in ("script", "timeline")
     )
@@ -483,9 +451,59 @@ def test_a_row_says_what_its_pushes_were(monkeypatch: pytest.MonkeyPatch) -> Non
         patch.setattr(
             resumed.strategy.time, "epoch", {1: resumed.strategy.time.epoch(1)}.__getitem__
         )
-        assert resumed.strategy.time.begin(1) == timeline.seconds
-    later = train(made, SingleComm(), until=28).now()
+        assert resumed.strategy.time.epoch_start(1) == timeline.seconds
+    later = train(made, SingleComm(), until=28).step_metrics()
     seconds = timeline.seconds + learner.strategy.time.epoch(1).timeline.updates[7]
     assert later["virtual_seconds"] == seconds
     late = train(recipe(*KINDS["backup"], *UNEVEN), SingleComm(), until=4)
-    assert late.now()["dropped"] == sum(late.strategy.time.epoch(0).script.dropped[:4]) > 0
+    assert late.step_metrics()["dropped"] == sum(late.strategy.time.epoch(0).script.dropped[:4]) > 0
+
+
+def ordered(folder: Path, *pushes: list[int]) -> Recipe:
+    """The small recipe after an order of these pushes, a list for each epoch."""
+    orders = OrderHistory(
+        4, 1, epochs={i: [[np.array(row, np.int16)]] for i, row in enumerate(pushes)}
+    )
+    orders.save(folder / "recorded.npz")
+    return recipe("strategy=async", f"strategy.order={folder / 'recorded.npz'}")
+
+
+WHOLE = [0, 1, 2, 3] * 5
+
+
+def test_an_order_that_ends_in_mid_epoch_is_trained_to_its_end(tmp_path: Path) -> None:
+    """A loader takes all tasks ahead, and what is wrong with the last of them comes last."""
+    made = ordered(tmp_path, WHOLE[:7])
+    learner = Learner(made, SingleComm(), CPU)
+    inputs, tasks = learner.workload.inputs(), list(learner.strategy.tasks(0, list(range(20))))
+    assert [task.step for task in tasks] == list(range(7))
+    for task in tasks:
+        train_step(learner, task, inputs.train(task.micro_batches))
+    with pytest.raises(UsageError, match=r"recorded\.npz ends after step 7, as the run"):
+        learner.strategy.synchronize()
+    assert learner.next_step == 7
+
+
+def test_a_replay_goes_on_from_its_last_step(tmp_path: Path) -> None:
+    """As one does that was told to leave in its last evaluation: no epoch follows it."""
+    made = ordered(tmp_path, WHOLE, WHOLE)
+    saved = train(made, SingleComm()).checkpoint()
+    learner = Learner(made, SingleComm(), CPU)
+    learner.restore(copied(saved))
+    assert list(learner.strategy.tasks(1, [])) == []
+    learner.strategy.synchronize()
+    assert difference(learner.checkpoint(), saved) == 0
+
+
+def test_an_order_is_read_once_and_kept_with_the_run(tmp_path: Path) -> None:
+    """The file may be that of a run which still goes on."""
+    made = ordered(tmp_path, WHOLE)
+    fingerprint = made.fingerprint
+    learner = Learner(made, SingleComm(), CPU)
+    ordered(tmp_path, WHOLE, WHOLE)
+    assert learner.recipe.fingerprint == fingerprint
+    learner.strategy.save_artifacts(tmp_path)
+    kept = replace(made, strategy=replace(made.strategy, order=str(tmp_path / "orders.npz")))
+    assert kept.fingerprint == fingerprint != replace(made).fingerprint
+    with pytest.raises(UsageError, match="has changed since this job began to read it; copy"):
+        Learner(made, SingleComm(), CPU)

@@ -4,17 +4,24 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.base_recipe import BASE, changed
+from helpers.base_recipe import BASE, with_fields
 from helpers.differences import largest_difference
 from torch import Tensor, nn
 
 from lsgd.models import make_network
 from lsgd.recipe import Optim, Recipe
 from lsgd.rules import optim
-from lsgd.strategy.placement import PLACEMENTS, place
-from lsgd.strategy.shard import Shard, in_memory, load_whole, make_whole
+from lsgd.strategy.placement import PLACEMENTS, Slice, place
+from lsgd.strategy.shard import (
+    Shard,
+    flat_view,
+    load_model_optimizer,
+    make_model_optimizer,
+    restore_steps,
+    step_counts_of,
+)
 
-SMALL = changed(
+SMALL = with_fields(
     BASE, model__name="small_resnet", precision="float64", optim__weight_decay=0.1, seed=3
 )
 
@@ -33,7 +40,7 @@ def gradients(model: nn.Module, step: int) -> list[Tensor]:
 def make_shards(
     model: nn.Module, recipe: Recipe, servers: int, placement: str
 ) -> tuple[torch.optim.Optimizer, list[Shard]]:
-    whole = make_whole(model, recipe)
+    whole = make_model_optimizer(model, recipe)
     slices = place([p.numel() for p in model.parameters()], servers, placement)
     found_inf = torch.zeros(())
     return whole, [Shard(model, whole, each, recipe, found_inf, given_norm) for each in slices]
@@ -45,12 +52,12 @@ def given_norm() -> Tensor:
 
 
 def apply(shards: list[Shard], gradients: list[Tensor], lr: float) -> None:
-    flat = torch.cat([in_memory(gradient) for gradient in gradients])
+    flat = torch.cat([flat_view(gradient) for gradient in gradients])
     begins = [0]
     for gradient in gradients:
         begins.append(begins[-1] + gradient.numel())
     for shard in shards:
-        shard.apply(shard.cut(flat, begins), lr)
+        shard.apply(shard.slices_of(flat, begins), lr)
 
 
 def plain(recipe: Recipe, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -83,21 +90,21 @@ def test_all_shards_together_make_the_update(
     fields: dict[str, Any], servers: int, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lsgd.strategy.placement.SPLIT", 1000)
-    recipe = changed(SMALL, **fields)
+    recipe = with_fields(SMALL, **fields)
     model = make_network(recipe)
     whole, shards = make_shards(model, recipe, servers, placement)
     for step in range(2):
         apply(shards, gradients(model, step), 0.1 / (1 + step))
-    shards[0].report()
+    shards[0].export_settings()
     # Another number of servers goes on from what they have saved.
     saved = whole.state_dict()
     whole, shards = make_shards(model, recipe, servers + 1, placement)
-    load_whole(whole, saved)
+    load_model_optimizer(whole, saved)
     for shard in shards:
-        shard.link()
+        shard.bind_state()
     for step in range(2, 4):
         apply(shards, gradients(model, step), 0.1 / (1 + step))
-    shards[0].report()
+    shards[0].export_settings()
     expected, optimizer = plain(recipe, 4)
     assert largest_difference(model.state_dict(), expected.state_dict()) < 1e-14
     assert largest_difference(whole.state_dict(), optimizer.state_dict()) < 1e-14
@@ -105,22 +112,47 @@ def test_all_shards_together_make_the_update(
 
 def test_what_all_reduce_has_saved_before_a_step_is_taken_up() -> None:
     model, optimizer = plain(SMALL, 0)
-    whole = make_whole(model, SMALL)
-    load_whole(whole, optimizer.state_dict())
+    whole = make_model_optimizer(model, SMALL)
+    load_model_optimizer(whole, optimizer.state_dict())
     assert all((state["momentum_buffer"] == 0).all() for state in whole.state.values())
     assert len(whole.state) == len(list(model.parameters()))
 
 
 def test_the_updates_of_adam_count_from_what_is_taken_up() -> None:
-    recipe = changed(SMALL, **ADAM)
+    recipe = with_fields(SMALL, **ADAM)
     for steps in (0, 3):
         model, optimizer = plain(recipe, steps)
         whole, [shard] = make_shards(model, recipe, 1, "greedy")
-        load_whole(whole, optimizer.state_dict())
-        shard.link()
+        load_model_optimizer(whole, optimizer.state_dict())
+        shard.bind_state()
         assert {step.item() for step in shard.steps()} == {steps}
         apply([shard], gradients(model, steps), 0.1)
         assert {state["step"].item() for state in whole.state.values()} == {steps + 1}
+
+
+def test_a_slice_whose_server_is_ahead_goes_on_from_there() -> None:
+    """The parameter's own state has the number of its first slice alone."""
+    recipe = with_fields(SMALL, **ADAM)
+    states = []
+    for restored in (False, True):
+        model = make_network(recipe)
+        whole = make_model_optimizer(model, recipe)
+        halves = [
+            [Slice(0, 0, 10)],
+            [Slice(0, 10, next(model.parameters()).numel())],
+        ]
+        shards = [Shard(model, whole, each, recipe, torch.zeros(()), given_norm) for each in halves]
+        if restored:
+            load_model_optimizer(whole, states[0])
+            for shard in shards:
+                shard.bind_state()
+            restore_steps(shards, states[0])
+        else:
+            for shard, times in zip(shards, (2, 5), strict=True):
+                for _ in range(times):
+                    shard.apply([torch.ones_like(shard.values[0])], 0.1)
+        states.append(whole.state_dict() | {"steps": [s.clone() for s in step_counts_of(shards)]})
+    assert [step.item() for step in states[1]["steps"]] == [2, 5]
 
 
 def test_a_copy_stays_as_it_is_and_is_written_back() -> None:
@@ -136,12 +168,12 @@ def test_a_copy_stays_as_it_is_and_is_written_back() -> None:
 
 @pytest.mark.parametrize("fields", [{}, ADAM])
 def test_no_update_once_a_gradient_was_not_finite(fields: dict[str, Any]) -> None:
-    recipe = changed(SMALL, **fields)
+    recipe = with_fields(SMALL, **fields)
     model = make_network(recipe)
-    whole = make_whole(model, recipe)
+    whole = make_model_optimizer(model, recipe)
     [slices] = place([p.numel() for p in model.parameters()], 1, "greedy")
     shard = Shard(model, whole, slices, recipe, torch.ones(()), given_norm)
     before = shard.copy()
     apply([shard], gradients(model, 0), 0.1)
     assert largest_difference(shard.copy(), before) == 0
-    assert all(not tensor.any() for tensor in shard.momenta())
+    assert all(not tensor.any() for tensor in shard.state_buffers())

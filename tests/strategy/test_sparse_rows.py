@@ -1,6 +1,6 @@
 """Rows of an embedding that travel make the updates of whole gradients, in fewer bytes.
 
-Threads play the processes here; tests/distributed/test_server_jobs.py has jobs.
+Threads play the processes here; tests/distributed/test_trajectory.py has a job.
 """
 
 from dataclasses import replace
@@ -9,19 +9,27 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import row_runs
-from helpers.row_runs import CASES, by_allreduce, compared, make_learner, resumed, rows_by
-from helpers.server_runs import ALLREDUCE, distance, make_steps
-from helpers.threaded import ThreadComm, on_processes
+from helpers import sparse_row_runs
+from helpers.differences import distance
+from helpers.server_runs import ALLREDUCE, make_steps
+from helpers.sparse_row_runs import (
+    CASES,
+    allreduce_checkpoint,
+    difference_from_allreduce,
+    make_learner,
+    resumed_differences,
+    sparse_row_servers,
+)
+from helpers.threaded import ThreadComm, run_on_threads
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Diverged, Refused
+from lsgd.errors import DivergedError, UsageError
 from lsgd.learner import Learner
 from lsgd.models.tagger import Tagger
 from lsgd.step import train_step
-from lsgd.strategy.rows import TableRows, add_up, sparse_tables, take_gradient
+from lsgd.strategy.sparse_rows import TableRows, add_up, sparse_tables, take_gradient
 
 PTB = (
     "data.classes=10000", "data.window=20", "worker_batch=5", "data.train_examples=900",
@@ -76,7 +84,7 @@ def test_only_tables_that_nothing_shares_are_sparse() -> None:
 @pytest.mark.parametrize("model", [Tied(own=False), nn.Linear(2, 2)])
 def test_a_model_without_such_a_table_is_refused(model) -> None:
     with pytest.raises(
-        Refused, match=r"^strategy.sparse_rows=true .* no other layer shares.* none"
+        UsageError, match=r"^strategy.sparse_rows=true .* no other layer shares.* none"
     ):
         sparse_tables(model)
 
@@ -92,20 +100,22 @@ def test_a_model_without_such_a_table_is_refused(model) -> None:
     ],
 )
 def test_they_are_all_reduce(name: str, case: str, processes: int) -> None:
-    by_allreduce(name)  # before the threads, which would all make it
-    for away in on_processes(processes, lambda comm: compared(comm, name, CASES[case])):
+    allreduce_checkpoint(name)  # before the threads, which would all make it
+    for away in run_on_threads(
+        processes, lambda comm: difference_from_allreduce(comm, name, CASES[case])
+    ):
         assert away < 1e-10
 
 
 class TwoTables(Tagger):
     """A tagger with another table, which says of each word what its tags are."""
 
-    def __init__(self, words: int, tags: int, **sizes: Any) -> None:
-        super().__init__(words, tags, **sizes)
-        self.likely = nn.Embedding(words, tags)
+    def __init__(self, vocabulary_size: int, tags: int, **sizes: Any) -> None:
+        super().__init__(vocabulary_size, tags, **sizes)
+        self.likely = nn.Embedding(vocabulary_size, tags)
 
     def forward(self, batch: Any) -> Tensor:
-        return super().forward(batch) + self.likely(batch.words)
+        return super().forward(batch) + self.likely(batch.tokens)
 
 
 def test_a_model_with_two_tables(monkeypatch) -> None:
@@ -114,37 +124,42 @@ def test_a_model_with_two_tables(monkeypatch) -> None:
     expected = make_steps(make_learner(SingleComm(), "tagging", ALLREDUCE), 7)
 
     def process(comm: ThreadComm) -> Any:
-        learner = make_learner(comm, "tagging", rows_by(2))
+        learner = make_learner(comm, "tagging", sparse_row_servers(2))
         assert len(learner.strategy.tables) == 2
         return make_steps(learner, 7)
 
-    for saved in on_processes(3, process):
+    for saved in run_on_threads(3, process):
         assert distance(saved, expected) < 1e-10
 
 
 def test_a_run_changes_between_rows_and_whole_gradients() -> None:
-    by_allreduce("tagging")
-    for distances in on_processes(3, lambda comm: resumed(comm, "tagging", rows_by(2))):
+    allreduce_checkpoint("tagging")
+    for distances in run_on_threads(
+        3, lambda comm: resumed_differences(comm, "tagging", sparse_row_servers(2))
+    ):
         assert len(distances) == 2
         assert max(distances.values()) < 1e-10
 
 
 def test_it_is_the_run_of_all_reduce() -> None:
-    made = row_runs.recipe("language")
-    assert replace(made, strategy=rows_by(3)).fingerprint == made.fingerprint
+    made = sparse_row_runs.recipe("language")
+    assert replace(made, strategy=sparse_row_servers(3)).fingerprint == made.fingerprint
 
 
 def test_half_precision_is_on_the_wire_of_rows_too() -> None:
     word = "gradient_compression=fp16"
-    row_runs.recipe("tagging", word)
+    sparse_row_runs.recipe("tagging", word)
 
     def process(comm: ThreadComm, strategy: Any) -> Any:
         return make_steps(make_learner(comm, "tagging", strategy, word), 7)
 
-    dense = replace(rows_by(2), sparse_rows=False)
-    saved = [on_processes(3, lambda comm, s=s: process(comm, s))[0] for s in (rows_by(2), dense)]
+    dense = replace(sparse_row_servers(2), sparse_rows=False)
+    saved = [
+        run_on_threads(3, lambda comm, s=s: process(comm, s))[0]
+        for s in (sparse_row_servers(2), dense)
+    ]
     assert distance(*saved) < 1e-10
-    exact = replace(by_allreduce("tagging", 7), fingerprint=saved[0].fingerprint)
+    exact = replace(allreduce_checkpoint("tagging", 7), fingerprint=saved[0].fingerprint)
     assert distance(saved[0], exact) > 1e-7
 
 
@@ -165,18 +180,18 @@ def test_the_embedding_of_ptb_takes_a_twentieth_of_the_bytes(
     """Both ways together, and a row says so: all that was sent in the step but what is of other
     parameters, with the two and three numbers behind these."""
     monkeypatch.setattr("helpers.threaded.ThreadComm", Counting)
-    row_runs.recipe("language", *PTB)
+    sparse_row_runs.recipe("language", *PTB)
 
     def process(comm: Counting) -> int:
-        learner = make_learner(comm, "language", rows_by(), *PTB)
+        learner = make_learner(comm, "language", sparse_row_servers(), *PTB)
         make_steps(learner, 1)
         sent = sum(comm.gather_objects(comm.sent))
-        assert learner.strategy.now()["wire_bytes"] == sent
+        assert learner.strategy.step_metrics()["wire_bytes"] == sent
         others = sum(each.numel() for each in learner.model.parameters()) - TABLE
         return sent - pushing * 4 * (2 * others + 2 + 3)
 
     pushing = processes - 1  # the last process has the server
-    rows, *_ = on_processes(processes, process)
+    rows, *_ = run_on_threads(processes, process)
     whole = pushing * 4 * 2 * TABLE
     with capsys.disabled():
         print(f"\n{processes} processes: {rows:,} bytes in rows, {whole:,} in whole gradients")
@@ -197,15 +212,15 @@ class NotANumber(Learner):
 
 
 def test_a_row_that_is_no_number_stops_all_after_the_same_step() -> None:
-    row_runs.recipe("tagging")
+    sparse_row_runs.recipe("tagging")
 
     def process(comm: ThreadComm) -> tuple[str, int]:
-        learner = make_learner(comm, "tagging", rows_by(2), kind=NotANumber)
-        with pytest.raises(Diverged, match=r"gradient of step 6 is not finite") as error:
+        learner = make_learner(comm, "tagging", sparse_row_servers(2), kind=NotANumber)
+        with pytest.raises(DivergedError, match=r"gradient of step 6 is not finite") as error:
             make_steps(learner, 14)
         return str(error.value), learner.next_step
 
-    assert len(set(on_processes(3, process))) == 1
+    assert len(set(run_on_threads(3, process))) == 1
 
 
 class LargeTensors(TorchDispatchMode):
@@ -225,29 +240,35 @@ class LargeTensors(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("strategy", [rows_by(2), replace(rows_by(2), sparse_rows=False)])
+@pytest.mark.parametrize(
+    "strategy", [sparse_row_servers(2), replace(sparse_row_servers(2), sparse_rows=False)]
+)
 def test_no_step_goes_over_a_whole_table(strategy) -> None:
     words = ("data.words=3000",)
-    row_runs.recipe("tagging", *words)
+    sparse_row_runs.recipe("tagging", *words)
 
     def process(comm: ThreadComm) -> list[str]:
         learner = make_learner(comm, "tagging", strategy, *words)
         tasks = list(learner.strategy.tasks(0, [0, 1]))
-        batches = learner.workload.inputs().train(each for task in tasks for each in task.passes)
+        batches = learner.workload.inputs().train(
+            each for task in tasks for each in task.micro_batches
+        )
         with LargeTensors(learner.model.embedding.weight) as large:
             for task in tasks:
                 train_step(learner, task, batches)
         return large.seen
 
-    for seen in on_processes(2, process):
+    for seen in run_on_threads(2, process):
         assert bool(seen) != strategy.sparse_rows
 
 
 def test_virtual_time_is_that_of_whole_tables() -> None:
-    row_runs.recipe("tagging")
+    sparse_row_runs.recipe("tagging")
     seconds = []
     for sparse in (True, False):
-        learner = make_learner(SingleComm(), "tagging", replace(rows_by(2), sparse_rows=sparse))
+        learner = make_learner(
+            SingleComm(), "tagging", replace(sparse_row_servers(2), sparse_rows=sparse)
+        )
         make_steps(learner, 3)
-        seconds.append(learner.strategy.now()["virtual_seconds"])
+        seconds.append(learner.strategy.step_metrics()["virtual_seconds"])
     assert seconds[0] == seconds[1]

@@ -4,19 +4,31 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.studies import Place
+from helpers.usage_errors import usage_error
 
-from lsgd import paths
+from lsgd import config, paths
+from lsgd.errors import UsageError
+from lsgd.planned.planned_run import PlannedRun
 from lsgd.study.__main__ import main
+from lsgd.study.planned_runs import planned_runs, trained_seeds
+from lsgd.study.reporting import report_folder
 
 
-def test_print_starts_nothing(place: Place) -> None:
-    code, said = place.run("+study=small", "epochs=31", "seeds=[1]", "--np", "1", "--print")
-    assert code == 0
-    assert not (place.folder / "runs").exists()
+def test_print_starts_nothing(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setattr("lsgd.study.__main__.cost_lines", lambda *_: [])  # which times a step
+    assert main(["+study=small", "epochs=31", "seeds=[1]", "--np", "1", "--print"]) == 0
+    said = capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
     lines = said.splitlines()
     assert lines[::2] == ["# digits, seed 1: not started", "# digits_unscaled, seed 1: not started"]
     python = re.escape(shlex.quote(sys.executable))
@@ -28,23 +40,30 @@ def test_print_starts_nothing(place: Place) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_study_that_cannot_be_read_stops_no_other(
-    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It is passed over, and named where all are listed."""
     shutil.copytree(installation / "recipes", tmp_path / "recipes")
     (tmp_path / "recipes/study/bad.yaml").write_text("title: [")
     monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     assert main(["+study=small", "--np", "1", "--print"]) == 0
-    assert main(["--help"]) == 2
+    with pytest.raises(SystemExit) as end:
+        main(["--studies"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert "skipped: bad.yaml cannot be read" in said
+    assert "\nstudy=small\n" in f"\n{said}"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("", "which study? Write one, for example +study=digits; --help lists them all"),
-        ("small", "'small' is not of the form key=value; write +study=small"),
-        ("study=small", "'study=small' needs a plus sign; write +study=small"),
+        ("", "which study? Write one, for example study=digits; --studies lists them"),
+        ("small", "'small' is not of the form key=value; write study=small"),
         ("+study=smal", "+study=smal does not exist; did you mean small?"),
         ("+study=small +study=digits", "which study? Write one"),
         ("+study=small name=a", "'name=a' cannot be said to a study"),
@@ -52,35 +71,79 @@ def test_a_study_that_cannot_be_read_stops_no_other(
         ("+study=small ++run_dir=a", "the folder of a trial is named by recipe, seed"),
         ("+study=small +recipe=digits", "a study has its recipes"),
         ("+study=small rehearse=true", "a rehearsal has no result"),
-        ("+study=small seeds=[0,5]", "seeds=[0,5] has 5, and the study has the seeds 0, 1; write"),
+        (
+            "+study=small seeds=[0,0]",
+            "seeds=[0,0] must be a number of seeds or a list of",
+        ),
+        (
+            "+study=small --max-seeds 5",
+            "--max-seeds 5 is of --until-decided; add that, or",
+        ),
+        ("+study=small --until-decided", "study small has no claim to decide; leave out"),
+        (
+            "+study=claimed --until-decided --max-seeds 3",
+            "must be more than the 3",
+        ),
+        ("+study=claimed --until-decided seeds=2", "write seeds=3"),
         (
             "+study=fashion_table2_gamma model.last_gamma=0",
             "model.last_gamma=0 makes fashion_bs64 and fashion_bs64_gamma0 the same run",
         ),
         ("+study=small --launch k8s --kind mpijob --image a --claim c", "write --print for the"),
-        ("+study=small seeds=1", "seeds=1 is not a list of numbers; write seeds=[0,1]"),
+        ("+study=small seeds=x", "seeds=x must be a number of seeds or a list of different ones"),
         ("+study=small epoch=1", "there is no key 'epoch'; did you mean epochs?"),
-        ("+study=nothing", "+study=nothing does not exist; write one of "),
         ("+study=small --launch sbatch", "write one of horovodrun, k8s, local, mpirun"),
-        ("+study=small --launch job", "--launch job does not exist"),
         ("+study=small --nodes 2", "--nodes is an option of torchrun,"),
-        ("+study=small --np 2 --np", "--np has no value"),
         ("+study=small --launch mpirun --np 2 --gpus 2", "write one of them"),
-        ("+study=small --np x", "--np is x, but must be a number"),
         ("+study=small --jobs 0", "0 is not a whole number of 1 or more"),
-        ("+study=small --jobs", "expected one argument"),
         ("+study=small --launch slurm --jobs 2", "leave out --jobs"),
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_sentence(
-    words: str, sentence: str, installation: Path, place: Place,
+    words: str, sentence: str, installation: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(place.folder)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
-    assert main(words.split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lsgd: ")
-    assert sentence in said
-    assert said.count("\n") == 1
-    assert not (place.folder / "runs").exists()
+    assert sentence in usage_error(main, capsys, *words.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_queue_that_does_not_answer_is_no_reason_to_train_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert trial.active_job is None
+    trial.job_path.parent.mkdir(parents=True)
+    trial.job_path.write_text("Submitted batch job 12\n")
+    with pytest.raises(
+        UsageError, match=r"whether job 12 .* is not known \(squeue is not installed"
+    ):
+        assert trial.active_job
+
+
+@pytest.mark.slow
+def test_words_that_change_the_run_have_a_report_of_their_own() -> None:
+    digits = config.load_study("digits")
+
+    def folder(*words: str) -> Path:
+        return report_folder(digits, planned_runs(digits, words))
+
+    assert folder() == folder("device=cpu") == Path("runs/studies/digits")
+    assert re.fullmatch(r"digits-[0-9a-f]{8}", folder("epochs=29").name)
+
+
+def test_trials_of_a_recipe_with_any_name_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that has a point, a dash or a plus sign, or ends as folders of trials do."""
+    monkeypatch.chdir(tmp_path)
+    study = config.load_study("digits")
+    names = ["own-lr0.1+b", "digits", "a-seed1-b"]
+    entries = [replace(study.entries[0], recipe=name) for name in names]
+    for seed, name in enumerate(names):
+        (tmp_path / f"runs/trials/{name}-seed{seed}-0a1b2c3d").mkdir(parents=True)
+    (tmp_path / "runs/trials/other-seed9-0a1b2c3d").mkdir()
+    assert trained_seeds(replace(study, entries=entries)) == [0, 1, 2]

@@ -2,20 +2,22 @@
 
 import os
 import re
-import subprocess
+from pathlib import Path
 
 import pytest
-from helpers.base_recipe import BASE, changed
-from helpers.studies import Place
+from helpers.base_recipe import BASE, with_fields
+from helpers.studies import StudyFolder
 
+from lsgd import paths
 from lsgd.launch.options import read_options
-from lsgd.trials.launch import TrialLauncher, share_cores
-from lsgd.trials.trial import Trial
+from lsgd.planned.launch import RunLauncher, limit_threads
+from lsgd.planned.planned_run import PlannedRun
+from lsgd.study.__main__ import main
 
 
-def trial_launcher(name: str, options: list[str]) -> TrialLauncher:
+def trial_launcher(name: str, options: list[str]) -> RunLauncher:
     _, values, _ = read_options(name, options)
-    return TrialLauncher(name, values)
+    return RunLauncher(name, values)
 
 
 def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,16 +28,23 @@ def test_trials_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) ->
         (["--np", "2"], None, "4"),
         (["--np", "64"], None, "1"),
         (["--np", "2"], "3", "3"),
+        (["--np", "2"], "all", "4"),
         (["--hosts", "a:2,b:2"], None, None),
     ):
         monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
-        share_cores(trial_launcher("mpirun", options), jobs=2)
+        limit_threads(trial_launcher("mpirun", options), jobs=2)
         assert os.environ.get("OMP_NUM_THREADS") == expected
 
 
-def test_each_has_a_name_of_its_own_on_kubernetes(place: Place) -> None:
+def test_each_has_a_name_of_its_own_on_kubernetes(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
     options = ["--kind", "mpijob", "--image", "a/b:1", "--claim", "c"]
-    _, said = place.run("+study=small", "seeds=[0,1]", "--launch", "k8s", *options, "--print")
+    assert main(["+study=small", "seeds=[0,1]", "--launch", "k8s", *options, "--print"]) == 0
+    said = capsys.readouterr().out
     commands = [line.split() for line in said.splitlines() if line[0] != "#"]
     assert len({command[-1] for command in commands}) == 4
     for command in commands:
@@ -44,6 +53,20 @@ def test_each_has_a_name_of_its_own_on_kubernetes(place: Place) -> None:
         assert command[-2] == "--name"
         assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", command[-1])
         assert len(command[-1]) <= 63
+
+
+@pytest.mark.parametrize("name", ["4711", "x" * 100, "1" * 100, "a.b+c_", "läuf"])
+@pytest.mark.parametrize("most", [1, 5000])
+def test_any_recipe_has_a_name_that_kubernetes_takes(name: str, most: int) -> None:
+    """With all of its pods' names, and with the end that tells one trial from another."""
+    trial = PlannedRun(with_fields(BASE, name=name), [])
+    options = {"--kind": "mpijob", "--nodes": str(most), "--gpus": "1"}
+    command = RunLauncher("k8s", options).command(trial)
+    job, nodes = (command[command.index(option) + 1] for option in ("--name", "--nodes"))
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job)
+    assert len(f"{job}-worker-{int(nodes) - 1}") <= 63
+    assert len(f"{job}-launcher") <= 63
+    assert job.endswith(f"-{trial.recipe.fingerprint[:8]}")
 
 
 @pytest.mark.parametrize(
@@ -65,28 +88,31 @@ def test_each_has_a_name_of_its_own_on_kubernetes(place: Place) -> None:
 def test_no_trial_has_more_processes_than_workers(
     launcher: str, options: str, workers: int, expected: tuple[int, str]
 ) -> None:
-    processes, fitted = trial_launcher(launcher, options.split()).fitted(workers)
+    processes, fitted = trial_launcher(launcher, options.split()).fit_processes(workers)
     assert (processes, " ".join(f"{name} {value}" for name, value in fitted.items())) == expected
 
 
 def test_processes_of_servers_come_on_top() -> None:
-    recipe = changed(BASE, workers=4, strategy__name="sync", strategy__servers=3)
-    command = trial_launcher("local", ["--np", "9"]).command(Trial(recipe, ["strategy=sync"]))
+    recipe = with_fields(BASE, workers=4, strategy__name="sync", strategy__servers=3)
+    command = trial_launcher("local", ["--np", "9"]).command(PlannedRun(recipe, ["strategy=sync"]))
     assert command[command.index("--np") + 1] == "7"
 
 
-def test_every_job_of_the_paper_has_work_for_its_processes(place: Place) -> None:
-    """What slurm makes of the options, for each trial of table 1 on 32 nodes."""
-    launch = ["--launch", "slurm", "--nodes", "32", "--print"]
-    code, said = place.run("+study=table1_warmup", "seeds=[0]", *launch)
-    assert code == 0, said
-    commands = [line for line in said.splitlines() if line[0] != "#"]
-    sizes = []
-    for command in commands:
-        batch = subprocess.run(
-            f"{command} --print", shell=True, check=True,
-            env=place.environment(), capture_output=True, text=True,
-        ).stdout  # fmt: skip
-        nodes, gpus = (re.search(rf"--{each}=(\d+)", batch) for each in ("nodes", "gpus-per-node"))
-        sizes.append((int(nodes[1]), int(gpus[1])))
-    assert sizes == [(1, 8), (32, 8), (32, 8), (32, 8)]
+@pytest.mark.slow
+def test_a_queue_that_does_not_answer_for_one_costs_no_other(place: StudyFolder) -> None:
+    """The first is queued where nobody can be asked; the others are still submitted."""
+    programs = place.folder / "bin"
+    programs.mkdir()
+    for name, text in (("sbatch", "echo Submitted batch job 7"), ("squeue", "echo no >&2; exit 1")):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    submit = ["+study=small", "seeds=[0]", "--launch", "slurm", "--np", "1"]
+    _, said = place.run(*submit, "--print")
+    first = place.folder / re.search(r"run_dir=(\S+digits-seed0\S+)", said)[1]
+    first.parent.mkdir(parents=True)
+    first.with_name(f"{first.name}.job").write_text("Submitted batch job 6\n")
+    place.path = f"{programs}:{place.path}"
+    code, said = place.run(*submit)
+    assert code == 75
+    assert "failed: digits, seed 0: whether job 6 still trains" in said
+    assert "2 of 2  digits_unscaled, seed 0: Submitted batch job 7, processes: 1" in said

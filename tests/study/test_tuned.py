@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from lsgd import config
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.recipe.study import Entry, Study, check_study
 from lsgd.report import report
 from lsgd.rules.metric import TOP1
-from lsgd.run.tuned import tune
-from lsgd.search.point import FINISHED, Point
-from lsgd.search.record import SearchRecord, save
-from lsgd.study.trials import trials
+from lsgd.run.tuned import apply_search_results
+from lsgd.search.record import SearchRecord, save_record
+from lsgd.search.trial import FINISHED, Trial
+from lsgd.study.planned_runs import planned_runs
 
 STUDY = Study(
     name="one", title="One", question="Is it?", source="nobody", baseline="digits", seeds=[0, 1],
@@ -24,7 +24,7 @@ STUDY = Study(
 )  # fmt: skip
 NOON = datetime(2026, 1, 1, 12)
 POINTS = [
-    Point(n, {"schedule.reference_lr": 0.5 * n}, FINISHED, 9.0 - n, {}, "", NOON, NOON)
+    Trial(n, {"schedule.reference_lr": 0.5 * n}, FINISHED, 9.0 - n, {}, "", NOON, NOON)
     for n in (1, 2)
 ]  # fmt: skip
 
@@ -34,18 +34,20 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs/searches/mine"
     folder.mkdir(parents=True)
-    save(SearchRecord("mine", "Mine", "a command", "tpe", 2, 4, TOP1, POINTS, [], [], {}), folder)
+    save_record(
+        SearchRecord("mine", "Mine", "a command", "tpe", 2, 4, TOP1, POINTS, [], [], {}), folder
+    )
     (folder / "search.json").write_text(json.dumps({"recipe": "digits"}))
     return folder
 
 
 def test_a_recipe_is_trained_with_what_its_search_has_found(searched: Path) -> None:
-    study = tune(STUDY)
-    tuned, _, other, _ = trials(study, ["epochs=31"])
+    study = apply_search_results(STUDY)
+    tuned, _, other, _ = planned_runs(study, ["epochs=31"])
     assert tuned.recipe.schedule.reference_lr == 1.0
-    assert tuned.words == ["seed=0", "epochs=31", "schedule.reference_lr=1.0"]
-    assert other.words == ["seed=0", "epochs=31"]
-    for trial in trials(study, []):
+    assert tuned.overrides == ["seed=0", "epochs=31", "schedule.reference_lr=1.0"]
+    assert other.overrides == ["seed=0", "epochs=31"]
+    for trial in planned_runs(study, []):
         write_run(trial.folder, config.to_yaml(trial.recipe))
     page = report([Path("runs/trials")], study, Path("out")) / "README.md"
     text = page.read_text()
@@ -76,14 +78,16 @@ def test_a_search_that_does_not_suit_is_told(wrong: str, sentence: str, searched
         case "gone":
             (searched / "points.json").unlink()
         case "more":
-            save(SearchRecord("mine", "", "", "tpe", 3, 4, TOP1, POINTS, [], [], {}), searched)
+            save_record(
+                SearchRecord("mine", "", "", "tpe", 3, 4, TOP1, POINTS, [], [], {}), searched
+            )
         case "other":
             (searched / "search.json").write_text(json.dumps({"recipe": "fashion_bs64"}))
-    with pytest.raises(Refused, match=re.escape(sentence)):
-        tune(STUDY)
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        apply_search_results(STUDY)
 
 
 def test_only_a_search_gives_an_entry_words() -> None:
     entries = [replace(STUDY.entries[0], words=["epochs=3"]), STUDY.entries[1]]
-    with pytest.raises(Refused, match="has words for digits; write a recipe with them"):
-        check_study(replace(STUDY, entries=entries), config.recipes())
+    with pytest.raises(UsageError, match="has words for digits; write a recipe with them"):
+        check_study(replace(STUDY, entries=entries), config.sorted_recipe_names())

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.supervise import hosts as machines
 
 
@@ -16,7 +16,7 @@ def test_a_lost_machine_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = {"127.0.0.1": 2, "127.0.0.2": 3}
     with here:
         with socket.create_server(("127.0.0.2", port)):
-            assert machines.answering(hosts) == hosts
-        assert machines.answering(hosts) == {"127.0.0.1": 2}
-    with pytest.raises(Refused, match="none of --hosts answers"):
-        machines.answering(hosts)
+            assert machines.reachable_hosts(hosts) == hosts
+        assert machines.reachable_hosts(hosts) == {"127.0.0.1": 2}
+    with pytest.raises(UsageError, match="none of --hosts answers"):
+        machines.reachable_hosts(hosts)

@@ -1,21 +1,21 @@
 """Who is to blame for the end of a job, and what the others only suffered."""
 
-from lsgd.job.members import Member
-from lsgd.supervise.verdict import Ending, how_it_ended
+from lsgd.job.members import ProcessRecord
+from lsgd.supervise.verdict import ExitSummary, summarize_exit
 
 
 def test_an_abort_is_told_in_words() -> None:
     """Of which Python leaves no more than this; NCCL's watchdog ends a process so."""
-    dead = [Member(3, "here", 9, None, "Fatal Python error: Aborted")]
-    ending = how_it_ended(dead, "torchrun", 1)
+    dead = [ProcessRecord(3, "here", 9, None, "Fatal Python error: Aborted")]
+    ending = summarize_exit(dead, "torchrun", 1)
     assert ending.lost
     assert ending.cause.startswith("process 3 on here (pid 9) was aborted by a library, as NCCL")
 
 
 def test_who_is_blamed() -> None:
-    def blamed(*codes: int | None, launcher: int | None = 1) -> Ending:
-        dead = [Member(rank, "here", rank, code) for rank, code in enumerate(codes)]
-        return how_it_ended(dead, "mpirun", launcher)
+    def blamed(*codes: int | None, launcher: int | None = 1) -> ExitSummary:
+        dead = [ProcessRecord(rank, "here", rank, code) for rank, code in enumerate(codes)]
+        return summarize_exit(dead, "mpirun", launcher)
 
     assert "process 1 on here" in blamed(0, None, 5).cause
     assert blamed(0, None, 5).lost
@@ -28,3 +28,13 @@ def test_who_is_blamed() -> None:
     assert (
         blamed(0, 0, launcher=1).cause == "mpirun ended with exit code 1, and no process said why"
     )
+
+
+def test_a_process_that_could_not_save_its_last_words_either() -> None:
+    """The launcher that it became, or that has its exit code, says so."""
+    assert summarize_exit([ProcessRecord(0, "here", 9)], "env", 6) == ExitSummary(
+        6, "env could not save"
+    )
+    assert summarize_exit([], "mpirun", 6).code == 6
+    said = ProcessRecord(1, "here", 9, 4, "no image")
+    assert summarize_exit([said, ProcessRecord(0, "here", 8)], "mpirun", 6).code == 4

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lsgd.text.conll import DOCUMENT, UNKNOWN, read_sentences, read_tagged
+from lsgd.config import load_recipe
+from lsgd.text.conll import DOCUMENT, UNKNOWN, read_sentences, read_tagged_corpus
 from lsgd.text.spans import SpanCounts
 
 TRAIN = f"""{DOCUMENT} -X- O O
@@ -45,7 +46,7 @@ def test_a_word_may_have_any_space_that_parts_no_columns(tmp_path: Path) -> None
 
 
 def test_words_are_those_of_the_training_set_and_tags_of_all(tmp_path: Path) -> None:
-    read = read_tagged(corpus(tmp_path), lowercase=False)
+    read = read_tagged_corpus(corpus(tmp_path), lowercase=False)
     assert read.words == ("Blackburn", "EU", "Peter", "rejects")
     assert read.tags == ("O", "B-LOC", "I-ORG", "I-PER")
     assert read.counts == {
@@ -60,7 +61,7 @@ def test_words_are_those_of_the_training_set_and_tags_of_all(tmp_path: Path) -> 
 
 
 def test_in_lower_case_more_words_are_known(tmp_path: Path) -> None:
-    read = read_tagged(corpus(tmp_path, test="Rejects O\n"), lowercase=True)
+    read = read_tagged_corpus(corpus(tmp_path, test="Rejects O\n"), lowercase=True)
     assert read.words == ("blackburn", "eu", "peter", "rejects")
     assert [*read.sets["val"].words] == [2, UNKNOWN]
     assert [*read.sets["test"].words] == [4]
@@ -91,13 +92,15 @@ def test_files_of_two_corpora_are_not_mixed(tmp_path: Path) -> None:
     corpus(tmp_path, test="eu O\n")
     (tmp_path / "eng.train").write_text("EU O\n")
     with pytest.raises(ValueError, match=r"it has eng\.train and train\.txt; keep one"):
-        read_tagged(tmp_path, lowercase=False)
+        read_tagged_corpus(tmp_path, lowercase=False)
 
 
 @pytest.mark.data
 def test_conll_2003_has_its_published_counts(test_data: Path) -> None:
     """Tjong Kim Sang and De Meulder 2003, tables 1 and 2."""
-    read = read_tagged(test_data / "conll2003", lowercase=True)
+    read = read_tagged_corpus(test_data / "conll2003", lowercase=True)
+    of_the_recipe = load_recipe(["+recipe=conll_bilstm"]).data
+    assert {name: getattr(of_the_recipe, name) for name in read.counts} == read.counts
     published = {
         "train": (14041, 203621, {"LOC": 7140, "MISC": 3438, "ORG": 6321, "PER": 6600}),
         "val": (3250, 51362, {"LOC": 1837, "MISC": 922, "ORG": 1341, "PER": 1842}),

@@ -1,13 +1,15 @@
 """Texts: how words become numbers, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lsgd.errors import Refused
+from lsgd.config import load_recipe
+from lsgd.errors import UsageError
 from lsgd.recipe import Data
-from lsgd.text.ptb import open_texts, read_texts
+from lsgd.text.ptb import open_texts
 
 
 def text(root: Path, name: str, content: str) -> None:
@@ -33,11 +35,11 @@ def test_a_token_is_a_word_or_the_end_of_a_line(own: Data) -> None:
 
 def test_what_the_recipe_does_not_say_is_said_with_the_words_that_do(own: Data) -> None:
     text(Path(own.root or ""), "train", "one two\n")
-    with pytest.raises(Refused, match=r"cannot be read .own\.valid\.txt has the word 'the'"):
+    with pytest.raises(UsageError, match=r"cannot be read .own\.valid\.txt has the word 'the'"):
         open_texts(own)
     text(Path(own.root or ""), "valid", "two\n")
     with pytest.raises(
-        Refused,
+        UsageError,
         match=r"has data.train_examples=9, data.val_examples=4, data.classes=6; complete it, or "
         r"write data.train_examples=3 data.val_examples=2 data.classes=3 for another",
     ):
@@ -48,17 +50,24 @@ def test_what_cannot_be_read(own: Data) -> None:
     root = Path(own.root or "")
     (root / "own.valid.txt").write_bytes(b"\xff\xfe\n")
     with pytest.raises(
-        Refused, match=r"own at .* cannot be read \(own.valid.txt, line 1, is not in UTF-8\)"
+        UsageError, match=r"own at .* cannot be read \(own.valid.txt, line 1, is not in UTF-8\)"
     ):
         open_texts(own)
     (root / "own.valid.txt").unlink()
-    with pytest.raises(Refused, match=r"no own at .*own\.valid\.txt is missing; put it there, or"):
+    os.mkfifo(root / "own.valid.txt")
+    with pytest.raises(UsageError, match=r"cannot be read .*it is no regular file"):
+        open_texts(own)
+    (root / "own.valid.txt").unlink()
+    with pytest.raises(
+        UsageError, match=r"no own at .*own\.valid\.txt is missing; put it there, or"
+    ):
         open_texts(own)
 
 
 @pytest.mark.data
 def test_penn_treebank(test_data: Path) -> None:
-    texts = read_texts(test_data / "ptb", "ptb")
+    recipe = load_recipe(["+recipe=ptb_small", f"data.root={test_data / 'ptb'}"])
+    texts = open_texts(recipe.data)  # which refuses other counts than the recipe's
     assert [len(tokens) for tokens in texts.sets.values()] == [929_589, 73_760, 82_430]
     assert len(texts.vocabulary) == 10_000
     assert texts.vocabulary[:3] == ["the", "<unk>", "<eos>"]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.text.sst import INNER, UNKNOWN, Tree, parse, read_tree_corpus, read_trees
+from lsgd.config import load_recipe
+from lsgd.text.sst import ABSENT, UNKNOWN, Tree, parse, read_tree_corpus, read_trees
 
 TRAIN = "(3 (2 It) (4 (2 's) (1 good)))\n(2 Yes)\n"
 TREES = [
@@ -46,7 +47,7 @@ def written(shape: tuple) -> str:
 
 
 def shape_of(tree: Tree, place: int) -> tuple:
-    if tree.left[place] == INNER:
+    if tree.left[place] == ABSENT:
         return tree.labels[place], tree.words[place]
     children = (shape_of(tree, side[place]) for side in (tree.left, tree.right))
     return tree.labels[place], *children
@@ -57,7 +58,7 @@ def test_any_tree_is_read_as_it_was_written(shape: tuple) -> None:
     tree = parse(written(shape))
     assert shape_of(tree, len(tree.labels) - 1) == shape
     for place, (left, right) in enumerate(zip(tree.left, tree.right, strict=True)):
-        assert left == right == INNER or 0 <= left < right < place
+        assert left == right == ABSENT or 0 <= left < right < place
 
 
 def test_words_are_those_of_the_training_set_and_classes_of_all(tmp_path: Path) -> None:
@@ -67,19 +68,19 @@ def test_words_are_those_of_the_training_set_and_classes_of_all(tmp_path: Path) 
         "train_examples": 2, "val_examples": 1, "test_examples": 0, "classes": 5, "words": 5,
     }  # fmt: skip
     train = read.sets["train"]
-    assert [*train.words] == [2, 1, 4, INNER, INNER, 3]
+    assert [*train.words] == [2, 1, 4, ABSENT, ABSENT, 3]
     assert [*train.left] == [-1, -1, -1, 1, 0, -1]
     assert [*train.right] == [-1, -1, -1, 2, 3, -1]
     assert [*train.labels] == [2, 2, 1, 4, 3, 2]
     assert ([*train.lengths], [*train.begins]) == ([5, 1], [0, 5])
-    assert [*read.sets["val"].words] == [UNKNOWN, UNKNOWN, INNER]
+    assert [*read.sets["val"].words] == [UNKNOWN, UNKNOWN, ABSENT]
     assert len(read.sets["test"].labels) == 0
 
 
 def test_in_lower_case_more_words_are_known(tmp_path: Path) -> None:
     read = read_tree_corpus(corpus(tmp_path, test="(2 IT)"), lowercase=True)
     assert read.words == ("'s", "good", "it", "yes")
-    assert [*read.sets["val"].words] == [UNKNOWN, 4, INNER]
+    assert [*read.sets["val"].words] == [UNKNOWN, 4, ABSENT]
     assert [*read.sets["test"].words] == [3]
 
 
@@ -118,6 +119,9 @@ def test_sst_has_its_published_counts(test_data: Path) -> None:
     """Socher et al. 2013, section 5, and the classes that are not neutral: 6920, 872 and 1821."""
     read = read_tree_corpus(test_data / "sst", lowercase=False)
     assert (len(read.words), read.classes) == (18_280, 5)
+    of_the_recipe = load_recipe(["+recipe=sst_treelstm"]).data  # which has all in lower case
+    in_lower_case = read.counts | {"words": 1 + len({word.lower() for word in read.words})}
+    assert {name: getattr(of_the_recipe, name) for name in read.counts} == in_lower_case
     expected = {
         "train": (8544, 318582, 163563, [1092, 2218, 1624, 2322, 1288]),
         "val": (1101, 41447, 21274, [139, 289, 229, 279, 165]),
@@ -126,9 +130,9 @@ def test_sst_has_its_published_counts(test_data: Path) -> None:
     for name, (trees, nodes, leaves, roots) in expected.items():
         own = read.sets[name]
         assert (len(own.lengths), len(own.labels)) == (trees, nodes)
-        assert (own.words != INNER).sum() == (own.left == INNER).sum() == leaves
+        assert (own.words != ABSENT).sum() == (own.left == ABSENT).sum() == leaves
         last = own.begins + own.lengths - 1
         assert np.bincount(own.labels[last]).tolist() == roots
         # Each node but the root is the child of one other.
-        assert (own.left != INNER).sum() * 2 == nodes - trees
+        assert (own.left != ABSENT).sum() * 2 == nodes - trees
     assert sum("\u00a0" in word for word in read.words) > 0

@@ -3,11 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from helpers.run_folders import write_run
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from lsgd.errors import UsageError
 from lsgd.run.read import read_run
-from lsgd.track.about import about, conclusion
+from lsgd.track.run_info import run_outcome, tracked_run_info
 
 WORDS = ("+recipe=digits", "epochs=2", "schedule.milestones=[]", "schedule.warmup=none")
 
@@ -15,16 +20,16 @@ WORDS = ("+recipe=digits", "epochs=2", "schedule.milestones=[]", "schedule.warmu
 def test_the_id_stays_with_the_folder(tmp_path: Path) -> None:
     """Or a resumed run would be another one at the tracker."""
     run = read_run(write_run(tmp_path / "a", *WORDS))
-    first = about(run, "mlflow")
-    assert about(run, "mlflow").id == first.id
-    assert about(run, "wandb").id != first.id
+    first = tracked_run_info(run, "mlflow")
+    assert tracked_run_info(run, "mlflow").id == first.id
+    assert tracked_run_info(run, "wandb").id != first.id
     assert json.loads((tmp_path / "a/tracker-mlflow.json").read_text()) == {"id": first.id}
-    assert about(read_run(write_run(tmp_path / "b", *WORDS)), "mlflow").id != first.id
+    assert tracked_run_info(read_run(write_run(tmp_path / "b", *WORDS)), "mlflow").id != first.id
 
 
 def test_configuration_and_tags(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", *WORDS, seed=3))
-    told = about(run, "mlflow")
+    told = tracked_run_info(run, "mlflow")
     assert told.name == "a"
     assert told.config["optim.momentum"] == 0.9
     assert told.config["schedule.milestones"] == []
@@ -32,14 +37,62 @@ def test_configuration_and_tags(tmp_path: Path) -> None:
     assert told.tags["fingerprint"] == run.recipe.fingerprint
     assert told.tags["checkpoint"] == str(tmp_path / "a/checkpoint.pt")
     assert (told.tags["seed"], told.tags["host"]) == ("3", "h")
-    assert "seed" in about(replace(run, rows=[]), "mlflow").tags
+    assert "seed" in tracked_run_info(replace(run, rows=[]), "mlflow").tags
 
 
 def test_what_became_of_a_run(tmp_path: Path) -> None:
-    over = conclusion(read_run(write_run(tmp_path / "a", *WORDS, errors=[9.0, 8.0])))
+    over = run_outcome(read_run(write_run(tmp_path / "a", *WORDS, errors=[9.0, 8.0])))
     assert (over.finished, over.diverged) == (True, False)
     assert over.text.startswith("top-1 error 8.50 %")
-    broken = conclusion(read_run(write_run(tmp_path / "b", *WORDS, errors=[9.0], diverged=True)))
+    broken = run_outcome(read_run(write_run(tmp_path / "b", *WORDS, errors=[9.0], diverged=True)))
     assert (broken.finished, broken.diverged, broken.text) == (False, True, "loss is nan")
-    left = conclusion(read_run(write_run(tmp_path / "c", *WORDS, errors=[9.0])))
+    left = run_outcome(read_run(write_run(tmp_path / "c", *WORDS, errors=[9.0])))
     assert (left.finished, left.diverged, left.text) == (False, False, "1 of 2 epochs done")
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "{", '{"id": "a\' or \'b"}', '{"id": "a/b"}'])
+def test_an_id_of_others_is_a_word(content: str, tmp_path: Path) -> None:
+    """And neither a condition of a search nor a traceback."""
+    run = read_run(write_run(tmp_path / "a", *WORDS))
+    (tmp_path / "a/tracker-mlflow.json").write_text(content)
+    with pytest.raises(UsageError, match=r"tracker-mlflow.json has no id in it; remove it"):
+        tracked_run_info(run, "mlflow")
+
+
+@pytest.mark.mlflow
+@settings(max_examples=300)
+@given(
+    st.text(max_size=8) | st.text(st.sampled_from("./a:(="), max_size=6).map("deviations.".__add__)
+)
+@example("..")
+@example(".")
+@example("x" * 300)
+def test_mlflow_takes_every_name(key: str) -> None:
+    """Or it would take none of the run, whose deviations may have any name."""
+    from mlflow.utils import validation
+
+    from lsgd.track.mlflow import mlflow_name
+
+    validation._validate_param(mlflow_name(key), "value")
+    validation._validate_metric_name(mlflow_name(key))
+    assert mlflow_name("deviations.worker_batch") == "deviations.worker_batch"
+    assert mlflow_name("train/loss") == "train/loss"
+
+
+@pytest.mark.mlflow
+def test_an_experiment_that_was_deleted_says_how_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow keeps its name, and no other can have it."""
+    import mlflow
+
+    from lsgd.track.mlflow import MlflowRun
+
+    deleted = SimpleNamespace(lifecycle_stage="deleted", experiment_id="7")
+    monkeypatch.setattr(mlflow, "get_experiment_by_name", lambda name: deleted)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    run = tracked_run_info(read_run(write_run(tmp_path / "a", *WORDS)), "mlflow")
+    with pytest.raises(
+        UsageError, match=r"=mine is deleted .*restore --experiment-id 7`, or set it"
+    ):
+        MlflowRun(run)

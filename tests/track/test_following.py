@@ -2,21 +2,27 @@
 
 import fcntl
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
-from helpers.refusals import refusal
 from helpers.run_folders import write_run
+from helpers.usage_errors import usage_error
 
+from lsgd.errors import UsageError
 from lsgd.run import trackers
+from lsgd.run.read import read_run
 from lsgd.run.trackers import log_of
 from lsgd.track import __main__ as command
-from lsgd.track import sending
-from lsgd.track.about import About, Conclusion
+from lsgd.track import upload
+from lsgd.track.run_info import RunOutcome, TrackedRunInfo, tracked_run_info
 from lsgd.track.steps import TrackedStep
+from lsgd.track.tracker import open_tracker
 
 WORDS = ("+recipe=digits", "epochs=4", "schedule.milestones=[]", "schedule.warmup=none")
 STEPS = 5
@@ -25,15 +31,15 @@ STEPS = 5
 class Memory:
     """A tracker in this process, which may break down."""
 
-    where = "in memory"
+    address = "in memory"
 
     def __init__(self) -> None:
         self.has: list[TrackedStep] = []
-        self.conclusions: list[Conclusion] = []
+        self.conclusions: list[RunOutcome] = []
         self.failures: list[str] = []
         """Where it is to fail next: `open`, or `sent` once it has the first of some steps."""
 
-    def open(self, name: str, about: About) -> "Memory":
+    def open(self, name: str, about: TrackedRunInfo) -> "Memory":
         assert (name, about.name) == ("mlflow", about.folder.name)
         if self.failures[:1] == ["open"]:
             raise ConnectionError(self.failures.pop(0))
@@ -48,7 +54,7 @@ class Memory:
             raise TimeoutError(self.failures.pop(0))
         self.has += steps
 
-    def end(self, conclusion: Conclusion) -> None:
+    def finish(self, conclusion: RunOutcome) -> None:
         self.conclusions.append(conclusion)
 
     @property
@@ -60,8 +66,8 @@ class Memory:
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """In place of MLflow, which need not be installed."""
     memory = Memory()
-    monkeypatch.setattr(sending, "open_tracker", memory.open)
-    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    monkeypatch.setattr(upload, "open_tracker", memory.open)
+    monkeypatch.setattr(trackers, "is_installed", lambda name: True)
     return memory
 
 
@@ -78,10 +84,10 @@ def add(folder: Path, *epochs: int) -> None:
 
 
 def test_the_same_words_send_what_is_missing(folder: Path, tracker: Memory) -> None:
-    assert sending.send(folder, "mlflow") == f"{folder}: 2 steps sent, in memory"
+    assert upload.send_run(folder, "mlflow") == f"{folder}: 2 steps sent, in memory"
     add(folder, 3)
-    assert ": 1 step sent" in sending.send(folder, "mlflow")
-    assert "0 steps sent" in sending.send(folder, "mlflow")
+    assert ": 1 step sent" in upload.send_run(folder, "mlflow")
+    assert "0 steps sent" in upload.send_run(folder, "mlflow")
     assert tracker.numbers == [5, 10, 15]
     assert [conclusion.text for conclusion in tracker.conclusions] == [
         "2 of 4 epochs done", "3 of 4 epochs done", "3 of 4 epochs done"
@@ -89,12 +95,12 @@ def test_the_same_words_send_what_is_missing(folder: Path, tracker: Memory) -> N
 
 
 def test_what_a_resumed_run_makes_again_is_not_sent_again(folder: Path, tracker: Memory) -> None:
-    sending.send(folder, "mlflow")
+    upload.send_run(folder, "mlflow")
     path = folder / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    assert "0 steps sent" in sending.send(folder, "mlflow")
+    assert "0 steps sent" in upload.send_run(folder, "mlflow")
     add(folder, 2, 3)
-    sending.send(folder, "mlflow")
+    upload.send_run(folder, "mlflow")
     assert tracker.numbers == [5, 10, 15]
 
 
@@ -102,10 +108,32 @@ def test_a_tracker_that_is_down_is_a_sentence(
     folder: Path, tracker: Memory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker.failures = ["open"]
-    says = refusal(command.main, capsys, str(folder), "--to", "mlflow")
+    says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
     assert "could not be sent to mlflow (open)" in says
     assert command.main([str(folder), "--to", "mlflow"]) == 0
     assert tracker.numbers == [5, 10]
+
+
+def test_no_sentence_has_the_password_of_a_tracker(
+    folder: Path,
+    tracker: Memory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor has what its library says, or the proxy's."""
+    tracker.address = "http://me:secret@host/#/runs/1"
+
+    def down(name: str, about: TrackedRunInfo) -> Memory:
+        raise ConnectionError(
+            "Max retries exceeded with url: http://me:secret@host/api (Caused by …"
+        )
+
+    with monkeypatch.context() as context:
+        context.setattr(upload, "open_tracker", down)
+        said = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
+    assert "http://me:***@host/api" in said
+    assert command.main([str(folder), "--to", "mlflow"]) == 0
+    assert "http://me:***@host/#/runs/1" in capsys.readouterr().out
 
 
 def test_one_process_at_a_time_sends_a_run(
@@ -114,7 +142,7 @@ def test_one_process_at_a_time_sends_a_run(
     """Two would both send what the tracker does not have yet."""
     with log_of(folder, "mlflow").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        says = refusal(command.main, capsys, str(folder), "--to", "mlflow")
+        says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
     assert "another process sends" in says
     assert not tracker.has
 
@@ -122,22 +150,22 @@ def test_one_process_at_a_time_sends_a_run(
 def test_words_that_make_no_sense(
     folder: Path, tracker: Memory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "has no run to send: it is not a folder" in refusal(
+    assert "has no run to send: it is not a folder" in usage_error(
         command.main, capsys, str(folder / "b"), "--to", "mlflow"
     )
-    both = refusal(command.main, capsys, str(folder), str(folder), "--to", "mlflow", "--follow")
+    both = usage_error(command.main, capsys, str(folder), str(folder), "--to", "mlflow", "--follow")
     assert "one run" in both
-    assert "--to: a does not exist; " in refusal(command.main, capsys, str(folder), "--to", "a")
+    assert "--to: a does not exist; " in usage_error(command.main, capsys, str(folder), "--to", "a")
 
 
 @pytest.fixture
 def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """The end of the run that is followed; without the clock that ends this process."""
     event = Event()
-    monkeypatch.setattr(sending, "_input_is_over", lambda to: event)
-    monkeypatch.setattr(sending.os, "nice", lambda increment: 0)
-    monkeypatch.setattr(sending, "POLL", 0.01)
-    monkeypatch.setattr(sending, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(upload, "_stdin_closed_event", lambda to: event)
+    monkeypatch.setattr(upload.os, "nice", lambda increment: 0)
+    monkeypatch.setattr(upload, "POLL", 0.01)
+    monkeypatch.setattr(upload, "FIRST_PAUSE", 0.01)
     yield event
     event.set()
 
@@ -147,7 +175,7 @@ def test_a_run_is_followed_to_its_last_row(
 ) -> None:
     """Whatever fails meanwhile, also once it has been taken up."""
     tracker.failures = ["open", "open", "sent", "open"]
-    follower = Thread(target=sending.follow, args=(folder, "mlflow"))
+    follower = Thread(target=upload.follow_run, args=(folder, "mlflow"))
     follower.start()
     while tracker.numbers != [5, 10]:
         follower.join(0.01)
@@ -155,7 +183,7 @@ def test_a_run_is_followed_to_its_last_row(
     tracker.failures = ["sent"]
     add(folder, 3, 4)
     over.set()
-    follower.join(20)
+    follower.join(200)
     assert not follower.is_alive()
     assert tracker.numbers == [5, 10, 15, 20]
     assert tracker.has[-1].values["outcome"] == 7.5
@@ -169,5 +197,54 @@ def test_a_run_is_followed_to_its_last_row(
 def test_rows_written_before_the_end_are_sent(folder: Path, tracker: Memory, over: Event) -> None:
     """Also those of the very last moment."""
     over.set()
-    sending.follow(folder, "mlflow")
+    upload.follow_run(folder, "mlflow")
     assert tracker.numbers == [5, 10]
+
+
+@pytest.mark.wandb
+@pytest.mark.parametrize("mode", ["disabled", "offline"])
+def test_what_is_disabled_sends_nothing_and_says_so(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is written then is kept."""
+    import wandb
+
+    class Settled:
+        disabled, offline, dir, starting_step = mode == "disabled", True, "kept/files", 0
+        summary: dict[str, str] = {}  # noqa: RUF012
+
+        def log(self, *_: object, **__: object) -> None: ...
+        def finish(self, **_: object) -> None: ...
+
+    monkeypatch.setattr(wandb, "init", lambda **_: Settled())
+    folder = write_run(tmp_path / "run", *WORDS, errors=[9.0])
+    if mode == "disabled":
+        with pytest.raises(
+            UsageError, match=r"nothing would be sent; write WANDB_MODE=offline"
+        ) as why:
+            upload.send_run(folder, "wandb")
+        assert "once it can be reached" not in str(why.value)
+    else:
+        assert upload.send_run(folder, "wandb").endswith("sent, kept")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_user_without_a_home_has_one_for_trackers(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom the system does not know, as in a container: libraries look there for their settings."""
+
+    def home() -> Path:
+        if "HOME" not in os.environ:
+            raise RuntimeError("Could not determine home directory.")
+        return Path(os.environ["HOME"])
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setenv("HOME", str(tmp_path / "own"))
+    if not known:
+        monkeypatch.delenv("HOME")
+    run = read_run(write_run(tmp_path / "run", *WORDS))
+    library = SimpleNamespace(MlflowRun=lambda _: os.environ["HOME"])
+    monkeypatch.setitem(sys.modules, "lsgd.track.mlflow", library)
+    home_of_library = open_tracker("mlflow", tracked_run_info(run, "mlflow"))
+    assert home_of_library == str(tmp_path / ("own" if known else "run"))

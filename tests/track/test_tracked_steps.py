@@ -4,13 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.composed import composed
+from helpers.composed import compose_recipe
 
 from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.track.steps import tracked_steps
 
-RECIPE = composed("+recipe=digits", "epochs=2", "schedule.milestones=[]", "schedule.warmup=none")
+RECIPE = compose_recipe(
+    "+recipe=digits", "epochs=2", "schedule.milestones=[]", "schedule.warmup=none"
+)
 STEPS = RECIPE.steps_per_epoch
 KN = RECIPE.batch_size
 START = {"kind": "start", "step": 0, "time": "2026-11-24T01:00:00+00:00"}
@@ -22,13 +24,8 @@ def train(step: int, **values: object) -> Row:
 
 
 def epoch(number: int, **values: object) -> Row:
-    return {
-        "kind": "epoch",
-        "step": number * STEPS,
-        "epoch": number,
-        "val_top1_error": 9.0,
-        **values,
-    }
+    row = {"kind": "epoch", "step": number * STEPS, "epoch": number, "val_top1_error": 9.0}
+    return row | values
 
 
 def run(*rows: Row) -> Run:
@@ -61,7 +58,7 @@ def test_a_row_at_the_end_of_an_epoch_waits_for_that_of_the_epoch() -> None:
 
 
 def test_the_end_of_an_epoch_of_a_rehearsal_is_where_it_makes_one() -> None:
-    recipe = composed("+recipe=digits", "rehearse=true")
+    recipe = compose_recipe("+recipe=digits", "rehearse=true")
     (_, steps), *_ = recipe.epochs_from(0)
     rehearsed = replace(run(train(steps[-1] + 1)), recipe=recipe)
     assert tracked_steps(rehearsed) == []
@@ -71,12 +68,9 @@ def test_the_end_of_an_epoch_of_a_rehearsal_is_where_it_makes_one() -> None:
 def test_the_number_of_a_run_is_at_its_last_step() -> None:
     rows = [train(1), epoch(1, val_top1_error=12.0)]
     assert "outcome" not in tracked_steps(run(*rows))[-1].values
+    assert tracked_steps(run()) == []
     *_, last = tracked_steps(run(*rows, epoch(2, val_top1_error=8.0)))
     assert last.values["outcome"] == 10.0  # the median
-
-
-def test_nothing_is_sent_of_a_run_without_rows() -> None:
-    assert tracked_steps(run()) == []
 
 
 def test_times_are_those_of_starts_and_speeds() -> None:

@@ -1,19 +1,19 @@
 import pytest
 
 from lsgd.recipe import MODELS
-from lsgd.recipe.checks import RATES
+from lsgd.recipe.checks import WORKLOAD_METRICS
 from lsgd.rules.metric import METRICS
 from lsgd.workloads import Workload
-from lsgd.workloads.images import Images
-from lsgd.workloads.language import Language
-from lsgd.workloads.tagging import Tagging
-from lsgd.workloads.trees import Trees
+from lsgd.workloads.images import ImageClassification
+from lsgd.workloads.language import LanguageModeling
+from lsgd.workloads.tagging import SequenceTagging
+from lsgd.workloads.trees import TreeClassification
 
 KINDS: dict[str, type[Workload]] = {
-    "images": Images,
-    "language": Language,
-    "tagging": Tagging,
-    "trees": Trees,
+    "images": ImageClassification,
+    "language": LanguageModeling,
+    "tagging": SequenceTagging,
+    "trees": TreeClassification,
 }
 
 
@@ -22,6 +22,6 @@ def test_a_goal_may_be_any_rate_that_the_workload_has(name: str) -> None:
     """The recipe's table, which is read without torch, has them all and no other."""
     kind = KINDS[name]
     workload = object.__new__(kind)  # no rate asks for a recipe or for data
-    rates = workload.rates(1.0, [9] * len(kind.counts))
-    assert RATES[name] == ("loss", *rates)
-    assert {*RATES[name]} <= {*METRICS}
+    rates = workload.metrics(1.0, [9] * len(kind.count_names))
+    assert WORKLOAD_METRICS[name] == ("loss", *rates)
+    assert {*WORKLOAD_METRICS[name]} <= {*METRICS}

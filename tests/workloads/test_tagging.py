@@ -1,5 +1,6 @@
 """The tagger is that of a plain loop: each word counts alike, in any sentence, pass or worker."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,21 +8,22 @@ import numpy as np
 import pytest
 import torch
 from helpers import sentence_jobs as jobs
+from helpers.micro_batches import evaluation_micro_batches
 from helpers.sentences import write_corpus
 from torch import Tensor, nn
 
 from lsgd import config
 from lsgd.comm.single import SingleComm
-from lsgd.errors import Refused
+from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel, evaluate
 from lsgd.learner import Learner
 from lsgd.models.tagger import TaggedBatch, Tagger
 from lsgd.recipe import PADDINGS, Recipe
-from lsgd.rules import dropout
+from lsgd.rules import sentence_dropout
 from lsgd.step import train_step
 from lsgd.text.conll import Sentences
-from lsgd.workloads.sentences import BUCKET
-from lsgd.workloads.tagging import Tagging
+from lsgd.workloads.sentence_inputs import BUCKET_SIZE
+from lsgd.workloads.tagging import SequenceTagging
 
 CPU = torch.device("cpu")
 
@@ -38,10 +40,10 @@ def plain_loss(model: Tagger, sentences: Sentences, example: int, recipe: Recipe
     seed, width = recipe.seed, recipe.model.embedding
     begin, length = sentences.begins[example], sentences.lengths[example]
     alone = np.full(length, example)
-    unknown = dropout.dropped_words(alone, np.arange(length), 0.2, seed=seed, epoch=0)
+    unknown = sentence_dropout.token_drop_mask(alone, np.arange(length), 0.2, seed=seed, epoch=0)
     words = np.where(unknown, 0, sentences.words[begin : begin + length])
     tags = torch.from_numpy(sentences.tags[begin : begin + length])
-    (mask,) = dropout.feature_masks(
+    (mask,) = sentence_dropout.feature_dropout_factors(
         alone[:1], width + 2 * recipe.model.width, 0.5, seed=seed, epoch=0
     )
     mask = torch.from_numpy(mask)
@@ -55,18 +57,22 @@ def plain_loss(model: Tagger, sentences: Sentences, example: int, recipe: Recipe
 
 def gradients(recipe: Recipe, step: int) -> list[Tensor]:
     """The gradient of a step of epoch 0, of the model that the run starts with, by a plain loop."""
-    workload = Tagging(recipe, CPU)
+    workload = SequenceTagging(recipe, CPU)
     model, sentences = workload.network(), workload.corpus.sets["train"]
     size = recipe.batch_size
-    examples = workload.order(0)[step * size : (step + 1) * size]
+    examples = workload.example_order(0)[step * size : (step + 1) * size]
     losses = [plain_loss(model, sentences, example, recipe) for example in examples]
     loss = torch.stack(losses).sum() / sentences.lengths[examples].sum()
     return [*torch.autograd.grad(loss, model.parameters())]
 
 
-@pytest.mark.parametrize("workers_per_pass", [1, 2, 4])
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model", ["bilstm", "bilstm_crf"])
+@pytest.mark.parametrize(
+    ("model", "padding", "workers_per_pass"),
+    [
+        *(("bilstm_crf", padding, 4) for padding in PADDINGS),
+        *(("bilstm", "batch", each) for each in (1, 2)),
+    ],
+)
 def test_a_step_is_the_mean_over_all_its_words(
     corpus: Path, model: str, padding: str, workers_per_pass: int
 ) -> None:
@@ -81,7 +87,7 @@ def test_a_step_is_the_mean_over_all_its_words(
         learner = Learner(made, SingleComm(), CPU)
         before = [parameter.detach().clone() for parameter in learner.model.parameters()]
         (task,) = learner.strategy.tasks(0, [step])
-        train_step(learner, task, learner.workload.inputs().train(task.passes))
+        train_step(learner, task, learner.workload.inputs().train(task.micro_batches))
         after = learner.model.parameters()
         moved = [one - other.detach() for one, other in zip(before, after, strict=True)]
         assert made.lr(step) == 1
@@ -93,38 +99,41 @@ def batches(recipe: Recipe, workers_per_pass: int = 4) -> list[TaggedBatch]:
     made = replace(recipe, workers_per_pass=workers_per_pass)
     learner = Learner(made, SingleComm(), CPU)
     tasks = learner.strategy.tasks(0, [*range(made.steps_per_epoch)])
-    return [*learner.workload.inputs().train(each for task in tasks for each in task.passes)]
+    return [*learner.workload.inputs().train(each for task in tasks for each in task.micro_batches)]
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_grids_have_as_many_cells_as_the_padding_says(corpus: Path, padding: str) -> None:
     recipe = jobs.recipe(corpus, f"padding={padding}", "workers=8")
-    longest = Tagging(recipe, CPU).corpus.sets["train"].lengths.max()
+    longest = SequenceTagging(recipe, CPU).corpus.sets["train"].lengths.max()
     for batch in batches(recipe, 8):
         lengths = batch.sentences.bincount().tolist()
-        sizes = [grid.size for grid in batch.grids]
+        sizes = [grid.size for grid in batch.lstm_grids]
         expected = {
             "global": [len(lengths) * longest],
             "batch": [len(lengths) * max(lengths)],
             "packed": [len(lengths) * max(lengths)],
             "bucket": [
-                len(lengths[begin : begin + BUCKET]) * max(lengths[begin : begin + BUCKET])
-                for begin in range(0, len(lengths), BUCKET)
+                len(lengths[begin : begin + BUCKET_SIZE])
+                * max(lengths[begin : begin + BUCKET_SIZE])
+                for begin in range(0, len(lengths), BUCKET_SIZE)
             ],
             "per_sentence": lengths,
         }
         assert sizes == expected[padding]
-        assert [grid.packed for grid in batch.grids] == [padding == "packed"] * len(sizes)
+        assert [grid.packed_positions is not None for grid in batch.lstm_grids] == [
+            padding == "packed"
+        ] * len(sizes)
         if padding == "bucket":
             assert lengths == sorted(lengths)
 
 
 def test_an_evaluation_is_of_sentences_as_they_are(corpus: Path) -> None:
     """Each once, nothing dropped, in passes that are the same on any number of processes."""
-    workload = Tagging(jobs.recipe(corpus), CPU)
+    workload = SequenceTagging(jobs.recipe(corpus), CPU)
     for split, size in (("val", 23), ("test", 9)):
-        alone = workload.evaluation(split, 0, 1)
-        shared = [workload.evaluation(split, rank, 3) for rank in range(3)]
+        alone = workload.evaluation_micro_batches(split, 0, 1)
+        shared = [workload.evaluation_micro_batches(split, rank, 3) for rank in range(3)]
         assert sorted(np.concatenate([each.examples for each in alone])) == [*range(size)]
         key = [tuple(each.examples) for each in alone]
         assert sorted(tuple(each.examples) for own in shared for each in own) == sorted(key)
@@ -133,20 +142,20 @@ def test_an_evaluation_is_of_sentences_as_they_are(corpus: Path) -> None:
         for each, batch in zip(alone, workload.inputs().evaluation(alone), strict=True):
             assert batch.masks is None
             own = np.split(sentences.words, sentences.begins[1:])
-            assert batch.words.tolist() == [word for i in each.examples for word in own[i]]
+            assert batch.tokens.tolist() == [word for i in each.examples for word in own[i]]
 
 
 def test_what_is_counted_is_what_the_tags_say(corpus: Path) -> None:
     """By a network that always gives each word its own tag, and by one that gives O."""
     recipe = jobs.recipe(corpus, "model.name=bilstm")
-    workload = Tagging(recipe, CPU)
+    workload = SequenceTagging(recipe, CPU)
     val = workload.corpus.sets["val"]
 
     def rates(tagger: type) -> tuple[dict[str, int], dict[str, float]]:
         model = tagger(recipe.data.words, recipe.data.classes, embedding=1, width=1, crf=False)
         trained = TrainedModel(workload, model.double(), SingleComm(), CPU)
         scored = evaluate(trained, workload.inputs())["val"]
-        return scored.counts, scored.rates
+        return scored.counts, scored.metrics
 
     class Right(Tagger):
         def forward(self, batch: TaggedBatch) -> Tensor:
@@ -169,9 +178,47 @@ def test_what_is_counted_is_what_the_tags_say(corpus: Path) -> None:
     assert scored["token_error"] == pytest.approx(100 * (val.tags > 0).mean())
 
 
+@pytest.mark.parametrize("name", ["bilstm", "bilstm_crf"])
+def test_a_sentence_whose_scores_are_not_finite_is_wrong(corpus: Path, name: str) -> None:
+    recipe = jobs.recipe(corpus, f"model.name={name}")
+    workload = SequenceTagging(recipe, CPU)
+    val, classes = workload.corpus.sets["val"], recipe.data.classes
+
+    class Broken(Tagger):
+        """Gives each word its own tag, but for the first word of every other sentence."""
+
+        def forward(self, batch: TaggedBatch) -> Tensor:
+            scores = 9 * nn.functional.one_hot(batch.tags, classes).double()
+            first = batch.sentences.diff(prepend=torch.tensor([-1])) > 0
+            scores[first & (batch.sentences % 2 == 0), 0] = math.nan
+            return scores
+
+    crf = name == "bilstm_crf"
+    model = Broken(recipe.data.words, classes, embedding=1, width=1, crf=crf).double()
+
+    def counts(*lengths: int) -> list[int]:
+        """Those of passes of so many sentences."""
+        passes = evaluation_micro_batches(
+            *np.split(np.arange(len(val.lengths)), np.cumsum(lengths))
+        )
+        batches = workload.inputs().evaluation(passes)
+        return [
+            workload.loss(model, *each)[1].tolist() for each in zip(batches, passes, strict=True)
+        ]
+
+    first, rest = counts(1)
+    assert (first[0], first[1], first[4]) == (val.lengths[0], 0, 0)
+    own = np.repeat(np.arange(len(val.lengths)), val.lengths)[val.lengths[0] :]
+    assert rest[1] == (own % 2 == 0).sum()
+    assert rest[3] == rest[4] < rest[2]
+    if model.crf is not None:
+        nn.init.constant_(model.crf.last, math.nan)
+        assert [each[1] for each in counts(1)] == [0, 0]
+
+
 def test_f1_is_of_sums() -> None:
-    workload = Tagging(config.load_recipe(["+recipe=conll_bilstm"]), CPU)
-    rates = workload.rates(1.0, [100, 90, 10, 6, 4])
+    workload = SequenceTagging(config.load_recipe(["+recipe=conll_bilstm"]), CPU)
+    rates = workload.metrics(1.0, [100, 90, 10, 6, 4])
     precision, recall = 4 / 6, 4 / 10
     f1 = 2 * precision * recall / (precision + recall)
     assert rates == pytest.approx({"f1_error": 100 * (1 - f1), "token_error": 10})
@@ -179,28 +226,28 @@ def test_f1_is_of_sums() -> None:
 
 def test_another_corpus_is_refused_with_the_words_that_make_its_recipe(corpus: Path) -> None:
     words = ["+recipe=conll_bilstm", f"data.root={corpus}"]
-    with pytest.raises(Refused) as refused:
-        Tagging(config.load_recipe(words), CPU).inputs()
+    with pytest.raises(UsageError) as refused:
+        SequenceTagging(config.load_recipe(words), CPU).inputs()
     remedy = [word for word in str(refused.value).split() if word.startswith("data.")]
     written = [word for word in remedy if not word.endswith(",")][-5:]
-    Tagging(config.load_recipe([*words, *written]), CPU).inputs()
+    SequenceTagging(config.load_recipe([*words, *written]), CPU).inputs()
 
 
 def test_a_missing_or_broken_corpus_is_refused(tmp_path: Path) -> None:
     recipe = config.load_recipe(["+recipe=conll_bilstm", f"data.root={tmp_path}"])
     with pytest.raises(
-        Refused, match=r"eng\.train is missing; run `python -m lsgd\.prepare conll2003"
+        UsageError, match=r"eng\.train is missing; run `python -m lsgd\.prepare conll2003"
     ):
-        Tagging(recipe, CPU).inputs()
+        SequenceTagging(recipe, CPU).inputs()
     write_corpus(tmp_path)
     (tmp_path / "valid.txt").write_text("word\n")
-    with pytest.raises(Refused, match=r"valid\.txt, line 1, has 'word' alone"):
-        Tagging(recipe, CPU).inputs()
+    with pytest.raises(UsageError, match=r"valid\.txt, line 1, has 'word' alone"):
+        SequenceTagging(recipe, CPU).inputs()
 
 
 def test_made_up_sentences_are_the_recipes(corpus: Path) -> None:
     recipe = config.load_recipe(["+recipe=conll_bilstm", "inputs=synthetic", "data.classes=5"])
-    one, other = (Tagging(recipe, CPU).corpus for _ in range(2))
+    one, other = (SequenceTagging(recipe, CPU).corpus for _ in range(2))
     assert one.counts == {name: getattr(recipe.data, name) for name in one.counts}
     for name, sentences in one.sets.items():
         assert np.array_equal(sentences.words, other.sets[name].words)
@@ -209,18 +256,3 @@ def test_made_up_sentences_are_the_recipes(corpus: Path) -> None:
     lengths = one.sets["train"].lengths
     # Those of CoNLL-2003 have a median of 10, a mean of 14.5 and 37 at 95 %.
     assert np.quantile(lengths, [0.5, 0.95]) == pytest.approx([10, 37], abs=2)
-
-
-@pytest.mark.data
-def test_the_longest_sentence_wastes_most_cells(test_data: Path) -> None:
-    """Padded to the longest of the whole corpus, 87.2 % of all cells have no word."""
-    root = test_data / "conll2003"
-    words = [f"data.root={root}", "padding=global", "workers_per_pass=8"]
-    recipe = config.load_recipe(["+recipe=conll_bilstm", *words])
-    lengths = Tagging(recipe, CPU).corpus.sets["train"].lengths
-    read = batches(recipe, 8)
-    wasted = 1 - sum(len(batch.words) for batch in read) / sum(
-        grid.size for batch in read for grid in batch.grids
-    )
-    assert wasted == 1 - lengths.sum() / (len(lengths) * lengths.max())
-    assert round(100 * wasted, 1) == 87.2

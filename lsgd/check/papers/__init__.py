@@ -1,13 +1,13 @@
-"""Those whom a recipe may follow, a file each: `paper` in a recipe names one.
+"""The papers and codebases that a recipe may follow, by the value of its `paper` field.
 
-A file says who it is, in TITLE and WHO, and has one function, `rules`: what is asked of a run of
-this recipe, by the names of the facts that are found out about it. What is not known of a source is
-not asked.
+Each file has a TITLE, WHO (the subject of sentences about it), a NOTE, and one function, `rules`,
+which returns the rules for a run of a recipe, by the names of the observations. Settings that a
+source does not state have no rule.
 """
 
 from types import ModuleType
 
-from lsgd.check.finding import Fact, Finding
+from lsgd.check.observation import Observation, RuleResult
 from lsgd.check.papers import goyal2017, hoffer2017, lars2017, mlperf, nado2021, nus
 from lsgd.recipe import Recipe
 
@@ -21,11 +21,11 @@ PAPERS: dict[str, ModuleType] = {
 }
 
 
-def ask(recipe: Recipe, facts: list[Fact]) -> list[Finding]:
-    """A finding for each rule of the recipe's paper on these facts, in their order.
+def apply_rules(recipe: Recipe, facts: list[Observation]) -> list[RuleResult]:
+    """Apply the rules of the recipe's paper to observations of its run; return the results.
 
-    Rules that the run has no occasion to follow are left out: images that are not resized have no
-    resize filter.
+    The results are in the order of the observations. Rules without one are left out: a dataset that
+    is not resized has no resize filter.
     """
     rules = PAPERS[recipe.paper].rules(recipe)
-    return [rules[fact.rule].asked_of(fact) for fact in facts if fact.rule in rules]
+    return [rules[fact.rule].apply(fact) for fact in facts if fact.rule in rules]

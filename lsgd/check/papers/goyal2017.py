@@ -1,9 +1,9 @@
-"""Goyal et al. 2017, and fb.resnet.torch, to which its section 5.1 refers ("as in [12]")."""
+"""Rules of Goyal et al. 2017 and of fb.resnet.torch, which section 5.1 cites ("as in [12]")."""
 
-from lsgd.check.finding import Rule
-from lsgd.check.images import JITTERED, Windows
-from lsgd.check.rate import Epochs, Warmup
-from lsgd.check.step import Decays, Momentum
+from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
+from lsgd.check.learning_rate import RunLength, Warmup
+from lsgd.check.observation import Rule
+from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "Goyal et al. 2017"
@@ -12,7 +12,10 @@ NOTE = "[12] is fb.resnet.torch, to which section 5.1 refers for what becomes of
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """All of them, but for what the paper lacks as this recipe does."""
+    """Return the rules of Goyal et al. 2017 that apply to this recipe.
+
+    A property that the paper lacks, such as label smoothing, has a rule only if the recipe uses it.
+    """
     absent = set()
     if not recipe.label_smoothing:
         absent.add("label_smoothing")
@@ -24,23 +27,23 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 def _warms_up(warmup: Warmup) -> bool:
-    # Where the lr does not grow with the minibatch there is nothing to warm up to.
-    full = float(warmup.above.curve.max())
-    return warmup.idle and (
-        full == warmup.reference or warmup.above.rises(warmup.reference, full, 5)
+    # An lr that does not grow with the minibatch needs no warmup.
+    full = float(warmup.larger_run.curve.max())
+    return warmup.starts_at_full_lr and (
+        full == warmup.reference or warmup.larger_run.rises(warmup.reference, full, 5)
     )
 
 
-def _is_cropped(windows: Windows | None) -> bool:
-    return windows is not None and windows.start_at(0.08)
+def _is_cropped(windows: CropSamples | None) -> bool:
+    return windows is not None and windows.has_min_area(0.08)
 
 
-def _every_epoch(epochs: Epochs) -> bool:
+def _every_epoch(epochs: RunLength) -> bool:
     return epochs.count == 90 and epochs.whole
 
 
 def close(a: float, b: float) -> bool:
-    """To nine digits."""
+    """Return whether two numbers agree to nine digits."""
     return abs(a - b) <= 1e-9 * abs(b)
 
 
@@ -56,7 +59,7 @@ RULES = {
     "colour": Rule(
         "[12]",
         "jitter by 0.6 to 1.4, lighting of standard deviation 0.1; named in fb.resnet.torch only",
-        lambda colour: colour == JITTERED,
+        lambda colour: colour == FB_RESNET_COLOURS,
     ),
     "evaluation_crop": Rule("[12]", "short side 256, centre 224", bool),
     "model": Rule("5.1", "ResNet-50, 161 tensors", bool),
@@ -73,7 +76,8 @@ RULES = {
         "3, 5.1",
         "1e-4 of conv and fc weights, by the optimizer and not scaled with k",
         lambda decays: (
-            decays == Decays(frozenset([1e-4]), decays.biases, 0) and decays.biases <= {1e-4}
+            decays == WeightDecayGroups(frozenset([1e-4]), decays.biases, 0)
+            and decays.biases <= {1e-4}
         ),
     ),
     "batchnorm_decay": Rule(
@@ -100,7 +104,7 @@ RULES = {
     "reference_lr": Rule(
         "5.1",
         "lr 0.1 for 256 images",
-        # Of 0.0125 for 32 images the ratio is the paper's, but not the lr that warmup starts from.
+        # 0.0125 for 32 images has the paper's ratio, but not the lr at the start of its warmup.
         lambda found: found[1] == 256 and close(found[0], 0.1),
     ),
     "scaling": Rule("2.1", "twice the minibatch, twice the lr", lambda ratio: close(ratio, 2)),

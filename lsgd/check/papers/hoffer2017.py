@@ -1,17 +1,17 @@
-"""Hoffer, Hubara and Soudry 2017, by their code: eladhoffer/bigBatch at 0c69f28.
+"""Rules of Hoffer, Hubara and Soudry 2017, from their code: eladhoffer/bigBatch at 0c69f28.
 
-A large minibatch is trained as a small one would be, which is the reference here: its lr grows by
-the root, BN goes over no more images than the small one has, and there are as many steps. The steps
-of the small one are not in a recipe, so that nobody asks for them; data and network are free.
+A large minibatch is trained like a small one, which is the reference here: its lr grows with the
+root, BN statistics are over no more images than the small one has, and there are as many steps. A
+recipe does not have the steps of the small one, so no rule checks them; data and network are free.
 """
 
 import math
 
-from lsgd.check.finding import Rule
-from lsgd.check.papers import sound
+from lsgd.check.learning_rate import Warmup
+from lsgd.check.observation import Rule
+from lsgd.check.papers import common
 from lsgd.check.papers.goyal2017 import close
-from lsgd.check.rate import Warmup
-from lsgd.check.step import Decays, Momentum
+from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "Hoffer, Hubara, Soudry 2017"
@@ -21,7 +21,10 @@ WD = frozenset([1e-4])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Those of a minibatch, with the one that it is trained like."""
+    """Return the rules of Hoffer et al. 2017, by the name of the observation that they are for.
+
+    The recipe's reference batch is the small minibatch, like which the large one is trained.
+    """
     small = recipe.schedule.reference_batch
     return RULES | {
         "worker_batch": Rule(
@@ -34,10 +37,12 @@ def _starts_full(warmup: Warmup) -> bool:
     return bool(warmup.own.curve[0] == warmup.own.curve.max())
 
 
-RULES = sound.RULES | {
+RULES = common.RULES | {
     "conv_init": Rule("code", "He: N(0, 2 / fan out)", lambda side: side == "out"),
     "last_gamma": Rule("code", "1", lambda gammas: gammas == {1.0}),
-    "weight_decay": Rule("code", "1e-4", lambda found: found == Decays(WD, WD, untouched=0)),
+    "weight_decay": Rule(
+        "code", "1e-4", lambda found: found == WeightDecayGroups(WD, WD, untouched=0)
+    ),
     "batchnorm_decay": Rule("code", "1e-4, as of all tensors", lambda decays: decays == WD),
     "momentum": Rule(
         "code",

@@ -1,25 +1,25 @@
-"""You, Gitman and Ginsburg 2017, on LARS: algorithm 1, and the table of ResNet-50.
+"""Rules of You, Gitman and Ginsburg 2017 on LARS: algorithm 1, and the table for ResNet-50.
 
-How weights start, over how many images BN goes and how images are resized, it does not say.
+The paper does not state initialisation, BN group size or resizing.
 """
 
-from lsgd.check.finding import Rule
-from lsgd.check.papers import sound
-from lsgd.check.rate import Parabola, Warmup
-from lsgd.check.step import Decays, Lars
+from lsgd.check.learning_rate import Parabola, Warmup
+from lsgd.check.observation import Rule
+from lsgd.check.papers import common
+from lsgd.check.step import Lars, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "You, Gitman, Ginsburg 2017"
 WHO = "the paper of LARS"
 NOTE = "alg. 1 is the algorithm of the paper of LARS, table its rows of ResNet-50, by minibatch."
 TABLE = {256: (4, 0), 1024: (9, 5), 8192: (30, 5), 16384: (33, 12), 32768: (40, 12)}
-"""The lr and the epochs of warmup, by minibatch."""
+"""The lr and the warmup epochs, by minibatch."""
 ALL = frozenset(["weights", "biases", "norms"])
 WD = frozenset([5e-4])
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Those of the algorithm, and those of the minibatch's row in the table."""
+    """Return the rules of the paper of LARS and of its table's row for the recipe's minibatch."""
     return RULES | {"warmup": _warmup(recipe.batch_size), "decay": decay_to_0()}
 
 
@@ -38,19 +38,19 @@ def _warmup(batch_size: int) -> Rule:
 
 
 def decay_to_0() -> Rule:
-    """By a polynomial of power 2 that ends where the run does."""
+    """Return the rule for a polynomial lr decay of power 2 to 0 at the end of the run."""
 
     def holds(decay: Parabola | None) -> bool:
         if decay is None:
             return False
-        return abs(decay.end) < 1e-7 and abs(decay.over - decay.steps) < 1e-3
+        return abs(decay.end) < 1e-7 and abs(decay.end_step - decay.steps) < 1e-3
 
     return Rule("alg. 1", "by power 2 to 0 at the end of the run", holds)
 
 
 RULES = (
-    sound.RULES
-    | sound.as_goyal("table", "data")
+    common.RULES
+    | common.shared_with_goyal("table", "data")
     | {
         "augmentation": Rule(
             "table",
@@ -59,7 +59,9 @@ RULES = (
         ),
         "model": Rule("table", "ResNet-50", bool),
         "weight_decay": Rule(
-            "paper", "5e-4, of all tensors", lambda decays: decays == Decays(WD, WD, untouched=0)
+            "paper",
+            "5e-4, of all tensors",
+            lambda decays: decays == WeightDecayGroups(WD, WD, untouched=0),
         ),
         "batchnorm_decay": Rule(
             "alg. 1", "5e-4: no tensor is excluded", lambda decays: decays == WD

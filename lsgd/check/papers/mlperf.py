@@ -1,19 +1,18 @@
-"""MLPerf Training, ResNet-50 v1.5: the rules that were last valid for 4.0, and the reference code.
+"""Rules of MLPerf Training for ResNet-50 v1.5, last valid for 4.0, and its reference code.
 
 rules: training_rules.adoc of mlcommons/training_policies at d73e20f, the rows of LARS and of SGD.
 code: retired_benchmarks/resnet-tf2 of mlcommons/training at aa344c7.
-Minibatch, epochs, those of the warmup and the images that BN goes over are free, and so is the lr
-of LARS.
+Minibatch, epochs, warmup epochs and BN group size are free, and so is the lr of LARS.
 """
 
 import math
 
-from lsgd.check.finding import Rule
-from lsgd.check.images import Windows
-from lsgd.check.papers import sound
+from lsgd.check.images import CropSamples
+from lsgd.check.learning_rate import Parabola, Warmup
+from lsgd.check.observation import Rule
+from lsgd.check.papers import common
 from lsgd.check.papers.goyal2017 import close
-from lsgd.check.rate import Parabola, Warmup
-from lsgd.check.step import Decays, Lars, Momentum
+from lsgd.check.step import Lars, Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "MLPerf Training, ResNet-50 v1.5"
@@ -24,12 +23,12 @@ FREE_FROM = 32_768
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Those of both optimizers, and those of the one that the recipe has."""
+    """Return MLPerf's rules for ResNet-50, with those for the recipe's optimizer."""
     return RULES | (of_lars(recipe.batch_size) if recipe.optim.name == "lars" else OF_SGD)
 
 
 def _power_of_two(decays: frozenset[float]) -> bool:
-    """Whether the one decay is 1e-4 times a power of two."""
+    """Return whether these weight decays are a single one, 1e-4 times a power of two."""
     if len(decays) != 1 or not min(decays) > 0:
         return False
     power = math.log2(min(decays) / 1e-4)
@@ -46,18 +45,18 @@ def _to_its_end(decay: Parabola | None) -> bool:
     return decay is not None and abs(decay.end - 1e-4) < 1e-7
 
 
-def _is_cropped(windows: Windows | None) -> bool:
-    return windows is not None and windows.start_at(0.05)
+def _is_cropped(windows: CropSamples | None) -> bool:
+    return windows is not None and windows.has_min_area(0.05)
 
 
 def of_lars(batch_size: int) -> dict[str, Rule]:
-    """The row of LARS, for this minibatch."""
+    """Return MLPerf's rules for the LARS optimizer and weight decay with this minibatch."""
 
     def updates(lars: Lars) -> bool:
         m = lars.m if batch_size >= FREE_FROM else 0.9
         return lars == Lars(10, False, m, 0.001, 0.0, frozenset(["weights"]))
 
-    def decays(found: Decays) -> bool:
+    def decays(found: WeightDecayGroups) -> bool:
         return _power_of_two(found.weights) and not any(found.biases) and not found.untouched
 
     return {
@@ -93,8 +92,8 @@ OF_SGD = {
     ),
 }
 RULES = (
-    sound.RULES
-    | sound.as_goyal("rules", "data")
+    common.RULES
+    | common.shared_with_goyal("rules", "data")
     | {
         "augmentation": Rule("code", "area 5 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
         "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),

@@ -1,11 +1,12 @@
-"""Nado et al. 2021 at 32,768 images: LARS by Google's code for MLPerf 0.7, in JAX, at c664061.
+"""Rules of Nado et al. 2021 for LARS with 32,768 images, from Google's MLPerf 0.7 code in JAX.
 
-Their other optimizers are not asked about, since their settings could not be read.
+The code is read at c664061. The paper's other optimizers have no rules, since their settings could
+not be read.
 """
 
-from lsgd.check.finding import Rule
-from lsgd.check.papers import sound
-from lsgd.check.step import Decays, Lars
+from lsgd.check.observation import Rule
+from lsgd.check.papers import common
+from lsgd.check.step import Lars, WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "Nado et al. 2021, LARS"
@@ -15,20 +16,22 @@ STEPS = 2512
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Those of the one minibatch that the claim is about."""
+    """Return the rules of Nado et al. 2021 for LARS with a minibatch of 32,768 images."""
     return RULES
 
 
 RULES = (
-    sound.RULES
-    | sound.as_goyal("paper", "data")
+    common.RULES
+    | common.shared_with_goyal("paper", "data")
     | {
         "model": Rule("paper", "ResNet-50", bool),
         "last_gamma": Rule("code", "0", lambda gammas: gammas == {0.0}),
         "weight_decay": Rule(
             "code",
             "1e-4 of weights, none of biases",
-            lambda decays: decays == Decays(frozenset([1e-4]), frozenset([0.0]), untouched=0),
+            lambda decays: (
+                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([0.0]), untouched=0)
+            ),
         ),
         "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
         "lars": Rule(
@@ -48,7 +51,7 @@ RULES = (
             lambda decay: (
                 decay is not None
                 and abs(decay.end - 1e-4) < 1e-7
-                and abs(decay.over - STEPS) < 1e-3
+                and abs(decay.end_step - STEPS) < 1e-3
             ),
         ),
         "epochs": Rule("paper", f"{STEPS} steps", lambda epochs: epochs.steps == STEPS),

@@ -1,13 +1,13 @@
-"""NUS-HPC-AI-Lab, LARS-ImageNet-PyTorch at a8222c6: its README's table, and its code."""
+"""Rules of NUS-HPC-AI-Lab, LARS-ImageNet-PyTorch at a8222c6: its README's table and its code."""
 
 import math
 from fractions import Fraction
 
-from lsgd.check.finding import Rule
-from lsgd.check.papers import sound
+from lsgd.check.learning_rate import Warmup
+from lsgd.check.observation import Rule
+from lsgd.check.papers import common
 from lsgd.check.papers.lars2017 import decay_to_0
-from lsgd.check.rate import Warmup
-from lsgd.check.step import Decays
+from lsgd.check.step import WeightDecayGroups
 from lsgd.recipe import Recipe
 
 TITLE = "NUS-HPC-AI-Lab, LARS-ImageNet-PyTorch"
@@ -17,11 +17,12 @@ TABLE = {
     512: (Fraction(10, 64), 64), 1024: (Fraction(10, 32), 128), 4096: (Fraction(10, 8), 128),
     8192: (Fraction(10, 4), 128), 16384: (Fraction(5), None), 32768: (Fraction(14), None),
 }  # fmt: skip
-"""The epochs of warmup and, where the number of GPUs is named, the images of each, by minibatch."""
+"""The warmup epochs and the images per GPU, by minibatch.
+The number of images is None where the README does not state the number of GPUs."""
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:
-    """Those of the code, and those of the minibatch's row in the table."""
+    """Return the rules of the NUS code for LARS and of its table's row for the minibatch."""
     batch_size = recipe.batch_size
     if batch_size not in TABLE:
         known = ", ".join(f"{each:,}" for each in TABLE)
@@ -42,8 +43,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
 RULES = (
-    sound.RULES
-    | sound.as_goyal("code", *SHARED)
+    common.RULES
+    | common.shared_with_goyal("code", *SHARED)
     | {
         "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
         "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
@@ -52,10 +53,12 @@ RULES = (
         "weight_decay": Rule(
             "code",
             "1e-4 of weights, none of biases",
-            lambda decays: decays == Decays(frozenset([1e-4]), frozenset([0.0]), untouched=0),
+            lambda decays: (
+                decays == WeightDecayGroups(frozenset([1e-4]), frozenset([0.0]), untouched=0)
+            ),
         ),
         "batchnorm_decay": Rule("code", "none", lambda decays: not any(decays)),
-        # Nothing here scales an update behind the momentum, so that no run does as this code does.
+        # lsgd cannot scale an update after the momentum, so no run can follow this rule.
         "lars": Rule(
             "code",
             "lr and ratio behind the momentum, m = 0.9; ratios of at most 50, decayed gradients of "

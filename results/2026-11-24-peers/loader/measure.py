@@ -1,6 +1,7 @@
 """CPU milliseconds and page faults for a batch of 32 images through inputs=torchvision with one
 decoder, of the lsgd that Python finds: `python measure.py FOLDER IMAGE_SIZE BATCHES CLASSES TRAIN
-VAL`."""
+VAL`.
+"""
 
 import sys
 import time
@@ -12,7 +13,7 @@ import torch
 from lsgd.bench.usage import usage
 from lsgd.config import load_recipe
 from lsgd.inputs import open_inputs
-from lsgd.rules.sampler import Pass
+from lsgd.rules.sampler import MicroBatch
 
 FIRST = 10
 """Batches that do not count."""
@@ -31,7 +32,7 @@ def main(folder: str, image_size: str, batches: str, classes: str, train: str, v
     )
     count, generator = int(batches), np.random.default_rng(0)
     inputs = open_inputs(recipe, torch.device("cpu"))
-    drawn = (Pass(0, generator.integers(0, int(train), 32)) for _ in range(FIRST + count))
+    drawn = (MicroBatch(0, generator.integers(0, int(train), 32)) for _ in range(FIRST + count))
     loaded = inputs.train(drawn)
     for _ in range(FIRST):
         next(loaded)

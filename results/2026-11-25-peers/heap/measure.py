@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.peers import recipe_words
+from benchmarks.peers import recipe_overrides
 from lsgd.comm.single import SingleComm
 from lsgd.config import load_recipe
 from lsgd.inputs import open_inputs
@@ -48,7 +48,7 @@ def main(folder: str, steps: str) -> None:
     torch.set_num_threads(1)
     device = pick_device("cpu")
     with TemporaryDirectory() as index:
-        recipe = load_recipe(recipe_words(Path(folder), Path(index), 224, 1))
+        recipe = load_recipe(recipe_overrides(Path(folder), Path(index), 224, 1))
         learner, inputs = Learner(recipe, SingleComm(), device), open_inputs(recipe, device)
         backward = learner.strategy.backward
 
@@ -60,7 +60,7 @@ def main(folder: str, steps: str) -> None:
         learner.strategy.backward = told  # type: ignore[method-assign]
         for task in learner.strategy.tasks(0, [*range(int(steps))]):
             print(f"step {task.step}")
-            train_step(learner, task, inputs.train(task.passes))
+            train_step(learner, task, inputs.train(task.micro_batches))
 
 
 if __name__ == "__main__":

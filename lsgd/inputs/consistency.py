@@ -1,0 +1,102 @@
+"""Checks that all processes of a run, and all its restarts, read the same examples.
+
+Each process may read its own copy of the data, with equal counts and different files. The checks
+compare names, labels and sizes, which a loader has already, so no image is opened.
+"""
+
+import hashlib
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsgd.comm import Comm, all_or_raise
+from lsgd.errors import UsageError
+from lsgd.inputs import ExampleColumns, Inputs
+
+Digests = dict[str, str]
+"""SHA-256 digests of a dataset's columns by column name; empty if they are unknown."""
+
+CHUNK = 1 << 16
+"""The number of rows copied at once from a column that is not contiguous in its file."""
+REMEDY = "let data.root be the same files"
+
+
+def open_consistent_inputs(comm: Comm, open_: Callable[[], Inputs]) -> tuple[Inputs, Digests]:
+    """Open a data loader on all ranks; return it with digests of the data, which all ranks share.
+
+    Raises UsageError on all processes if one does, or if two processes read different data.
+    """
+    inputs = all_or_raise(comm, open_)
+    columns = inputs.columns()
+    own = {name: _digest(column) for name, column in columns.items()}
+    first, *others = comm.gather_objects(own)
+    for rank, digests in enumerate(others, 1):
+        if differing := _differing(first, digests):
+            raise UsageError(_first_difference(comm, rank, differing[0], columns))
+    return inputs, own
+
+
+def check_same_data(saved: Digests, own: Digests) -> None:
+    """Raise UsageError if the data digests saved by a run differ from those of the data read now.
+
+    Empty digests mean unknown data, which matches any.
+    """
+    if saved and own and (differing := _differing(saved, own)):
+        raise UsageError(
+            f"the run was trained on other data than data.root has here: {', '.join(differing)} "
+            f"differ; {REMEDY} as when it was trained, or start another run in another run_dir"
+        )
+
+
+def _differing(one: Digests, other: Digests) -> list[str]:
+    """Return the names of the columns whose digests differ or that one dataset copy lacks."""
+    names = dict.fromkeys([*one, *other])
+    return [name for name in names if one.get(name) != other.get(name)]
+
+
+def _digest(column: NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for begin in range(0, len(column), CHUNK):
+        digest.update(column[begin : begin + CHUNK].tobytes())
+    return digest.hexdigest()
+
+
+def _first_difference(comm: Comm, rank: int, name: str, columns: ExampleColumns) -> str:
+    """Return a message on the first row where a rank's data column differs from that of rank 0.
+
+    All processes call it. They find the row by bisection, so that none sends its column to another.
+    """
+    column = columns.get(name, np.empty(0))
+    lengths = comm.gather_objects(len(column))
+    low, high = 0, min(lengths[0], lengths[rank])
+    while low < high:
+        middle = (low + high) // 2
+        digests = comm.gather_objects(_digest(column[low : middle + 1]))
+        low, high = (middle + 1, high) if digests[0] == digests[rank] else (low, middle)
+    said = comm.gather_objects((platform.node(), _row(name, low, columns)))
+    (host, ours), (other_host, theirs) = said[0], said[rank]
+    return (
+        f"process {rank} on {other_host} reads other data than process 0 on {host}, from row {low} "
+        f"of {name} on ({theirs}; process 0: {ours}); {REMEDY} on all machines"
+    )
+
+
+def _row(name: str, row: int, columns: ExampleColumns) -> str:
+    """Return the metadata of one example, such as path and label, as text, or `missing`."""
+    column = columns.get(name, np.empty(0))
+    if row >= len(column):
+        return "missing"
+    part = name.partition(" ")[0]
+    beside = {
+        key.partition(" ")[2]: values[row]
+        for key, values in columns.items()
+        if key.partition(" ")[0] == part and len(values) == len(column) and values.ndim == 1
+    }
+    return ", ".join(f"{key} {_shown(value)}" for key, value in beside.items())
+
+
+def _shown(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,242 @@
+"""Calls of the operating system beyond POSIX, each with a portable fallback, as for macOS.
+
+The presence of a call decides, and not the system's name, since an older kernel or a strict
+container may lack a call too. Modules that only the fallbacks need are imported there.
+"""
+
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread
+
+Tag = tuple[str, str]
+"""The name and value of an environment variable."""
+LOOK = 0.5
+"""The seconds between two polls of a process whose end no system call reports."""
+PROCESSES = Path("/proc")
+"""Linux's folder with one folder for each process."""
+LOAD = Path("/proc/loadavg")
+"""The Linux file with the number of runnable threads of this machine, among other counts."""
+SCHEDULE = Path("/proc/self/schedstat")
+"""The Linux file with the nanoseconds that the main thread was runnable but waited for a core."""
+COUNTERS = Path("/proc/vmstat")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The file with the bytes of memory that a container may use, or `max`."""
+PS = ("-E", "-ww") if sys.platform == "darwin" else ("eww",)
+"""The options of ps that show a process's environment; macOS has others than elsewhere."""
+
+
+def usable_cores() -> set[int]:
+    """Return the CPU cores that this process may use; all of the machine without CPU affinity.
+
+    >>> len(usable_cores()) <= os.cpu_count()
+    True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores: set[int] = os.sched_getaffinity(0)
+        return cores
+    return set(range(os.cpu_count() or 1))
+
+
+def bind_to(cores: set[int]) -> None:
+    """Bind this process and its children to these CPU cores; do nothing without CPU affinity."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def watch_process(pid: int) -> int:
+    """Return a file descriptor that becomes readable once the process with this pid has ended.
+
+    The caller closes it. Raises ProcessLookupError if there is no such process.
+    """
+    if hasattr(os, "pidfd_open"):
+        descriptor: int = os.pidfd_open(pid)
+        return descriptor
+    os.kill(pid, 0)
+    ended, writer = os.pipe()
+    Thread(target=_tell_end, args=(pid, writer), name=f"end of {pid}", daemon=True).start()
+    return ended
+
+
+def _tell_end(pid: int, writer: int) -> None:
+    """Poll until the process with this pid has ended, then write a byte to a pipe."""
+    is_parent = pid == os.getppid()
+    # A parent's end shows in getppid(), which is cheaper than to read its state.
+    while os.getppid() == pid if is_parent else not has_ended(pid):
+        time.sleep(LOOK)
+    with suppress(OSError):
+        os.write(writer, b"\0")
+    os.close(writer)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether the process with this pid has ended: it does not exist, or is a zombie."""
+    if PROCESSES.is_dir():
+        try:
+            stat = (PROCESSES / str(pid) / "stat").read_text(errors="replace")
+            return stat.rpartition(")")[2].split()[0] in "ZX"
+        except (OSError, IndexError):
+            return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    state = _ps("-o", "stat=", "-p", str(pid))
+    return state is not None and state.strip()[:1] in ("", "Z")
+
+
+def tagged_pids(tag: Tag) -> set[int]:
+    """Return the pids of all processes on this machine that have this environment variable.
+
+    Its value has to match exactly.
+    """
+    pids: Iterator[int]
+    if PROCESSES.is_dir():
+        pids = map(int, filter(str.isdecimal, os.listdir(PROCESSES)))
+    else:
+        # Candidates only, since a value may contain a newline and then a number.
+        listed = (_ps("-A", *PS, "-o", "pid=", "-o", "command=") or "").splitlines()
+        pids = (int(line.split()[0]) for line in listed if _holds(line, tag))
+    return {pid for pid in pids if has_tag(pid, tag)}
+
+
+def has_tag(pid: int, tag: Tag) -> bool | None:
+    """Return whether the process with this pid has this environment variable and exact value.
+
+    Returns None if that is unknown, as for a process that has ended or is in the middle of an exec.
+    """
+    if not PROCESSES.is_dir():
+        line = _ps(*PS, "-o", "command=", "-p", str(pid))
+        return _holds(line, tag) if line else None
+    try:
+        environment = (PROCESSES / str(pid) / "environ").read_bytes()
+    except PermissionError:  # a process of another user
+        return False
+    except OSError:
+        return None
+    return os.fsencode("=".join(tag)) in environment.split(b"\0") if environment else None
+
+
+def _holds(line: str, tag: Tag) -> bool:
+    """Return whether a line of ps's output shows this environment variable with its value.
+
+    ps separates variables by blanks, which their values may contain too.
+    """
+    return bool(re.search(rf" {re.escape('='.join(tag))}(?= [^ =]+=|\s*$)", line))
+
+
+def _ps(*arguments: str) -> str | None:
+    """Run ps with these options and return its output, or None where ps is missing."""
+    # Without a tag of this process, or ps would list itself as tagged.
+    own = {key: os.environ[key] for key in ("PATH", "LANG", "LC_ALL") if key in os.environ}
+    from subprocess import run
+
+    try:
+        return run(
+            ["ps", *arguments], env=own, capture_output=True, errors="surrogateescape"
+        ).stdout
+    except OSError:
+        return None
+
+
+def preallocate(descriptor: int, size: int) -> None:
+    """Reserve disk space of `size` bytes for a new file, as zeros.
+
+    Raises OSError if the disk has less, or the file system does not support it.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.pwrite(descriptor, bytes(size), 0)
+
+
+def open_memory(name: str) -> int:
+    """Create an anonymous file in memory, which ends with its last process; return its descriptor.
+
+    It is 0 bytes long at first; `name` is for debugging.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor: int = os.memfd_create(name)
+        return descriptor
+    from tempfile import TemporaryFile
+
+    with TemporaryFile() as file:  # it has no name either
+        return os.dup(file.fileno())
+
+
+@contextmanager
+def memory_with_path(name: str) -> Iterator[tuple[int, str]]:
+    """Create a file in memory for this context; yield its descriptor and a path to it.
+
+    Other processes of this user can open the path.
+    """
+    if hasattr(os, "memfd_create") and PROCESSES.is_dir():
+        descriptor = open_memory(name)
+        path = str(PROCESSES / str(os.getpid()) / "fd" / str(descriptor))
+    else:
+        from tempfile import mkstemp
+
+        descriptor, path = mkstemp(prefix=name)
+    try:
+        yield descriptor, path
+    finally:
+        os.close(descriptor)
+        if not path.startswith(f"{PROCESSES}/"):
+            os.unlink(path)
+
+
+def count_runnable_threads() -> int | None:
+    """Return the number of runnable threads of this machine; None where it is unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(LOAD.read_text().split()[3].partition("/")[0])
+    return None
+
+
+def core_wait() -> float:
+    """Return the seconds that this process's main thread has waited for a core; 0 if unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(SCHEDULE.read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine, or an empty string where there is none."""
+    try:
+        return BOOT.read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def memory_kills() -> int:
+    """Return how many processes the kernel's out-of-memory killer has killed since boot.
+
+    It is 0 where they are not counted.
+    """
+    with suppress(OSError):
+        for line in COUNTERS.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def memory_limit() -> int:
+    """Return the bytes of memory that processes of this machine or container may use."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return physical
+
+
+def peak_memory() -> int:
+    """Return the peak resident memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # pages of kilobytes elsewhere

@@ -1,0 +1,435 @@
+"""Networks of torchvision or timm by name, adapted to the rules of virtual workers.
+
+They start from the recipe's seed with their library's initialisation, without pretrained weights.
+Every BN normalises per worker, and every dropout layer draws per example. A test forward pass finds
+anything else that depends on the other images of a micro-batch or on a generator, and refuses it.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lsgd.errors import UsageError
+from lsgd.installation import install_command
+from lsgd.models.parameter_roles import ParameterRoles, find_roles, is_vector
+from lsgd.recipe import Recipe
+from lsgd.rules.batchnorm import WorkerBatchNorm, WorkerBatchNorm1d, WorkerBatchNorm2d
+from lsgd.rules.counter_dropout import CounterBasedDropout
+from lsgd.suggestions import did_you_mean
+
+OfImages = TypeVar("OfImages")
+
+PROBE_IMAGES = 5
+"""The number of images in a test forward pass, which no dimension of a network has."""
+
+
+LOADING_OPTIONS = {
+    "cache_dir", "checkpoint_path", "file", "hf_hub_id", "pretrained", "pretrained_backbone",
+    "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "url", "weights",
+    "weights_backbone",
+}  # fmt: skip
+"""The options with which a library fetches or loads files of pretrained weights."""
+
+
+class WorkerBatchNormAct2d(WorkerBatchNorm2d):
+    """A timm batch norm with dropout and activation, which normalises each worker separately.
+
+    Its state_dict keys are those of plain BN.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__(norm.num_features, eps=norm.eps)
+        self.drop: Any = norm.drop
+        self.act: Any = norm.act
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Batch-normalise images (images, channels, height, width); apply dropout, activation."""
+        output: Tensor = self.act(self.drop(super().forward(input)))
+        return output
+
+
+def make_library_network(recipe: Recipe) -> nn.Module:
+    """Build the torchvision or timm network of a recipe on the CPU, the same on every process.
+
+    Raises UsageError as check_library_network does, but does not search for dependencies between
+    images.
+    """
+    network = _build(recipe)
+    _replace_layers(network, recipe, _apply_roles(network, recipe))
+    return network
+
+
+def check_library_network(recipe: Recipe) -> None:
+    """Raise UsageError unless a library's network takes the recipe's images and keeps them apart.
+
+    Only BN and known layers may make the logits of an image depend on other images or on a
+    generator. This is found in a forward pass on meta tensors, which computes shapes only.
+    """
+    network = _build(recipe)
+    roles = _apply_roles(network, recipe)
+    # Layers without a rule are refused here, before a run has written anything.
+    ours = copy.deepcopy(network)
+    _replace_layers(ours, recipe, roles)
+    name = recipe.model.name
+    drawing = {m: path for path, m in network.named_modules() if _dropout_rate(m)}
+    watched = _RandomnessGuard(name, network, set(drawing))
+    network = network.to("meta").train()
+    versions = {path: buffer._version for path, buffer in network.named_buffers()}
+    _check_logits(_probe(network, watched, recipe), recipe)
+    for layer, path in drawing.items():
+        if set(watched.calls.get(layer, [PROBE_IMAGES])) != {PROBE_IMAGES}:
+            raise UsageError(
+                f"model={name} drops in {path} what has no row for each image, so that it cannot "
+                "be an image's own; set its rate to 0 in model.options, or choose another network"
+            )
+    _check_buffers(network, versions, name)
+    _check_rows(ours, recipe)
+
+
+def _check_rows(network: nn.Module, recipe: Recipe) -> None:
+    """Raise UsageError unless the input rows of each batch norm layer are grouped by image.
+
+    Two images must give the rows that each gives alone. The network is modified. Only networks with
+    several rows per image have to compute here.
+    """
+    data = recipe.data
+    rows: dict[str, list[Tensor]] = {}
+    for path, norm in network.named_modules():
+        if isinstance(norm, WorkerBatchNorm) and norm.rows_per_image > 1:
+            seen = rows[path] = []
+            norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+    if not rows:
+        return
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for parameter in network.parameters():
+            if is_vector(parameter):  # a scale of 0 would hide differences
+                parameter.uniform_(0.5, 1.5)
+        images = torch.randn(2, data.channels, data.image_size, data.image_size)
+        network.eval()
+        for some in (images, images[:1], images[1:]):
+            network(some)
+    for path, seen in rows.items():
+        calls = len(seen) // 3
+        for both, *each in zip(seen[:calls], seen[calls:-calls], seen[-calls:], strict=True):
+            # A tolerance for float32; rows of another image differ far more.
+            if sum(map(len, each)) != len(both) or not torch.allclose(
+                both, torch.cat(each), rtol=1e-3, atol=1e-3
+            ):
+                raise UsageError(
+                    f"model={recipe.model.name} normalises in {path} rows of which those of an "
+                    "image do not follow each other, so that workers would share statistics; "
+                    "choose another network"
+                )
+
+
+def _probe(network: nn.Module, watched: "_RandomnessGuard", recipe: Recipe) -> Any:
+    """Run a network on a few meta images under a guard against randomness; return its output."""
+
+    def call(images: Tensor) -> Any:
+        with watched:
+            return network(images)
+
+    with watched.modules(), torch.no_grad():
+        return _call_on_images(call, recipe)
+
+
+def _call_on_images(call: Callable[[Tensor], OfImages], recipe: Recipe) -> OfImages:
+    """Call a function with a few meta images of the recipe's size; raises UsageError on errors."""
+    data = recipe.data
+    images = torch.empty(
+        PROBE_IMAGES, data.channels, data.image_size, data.image_size, device="meta"
+    )
+    try:
+        return call(images)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"model={recipe.model.name} does not take images of {data.channels} x "
+            f"{data.image_size} x {data.image_size} ({_first_line(error)}); choose another "
+            "size, or another network"
+        ) from None
+
+
+def _check_logits(logits: Any, recipe: Recipe) -> None:
+    if not isinstance(logits, Tensor) or logits.shape != (PROBE_IMAGES, recipe.data.classes):
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UsageError(
+            f"model={recipe.model.name} gives {found} for {PROBE_IMAGES} images of "
+            f"{recipe.data.classes} "
+            "classes, and not their logits; choose another network"
+        )
+
+
+def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> None:
+    """Raise UsageError if a forward pass changed a buffer of the network other than those of BN.
+
+    A changed buffer has another version than in `versions`.
+    """
+    own = {
+        path
+        for path, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    for path, buffer in network.named_buffers():
+        if buffer._version != versions[path] and path.rpartition(".")[0] not in own:
+            raise UsageError(
+                f"model={name} changes {path} in every pass, which would depend on how many "
+                "processes and passes there are; choose another network"
+            )
+
+
+def _build(recipe: Recipe) -> nn.Module:
+    library, _, name = recipe.model.name.partition("/")
+    # Before timm, whose own import of torchvision fails beside a CPU build of torch.
+    from lsgd.vision import models
+
+    if library == "timm":
+        try:
+            import timm
+        except ImportError:
+            raise UsageError(
+                f"model={recipe.model.name} needs timm, which is not installed; type "
+                f"{install_command('timm')}"
+            ) from None
+        known = timm.list_models()
+        build: Any = timm.create_model
+        given: dict[str, Any] = {"pretrained": False, "in_chans": recipe.data.channels}
+    else:
+        # Without the models of detection and video.
+        known = models.list_models(module=models)
+        build = models.get_model
+        given = {"weights": None}
+    if name not in known:
+        raise UsageError(f"model={recipe.model.name} does not exist; {did_you_mean(name, known)}")
+    if loads := sorted(LOADING_OPTIONS & recipe.model.options.keys()):
+        raise UsageError(
+            f"model.options.{loads[0]} makes {library} fetch or load a file, and a network starts "
+            "from the recipe's seed alone; leave it out"
+        )
+    given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        try:
+            network = _build_on_device(build, name, given)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise UsageError(
+                f"model={recipe.model.name} cannot be built with model.options="
+                f"{dict(recipe.model.options)} ({_first_line(error)}); write what its library takes"
+            ) from None
+    return network
+
+
+def _build_on_device(build: Any, name: str, given: dict[str, Any]) -> nn.Module:
+    """Call a library's network builder on the default device, or on the CPU if meta fails."""
+    try:
+        network: nn.Module = build(name, **given)
+    except (NotImplementedError, RuntimeError):
+        if torch.get_default_device().type != "meta":
+            raise
+        # Some networks compute widths with tensors, which have no values on the meta device.
+        with torch.device("cpu"):
+            network = build(name, **given)
+    # Other networks choose a device for some of their tensors.
+    return network.to(torch.get_default_device())
+
+
+def builder_options(recipe: Recipe) -> dict[str, Any]:
+    """Return the options with which a library builds a recipe's network, besides its classes.
+
+    They are those of model.options; the image size is added for networks whose layers depend on it.
+    """
+    library, _, name = recipe.model.name.partition("/")
+    side, size = recipe.data.image_size, {}
+    if library == "torchvision" and name.startswith("vit_"):
+        size = {"image_size": side}
+    elif library == "timm":
+        import timm
+
+        config = timm.get_pretrained_cfg(name)
+        size = {"img_size": side} if config is not None and config.fixed_input_size else {}
+    return size | recipe.model.options
+
+
+def _apply_roles(network: nn.Module, recipe: Recipe) -> ParameterRoles:
+    """Set the recipe's last_gamma on a network's last norms; record these and undecayed parameters.
+
+    Returns the roles that were found. Raises UsageError if the gamma is not 0, the paper's value,
+    and there is no such norm.
+    """
+    roles = _call_on_images(partial(find_roles, network), recipe)
+    gamma = recipe.model.last_gamma
+    if gamma and not roles.last_norms:
+        raise UsageError(
+            f"model.last_gamma={gamma:g} is of residual blocks that end in a norm, and "
+            f"model={recipe.model.name} has none; leave it out"
+        )
+    for path in roles.last_norms:
+        nn.init.constant_(network.get_parameter(f"{path}.weight"), gamma)
+    network.last_norms = roles.last_norms  # type: ignore[assignment]
+    # The network's library may exclude further parameters from weight decay.
+    patterns: Iterable[str] = getattr(network, "no_weight_decay", tuple)()
+    named = {
+        name
+        for name, _ in network.named_parameters()
+        if any(fnmatch(name, pattern) for pattern in patterns)
+    }
+    network.undecayed = roles.elementwise | named  # type: ignore[assignment]
+    return roles
+
+
+def _replace_layers(network: nn.Module, recipe: Recipe, roles: ParameterRoles) -> None:
+    """Replace a network's BN and random layers by versions that are per worker or per example."""
+    ours: dict[nn.Module, nn.Module] = {}
+    layer = 0
+    for path, module in list(network.named_modules(remove_duplicate=False)):
+        if module not in ours:
+            if rate := _dropout_rate(module):
+                ours[module] = _make_dropout(module, rate, layer, recipe)
+                layer += 1
+            elif isinstance(module, nn.modules.batchnorm._NormBase):
+                rows = _rows_per_image(path, roles.norm_rows.get(path, frozenset()), recipe)
+                ours[module] = _make_worker_norm(module, path, recipe, rows)
+            else:
+                continue
+        above, _, name = path.rpartition(".")
+        setattr(network.get_submodule(above), name, ours[module])
+
+
+def _dropout_rate(module: nn.Module) -> float:
+    """Return a dropout or stochastic-depth layer's rate in training; 0 for any other layer."""
+    if type(module) is nn.Dropout:
+        return float(module.p)
+    if type(module).__module__.startswith("timm.") and type(module).__name__ == "DropPath":
+        return float(module.drop_prob or 0)  # type: ignore[arg-type]
+    if type(module).__name__ == "StochasticDepth" and module.mode == "row":
+        return float(module.p)  # type: ignore[arg-type]
+    return 0.0
+
+
+def _make_dropout(
+    module: nn.Module, rate: float, layer: int, recipe: Recipe
+) -> CounterBasedDropout:
+    whole = type(module) is not nn.Dropout
+    scaled = bool(getattr(module, "scale_by_keep", True))
+    return CounterBasedDropout(
+        rate, layer=layer, seed=recipe.seed, per_example=whole, scaled=scaled
+    )
+
+
+def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
+    """Return the number of input rows of a BN per image; raises UsageError if it varies."""
+    if len(rows) > 1 or any(count % PROBE_IMAGES for count in rows):
+        raise UsageError(
+            f"model={recipe.model.name} normalises in {path} {' and '.join(map(str, sorted(rows)))}"
+            f" rows for {PROBE_IMAGES} images, not as many of each; choose another network"
+        )
+    return next(iter(rows), PROBE_IMAGES) // PROBE_IMAGES
+
+
+def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> nn.Module:
+    if isinstance(norm, WorkerBatchNorm):
+        return norm
+    if isinstance(norm, nn.modules.instancenorm._InstanceNorm) and not norm.track_running_stats:
+        return norm
+    if not (norm.affine and norm.track_running_stats):
+        raise UsageError(
+            f"model={recipe.model.name} has a BN without gamma and beta, or without running "
+            f"statistics, {path}; choose another network"
+        )
+    made: WorkerBatchNorm
+    if type(norm) is nn.BatchNorm1d:
+        made = WorkerBatchNorm1d(norm.num_features, eps=norm.eps)
+    elif type(norm) is nn.BatchNorm2d:
+        made = WorkerBatchNorm2d(norm.num_features, eps=norm.eps)
+    elif isinstance(norm, nn.BatchNorm2d) and hasattr(norm, "drop") and hasattr(norm, "act"):
+        made = WorkerBatchNormAct2d(norm)
+    else:
+        raise UsageError(
+            f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which is "
+            "not known to stay with one worker's images; choose another network"
+        )
+    made.rows_per_image = rows
+    made.load_state_dict(norm.state_dict())
+    return made
+
+
+class _RandomnessGuard(TorchDispatchMode):
+    """A torch dispatch mode that raises UsageError for random numbers outside dropout layers.
+
+    The refusal names the layer that draws them.
+    """
+
+    def __init__(self, name: str, network: nn.Module, drawing: set[nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name, self.network, self.drawing = name, network, drawing
+        self.inside: list[nn.Module] = []
+        self.calls: dict[nn.Module, list[int]] = {}
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Track the layer that runs, and dropout layers' input rows, during this context."""
+        hooks = []
+        for module in self.network.modules():
+            hooks += [
+                module.register_forward_pre_hook(self._enter),
+                module.register_forward_hook(self._leave),
+            ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.inside.append(module)
+        if module in self.drawing:
+            self.calls.setdefault(module, []).append(len(inputs[0]))
+
+    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self.inside.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a torch operation; raise UsageError for random numbers outside dropout layers."""
+        keywords = kwargs or {}
+        draws = (
+            torch.Tag.nondeterministic_seeded in func.tags
+            and _attention_dropout_rate(func, args, keywords) != 0
+        )
+        if draws and not self.drawing.intersection(self.inside):
+            names = {module: path for path, module in self.network.named_modules()}
+            where = names[self.inside[-1]] if self.inside else ""
+            raise UsageError(
+                f"model={self.name} draws numbers by itself in {where or 'its own forward pass'} "
+                f"({func.name().removeprefix('aten::')}), which are no example's own; set their "
+                "rate to 0 in model.options, or choose another network"
+            )
+        return func(*args, **keywords)
+
+
+def _attention_dropout_rate(func: Any, args: Any, keywords: dict[str, Any]) -> float:
+    """Return the dropout rate among a torch operation's arguments, or NaN if it has none.
+
+    Attention has one; a rate of 0 means that it draws nothing.
+    """
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in ("dropout_p", "p"):
+            value = args[place] if place < len(args) else keywords.get(argument.name)
+            value = argument.default_value if value is None else value
+            return math.nan if value is None else float(value)
+    return math.nan
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,119 @@
+"""Text values in the `key=value` overrides of a recipe, as the user wrote them.
+
+Hydra's grammar turns 4711_3 into 47113, 1e3 into 1000.0 and true into True. This module reads the
+fields typed as text, also for programs that need a path before the recipe is composed: a launcher,
+a supervisor, a container.
+"""
+
+import re
+from collections.abc import Sequence
+
+from lsgd.errors import UsageError
+from lsgd.paths import expand_home
+
+PATH_FIELDS = ("data.root", "data.index", "data.skip_list", "strategy.order", "run_dir")
+"""The fields of a recipe that name a file or folder."""
+
+ALIASES = {"dry_run": "rehearse"}
+"""Other names of fields, each with the name that recipes, checkpoints and fingerprints have."""
+ADDED = ("recipe", "search", "study")
+"""The keys for which Hydra asks for a plus sign; lsgd takes them without one as well."""
+
+
+def canonical(override: str) -> str:
+    """Rename the key of an override to that of Hydra and saved recipes, such as +recipe.
+
+    >>> canonical("recipe=digits"), canonical("dry_run=true"), canonical("epochs=3")
+    ('+recipe=digits', 'rehearse=true', 'epochs=3')
+    """
+    key, equals, value = override.partition("=")
+    if equals and key in ADDED:
+        return f"+{override}"
+    return f"{ALIASES[key]}={value}" if equals and key in ALIASES else override
+
+
+def key_and_value(override: str) -> tuple[str, str]:
+    """Split a `key=value` override into key and value, without Hydra's leading + or ~."""
+    key, _, value = override.lstrip("+~").partition("=")
+    return key, value
+
+
+def parse_text(key: str, value: str) -> str | None:
+    r"""Parse the value of a text field's override, without Hydra's quotes; null becomes None.
+
+    The text is the value without Hydra's quotes: a pair around all of it, or a backslash before a
+    special character. Raises UsageError for an interpolation, a missing value (???) or text that is
+    not UTF-8.
+
+    >>> [parse_text("run_dir", value) for value in ("4711_3", "'my run'", r"a\,b")]
+    ['4711_3', 'my run', 'a,b']
+    """
+    if value == "null":
+        return None
+    text = _unquoted(value)
+    if "${" in text or text == "???":
+        raise UsageError(
+            f"{key}={value} has {'${' if '${' in text else text} in it, which stands for another "
+            "value and is not looked up; write the value itself"
+        )
+    if re.search("[\ud800-\udfff]", text):
+        raise UsageError(f"{key}={value} is not UTF-8, as a recipe is; rename the file or folder")
+    return text
+
+
+def last_text(overrides: Sequence[str], key: str) -> str | None:
+    """Return the text that the last override of a field sets; None without such an override.
+
+    Overrides of other fields are ignored. Raises UsageError as parse_text does.
+    """
+    given = [each for each in overrides if key_and_value(each)[0] == key]
+    if not given or given[-1].startswith("~") or "=" not in given[-1]:
+        return None
+    return parse_text(key, key_and_value(given[-1])[1])
+
+
+def last_path(overrides: Sequence[str], key: str) -> str | None:
+    """Return the path that the last override of a field sets, with ~ expanded; None without one."""
+    text = last_text(overrides, key)
+    return text and expand_home(text)
+
+
+def expand_override_home(override: str) -> str:
+    """Expand ~ in an override of a path field; return any other override unchanged."""
+    key, value = key_and_value(override)
+    if key in PATH_FIELDS and _unquoted(value).startswith("~") and not override.startswith("~"):
+        begin = override.partition("=")[0]
+        return f"{begin}={_as_value(expand_home(_unquoted(value)))}"
+    return override
+
+
+def format_override(key: str, text: object) -> str:
+    """Format the override that sets a field to this text, with Hydra's quotes if needed.
+
+    >>> format_override("run_dir", "runs/a"), format_override("run_dir", "null")
+    ('run_dir=runs/a', "run_dir='null'")
+    """
+    return f"{key}={_as_value(str(text))}"
+
+
+def quote(text: str) -> str:
+    r"""Quote a text by Hydra's grammar, so that Hydra reads it unchanged.
+
+    >>> print(quote("it's"), quote("a\\"))
+    'it\'s' 'a\\'
+    """
+    # Hydra reads a backslash as an escape only before a quotation mark.
+    doubled = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text)
+    return "'" + doubled.replace("'", r"\'") + "'"
+
+
+def _as_value(text: str) -> str:
+    return text if re.fullmatch(r"[\w./-]+", text) and text != "null" else quote(text)
+
+
+def _unquoted(value: str) -> str:
+    mark = value[:1]
+    if mark in ("'", '"') and re.fullmatch(rf"{mark}([^{mark}\\]|\\.)*{mark}", value, re.DOTALL):
+        # The last of an odd number of backslashes escapes the quotation mark.
+        return re.sub(rf"(\\*)\1\\?({mark}|\Z)", r"\1\2", value[1:-1])
+    return re.sub(r"\\([\\()\[\]{}:=, \t])", r"\1", value)

@@ -1,0 +1,92 @@
+"""The measured step that an estimate starts from, derived from a throughput or a run."""
+
+import re
+import statistics
+from pathlib import Path
+
+from lsgd.errors import UsageError
+from lsgd.plan.step import MeasuredStep
+from lsgd.recipe import Recipe
+from lsgd.run.read import NotARunError, read_run
+
+BACKWARD_SHARE = 2 / 3
+BACKWARD_SOURCE = "assumed: two of the three products of each layer are the backward pass's"
+
+
+def from_speed(images_per_second: float, recipe: Recipe) -> MeasuredStep:
+    """Convert the training throughput of one GPU into the step that an estimate starts from."""
+    return _on_one(images_per_second, recipe, 0.0, "--images-per-second")
+
+
+def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
+    """Read the step that an estimate starts from out of the folder of a run of one process.
+
+    Raises UsageError if the run is too short, has several processes, or differs from the recipe in
+    model, image size, channels, precision, memory format, or compilation.
+    """
+    try:
+        run = read_run(folder)
+    except NotARunError as why:
+        raise UsageError(f"--run {folder} is no run folder: {why}; give another") from None
+    for key, theirs, ours in (
+        ("model", run.recipe.model.name, recipe.model.name),
+        ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
+        ("data.channels", run.recipe.data.channels, recipe.data.channels),
+        ("precision", run.recipe.precision, recipe.precision),
+        ("channels_last", _word(run.recipe.channels_last), _word(recipe.channels_last)),
+        ("compile", _word(run.recipe.compile), _word(recipe.compile)),
+    ):
+        if theirs != ours:
+            raise UsageError(
+                f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, whose step it "
+                f"says nothing about; give a run with {key}={ours}, or plan with {key}={theirs}"
+            )
+    machine = str(run.start.get("machine", "an unknown number of processes"))
+    processes = run.start.get("processes")
+    # Older runs have the number of processes only in the text of `machine`.
+    is_of_one = processes == 1 if processes else re.match(r"1 process\b", machine)
+    if not is_of_one:
+        raise UsageError(
+            f"--run {folder} was made by {machine.split(',')[0]}, and a plan starts from the step "
+            "of one; give the run of a single process, which may be a short one"
+        )
+    # The first row includes the first steps, which are slower.
+    rows = [row for row in run.of_kind("train") if row.get("images_per_second")][1:]
+    if not rows:
+        raise UsageError(
+            f"--run {folder} has less than two rows of steps in metrics.jsonl; train for longer, "
+            "or with log_steps=1"
+        )
+    speed, data_wait = (
+        statistics.median(float(row[key]) for row in rows)
+        for key in ("images_per_second", "data_wait")
+    )
+    source = f"{folder}: median of {len(rows)} rows; {machine}"
+    if recipe.workers > 1:
+        # The model assumes a constant time per image, which small micro-batches exceed.
+        source += f"; in passes of {_pass(run.recipe, machine)} workers, and a GPU that hosts fewer"
+        source += " is slower"
+    return _on_one(speed, recipe, data_wait, source)
+
+
+def _word(value: bool) -> str:
+    return str(value).lower()
+
+
+def _pass(recipe: Recipe, machine: str) -> int:
+    """Return the number of workers in one micro-batch of a run, from its log or recipe."""
+    found = re.search(r"workers_per_pass=(\d+)", machine)
+    wanted = int(found[1]) if found else recipe.micro_batch_workers
+    return min(wanted, recipe.workers)
+
+
+def _on_one(speed: float, recipe: Recipe, data_wait: float, source: str) -> MeasuredStep:
+    return MeasuredStep(
+        recipe.worker_batch / speed,
+        images=recipe.worker_batch,
+        gpus=1,
+        backward_share=BACKWARD_SHARE * (1 - data_wait),
+        data_wait=data_wait,
+        source=f"worked out from {speed:,.1f} images/s ({source})",
+        backward_source=BACKWARD_SOURCE,
+    )

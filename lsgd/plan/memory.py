@@ -1,0 +1,120 @@
+"""The command line `python -m lsgd.plan memory`: the micro-batches that fit each GPU."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lsgd.autotune import MAX_MEMORY_SHARE
+from lsgd.plan.processes import read_recipe_and_processes, tabulated_workers
+from lsgd.profile.memory import StepMemory, count_step
+from lsgd.recipe import Recipe
+from lsgd.recipe.fields import AUTO
+from lsgd.strategy.tasks import hosted_workers
+from lsgd.tables import markdown_table
+
+ABOUT = f"""\
+The memory of a training step on each GPU, for passes of 1, 2, 4, … workers, in float32 and in
+bfloat16, and which GPUs it fits: without a GPU, and without training anything.
+
+  python -m lsgd.plan memory +recipe=bs256                    one process hosts all 8 workers
+  … --processes 8                                             each of 8 hosts one
+  … data.image_size=64 model=resnet101                        what if
+
+The step is lsgd's own, on tensors that have shapes and no numbers. A step fits a GPU if it takes at
+most {MAX_MEMORY_SHARE:.0%} of it: the rest is for CUDA itself, the loader, fragments, and
+what kernels take while they run.
+"""
+GPU_MEMORY_GB = (16, 40, 80, 141)
+"""GPU memory sizes in GB: those of V100, A100, H100 and H200, among others."""
+TYPES = ("float32", "bfloat16")
+
+
+def plan_memory(argv: Sequence[str]) -> None:
+    """Print the GPU memory that a recipe's training step needs, by command-line arguments."""
+    remedy = "workers_per_pass=auto finds it on the machine"
+    recipe, processes = read_recipe_and_processes("memory", ABOUT, argv, remedy=remedy)
+    for section in _sections(recipe, processes):
+        print(f"{section}\n", flush=True)
+
+
+def memory_line(recipe: Recipe, processes: int) -> str:
+    """Return a sentence on the GPU memory that a recipe's training step needs."""
+    hosted = len(hosted_workers(recipe, processes, 0))
+    workers = 1 if recipe.workers_per_pass == AUTO else min(recipe.micro_batch_workers, hosted)
+    memory = count_step(recipe, [workers], world_size=processes)[workers]
+    return (
+        f"Memory of each GPU: {_gb(memory.total)} GB for passes of {workers} worker"
+        f"{'s' * (workers > 1)} in {recipe.precision}, which {_fits(memory)}; python -m lsgd.plan "
+        "memory has other passes."
+    )
+
+
+def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
+    hosted = len(hosted_workers(recipe, processes, 0))
+    yield (
+        f"{recipe.summary()}\n{processes} process{'es' * (processes > 1)}, of which the first "
+        f"hosts {hosted} of {recipe.workers} workers"
+    )
+    counted = {
+        precision: _counted(replace(recipe, precision=precision), hosted, processes)
+        for precision in dict.fromkeys([*TYPES, recipe.precision])
+    }
+    best = {
+        precision: [max_workers_per_micro_batch(memories, size) for size in GPU_MEMORY_GB]
+        for precision, memories in counted.items()
+    }
+    yield "The largest workers_per_pass that fits, of those counted below:"
+    yield markdown_table(
+        ["precision", *(f"{size} GB" for size in GPU_MEMORY_GB)],
+        [[precision, *(str(each or "none") for each in of)] for precision, of in best.items()],
+    )
+    yield "GB of a step at its fullest moment:"
+    rows = [
+        [
+            precision,
+            str(workers),
+            str(workers * recipe.worker_batch),
+            *(_gb(size) for size in memory.by_category.values()),
+            _gb(memory.total),
+            _fits(memory),
+        ]
+        for precision, memories in counted.items()
+        for workers, memory in memories.items()
+    ]
+    parts = ["parameters", "gradients", "buckets", "optimizer", "activations"]
+    head = ["precision", "workers per pass", "images", *parts, "all", ""]
+    yield markdown_table(head, rows)
+    yield (
+        "Activations are all that is none of the others: images, what the backward pass needs, "
+        "what workers carry along. What a kernel takes while it runs is not counted: on a CPU a "
+        "few percent, on a GPU what cuDNN tries as workspace."
+    )
+
+
+def _counted(recipe: Recipe, hosted: int, processes: int) -> dict[int, StepMemory]:
+    """Count the GPU memory of a training step by number of workers per micro-batch.
+
+    The numbers are 1, 2, 4, … and the recipe's own.
+    """
+    return count_step(recipe, tabulated_workers(recipe, hosted), world_size=processes)
+
+
+def max_workers_per_micro_batch(memories: dict[int, StepMemory], gigabytes: float) -> int:
+    """Return the most workers per micro-batch that fit a GPU of `gigabytes` GB, or 0.
+
+    It is 0 if not even one worker fits.
+    """
+    fitting = [
+        w for w, memory in memories.items() if memory.total <= MAX_MEMORY_SHARE * gigabytes * 1e9
+    ]
+    return max(fitting, default=0)
+
+
+def _fits(memory: StepMemory) -> str:
+    for size in GPU_MEMORY_GB:
+        if memory.total <= MAX_MEMORY_SHARE * size * 1e9:
+            return f"fits {size} GB"
+    return f"fits no GPU of {GPU_MEMORY_GB[-1]} GB"
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f}"

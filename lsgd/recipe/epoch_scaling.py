@@ -1,0 +1,52 @@
+"""Overrides that stretch or shrink a run, with its lr schedule in proportion."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lsgd.recipe import BatchGrowth, Recipe
+
+
+def scale_epochs(recipe: Recipe, epochs: int) -> list[str]:
+    """Return the overrides that give a recipe `epochs` epochs and scale its lr schedule to them.
+
+    Milestones are whole epochs inside the run, each once: of those that round to the same one the
+    last is kept, and one that rounds to the run's beginning or end is dropped. Overrides that would
+    change nothing are left out.
+    """
+    rule, growth, ratio = recipe.schedule, recipe.batch_growth, epochs / recipe.epochs
+    milestones = _moved(rule.milestones, ratio, epochs)
+    first = min([*milestones, epochs])
+    settings: dict[str, tuple[Any, Any]] = {"epochs": (recipe.epochs, epochs)}
+    settings["schedule.milestones"] = ([*rule.milestones], [*milestones])
+    if rule.factors:
+        factors = [rule.factors[number] for number in milestones.values()]
+        settings["schedule.factors"] = ([*rule.factors], factors)
+    if recipe.warms_up:
+        # The warmup must not pass the first drop, which may have been rounded down.
+        warmup = min(float(f"{rule.warmup_epochs * ratio:.2g}"), first)
+        settings["schedule.warmup_epochs"] = (rule.warmup_epochs, warmup)
+    if rule.decay_steps is not None:
+        settings["schedule.decay_steps"] = (
+            rule.decay_steps,
+            max(round(rule.decay_steps * ratio), 1),
+        )
+    grown = _moved(growth.milestones, ratio, epochs)
+    settings["batch_growth.milestones"] = ([*growth.milestones], [*grown])
+    if not grown:  # checks refuse a factor without milestones
+        settings["batch_growth.factor"] = (growth.factor, BatchGrowth.factor)
+    return [f"{key}={_shown(new)}" for key, (old, new) in settings.items() if new != old]
+
+
+def _moved(milestones: Sequence[float], ratio: float, epochs: int) -> dict[int, int]:
+    """Return the milestones times `ratio` that are inside the run, each with its old index.
+
+    They are rounded to whole epochs.
+    """
+    moved = {round(milestone * ratio): place for place, milestone in enumerate(milestones)}
+    return {epoch: place for epoch, place in moved.items() if 0 < epoch < epochs}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_shown, value))}]"
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -1,0 +1,65 @@
+"""The numbers of classes and images of an image folder, read from its index files.
+
+The index has one file for each split, whose other columns lsgd.inputs.index reads.
+"""
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from lsgd.errors import UsageError
+
+SPLITS = ("train", "val")
+INDEXED_FIELDS = ("classes", "train_examples", "val_examples")
+"""The fields of a dataset that are read from the index of a folder."""
+
+
+def index_file(folder: Path, split: str) -> Path:
+    """Return the path of the file that indexes the images of a split, such as train."""
+    return folder / f"{split}.index.npy"
+
+
+def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
+    """Return the shell command that builds the index of an image dataset.
+
+    The index is built in `index` if given, or else in the folder of the dataset.
+    """
+    arguments = ["python", "-m", "lsgd.prepare", dataset, str(root)]
+    if any(root.glob("[!.]*.tar")) and not (root / "train").exists():
+        # Only the imagenet command writes shards.
+        arguments[3:] = ["imagenet", "FOLDER_OF_THE_IMAGES", "--shards", str(root)]
+    elif index and index != root:
+        arguments += ["--index", str(index)]
+    return shlex.join(arguments)
+
+
+def count_images(root: Path, index: Path | None = None) -> dict[str, int]:
+    """Read the numbers of classes and of images per split from an image folder's index.
+
+    Raises UsageError without an index. A run that opens the index checks whether it still matches
+    the folder.
+    """
+    make = prepare_command("folder", root, index)
+    if not root.is_dir():
+        raise UsageError(
+            f"data.root={root} is no folder; write the one that has train/CLASS/ and val/CLASS/ "
+            f"with images, which `{make}` indexes"
+        )
+    train, val = (_size(index_file(index or root, split), make) for split in SPLITS)
+    return dict(zip(INDEXED_FIELDS, (train[0], train[1], val[1]), strict=True))
+
+
+def _size(file: Path, make: str) -> tuple[int, int]:
+    """Read the numbers of classes and images from the index file of a split."""
+    try:
+        labels = np.load(file, mmap_mode="r")["label"]
+        # Sorted by label, so that a large file need not be read for its last one.
+        return int(labels[-1]) + 1, len(labels)
+    except FileNotFoundError:
+        raise UsageError(
+            f"data=folder takes its numbers of classes and images from {file}, which is missing; "
+            f"run {make}"
+        ) from None
+    except (OSError, ValueError, IndexError, EOFError) as error:
+        raise UsageError(f"{file} is no index ({error}); run {make}") from None

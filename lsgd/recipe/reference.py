@@ -1,0 +1,96 @@
+"""The reference of recipe fields: meaning, default and limits, from their declarations."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from lsgd.recipe import Recipe
+from lsgd.recipe.fields import default, group_of, limits
+
+WIDTH = 100
+"""The columns of a list on a terminal."""
+
+
+def groups() -> Iterator[tuple[str, type, str]]:
+    """Yield the groups of recipe fields as (name, dataclass, prefix of keys), the recipe first."""
+    yield "the run", Recipe, ""
+    for entry in fields(Recipe):
+        if group := group_of(entry.type):
+            yield entry.name, group, f"{entry.name}."
+
+
+def own_fields(kind: type) -> list[Field[Any]]:
+    """Return the fields of a dataclass that are values and not groups of fields."""
+    return [entry for entry in fields(kind) if not group_of(entry.type)]
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Return the text that documents each field of a dataclass as one line, by the field's name."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for before, after in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(before.target, ast.Name)
+            assert isinstance(after.value, ast.Constant)
+            found[before.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")
+    return found
+
+
+def default_text(entry: Field[Any]) -> str:
+    """Return the default of a field as the command line writes it, an empty string without one."""
+    match default(entry):
+        case value if value is MISSING:
+            return ""
+        case None | True | False as value:
+            return {None: "null", True: "true", False: "false"}[value]
+        case "":
+            return '""'
+        case value:
+            return str(value)
+
+
+def limit_text(entry: Field[Any]) -> str:
+    """Describe the limits on a recipe field's value in one phrase."""
+    return " and ".join(limit.description for limit in limits(entry))
+
+
+def workloads_of(entry: Field[Any]) -> tuple[str, ...]:
+    """Return the workloads that use this recipe field, an empty tuple for all of them."""
+    workloads: tuple[str, ...] = entry.metadata.get("workloads", ())
+    return workloads
+
+
+def is_execution(entry: Field[Any]) -> bool:
+    """Return whether a recipe field changes how and where a run trains, and no result."""
+    return "execution" in entry.metadata
+
+
+def field_list(prefix: str) -> str:
+    """List the recipe fields whose keys begin with a prefix, with defaults and meanings, as text.
+
+    The text has at most WIDTH columns. It is empty if no key begins so.
+    """
+    blocks = []
+    for _, kind, group in groups():
+        meaning = meanings(kind)
+        for entry in own_fields(kind):
+            if (key := group + entry.name).startswith(prefix):
+                blocks += [_headline(key, entry), _indented(meaning[entry.name])]
+    return "\n".join(blocks)
+
+
+def _headline(key: str, entry: Field[Any]) -> str:
+    value = default_text(entry)
+    facts = [limit_text(entry), *workloads_of(entry)] + ["execution"] * is_execution(entry)
+    facts = [fact for fact in facts if fact]
+    head = f"{key}={value}" if value else f"{key} (required)"
+    line = f"{head}   [{'; '.join(facts)}]" if facts else head
+    return textwrap.fill(line, WIDTH, subsequent_indent="        ", break_on_hyphens=False)
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="    ", subsequent_indent="    ")

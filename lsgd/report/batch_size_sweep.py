@@ -1,0 +1,99 @@
+"""The sweep of figure 1: one recipe at several minibatches, and the elbow of its metric."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lsgd.recipe.study import Study
+from lsgd.report.claims import FAILS, HOLDS, claim_outcome, difference_for_claims
+from lsgd.report.groups import RecipeRuns, trajectory
+from lsgd.report.looks import Looks
+
+WITHIN = 0.5
+"""The difference from the baseline that counts as no worse, unless a study defines another."""
+
+
+@dataclass(frozen=True)
+class BatchSizeSweep:
+    """One recipe's runs at three or more minibatch sizes, in order, with their baseline."""
+
+    groups: list[RecipeRuns]
+    baseline: RecipeRuns
+    margin: float
+    """The difference from the baseline that counts as no worse."""
+    level: float
+    """The confidence level of the intervals that decide."""
+
+    @property
+    def no_worse(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch that are shown to be no worse."""
+        return self._above(HOLDS)
+
+    @property
+    def worse(self) -> list[RecipeRuns]:
+        """The recipes above the baseline's minibatch that are shown to be worse."""
+        return self._above(FAILS)
+
+    @property
+    def elbow(self) -> RecipeRuns:
+        """The recipe with the largest minibatch that is shown to be no worse, else the baseline."""
+        return [self.baseline, *self.no_worse][-1]
+
+    def _above(self, wanted: str) -> list[RecipeRuns]:
+        """Return the recipes above the baseline's minibatch with this outcome of "no worse"."""
+        gaps = {
+            id(group): difference_for_claims(group, self.baseline, self.level)
+            for group in self.groups
+        }
+        return [
+            group
+            for group in self.groups
+            if group.recipe.batch_size > self.baseline.recipe.batch_size
+            and (gap := gaps[id(group)])
+            and claim_outcome("no_worse_than", gap, self.margin) == wanted
+        ]
+
+
+def find_sweeps(
+    groups: Sequence[RecipeRuns], study: Study | None, looks: Looks
+) -> list[BatchSizeSweep]:
+    """Return the minibatch sweep of every recipe that has runs at three minibatches or more."""
+    families: dict[str, list[RecipeRuns]] = {}
+    for group in groups:
+        if group.runs:
+            families.setdefault(_but_for_size(group), []).append(group)
+    ladders = []
+    for family in families.values():
+        family.sort(key=lambda group: group.recipe.batch_size)
+        if len({group.recipe.batch_size for group in family}) >= 3:
+            base = _baseline(family, study)
+            ladders.append(BatchSizeSweep(family, base, _within(study), looks.level(0.95)))
+    return ladders
+
+
+def _but_for_size(group: RecipeRuns) -> str:
+    """Return a recipe's trajectory settings as text, without the seed and number of workers."""
+    fields = trajectory(group.recipe)
+    del fields["workers"]
+    return json.dumps(fields, sort_keys=True)
+
+
+def _baseline(family: list[RecipeRuns], study: Study | None) -> RecipeRuns:
+    """Return a sweep's baseline: the study's, else that at the reference batch, else the first."""
+    for group in family:
+        if study and group.recipe.name == study.baseline:
+            return group
+    for group in family:
+        if group.recipe.batch_size == group.recipe.schedule.reference_batch:
+            return group
+    return family[0]
+
+
+def _within(study: Study | None) -> float:
+    """Return the smallest margin of a study's claims against its baseline, else WITHIN."""
+    claimed = [
+        claim.within
+        for claim in (study.claims if study else [])
+        if claim.relation != "worse_than" and study and claim.other == study.baseline
+    ]
+    return min(claimed, default=WITHIN)

@@ -1,0 +1,70 @@
+"""The formatting of numbers in a report."""
+
+import math
+
+from lsgd.report.groups import RecipeRuns
+from lsgd.report.welch import Difference, SampleStats
+from lsgd.run.read import Run
+
+NONE = "–"
+"""The sign for a missing value."""
+
+
+def mean_and_std(sample: SampleStats) -> str:
+    """Format the mean of a metric over runs as text, with the standard deviation if known."""
+    return f"{sample.mean:.2f}" if sample.n < 2 else f"{sample.mean:.2f} ± {sample.std:.2f}"
+
+
+def format_group(group: RecipeRuns) -> str:
+    """Format a recipe's mean and standard deviation, and count diverged and unsuccessful runs.
+
+    Unsuccessful runs never reached the metric's target.
+    """
+    parts = [mean_and_std(group.sample)] if group.sample else []
+    if group.diverged:
+        parts.append(f"{group.diverged} of {len(group.runs)} diverged")
+    if group.never_reached:
+        parts.append(f"{group.never_reached} of {len(group.runs)} never")
+    return ", ".join(parts) or NONE
+
+
+def format_final_metric(run: Run) -> str:
+    """Format the final metric of a run as text, or return "diverged"."""
+    return run.metric.format_value(run.final_metric) if run.finished else "diverged"
+
+
+def signed(value: float) -> str:
+    """Format a difference with its sign and two digits, the minus as wide as the plus."""
+    return f"{round(value, 2) or 0.0:+.2f}".replace("-", "−")
+
+
+def interval(gap: Difference) -> str:
+    """Format a difference of means and its confidence interval as text."""
+    match math.isinf(gap.low), math.isinf(gap.high):
+        case True, True:
+            return f"{signed(gap.mean)} (no interval)"
+        case True, False:
+            return f"{signed(gap.mean)} or less (at most {signed(gap.high)})"
+        case False, True:
+            return f"{signed(gap.mean)} or more (at least {signed(gap.low)})"
+    return f"{signed(gap.mean)} ({signed(gap.low)} to {signed(gap.high)})"
+
+
+def percent(share: float) -> str:
+    """Format a confidence level as text, such as 95 % or 98.5 %."""
+    return f"{100 * share:.3g} %"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun, in the plural except for 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def steps(group: RecipeRuns) -> str:
+    """Format the number of steps per epoch of a recipe as text."""
+    return f"{format_count(group.recipe.steps_per_epoch, 'step')} per epoch"
+
+
+def format_batch_size(size: int) -> str:
+    """Format a minibatch size as the paper writes it, with 8192 as 8k."""
+    return f"{size // 1024}k" if size % 1024 == 0 else str(size)

@@ -1,0 +1,71 @@
+"""The archive of a report's runs: one file with their configurations and rows, read like folders.
+
+It is a tar file compressed by xz, about a fifth of the size of the text.
+"""
+
+import io
+import lzma
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from lsgd.errors import UsageError
+from lsgd.untrusted_files import open_regular
+
+FILE = "runs.tar.xz"
+MOST = 2**32
+"""The most bytes of plain files that an archive may unpack to."""
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """Pack files of runs, given by path, into tar.xz bytes; equal files give equal bytes."""
+    packed = io.BytesIO()
+    # Presets above 1 take six times as long for a fifth fewer bytes.
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def unpack(archive: Path) -> Path:
+    """Unpack a report's archive of runs to a folder that exists until the process ends.
+
+    Raises UsageError if it is no such archive, or has a member that is no plain file below its
+    root.
+    """
+    return Path(_unpacked(archive.resolve()).name)
+
+
+@cache
+def _unpacked(archive: Path) -> "tempfile.TemporaryDirectory[str]":
+    """Unpack an archive of runs into a temporary folder, once for each path."""
+    folder = tempfile.TemporaryDirectory(prefix=f"lsgd-{archive.parent.name}-")
+    unread = MOST
+    try:
+        with (
+            open_regular(archive) as file,
+            lzma.open(file) as plain,
+            tarfile.open(fileobj=plain, mode="r:") as tar,
+        ):
+            for member in tar:
+                unread -= member.size
+                content = tar.extractfile(member) if member.isreg() and unread > 0 else None
+                if content is None or {"", ".."} & {*member.name.split("/")}:
+                    raise tarfile.TarError(f"{member.name} is no file of a run")
+                path = Path(folder.name, member.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with content, path.open("xb") as copy:
+                    shutil.copyfileobj(content, copy)
+            while plain.read(2**20):  # up to the checksum at the end: an archive that was
+                pass  # truncated within tar's padding still has all its members
+    except (OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
+        folder.cleanup()
+        raise UsageError(
+            f"{archive} is no archive of runs ({error}); restore or remove it"
+        ) from None
+    return folder

@@ -1,0 +1,87 @@
+"""The search for run folders below given paths, and the folders that cannot be used."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsgd.errors import UsageError
+from lsgd.paths import is_leftover
+from lsgd.report import run_archive
+from lsgd.run.read import NotARunError, Run, read_run
+
+REPORT = "summary.json"
+"""The file that marks a report's folder, whose copies of runs are not counted again."""
+
+
+@dataclass(frozen=True)
+class SkippedFolder:
+    """A folder that a report skips, and the reason."""
+
+    path: Path
+    reason: str
+    damaged: bool = False
+    """Whether the folder has files of a run that cannot be read or understood."""
+
+
+def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[SkippedFolder]]:
+    """Read the runs in or below these folders in order, and list the folders that were skipped.
+
+    Raises UsageError if one of the paths is no folder.
+    """
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path} is no folder; write run folders, or folders that have them")
+    runs: list[Run] = []
+    left_out: list[SkippedFolder] = []
+    seen: set[Path] = set()
+    for folder in (folder for path in paths for folder in _folders(path, seen, left_out)):
+        try:
+            if (folder / REPORT).exists():
+                raise NotARunError("it is a report; give it by itself to have the runs in it again")
+            runs.append(read_run(folder))
+        except NotARunError as error:
+            left_out.append(SkippedFolder(folder, str(error), damaged=_has_run(folder)))
+        except OSError as error:
+            why = f"it cannot be read ({error.strerror})"
+            left_out.append(SkippedFolder(folder, why, damaged=True))
+    return runs, left_out
+
+
+def _has_run(folder: Path) -> bool:
+    """Return whether a folder has both files of a run, valid or not, and is no report."""
+    names = ("config.yaml", "metrics.jsonl")
+    return all(os.path.exists(folder / name) for name in names) and not (folder / REPORT).exists()
+
+
+def _folders(
+    path: Path, seen: set[Path], left_out: list[SkippedFolder], *, is_argument: bool = True
+) -> Iterator[Path]:
+    """Yield the folders below a path, or in its archive, that look like runs or reports.
+
+    A folder without subfolders is yielded too. A folder that was seen before, by another name or
+    within another argument, is skipped. An archive that cannot be read is added to the skipped
+    ones.
+    """
+    if path.resolve() in seen:
+        return
+    seen.add(path.resolve())
+    try:
+        inner = sorted(
+            entry for entry in path.iterdir() if entry.is_dir() and not is_leftover(entry.name)
+        )
+    except OSError:
+        inner = []
+    # A report that is itself an argument is searched for its copies of runs.
+    own = ["config.yaml", "metrics.jsonl", *([] if is_argument else [REPORT])]
+    is_one = any(os.path.exists(path / name) for name in own)
+    if not is_one and os.path.exists(path / run_archive.FILE):
+        try:
+            inner.append(run_archive.unpack(path / run_archive.FILE))
+        except UsageError as error:
+            left_out.append(SkippedFolder(path / run_archive.FILE, str(error), damaged=True))
+    if not inner or is_one:
+        yield path
+        return
+    for folder in inner:
+        yield from _folders(folder, seen, left_out, is_argument=False)

@@ -1,0 +1,133 @@
+"""Dropout and stochastic depth as layers that are functions of (seed, epoch, example).
+
+Layers of a library draw from torch's global generator, so that the mask of an image depends on
+earlier images and on processes. These layers draw from the counters of lsgd.rules.philox, on the
+device that needs the numbers.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lsgd.rules.sampler import MicroBatch
+
+FIRST_LAYER_COUNTER, MAX_LAYERS = 64, 4096
+"""The counter's last element for the first dropout layer, and the maximum number of layers.
+
+The next layer uses the next number; each further call of a layer in a micro-batch adds the maximum.
+"""
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def uint32_blocks(c0: Tensor, c1: Tensor, c2: Tensor, c3: int, key: int) -> tuple[Tensor, ...]:
+    """Return four random 32-bit integers per Philox counter, computed on its device as int64."""
+    counter = (*torch.broadcast_tensors(c0, c1, c2), torch.full_like(c2, c3))
+    k0, k1 = key & _WORD, (key >> 32) & _WORD
+    for _ in range(_ROUNDS):
+        (high0, low0), (high1, low1) = map(_product, _MULTIPLIERS, (counter[0], counter[2]))
+        counter = (high1 ^ counter[1] ^ k0, low1, high0 ^ counter[3] ^ k1, low0)
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return counter
+
+
+def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the upper and lower 32 bits of 32 x 32 bit products, which would overflow int64."""
+    lower, upper = multiplier * (word & 0xFFFF), multiplier * (word >> 16)
+    middle = upper + (lower >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)
+
+
+def keep_mask(draws: Tensor, places: int, rate: float, *, layer: int, seed: int) -> Tensor:
+    """Draw a dropout mask, shape (examples, places), that keeps with the probability 1 - rate.
+
+    `draws` holds the ids of the examples and, for each, the epoch: shape (2, examples).
+    """
+    examples, epochs = draws[:, :, None]
+    fours = torch.arange(-(-places // 4), device=draws.device)
+    drawn = uint32_blocks(examples, epochs, fours, FIRST_LAYER_COUNTER + layer, seed)
+    # The four numbers of each counter become adjacent places.
+    return torch.stack(drawn, -1).flatten(1)[:, :places] >= math.ceil(rate * 2**32)
+
+
+class CounterBasedDropout(nn.Module):
+    """A dropout layer whose masks depend only on (seed, epoch, example).
+
+    It drops single numbers of an example (Srivastava et al. 2014), or, if `per_example`, all
+    numbers of an example at once, which skips a residual block (Huang et al. 2016). Kept numbers
+    are divided by the kept share if `scaled`.
+    """
+
+    draws: Tensor
+    calls: int = 0
+    """The number of calls in this micro-batch; some blocks call one layer for two branches."""
+
+    def __init__(
+        self, rate: float, *, layer: int, seed: int, per_example: bool = False, scaled: bool = True
+    ) -> None:
+        super().__init__()
+        self.rate, self.per_example, self.layer = rate, per_example, layer
+        self.keep_mask = partial(keep_mask, rate=rate, seed=seed)
+        self.scale = 1 / (1 - rate) if scaled and rate < 1 else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply dropout to x, shape (examples, …), the examples of the current micro-batch."""
+        if not self.training:
+            return x
+        places = 1 if self.per_example else math.prod(x.shape[1:])
+        layer = self.layer + self.calls * MAX_LAYERS
+        self.calls += 1
+        mask = self.keep_mask(self.draws, places, layer=layer).to(x.dtype) * self.scale
+        return x * mask.view(len(x), *([1] * (x.dim() - 1) if self.per_example else x.shape[1:]))
+
+    def extra_repr(self) -> str:
+        """Return the rate and kind of this dropout layer for the printed model."""
+        return f"rate={self.rate:g}" + ", whole" * self.per_example
+
+
+class CounterBasedDraws:
+    """The carried state, never saved, that sets example ids and epoch on dropout layers.
+
+    Its `pending_update`, which strategies push to servers, is empty.
+    """
+
+    name = "draws"
+
+    def __init__(
+        self, layers: list[CounterBasedDropout], send: Callable[[NDArray[np.int64]], Tensor]
+    ) -> None:
+        """Store the dropout layers and the function `send` that copies arrays to their device."""
+        self.layers, self.send = layers, send
+        self.pending_update = send(np.empty(0, np.int64))
+
+    def start_micro_batch(self, each: MicroBatch) -> None:
+        """Set the next micro-batch's example ids and epoch on every dropout layer."""
+        epochs = np.full_like(each.examples, each.epoch or 0)
+        draws = self.send(np.stack((each.examples, epochs)))
+        for layer in self.layers:
+            layer.draws, layer.calls = draws, 0
+
+    def end_step(self, active_workers: int) -> None:
+        """Do nothing, since dropout masks need no state that a step could update."""
+
+    def write_to_model(self, sum_: object) -> None:
+        """Do nothing, since dropout masks need no state in the model."""
+
+    def state(self, sum_: object) -> dict[str, Tensor]:
+        """Return an empty state, since dropout masks follow from (seed, epoch, example)."""
+        return {}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Do nothing, since dropout masks need no saved state."""
+
+
+def counter_dropout_layers(model: nn.Module) -> list[CounterBasedDropout]:
+    """Return the counter-based dropout layers of a model; there may be none."""
+    return [module for module in model.modules() if isinstance(module, CounterBasedDropout)]

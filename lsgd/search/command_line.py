@@ -1,0 +1,166 @@
+"""The command line of a search: which search to run, and how its runs are launched."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsgd import config, paths
+from lsgd.errors import UsageError
+from lsgd.job.command import Parser, integer_from, matching
+from lsgd.override_syntax import canonical
+from lsgd.planned.launch import RunLauncher
+from lsgd.planned.options import add_options, read_launcher
+from lsgd.recipe.search import SEARCH_FIELDS
+from lsgd.search.space import SearchSpace
+
+SAID = [name for name in SEARCH_FIELDS if name not in ("title", "recipe", "words", "space")]
+"""The fields of a search that the command line may override."""
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """A request to run a hyper-parameter search, with its launcher and command-line options."""
+
+    space: SearchSpace
+    overrides: list[str]
+    """The overrides of the command line, without the one that names the search."""
+    launcher: RunLauncher
+    jobs: int
+    """The number of trials that are trained at the same time."""
+    storage: str | None
+    """The URL of a database, or None for a journal in the folder."""
+    is_dry_run: bool
+    retries: bool
+    """Whether failed trials are repeated."""
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """A request to write one report page on several hyper-parameter searches."""
+
+    folders: list[Path]
+    out: Path
+
+
+def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportRequest:
+    """Parse a command line of the search program into a request to search or to report.
+
+    Options that a search does not define go to the launcher. `about` is the text of the help.
+    Raises UsageError.
+    """
+    parser = _parser(about)
+    options, rest = parser.parse_known_args(argv)
+    if options.report:
+        if rest or not options.out:
+            raise UsageError(
+                "--report FOLDER … takes --out FOLDER, where the page goes, and no more"
+            )
+        return ReportRequest(options.report, options.out)
+    if options.out:
+        raise UsageError("--out is for --report; a search writes its page into its own folder")
+    on_spark = options.launch == "spark"
+    if options.master and not on_spark:
+        raise UsageError("--master is where Spark runs; write --launch spark with it")
+    overrides, launcher = (
+        _on_spark(options, rest) if on_spark else read_launcher(parser, options, rest)
+    )
+    names, of_search, of_recipe = [], [], []
+    for word in map(canonical, overrides):
+        key, equals, value = word.partition("=")
+        field = key.partition(".")[0]
+        if not equals and not word.startswith("~"):
+            how = f"write search={word}" if word in config.search_names() else parser.how(word)
+            how = how or "write for example epochs=3"
+            raise UsageError(f"'{word}' is not of the form key=value; {how}")
+        if key == "+search":
+            names.append(value)
+        elif field in SAID:
+            of_search.append(word)
+        elif field in SEARCH_FIELDS and field != "recipe":
+            raise UsageError(
+                f"'{word}' is a field of a search's file; write a file of your own into "
+                f"{paths.display_path(paths.recipes_dir() / 'search')}"
+            )
+        else:
+            of_recipe.append(word)
+    if len(names) != 1:
+        raise UsageError(
+            "which search? Write one, for example search=digits; --searches lists them"
+        )
+    space = SearchSpace(config.load_search(names[0], *of_search), of_recipe)
+    rest = [*of_search, *of_recipe]
+    return SearchRequest(
+        space, rest, launcher, options.jobs, options.storage, options.print, options.retry_failed
+    )
+
+
+def _keys() -> list[str]:
+    """Return the keys that can be overridden for a search: its own fields and its recipe's."""
+    return [*SAID, *config.override_keys()]
+
+
+def _parser(about: str) -> Parser:
+    usage = "python -m lsgd.search search=NAME [key=value ...] [options]"
+    parser = Parser("lsgd.search", about, keys=_keys, usage=usage)
+    add_options(parser, more_launchers=" or by spark")
+    parser.add_argument(
+        "--master",
+        metavar="URL",
+        help="the master of Spark, such as spark://HOST:7077",
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="keep the trials in a database, such as sqlite:///searches.db",
+    )
+    parser.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="retry the trials that failed, but for those that diverged",
+    )
+    parser.add_argument(
+        "--report",
+        nargs="+",
+        type=paths.parse_path,
+        metavar="FOLDER",
+        help="write one page on these searches into --out",
+    )
+    parser.add_argument(
+        "--out", type=paths.parse_path, metavar="FOLDER", help="the folder of that page"
+    )
+    parser.add_listing(
+        "--searches", "FILTER", "list the searches whose text contains FILTER", _catalogue
+    )
+    return parser
+
+
+def _on_spark(options: argparse.Namespace, rest: Sequence[str]) -> tuple[list[str], RunLauncher]:
+    """Parse the arguments for the Spark launcher; return the overrides and the launcher."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--np", type=integer_from(1), default=1)
+    known, overrides = parser.parse_known_args(rest)
+    if strange := [word for word in overrides if word.startswith("-")]:
+        raise UsageError(
+            f"option {strange[0].partition('=')[0]} is not known to --launch spark, which takes "
+            "--np N, the processes of a trial, and --master URL"
+        )
+    master = {"--master": options.master} if options.master else {}
+    return overrides, RunLauncher("spark", {"--np": str(known.np)} | master)
+
+
+def _catalogue(part: str) -> str:
+    """Return a text listing of the search files that contain `part`: title, space and hardware.
+
+    Raises UsageError if there is none.
+    """
+    blocks = []
+    searches, refusals = config.load_readable(config.search_names(), config.load_search)
+    for name, search in searches.items():
+        file = Path(paths.recipes_dir() / "search" / f"{name}.yaml")
+        text = file.read_text(encoding="utf-8")
+        takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
+        tried = ", ".join(search.space)
+        size = f"{search.trial_count} points of {search.recipe} by {search.sampler}"
+        blocks.append(f"search={name}\n    {search.title}: {tried}\n    {size}. {takes}")
+    return matching(blocks, part, "search", refusals)

@@ -1,0 +1,41 @@
+"""A trial of a search and its state, as the Optuna study and the reports use it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from lsgd.recipe.search import Value
+
+Values = Mapping[str, Value]
+"""The value of each field of the search space at one point."""
+
+STATES = FINISHED, PRUNED, FAILED, RUNNING = "finished", "pruned", "failed", "running"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of a hyper-parameter search: a point of the search space, its state and value."""
+
+    number: int
+    values: Values
+    state: str
+    value: float | None
+    """For a finished trial, the mean final metric of its runs; lower is better."""
+    reported: dict[int, float]
+    """The metric of its runs by epoch, counted on over the trial's seeds."""
+    why: str
+    """The reason of its failure."""
+    began: datetime | None
+    ended: datetime | None
+
+
+def best_trial(points: Sequence[Trial]) -> Trial | None:
+    """Return the finished trial with the lowest finite value, or None if there is none."""
+    finished = [point for point in points if point.state == FINISHED and has_number(point)]
+    return min(finished, key=lambda point: point.value or 0.0, default=None)
+
+
+def has_number(point: Trial) -> bool:
+    """Return whether a trial has a finite value; one that missed its target has an infinite one."""
+    return point.value is not None and math.isfinite(point.value)

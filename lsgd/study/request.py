@@ -1,0 +1,165 @@
+"""The command line of a study, parsed: the study, its overrides, and the launcher."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lsgd import config, paths
+from lsgd.errors import UsageError
+from lsgd.job.command import Parser, integer_from, matching
+from lsgd.launch.options import LAUNCHERS
+from lsgd.override_syntax import canonical
+from lsgd.planned.launch import RunLauncher
+from lsgd.planned.options import add_options, read_launcher
+from lsgd.recipe.study import Study
+from lsgd.report.looks import LEAST
+from lsgd.run.tuned import apply_search_results
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """The parsed command line of a study: its seeds, overrides, launcher and options."""
+
+    study: Study
+    seeds: list[int]
+    """The seeds to train first; `study.seeds` contains them, and perhaps more."""
+    overrides: list[str]
+    """The `key=value` overrides for every run."""
+    launcher: RunLauncher
+    jobs: int
+    """The number of runs trained at a time."""
+    max_seeds: int | None
+    """The most seeds per recipe with --until-decided; None without it."""
+    print_only: bool
+    """Whether to print the state and command of each run, and start none."""
+
+
+def _keys() -> list[str]:
+    """Return the keys that overrides of a study may set: `seeds`, and the fields of a recipe."""
+    return ["seeds", *config.override_keys()]
+
+
+def _parser(about: str) -> Parser:
+    usage = "python -m lsgd.study study=NAME [key=value ...] [options]"
+    parser = Parser("lsgd.study", about, keys=_keys, usage=usage)
+    add_options(parser)
+    parser.add_argument(
+        "--until-decided",
+        action="store_true",
+        help="add a seed to both recipes of each claim that is not resolved, again and again",
+    )
+    parser.add_argument(
+        "--max-seeds",
+        type=integer_from(2),
+        metavar="N",
+        help="of a recipe, with --until-decided (default 10); fixed by the first such command",
+    )
+    parser.add_listing(
+        "--studies", "FILTER", "list the studies whose text contains FILTER", _catalogue
+    )
+    return parser
+
+
+def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
+    """Parse the command line of a study; options it does not define go to the launcher.
+
+    `help_text` is the text of the help. Raises UsageError.
+    """
+    parser = _parser(help_text)
+    options, rest = parser.parse_known_args(argv)
+    overrides, launcher = read_launcher(parser, options, rest)
+    names: list[str] = []
+    seed_lists: list[str] = []
+    run_overrides: list[str] = []
+    for word in map(canonical, overrides):
+        key, equals, value = word.partition("=")
+        if not equals and not word.startswith("~"):
+            how = f"write study={word}" if word in config.study_names() else parser.how(word)
+            how = how or "write for example epochs=30"
+            raise UsageError(f"'{word}' is not of the form key=value; {how}")
+        if key.lstrip("+") == "study":
+            names.append(value)
+        elif key == "seeds":
+            seed_lists.append(value)
+        else:
+            run_overrides.append(word)
+    if len(names) != 1:
+        raise UsageError("which study? Write one, for example study=digits; --studies lists them")
+    study = apply_search_results(config.load_study(names[0]))
+    seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
+    study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
+    most = _most_seeds(options, study, seeds)
+    if LAUNCHERS[launcher.name].submits and options.jobs > 1:
+        raise UsageError(
+            f"{launcher.name} submits all trials, and the cluster decides how many run at a time; "
+            "leave out --jobs"
+        )
+    return StudyRequest(study, seeds, run_overrides, launcher, options.jobs, most, options.print)
+
+
+def _seeds(text: str) -> list[int]:
+    """Parse the value of seeds=…: `5` is the seeds 0 to 4, `[0..4]` a range, `[0,3]` a list.
+
+    Raises UsageError for anything else.
+
+    >>> _seeds("3"), _seeds("[1..3]"), _seeds("[0, 7]")
+    ([0, 1, 2], [1, 2, 3], [0, 7])
+    """
+    seeds: list[int] = []
+    if re.fullmatch(r"\d{1,4}", text):
+        seeds = list(range(int(text)))
+    elif ends := re.fullmatch(r"\[(\d{1,4})\.\.(\d{1,4})\]", text):
+        seeds = list(range(int(ends[1]), int(ends[2]) + 1))
+    elif re.fullmatch(r"\[\d{1,9}(, ?\d{1,9})*\]", text):
+        seeds = [int(number) for number in re.findall(r"\d+", text)]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UsageError(
+            f"seeds={text} must be a number of seeds or a list of different ones; write seeds=5, "
+            "seeds=[0..4] or seeds=[0,1]"
+        )
+    return seeds
+
+
+def _most_seeds(options: argparse.Namespace, study: Study, seeds: Sequence[int]) -> int | None:
+    """Return the most seeds per recipe with --until-decided, or None without this option.
+
+    Raises UsageError if the options contradict each other or the study.
+    """
+    most: int | None = options.max_seeds
+    if not options.until_decided:
+        if most is not None:
+            raise UsageError(
+                f"--max-seeds {most} is of --until-decided; add that, or write seeds={most}"
+            )
+        return None
+    most = 10 if most is None else most
+    if not study.claims:
+        raise UsageError(f"study {study.name} has no claim to decide; leave out --until-decided")
+    if len(seeds) < len(study.seeds) or len(seeds) < LEAST:
+        raise UsageError(
+            f"--until-decided begins with all seeds of the study, {LEAST} at least, and "
+            f"{len(seeds)} are asked for; write seeds={max(LEAST, len(study.seeds))}"
+        )
+    if most <= len(seeds):
+        raise UsageError(
+            f"--max-seeds {most} must be more than the {len(seeds)} seeds of the first look; write "
+            f"--max-seeds {len(seeds) + 5}"
+        )
+    return most
+
+
+def _catalogue(part: str) -> str:
+    """List the studies whose text contains `part`, each with its question, size and hardware.
+
+    Raises UsageError if there is none.
+    """
+    blocks = []
+    studies, refusals = config.load_readable(config.study_names(), config.load_study)
+    for name, study in studies.items():
+        file = paths.recipes_dir() / "study" / f"{name}.yaml"
+        text = file.read_text(encoding="utf-8")
+        takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
+        size = f"{len(study.entries)} recipes x {len(study.seeds)} seeds"
+        blocks.append(f"study={name}\n    {study.question}\n    {size}. {takes}")
+    return matching(blocks, part, "study", refusals)

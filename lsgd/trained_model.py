@@ -1,0 +1,85 @@
+"""Loading of a trained model from a checkpoint or from weights, for evaluation and export."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lsgd import config
+from lsgd.comm import Comm
+from lsgd.errors import UsageError
+from lsgd.evaluation import TrainedModel
+from lsgd.recipe import CommSettings, InputsSettings, Recipe
+from lsgd.rules import sampler
+from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.workloads import open_workload
+
+
+def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[Recipe, Checkpoint]:
+    """Read a checkpoint, or the newest one of a run folder, and adapt its recipe to this machine.
+
+    `overrides` change execution fields of the recipe, such as data.root=… or val_batch=…. Raises
+    UsageError if the checkpoint is missing, if an override changes the trajectory, or, with the
+    remedy at the end of the sentence, if the file is no complete checkpoint.
+    """
+    if path.is_dir():
+        found = checkpoint.checkpoint_files(path)
+        if not found:
+            raise UsageError(
+                f"{path} has no checkpoint; give a run folder that has one, or its file"
+            )
+        path = found[0]
+    content = checkpoint.read(path)
+    try:
+        saved = checkpoint.decode_checkpoint(content, str(path))
+    except checkpoint.DamagedCheckpointError as error:
+        raise UsageError(f"{str(error).partition(';')[0]}; {remedy}") from None
+    # Settings of the machine that trained it do not hold for this one.
+    this_machine = {"device": "auto", "comm": asdict(CommSettings())}
+    inputs = saved.recipe.get("inputs")
+    if not (isinstance(inputs, dict) and inputs.get("loader") == "synthetic"):
+        this_machine["inputs"] = asdict(InputsSettings())
+    recipe = config.from_saved(saved.recipe | this_machine, *overrides)
+    # An earlier fingerprint differs only in initialisation and decay, which do not matter here.
+    if saved.fingerprint not in (recipe.fingerprint, recipe.earlier_fingerprint):
+        raise UsageError(
+            f"{' '.join(overrides)} would make another run of {path}; a checkpoint is evaluated as "
+            "it "
+            "was trained, and only where and how fast may differ: data.root, device, val_batch, "
+            "comm.library"
+        )
+    return recipe, saved
+
+
+def build_trained(
+    recipe: Recipe,
+    name: str,
+    weights: dict[str, Tensor],
+    parts: dict[str, dict[str, Tensor]],
+    comm: Comm,
+    device: torch.device,
+) -> TrainedModel:
+    """Build a recipe's network with loaded weights and carried state, ready for evaluation.
+
+    Raises UsageError, with `name` for the file, if the weights are those of another network.
+    """
+    workload = open_workload(recipe, device)
+    model = workload.network().to(device)
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise UsageError(
+            f"{name} has not the weights of {recipe.model.name} for {recipe.data.classes} "
+            f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
+            "have them"
+        ) from None
+    # An evaluation may use carried state, such as averaged weights.
+    hosted = sampler.contiguous_share(recipe.workers, comm.world_size, comm.rank)
+    for part in workload.carried_states(model, hosted, comm):
+        if part.name in parts:
+            part.restore(parts[part.name])
+    return TrainedModel(workload, model, comm, device)

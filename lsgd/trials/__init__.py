@@ -1,1 +1,0 @@
-"""One run of many, as a study or a search trains it: in a folder that its fingerprint names."""

@@ -1,0 +1,54 @@
+"""Tests that runs on the stand-in of an accelerator are bit-equal to those on the CPU.
+
+They cover every strategy, with every value of the settings that affect the device's work.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.device_runs import (
+    GOLDEN,
+    STRATEGIES,
+    ComparedRun,
+    compare,
+    image_runs,
+    make_images,
+    text_runs,
+    versions,
+)
+
+WRITE = "python tests/accelerator --write"
+CELLS = [cell for strategy in STRATEGIES for cell in (*image_runs(strategy), *text_runs(strategy))]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(
+            cell,
+            id=cell.name,
+            marks=[pytest.mark.slow] * bool(cell.values)
+            + [pytest.mark.dali] * ("dali" in cell.values),
+        )
+        for cell in CELLS
+    ],
+)
+def test_a_run_is_that_of_the_cpu(cell: ComparedRun, images: Path, tmp_path: Path) -> None:
+    """And a step asks no more of the device than the golden file says, and no less."""
+    outcome = compare(cell.recipe(images), tmp_path)
+    assert not outcome.differences
+    golden = json.loads(GOLDEN.read_text())
+    expected, found = golden["steps"][cell.name], outcome.step.summary()
+    if versions()["torch"] != golden["torch"]:
+        expected["operators"] = found["operators"]
+    assert found == expected, f"if that is meant: {WRITE}"
+
+
+def test_no_budget_is_left_over() -> None:
+    assert set(json.loads(GOLDEN.read_text())["steps"]) == {cell.name for cell in CELLS}

@@ -1,0 +1,98 @@
+"""A file is there whole, or as it was; a folder is there with what was to be in it, or not."""
+
+import errno
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsgd import files
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write, create_output_folder, truncate_torn_line
+
+
+def stop_half_way(path: Path) -> None:
+    with atomic_write(path) as file:
+        file.write(b"half")
+        file.flush()
+        raise KeyboardInterrupt
+
+
+def test_what_stops_half_way_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.JPEG"
+    for before in (None, b"before"):
+        if before:
+            path.write_bytes(before)
+        with pytest.raises(KeyboardInterrupt):
+            stop_half_way(path)
+        assert (path.read_bytes() if path.exists() else None) == before
+    with atomic_write(path) as file:
+        file.write(b"after")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.JPEG"]
+    assert path.read_bytes() == b"after"
+
+
+def test_of_what_a_full_disk_does_not_take_nothing_stays(tmp_path: Path) -> None:
+    """It would fill the disk; and the error says which file it was."""
+    path = tmp_path / "a.JPEG"
+    with pytest.raises(OSError, match=rf"No space left.*{path}"), atomic_write(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.lists(st.binary(max_size=9)), st.binary(max_size=9), st.sampled_from([1, 3, 2**16]))
+def test_only_a_line_without_its_end_is_cut_off(
+    whole_lines: list[bytes], torn: bytes, block: int
+) -> None:
+    kept = b"".join(line.replace(b"\n", b"") + b"\n" for line in whole_lines)
+    with TemporaryDirectory() as folder, patch.object(files, "BLOCK", block):
+        path = Path(folder, "log")
+        path.write_bytes(kept + torn.replace(b"\n", b""))
+        truncate_torn_line(path)
+        assert path.read_bytes() == kept
+
+
+def fill(folder: Path, names: list[str], error: BaseException | None, *, parts_stay: bool) -> None:
+    with create_output_folder(folder, keep_partial=parts_stay) as made:
+        assert made == folder
+        assert made.is_dir()  # at once
+        for name in names:
+            (made / name).write_text(name)
+        if error:
+            raise error
+
+
+@pytest.mark.parametrize("parts_stay", [False, True])
+def test_a_folder_is_gone_again_if_nothing_comes_of_it(tmp_path: Path, parts_stay: bool) -> None:
+    out = tmp_path / "new" / "out"
+    fill(out, [], None, parts_stay=parts_stay)
+    assert not out.exists()
+    for error in (KeyboardInterrupt(), UsageError("this")):
+        with pytest.raises(type(error)):
+            fill(out, [], error, parts_stay=parts_stay)
+        assert not out.exists()
+        with pytest.raises(type(error)):
+            fill(out, ["part"], error, parts_stay=parts_stay)
+        assert out.exists() == parts_stay
+        if parts_stay:
+            assert (out / "part").read_text() == "part"
+            (out / "part").unlink()
+            out.rmdir()
+    fill(out, ["a", "b"], None, parts_stay=parts_stay)
+    assert sorted(path.name for path in out.iterdir()) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_new_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out, why in (
+        (tmp_path, "is there already, and results are never overwritten; write another"),
+        (tmp_path / "file" / "out", r"cannot be made \(Not a directory\); write another"),
+    ):
+        with pytest.raises(UsageError, match=f"^--out {out} {why}$"):
+            fill(out, ["b"], None, parts_stay=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with create_output_folder(None) as folder:
+        assert folder is None

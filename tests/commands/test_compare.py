@@ -1,0 +1,187 @@
+"""Where two runs part, by value, in rows that are made up; and in rows that runs have written."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.run_folders import write_run
+
+from lsgd.compare import FirstMismatch, compare_metrics, main
+from lsgd.errors import UsageError
+from lsgd.run.read import Run, read_run
+
+Row = dict[str, Any]
+
+
+def train(step: int, **values: Any) -> Row:
+    return {
+        "kind": "train", "step": step, "epoch": step / 10, "lr": 0.1, "gradient_norm": 2.0,
+        "loss": 1.5, "top1_error": 50.0, "images_per_second": 900.0, "data_wait": 0.1,
+        "wire_bytes": 0,
+    } | values  # fmt: skip
+
+
+def epoch(number: int, **values: Any) -> Row:
+    rates = {"train_loss": 1.0, "val_top1_error": 40.0, "images_per_second": 800.0}
+    return {"kind": "epoch", "step": 10 * number, "epoch": number, "lr": 0.1} | rates | values
+
+
+def start(step: int) -> Row:
+    return {"kind": "start", "step": step, "machine": "m", "host": "h", "time": "2026-01-01"}
+
+
+def run(folder: Path, *rows: Row, seed: int = 0) -> Run:
+    write_run(folder, "+recipe=digits", seed=seed)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(folder)
+
+
+ROWS = [start(0), train(5), train(10, lr=0.2), epoch(1), train(15), train(20), epoch(2)]
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Run:
+    return run(tmp_path / "first", *ROWS)
+
+
+def test_runs_that_do_not_part(first: Run, tmp_path: Path) -> None:
+    """Speed, host, start, and the bytes between servers and others are of the hardware."""
+    faster = [
+        row | {key: 3.0 for key in ("images_per_second", "data_wait", "wire_bytes") if key in row}
+        for row in ROWS[1:]
+    ]
+    second = run(tmp_path / "second", start(0) | {"host": "other", "time": "2026-01-02"}, *faster)
+    metrics = compare_metrics((first, second), 0.0)
+    assert (metrics.rows, metrics.last_step, metrics.max_difference) == (6, 20, 0.0)
+    assert metrics.first_mismatch is None
+
+
+def test_the_first_row_that_differs_is_named(first: Run, tmp_path: Path) -> None:
+    rows = [*ROWS[:3], epoch(1, train_loss=1.25), train(15, loss=9.0), *ROWS[5:]]
+    metrics = compare_metrics((first, run(tmp_path / "second", *rows)), 0.0)
+    assert metrics.first_mismatch == FirstMismatch("epoch", 10, "train_loss", (1.0, 1.25))
+    assert (metrics.rows, metrics.last_step) == (2, 10)
+
+
+def test_a_difference_within_the_tolerance_is_kept_and_the_largest_told(
+    first: Run, tmp_path: Path
+) -> None:
+    rows = [*ROWS]
+    rows[1], rows[2] = train(5, loss=1.5 * (1 - 2**-20)), train(10, lr=0.2 * (1 + 2**-30))
+    rows[4] = train(15, gradient_norm=2.5)
+    second = run(tmp_path / "second", *rows)
+    assert compare_metrics((first, second), 0.0).first_mismatch == FirstMismatch(
+        "train", 5, "loss", (1.5, 1.5 * (1 - 2**-20))
+    )
+    metrics = compare_metrics((first, second), 1e-3)
+    assert metrics.first_mismatch == FirstMismatch("train", 15, "gradient_norm", (2.0, 2.5))
+    assert (metrics.rows, metrics.max_difference) == (3, 2**-20)
+    assert compare_metrics((first, second), 0.2).first_mismatch is None
+    assert compare_metrics((first, second), 0.2).max_difference == 0.2
+
+
+def test_the_last_bit_counts(first: Run, tmp_path: Path) -> None:
+    rows = [*ROWS[:-1], epoch(2, val_top1_error=math.nextafter(40.0, 50.0))]
+    parting = compare_metrics((first, run(tmp_path / "second", *rows)), 0.0).first_mismatch
+    assert parting == FirstMismatch(
+        "epoch", 20, "val_top1_error", (40.0, math.nextafter(40.0, 50.0))
+    )
+
+
+def test_speed_is_of_the_hardware_whatever_it_counts(tmp_path: Path) -> None:
+    """A run of words counts tokens."""
+    pair = [
+        run(tmp_path / name, start(0), train(5, tokens_per_second=speed, data_wait=wait))
+        for name, speed, wait in (("a", 5000.0, 0.1), ("b", 900.0, 0.4))
+    ]
+    assert compare_metrics((pair[0], pair[1]), 0.0).first_mismatch is None
+
+
+def test_null_equals_null_alone(tmp_path: Path) -> None:
+    """It stands for what was not finite."""
+    lost = [start(0), train(5, loss=None)]
+    pair = run(tmp_path / "a", *lost), run(tmp_path / "b", *lost)
+    assert compare_metrics(pair, 0.0).first_mismatch is None
+    pair = run(tmp_path / "c", *lost), run(tmp_path / "d", start(0), train(5))
+    assert compare_metrics(pair, 1e9).first_mismatch == FirstMismatch(
+        "train", 5, "loss", (None, 1.5)
+    )
+
+
+def test_a_shorter_run_is_compared_as_far_as_it_goes(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = run(tmp_path / "second", *ROWS[:5])
+    assert compare_metrics((first, second), 0.0).rows == 4
+    assert main([str(second.path), str(first.path)]) == 0
+    assert capsys.readouterr().out == (
+        "The recipes are the same.\n\nThe runs do not part: equal to the bit in the 4 rows that "
+        f"both have up to step 15. {second.path} ends at step 15, {first.path} at step 20.\n"
+    )
+
+
+def test_means_over_other_steps_are_not_compared(first: Run, tmp_path: Path) -> None:
+    """A resume after step 13 and, in another run, log_steps=10: lr and epochs are compared."""
+    resumed = [*ROWS[:4], start(13), train(15, loss=8.0, top1_error=9.0), *ROWS[5:]]
+    rare = [start(0), train(10, lr=0.2, loss=7.0), epoch(1), train(20, loss=6.0), epoch(2)]
+    for name, rows, common in (("resumed", resumed, 6), ("rare", rare, 4)):
+        pair = first, run(tmp_path / name, *rows)
+        metrics = compare_metrics(pair, 0.0)
+        assert (metrics.first_mismatch, metrics.rows) == (None, common)
+    # The row behind the first after the resume has a mean over the same steps again.
+    resumed[6] = train(20, loss=8.0)
+    pair = first, run(tmp_path / "again", *resumed)
+    assert compare_metrics(pair, 0.0).first_mismatch == FirstMismatch(
+        "train", 20, "loss", (1.5, 8.0)
+    )
+    rare[3] = train(20, lr=0.3)
+    pair = run(tmp_path / "other", *rare), first
+    assert compare_metrics(pair, 0.0).first_mismatch == FirstMismatch("train", 20, "lr", (0.3, 0.1))
+
+
+def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_path: Path) -> None:
+    nan = {"kind": "diverged", "step": 15, "text": "loss is nan"}
+    second = run(tmp_path / "second", *ROWS[:5], nan)
+    metrics = compare_metrics((first, second), 0.0)
+    assert metrics.first_mismatch == FirstMismatch(
+        "diverged", 15, "text", ("goes on", "loss is nan")
+    )
+    assert metrics.rows == 4
+    other = run(tmp_path / "other", *ROWS[:5], nan | {"text": "a gradient is inf"})
+    texts = ("loss is nan", "a gradient is inf")
+    assert compare_metrics((second, other), 0.0).first_mismatch == FirstMismatch(
+        "diverged", 15, "text", texts
+    )
+    # One that has not come so far may diverge yet.
+    third = run(tmp_path / "third", *ROWS[:5])
+    assert compare_metrics((second, third), 0.0).first_mismatch is None
+
+
+def test_without_a_common_row_nothing_is_claimed(first: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="have no row of the same kind and step"):
+        compare_metrics((first, run(tmp_path / "second", start(0), train(7))), 0.0)
+
+
+def test_exit_codes_and_sentences(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = run(tmp_path / "second", start(0), train(5, loss=3.0), seed=1)
+    pair = [str(first.path), str(second.path)]
+    assert main(pair) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("The recipes differ in 1 field, first in seed:\n\n| field |")
+    assert printed.endswith(
+        "The runs part at step 5, in loss of the train row: 1.5 and 3.0, a relative difference of "
+        "0.5. It is the first that both have.\n"
+    )
+    assert main([*pair, "--tolerance", "0.5"]) == 0
+    assert "equal to a relative difference of 0.5 in the row" in capsys.readouterr().out
+    for words, says in (
+        ([pair[0], str(tmp_path)], f"{tmp_path} is no run folder: it has no config.yaml; give"),
+        (pair[:1], "required: RUN"),
+        ([*pair, "--tolerance", "nan"], "nan is not a number of 0 or more"),
+    ):
+        assert main(words) == 2
+        assert says in capsys.readouterr().err

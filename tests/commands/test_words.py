@@ -1,0 +1,180 @@
+"""Random words for every command: a sentence or an answer, never a traceback or a folder.
+
+What a command would start in earnest stands aside, so that also words which make sense end at once.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers.launching import fork_command
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks import environment
+from lsgd import demo, paths
+from lsgd.__main__ import COMMANDS
+from lsgd.doctor import __main__ as doctor
+from lsgd.launch import processes
+from lsgd.recipe import Recipe
+from lsgd.recipe.fields import all_fields
+from lsgd.supervise import __main__ as supervise
+
+NAMES = [name for commands in COMMANDS.values() for name in commands]
+HARMLESS = {
+    "train": ["--cfg"], "check": ["--cfg"], "plan": ["--cfg"], "bench": ["--cfg"],
+    "launch": ["--print"], "study": ["--print"],
+}  # fmt: skip
+"""Words by which a command only shows what it would do."""
+SHORT = HARMLESS | {"doctor": ["--limit", "0.1"], "supervise": ["--", "true", "run_dir=a"]}
+"""Words by which a process soon ends; only the demo has none."""
+PROCESSES = {"demo": 1, "supervise": 5}
+"""How many processes to start of a command, if not two: the demo imports torch each time."""
+OWN = {
+    "bench": ["inputs", "scaling", "step", "--rounds", "--np", "--limit"],
+    "plan": ["nodes=2", "gpus=8", "--preset", "h200", "--images-per-second", "--out"],
+    "launch": ["mpirun", "slurm", "k8s", "digits", "bs8k", "--np", "--hosts", "--mem", "--kind"],
+    "study": ["+study=digits", "seeds=[0]", "--launch", "slurm", "--jobs"],
+    "supervise": ["--processes", "--restarts", "--silence", "{np}", "--", "run_dir=a", "true"],
+    "doctor": ["--limit", "--json"],
+    "report": ["--study", "digits", "--out", "--table"],
+    "compare": ["--tolerance"],
+    "track": ["--to", "mlflow", "wandb", "--follow"],
+    "prepare": ["imagenet", "--check", "--index", "--shards", "--shard-mb"],
+    "evaluate": ["--", "checkpoint.pt"],
+}
+KEYS = [key for key, _ in all_fields(Recipe)]
+VALUES = [
+    "", "0", "-1", "2", "nan", "inf", "1e300", "1" * 30, "true", "null", "[nan]", "[", "{",
+    "{x: 5}", "'", "a=b", "${x}", "digits", "1,2", "\\", "é", "~", "auto", "single",
+]  # fmt: skip
+TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=12)
+
+
+def words_for(name: str) -> st.SearchStrategy[list[str]]:
+    """Up to five words, of which some mean something to the command."""
+    pairs = st.builds("{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES))
+    known = st.sampled_from(
+        ["+recipe=digits", "run_dir=a", "--nothing", *VALUES, *OWN.get(name, [])]
+    )
+    return st.lists(st.one_of(known, pairs, TEXTS), max_size=5)
+
+
+def test_every_option_that_is_a_path_begins_at_home() -> None:
+    """By one function, which also each path of a recipe and of the environment goes through."""
+    for package in ("lsgd", "benchmarks"):
+        for file in (paths.conf_dir().parent / package).rglob("*.py"):
+            assert not re.search(r"\btype=Path\b", file.read_text(encoding="utf-8")), file
+
+
+def test_home_within_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LSGD_DATA", "~/sets")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/cache")
+    monkeypatch.setenv("PYTHON", "~/bin/python")
+    assert paths.data_root("imagenet") == tmp_path / "sets/imagenet"
+    assert environment.cache() == tmp_path / "cache/lsgd"
+    assert processes.python() == f"{tmp_path}/bin/python"
+    (tmp_path / "run").mkdir()
+    for name, words in (("evaluate", ["~/run"]), ("export", ["~/run", "--to=torchvision"])):
+        code, said = ended(name, words)
+        assert (code, f"{tmp_path}/run has no checkpoint" in said) == (2, True), said
+    code, said = ended("prepare", ["folder", str(tmp_path / "run"), "--index=~nobody-here/ix"])
+    assert (code, "~nobody-here/ix begins with ~" in said) == (2, True), said
+
+
+@pytest.fixture
+def aside(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty folder to be in, and nothing that would take long or start anything."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))  # which a word may be
+    monkeypatch.setattr(demo, "demo", lambda folder: "")
+    monkeypatch.setattr(doctor, "diagnose", lambda options: 0)
+    monkeypatch.setattr(supervise, "supervise_job", lambda options: 0)
+
+
+def ended(name: str, argv: Sequence[str]) -> tuple[int | str | None, str]:
+    """The exit code of a command in this process, and its standard error."""
+    package = importlib.import_module(f"lsgd.{name}")
+    module = (
+        importlib.import_module(f"lsgd.{name}.__main__")
+        if hasattr(package, "__path__")
+        else package
+    )
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            code = module.main(argv)
+        except SystemExit as end:
+            code = end.code
+    return code, errors.getvalue()
+
+
+def check(code: int | str | None, says: str, folder: Path) -> None:
+    """A refusal is a sentence and leaves nothing; any other end is one of those of commands."""
+    assert "Traceback" not in says
+    if code == 2:
+        assert says.splitlines()[-1].startswith("lsgd: ")
+        assert not list(folder.iterdir())
+    else:
+        assert code in (0, 1, 130)
+
+
+@pytest.mark.parametrize("examples", [12, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_words_make_a_traceback(name: str, examples: int, aside: None) -> None:
+    @settings(
+        max_examples=examples, suppress_health_check=list(HealthCheck),
+        derandomize=examples == 12,
+    )  # fmt: skip
+    @given(words_for(name))
+    def each(words: list[str]) -> None:
+        check(*ended(name, [*words, *HARMLESS.get(name, [])]), Path())
+        assert not list(Path().iterdir())
+
+    each()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
+    """Where nothing stands aside: a demo that begins in earnest is stopped as soon as it shows, and
+    is no fork, as the signal is for the process itself."""
+    path = {"PYTHONPATH": str(paths.conf_dir().parent)}
+    start = [sys.executable] if name == "demo" else fork_command()
+
+    @settings(
+        max_examples=PROCESSES.get(name, 2), suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )  # fmt: skip
+    @given(words_for(name))
+    def each(words: list[str]) -> None:
+        with (
+            tempfile.TemporaryDirectory(dir=tmp_path) as folder,
+            subprocess.Popen(
+                [*start, "-m", f"lsgd.{name}", *words, *SHORT.get(name, [])],
+                cwd=folder, env=os.environ | path, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            ) as process,
+        ):  # fmt: skip
+            while name == "demo" and process.poll() is None:
+                if list(Path(folder).iterdir()):
+                    process.send_signal(signal.SIGINT)
+                    break
+                time.sleep(0.1)
+            _, says = process.communicate(timeout=600)
+            check(process.returncode, says, Path(folder))
+
+    each()

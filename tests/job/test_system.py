@@ -1,0 +1,139 @@
+"""What only Linux has, beside the portable way for it."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.waiting import wait_until
+from helpers.without_linux import ROOT, environment_without_linux
+
+from lsgd.job import system
+
+LSGD = ROOT / "lsgd"
+OWN = {"job/system.py"}
+"""The file that may call what only Linux has."""
+OF_LINUX = OWN | {"job/numa.py", "job/device.py", "doctor/machine.py"}
+"""Those that may read its folders besides, of hardware that they describe, and the benchmarks."""
+
+SHORT = ["epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.17"]
+
+
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process in which the calls and folders of Linux alone are missing."""
+    for name in ("pidfd_open", "memfd_create", "posix_fallocate", "sched_getaffinity"):
+        monkeypatch.delattr(os, name)
+    for name in ("PROCESSES", "LOAD", "SCHEDULE", "COUNTERS", "BOOT", "CGROUP_LIMIT"):
+        monkeypatch.setattr(system, name, tmp_path / "missing")
+    monkeypatch.setattr(system, "LOOK", 0.01)
+
+
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process with a tag whose value has a blank, followed by other variables or by none."""
+    tag = {"LSGD_TEST_TAG": f"/a run/{os.getpid()}"}
+    with subprocess.Popen(["sleep", "100"], env=os.environ | tag) as process:
+        yield process
+        process.kill()
+
+
+def test_the_end_of_a_process_is_seen(portable: None, child: "subprocess.Popen[bytes]") -> None:
+    """Also as long as nobody has waited for it."""
+    ended = system.watch_process(child.pid)
+    assert not select.select([ended], [], [], 0)[0]
+    assert not system.has_ended(child.pid)
+    child.kill()
+    assert select.select([ended], [], [], 200)[0]
+    assert system.has_ended(child.pid)
+    os.close(ended)
+    child.wait()
+    assert system.has_ended(child.pid)
+    with pytest.raises(ProcessLookupError):
+        system.watch_process(child.pid)
+
+
+def test_processes_are_found_by_their_tag(
+    portable: None, child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = f"/a run/{os.getpid()}"
+    wait_until(lambda: system.tagged_pids(("LSGD_TEST_TAG", value)) == {child.pid})
+    for name, other in (("LSGD_TEST_TAG", "/a"), ("LSGD_TEST_TAG", value[2:]), ("TAG", value)):
+        assert system.tagged_pids((name, other)) == set()
+        assert system.has_tag(child.pid, (name, other)) is False
+    child.kill()
+    child.wait()
+    assert system.has_tag(child.pid, ("LSGD_TEST_TAG", value)) is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert system.tagged_pids(("LSGD_TEST_TAG", value)) == set()
+
+
+def test_memory_and_files_have_their_size(portable: None, tmp_path: Path) -> None:
+    descriptor = system.open_memory("pixels")
+    os.ftruncate(descriptor, 10)
+    assert os.pread(descriptor, 20, 0) == bytes(10)
+    os.close(descriptor)
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        system.preallocate(file.fileno(), 4096)
+        file.write(b"first")
+    assert (tmp_path / "file").read_bytes() == b"first" + bytes(4091)
+
+
+def test_what_no_file_says_is_taken_as_usual(portable: None) -> None:
+    assert system.usable_cores() == set(range(os.cpu_count() or 1))
+    assert system.count_runnable_threads() is None
+    assert (system.core_wait(), system.memory_kills(), system.boot_id()) == (0.0, 0, "")
+    assert system.memory_limit() > system.peak_memory() > 2**20
+
+
+def test_no_other_file_asks_linux() -> None:
+    """A name of Linux alone, of `os` or of a folder, would end a command elsewhere."""
+    calls = {"pidfd_open", "memfd_create", "posix_fallocate", "waitid", "inotify_init"}
+    calls |= {name for name in dir(os) if name.startswith(("sched_", "eventfd", "splice"))}
+    call = re.compile(rf"\bos\.({'|'.join(calls)})\b|\bprctl\b")
+    folder = re.compile(r'"/(proc|sys)/')
+    found = []
+    for path in sorted(LSGD.rglob("*.py")):
+        name, text = path.relative_to(LSGD).as_posix(), path.read_text()
+        if name not in OWN and not name.startswith("bench/"):
+            found += [(name, each[0]) for each in call.finditer(text)]
+            found += [(name, each[0]) for each in folder.finditer(text) if name not in OF_LINUX]
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["train", "+recipe=digits", *SHORT, "run_dir=run"], "top-1 error"),
+        (["demo", "runs"], "minibatch 16, the reference, seed 0: "),
+        (["doctor", "--limit=200"], "A run is possible here"),
+    ],
+    ids=["train", "demo", "doctor"],
+)
+def test_the_quick_start_runs_elsewhere(tmp_path: Path, command: list[str], says: str) -> None:
+    said, words = "", [sys.executable, "-m", f"lsgd.{command[0]}", *command[1:]]
+    with subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env=environment_without_linux(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout
+        while not said.endswith("seed 0: ") and (letter := process.stdout.read(1)):
+            said += letter
+        if command[0] == "demo":  # which takes two minutes
+            wait_until(
+                lambda: process.poll() is not None or list(tmp_path.glob("runs/*/metrics.jsonl"))
+            )
+            process.kill()
+    assert says in said
+    assert "Traceback" not in said
+    assert process.returncode in (0, -signal.SIGKILL)

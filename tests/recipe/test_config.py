@@ -1,0 +1,433 @@
+"""Recipes are composed and typed; whatever is wrong with a command line is said in one sentence."""
+
+import os
+import re
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from lsgd import config, paths
+from lsgd.errors import UsageError
+from lsgd.recipe import Recipe, Schedule
+
+NAMED_BY = {
+    "comm": "library", "data": "name", "inputs": "loader", "model": "name", "optim": "name",
+    "strategy": "name", "bn_statistics": "name", "averaging": "name",
+}  # fmt: skip
+"""The field that an option of the group is named by; other groups have none."""
+TEXTS = {
+    "ptb": "ptb_small", "lstm": "ptb_small", "conll2003": "conll_bilstm", "bilstm": "conll_bilstm",
+    "bilstm_crf": "conll_bilstm", "sst": "sst_treelstm", "treelstm": "sst_treelstm",
+    "childsum": "sst_treelstm",
+}  # fmt: skip
+"""The options that are not of images, each with a recipe of its workload."""
+NUMBERS = ["data.classes=3", "data.train_examples=5000", "data.val_examples=9"]
+"""What data=folder has of the index of a folder, unless words say it."""
+POINTS = {"diloco": "local"}
+"""The options that are another one with other numbers."""
+OPTIONS = [
+    (group, path.stem)
+    for group in (*NAMED_BY, "schedule", "cluster")
+    for path in (paths.conf_dir() / group).glob("*.yaml")
+    if path.stem != "library"  # which is chosen by the name of a network in one
+]
+
+
+# --- What composes ---------------------------------------------------------------------------
+
+
+PRESETS = [path.stem for path in (paths.conf_dir() / "hardware").glob("*.yaml")]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_chooses_speed_alone(name: str) -> None:
+    """It moves no trajectory, says all that any of them says, so that a run can change over, and
+    goes before what a recipe has found fast elsewhere, behind what is given word by word."""
+    plain = config.load_recipe(["+recipe=fashion_bs64"])
+    chosen = config.load_recipe([f"hardware={name}", "+recipe=fashion_bs64", "inputs=memory"])
+    assert chosen.fingerprint == plain.fingerprint
+    assert chosen.inputs.loader == "memory"
+    file = yaml.safe_load((paths.conf_dir() / "hardware" / f"{name}.yaml").read_text())
+    top = {"channels_last", "compile", "workers_per_pass", "deterministic", "numa"}
+    assert set(file) - {"inputs"} == top
+    assert {key: getattr(chosen, key) for key in top} == {key: file[key] for key in top}
+    assert chosen.workers_per_pass != plain.workers_per_pass == 4
+    own = config.load_recipe(["workers_per_pass=2", f"hardware={name}", "+recipe=fashion_bs64"])
+    assert own.workers_per_pass == 2
+
+
+def test_a_preset_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="hardware=h100 does not exist; did you mean v100 or h200"):
+        config.load_recipe(["+recipe=digits", "hardware=h100"])
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group: str, option: str) -> None:
+    """Also instead of the one that the recipe chooses itself."""
+    words = [f"{group}={option}"]
+    if option in TEXTS:
+        words = [f"+recipe={TEXTS[option]}", *words]
+    elif group == "data":
+        words += ["+recipe=bs8k", "model=small_resnet", "workers=4"]
+        words += NUMBERS if option == "folder" else []
+    elif option == "lenet5":
+        words += ["+recipe=bs8k", "data=fashion_mnist", "workers=4"]
+    elif option == "hogwild":
+        words += ["+recipe=bs8k", "optim.momentum=0", "optim.nesterov=false"]
+    else:
+        words += ["+recipe=bs8k"]
+    chosen = getattr(config.load_recipe(words), group)
+    if field := NAMED_BY.get(group):
+        named = option.replace("_", "-") if group == "data" else POINTS.get(option, option)
+        assert getattr(chosen, field) == named
+    if group == "data":
+        assert chosen.train_examples > chosen.val_examples > 0
+
+
+def test_a_network_of_a_library() -> None:
+    """By its name there, with words for its maker, in any order; a run's own file has them."""
+    words = ["+recipe=bs8k", "model.options.drop_path_rate=0.1", "model=timm/convnext_atto"]
+    for order in (words, words[::-1]):
+        recipe = config.load_recipe(order)
+        assert recipe.model.name == "timm/convnext_atto"
+        assert recipe.model.options == {"drop_path_rate": 0.1}
+        assert config.from_saved(OmegaConf.create(config.to_yaml(recipe))) == recipe
+    others = [config.load_recipe(words[:1]), config.load_recipe([words[0], words[2]])]
+    assert len({each.fingerprint for each in (recipe, *others)}) == 3
+    rehearsed = config.load_recipe([*words, "rehearse=true"])
+    assert rehearsed.model == recipe.model
+    assert rehearsed.data.image_size == recipe.data.image_size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=timm"], "model=timm does not exist; did you mean timm/NAME"),
+        (["model.name=keras/resnet"], "model.name=keras/resnet is unknown; .* torchvision/NAME"),
+        (["model.options.width=2"], "and this is model=resnet50; leave it out"),
+        (["model=timm/x", "model.options.width=[1]"], "neither a number nor a text"),
+    ],
+)
+def test_words_of_a_library_that_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config.load_recipe(["+recipe=bs8k", *words])
+
+
+def test_words_change_the_recipe() -> None:
+    recipe = config.load_recipe(
+        ["+recipe=bs8k_no_warmup", "workers=128", "schedule.milestones=[10,20.5]", "data.root=/a b",
+         "comm=torch", "run_dir='runs/lr=1'", "+deviations.crop=smaller"]
+    )  # fmt: skip
+    assert (recipe.name, recipe.workers, recipe.batch_size) == ("bs8k_no_warmup", 128, 4096)
+    assert recipe.schedule == Schedule(warmup="none", milestones=[10.0, 20.5])
+    assert (recipe.data.root, recipe.comm.library) == ("/a b", "torch")
+    assert recipe.run_dir == "runs/lr=1"
+    assert recipe.deviations["crop"] == "smaller"
+
+
+@pytest.mark.parametrize("rehearse", ["false", "true"])
+def test_a_recipe_survives_being_written(rehearse: str) -> None:
+    """As config.yaml in a run folder and as a dict in a checkpoint, fingerprint and all."""
+    recipe = config.load_recipe(["+recipe=bs8k", f"rehearse={rehearse}", "data.root=/data"])
+    text = config.to_yaml(recipe)
+    for copy in (
+        config.recipe_from_mapping(yaml.safe_load(text)),
+        config.recipe_from_mapping(asdict(recipe)),
+        config.recipe_from_mapping(asdict(recipe), "val_batch=10", "val_batch=250"),
+    ):
+        assert copy == recipe
+        assert copy.fingerprint == recipe.fingerprint
+    assert f"# fingerprint: {recipe.fingerprint}\n" in text
+    assert f"# steps_per_epoch: {recipe.steps_per_epoch}\n" in text
+    other = config.recipe_from_mapping(asdict(recipe), "data.root=/b")
+    assert (other.data.root, other.fingerprint) == ("/b", recipe.fingerprint)
+
+
+def test_a_skip_list_is_recorded_by_what_it_names(tmp_path: Path) -> None:
+    """Its images are part of the trajectory and taken off the numbers; the file is read once."""
+    file = tmp_path / "skip.txt"
+    file.write_text("\ufefftrain/n1/b.JPEG  # truncated\n\nval/n1/c.JPEG\n# an editor's mark\n")
+    plain = config.load_recipe(["+recipe=bs256"])
+    recipe = config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+    assert recipe.data.skip == ["train/n1/b.JPEG", "val/n1/c.JPEG"]
+    assert (recipe.data.train_examples, recipe.data.val_examples) == (1281166, 49999)
+    assert recipe.fingerprint != plain.fingerprint
+    file.unlink()
+    again = config.recipe_from_mapping(yaml.safe_load(config.to_yaml(recipe)))
+    assert again == recipe
+    assert "images left out (data.skip): 2" in recipe.summary()
+    empty = tmp_path / "empty.txt"
+    empty.write_text("# none\n")
+    nothing = config.load_recipe(["+recipe=bs256", f"data.skip_list={empty}"])
+    assert nothing.fingerprint == plain.fingerprint
+
+
+def test_a_skip_list_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "skip.txt"
+    with pytest.raises(UsageError, match=rf"data.skip_list={file} cannot be read .*--check"):
+        config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+    file.write_text("/data/train/n1/b.JPEG\n")
+    with pytest.raises(UsageError, match=r"has '/data/train/n1/b.JPEG'; name each image once"):
+        config.load_recipe(["+recipe=bs256", f"data.skip_list={file}"])
+
+
+def load(*words: str) -> Recipe:
+    return config.parse_recipe(words, program="lsgd.train", about="Train a recipe.")
+
+
+def test_cfg_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load("+recipe=bs256", "--cfg", "seed=7")
+    assert ended.value.code == 0
+    recipe = config.load_recipe(["+recipe=bs256", "seed=7"])
+    assert config.recipe_from_mapping(yaml.safe_load(capsys.readouterr().out)) == recipe
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """Return the lines that a command prints before it exits with 0."""
+    with pytest.raises(SystemExit) as ended:
+        load(*words)
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_recipes_are_listed_with_what_they_claim(capsys: pytest.CaptureFixture[str]) -> None:
+    names = config.sorted_recipe_names()
+    lines = listed(capsys, "--recipes")
+    assert [line.split()[0] for line in lines] == names
+    for name, line in zip(names, lines, strict=True):
+        claim = (paths.recipes_dir() / "recipe" / f"{name}.yaml").read_text().splitlines()[1]
+        assert line.endswith(f" {claim[2:]}")
+    assert names.index("bs512") < names.index("bs1k") < names.index("bs16k")
+    some = listed(capsys, "--recipes", "lars")
+    assert some == [line for line in lines if "lars" in line.lower()] != []
+
+
+def test_fields_are_listed_with_default_limits_and_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = listed(capsys, "--fields")
+    assert {line.partition("=")[0].split()[0] for line in lines if line[0] != " "} == {
+        *config.override_keys()
+    }
+    assert max(map(len, lines)) <= 140
+    some = listed(capsys, "--fields", "optim.clip")
+    assert some[0] == "optim=adagrad|adam|lars|sgd   [conf/optim/]"
+    assert some[1] == "optim.clip_norm=null   [above 0]"
+    assert some[2].startswith("    ")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--recipes zzz", "no recipe contains 'zzz'; leave it out"),
+        ("--fields optin", "did you mean optim"),
+    ],
+)
+def test_a_list_that_would_be_empty_is_refused(words: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        load(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "standard"),
+    [
+        ("recipe=digits", "+recipe=digits"),
+        ("recipe=digits dry_run=true", "+recipe=digits rehearse=true"),
+        (
+            "recipe=digits +optim=lars optim.trust=0.01",
+            "+recipe=digits optim=lars optim.trust=0.01",
+        ),
+    ],
+)
+def test_other_names_make_the_same_recipe(words: str, standard: str) -> None:
+    assert config.load_recipe(words.split()) == config.load_recipe(standard.split())
+
+
+OWN = "defaults: [digits, _self_]\nname: own\n"
+
+
+@pytest.fixture
+def own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of recipes beside which one has put files of one's own."""
+    shutil.copytree(paths.recipes_dir(), tmp_path / "recipes")
+    monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path / "recipes")
+    return tmp_path / "recipes"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (OWN.encode(), "own.yaml does not begin with `# @package _global_`, .* as its first line"),
+        (b"", "own.yaml does not begin with `# @package _global_`"),
+        (
+            b"\xef\xbb\xbf# @package _global_\r\n# x\r\n",
+            "begins with a byte order mark, .* save it",
+        ),
+        (b"# @package _global_\n# \xe4\n", "own.yaml cannot be read .* mend it"),
+        (b"# @package _global_\n# x\nname: [", "own.yaml, line 3: .* mend that file"),
+        (b"# @package _global_\n# x\n- a", "recipe=own: .*ListConfig"),
+    ],
+)
+def test_a_recipe_that_is_none_stops_no_other(
+    content: bytes, sentence: str, own_recipes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_recipes / "recipe/own.yaml").write_bytes(content)
+    (own_recipes / "points/own.yaml").write_bytes(content)
+    assert config.load_recipe(["+recipe=digits"]).name == "digits"
+    with pytest.raises(UsageError, match=sentence):
+        config.load_recipe(["+recipe=own"])
+    said = "\n".join(listed(capsys, "--recipes"))
+    assert "\ndigits " in said
+    assert "own.yaml" in said or "\nown " in said
+    assert config.load_all_points() == [config.load_points("mlperf_resnet")]
+    assert re.search("passed over: .*own", capsys.readouterr().err)
+
+
+def test_a_recipe_needs_no_comment(own_recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own_recipes / "recipe/own.yaml").write_text(f"# @package _global_\n{OWN}")
+    assert config.load_recipe(["+recipe=own"]).name == "own"
+    assert any(line.startswith("own ") for line in listed(capsys, "--recipes"))
+
+
+def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
+    before = config.sorted_recipe_names(), config.study_names(), config.search_names()
+    for folder in ("recipe", "study", "search", "points"):
+        for name in ("._digits", ".digits", "digits (copy)", "#digits#", "digits copy"):
+            (own_recipes / folder / f"{name}.yaml").write_bytes(b"\0\5")
+        (own_recipes / folder / ".#digits.yaml").symlink_to("me@here.4711")
+        (own_recipes / folder / "folder.yaml").mkdir()
+    assert (config.sorted_recipe_names(), config.study_names(), config.search_names()) == before
+    assert len(config.load_all_points()) == 1
+    with pytest.raises(UsageError, match="does not exist"):
+        config.load_recipe(["+recipe=folder"])
+
+
+# --- What does not ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "remedy"),
+    [
+        ("", "no recipe", "recipe=digits"),
+        ("+recipe=", "no recipe", "recipe=digits"),
+        ("+recipe=bs8", "+recipe=bs8 does not exist", "did you mean bs8k"),
+        ("+recipe=xyzzy", "+recipe=xyzzy does not exist", "--help"),
+        ("+recipe=bs8k +recipe=digits", "+recipe=bs8k and +recipe=digits", "write one"),
+        ("+recipe=bs8k,bs256", "'+recipe=bs8k,bs256'", "write one"),
+        ("bs8k", "'bs8k'", "write +recipe=bs8k"),
+        ("+recipe=bs8k foo", "'foo'", "epochs=30"),
+        ("+recipe=bs8k =5", "'=5'", "epochs=30"),
+        ("+recipe=bs8k epoch=3", "'epoch'", "did you mean epochs?"),
+        ("+recipe=bs8k lr=0.1", "lr is not set itself", "schedule.reference_lr"),
+        ("+recipe=bs8k schedule.warmup_epoch=3", "'schedule.warmup_epoch'", "warmup_epochs?"),
+        ("+recipes=bs8k", "'recipes'", "+recipe"),
+        ("+recipe=bs8k deviations.crop=why", "'deviations.crop'", "+deviations.crop=VALUE"),
+        ("+recipe=bs8k +deviations.crop=5", "deviations.crop=5 is no reason", "as a text"),
+        ("+recipe=bs8k deviations={crop:5}", "deviations are given one", "+deviations.RULE=REASON"),
+        ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
+        ("+recipe=bs64 target.top1_error=9", "'target.top1_error'", "+target.top1_error=VALUE"),
+        ("+recipe=bs8k ~workers", "workers has no value", "workers=…"),
+        ("+recipe=bs8k optim=adamw", "optim=adamw", "did you mean adam"),
+        (
+            "+recipe=bs8k optim={a:1}",
+            "optim",
+            "write optim=NAME for one of `--fields optim`, or optim.KEY",
+        ),
+        ("+recipe=bs8k model=[resnet50,resnet20]", "model=[resnet50,resnet20]", "resnet50"),
+        ("+recipe=bs8k comm=", "'comm='", "comm=NAME"),
+        ("+recipe=bs8k batch_size=4096", "workers x worker_batch = 256 x 32", "workers=128"),
+        ("+recipe=bs8k batch_size=4100", "4100 is not a multiple of",
+         "write workers=128, or for 4100 workers=164 worker_batch=25"),
+        ("+recipe=bs8k epochs=3", "has 30, which is outside a run of 3 epochs; in proportion write",
+         "epochs=3 schedule.milestones=[1,2] schedule.warmup_epochs=0.17"),
+        ("+recipe=bs8k batch-size=64 rehearse=true", "256 x 32", "workers=2"),
+        ("batch_size=4096", "batch_size is workers x worker_batch", "workers=…"),
+        ("+recipe=bs8k optim.lr=0.1", "optim.lr is not set itself", "schedule.reference_batch"),
+        ("+recipe=bs8k epochs=1.5", "epochs=1.5 is not a whole number", "epochs=30"),
+        ("+recipe=bs8k workers=null", "workers=null is not a whole number", "workers=30"),
+        ("+recipe=bs8k schedule.gamma=x", "schedule.gamma=x is not a number", "gamma=0.5"),
+        ("+recipe=bs8k schedule.milestones=30", "=30 is not a list of numbers", "=[1,2,3]"),
+        ("+recipe=bs8k schedule.milestones=30,60", "'schedule.milestones=30,60'", "in brackets"),
+        ("+recipe=bs8k data.skip=[[a]]", "=[['a']] is not a list of texts", "=[a,b]"),
+        ("+recipe=bs8k ~data", "data has no value", "data=…"),
+        ("+recipe=bs8k schedule.milestones=[3", "'schedule.milestones=[3'", "close its brackets"),
+        ("+recipe=bs8k target=5", "target=5 is not a group of keys", "target.top1_error=VALUE"),
+        ("+recipe=bs8k data={root:[1]}", "data.root=[1] is not a text", "data.root=TEXT"),
+        ("+recipe=bs8k data.skip=/a=b", "'data.skip=/a=b'", "'data.skip=\"/a=b\"'"),
+        ("+recipe=bs8k run_dir=a/${b}", "run_dir=a/${b} has ${ in it", "write the value itself"),
+        ("+recipe=bs8k run_dir=???", "run_dir=??? has ??? in it", "write the value itself"),
+        ("+recipe=bs8k epochs=${nope}", "'nope' not found", "write the value itself"),
+        ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
+        ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' would change nothing", "run_dir=PATH"),
+        ("+recipe=bs8k --epochs=3", "no option --epochs", "write epochs=3"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:
+    """It names what was written, and what to write instead."""
+    with pytest.raises(UsageError) as caught:
+        load(*words.split())
+    sentence = str(caught.value)
+    assert named in sentence
+    assert remedy in sentence.partition(named)[2]
+    assert "\n" not in sentence
+    assert len(sentence) < 200
+
+
+def test_a_published_number_goes_with_the_run_that_was_published_alone() -> None:
+    """Whatever the seed, and wherever it runs."""
+    for words in (
+        ["seed=3"],
+        ["workers_per_pass=8", "comm=torch", "run_dir=a"],
+        ["seed=1", "name=a"],
+    ):
+        assert load("+recipe=bs8k", *words).target == load("+recipe=bs8k").target is not None
+    for words in (["epochs=91"], ["inputs=synthetic"], ["workers=128"], ["precision=bfloat16"]):
+        assert load("+recipe=bs8k", *words).target is None
+    own = load("+recipe=bs8k", "epochs=91", "target.top1_error=23.5").target
+    assert own is not None
+    assert own.top1_error == 23.5
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("schedule=goyal", "is not a group of keys; write for example schedule.reference_lr=VALUE"),
+        ("a={", "cannot be read; close its brackets"),
+        ("=5", "there is no key ''; see --help"),
+    ],
+)
+def test_a_word_for_a_saved_recipe_is_refused_as_well(word: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        config.from_saved(asdict(load("+recipe=digits")), word)
+    assert "Merge error" not in str(caught.value)
+
+
+def test_a_word_may_name_the_choice_of_a_group_of_a_saved_recipe() -> None:
+    saved = asdict(load("+recipe=digits"))
+    assert config.from_saved(saved, "model=resnet20").model.name == "resnet20"
+    assert config.from_saved(saved, "comm={timeout: 5}").comm.timeout == 5
+
+
+@pytest.mark.parametrize(
+    ("group", "value"),
+    [
+        ("data", {"name": "${oc.env:HOME}"}),
+        ("deviations", {"drops": "${schedule.milestones}"}),
+        ("model", {"options": {"a": {"b": ["${oc.env:HOME}"]}}}),
+        ("model", {"options": {"${oc.env:HOME}": 1}}),
+        ("data", {"skip_list": "/etc/passwd"}),
+        ("data", {"skip": ["a"] * 100_000}),
+    ],
+)
+def test_a_saved_recipe_points_to_nothing(group: str, value: dict[str, object]) -> None:
+    """Neither to variables, which may be secrets, nor to files; nor is it without end."""
+    saved = asdict(load("+recipe=digits"))
+    saved[group] |= value
+    with pytest.raises(UsageError, match="a saved recipe") as caught:
+        config.from_saved(saved)
+    assert os.environ["HOME"] not in str(caught.value)

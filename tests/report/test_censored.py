@@ -1,0 +1,79 @@
+"""Runs that never had the rate they were to reach: late for claims, and never on time."""
+
+from pathlib import Path
+
+import pytest
+from helpers.run_folders import write_run
+
+from lsgd.recipe.study import Claim, Entry, Study
+from lsgd.report.claims import FAILS, HOLDS, OPEN
+from lsgd.report.content import compose
+from lsgd.report.findings import Findings, compute_findings
+from lsgd.report.markdown import render
+from lsgd.report.run_folders import find_runs
+from lsgd.report.summary import summarise
+
+UNTIL = "metric.epochs_to={top1_error: 9.5}"
+SIZES = ("fashion_bs64", "fashion_bs256", "fashion_bs1k")
+NEVER = [30.0] * 9
+
+
+def judged(folder: Path, relation: str, ours: list[int], other: list[int]) -> str:
+    """The outcome of a claim about runs that reach the target in these epochs; 0: never."""
+    for name, epochs in (("fashion_bs1k", ours), ("fashion_bs64", other)):
+        for seed, epoch in enumerate(epochs):
+            errors = [30.0] * (epoch - 1) + [9.0] * (10 - epoch) if epoch else NEVER
+            write_run(folder / f"{name}-{seed}", f"+recipe={name}", UNTIL, seed=seed, errors=errors)
+    return (
+        found(folder, Claim("", "fashion_bs1k", relation, "fashion_bs64", 2)).decisions[0].outcome
+    )
+
+
+def found(folder: Path, *claims: Claim) -> Findings:
+    runs, left_out = find_runs([folder])
+    study = Study(
+        name="s", title="S", question="Q", source="tests", baseline="fashion_bs64",
+        seeds=[0, 1, 2], entries=[Entry(name, name) for name in SIZES], claims=list(claims),
+    )  # fmt: skip
+    return compute_findings(runs, left_out, study, [UNTIL])
+
+
+@pytest.mark.parametrize(
+    ("relation", "ours", "other", "outcome"),
+    [
+        ("no_worse_than", [0, 0, 0], [8, 9, 9], OPEN),
+        ("no_worse_than", [0, 0, 0], [2, 2, 3], FAILS),
+        ("no_worse_than", [5, 5, 6], [0, 0, 0], HOLDS),
+        ("worse_than", [0, 0, 9], [2, 2, 3], HOLDS),
+        ("worse_than", [9, 9, 8], [0, 0, 0], FAILS),
+        ("worse_than", [9, 9, 8], [9, 9, 0], FAILS),
+        ("as_good_as", [0, 9, 9], [9, 9, 8], OPEN),
+        ("as_good_as", [9, 9, 8], [9, 9, 8], HOLDS),
+        ("no_worse_than", [0, 0, 0], [0, 0, 0], OPEN),
+    ],
+)
+def test_never_supports_worse_and_not_as_good(
+    tmp_path: Path, relation: str, ours: list[int], other: list[int], outcome: str
+) -> None:
+    assert judged(tmp_path, relation, ours, other) == outcome
+
+
+def test_the_elbow_is_none_of_those_that_never_arrive(tmp_path: Path) -> None:
+    """Even where the reference takes as long as they last; and three states have three words."""
+    for name in SIZES:
+        for seed in range(3):
+            late = [*[30.0] * (6 + seed), *[9.0] * (3 - seed)]
+            errors = late if name == "fashion_bs64" else NEVER
+            write_run(
+                tmp_path / f"{name}{seed}", f"+recipe={name}", UNTIL, seed=seed, errors=errors
+            )
+    write_run(tmp_path / "d", "+recipe=fashion_bs1k", UNTIL, seed=3, errors=[9.9], diverged=True)
+    findings = found(tmp_path)
+    [ladder] = findings.sweeps
+    assert ladder.elbow.recipe.name == "fashion_bs64"
+    page = render(compose(findings, [], "command", "version"))
+    assert "3 of 3 never" in page
+    assert "1 of 4 diverged, 3 of 4 never" in page
+    assert "or more (at least" in page
+    recipes = {row["recipe"]: row for row in summarise(findings, "command", "version")["recipes"]}
+    assert (recipes["fashion_bs1k"]["never"], recipes["fashion_bs1k"]["diverged"]) == (3, 1)

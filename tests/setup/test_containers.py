@@ -1,0 +1,124 @@
+"""What can be proved of the images without building them: they name what the checkout has."""
+
+import os
+import re
+import tomllib
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "setup/containers"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FORCED = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+
+
+class Image:
+    """A Dockerfile as instructions, such as ("COPY", "lsgd lsgd")."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def instructions(self) -> list[tuple[str, str]]:
+        lines = [line for line in self.path.read_text().splitlines() if line[:1] not in ("#", "")]
+        text = re.sub(r"\\\n\s*", "", "\n".join(lines))
+        return [(line.partition(" ")[0], line.partition(" ")[2]) for line in text.splitlines()]
+
+    def of(self, kind: str) -> list[str]:
+        return [words for each, words in self.instructions if each == kind]
+
+    @property
+    def copied(self) -> list[str]:
+        """What is copied out of the checkout."""
+        copies = [words.split() for words in self.of("COPY") if not words.startswith("--from")]
+        return [source for *sources, _ in copies for source in sources]
+
+    @property
+    def last_stage(self) -> list[tuple[str, str]]:
+        begins = [i for i, (kind, _) in enumerate(self.instructions) if kind == "FROM"]
+        return self.instructions[begins[-1] :]
+
+
+@pytest.fixture(params=sorted(FOLDER.glob("*.Dockerfile")), ids=lambda path: path.stem)
+def image(request: pytest.FixtureRequest) -> Image:
+    return Image(request.param)
+
+
+def sent_by_docker(path: str) -> bool:
+    """Whether .dockerignore, which shuts out all but some, lets this path through."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    allowed = [line[1:] for line in lines if line.startswith("!")]
+    return any(Path(path).is_relative_to(each) for each in allowed)
+
+
+def test_what_is_copied_is_there_and_is_sent(image: Image) -> None:
+    assert len(image.copied) > 10
+    for source in image.copied:
+        assert (ROOT / source).exists(), source
+        assert sent_by_docker(source), source
+
+
+def test_the_wheel_has_all_that_it_is_made_of(image: Image) -> None:
+    """First an empty one, for which hatchling wants the same folders, then lsgd itself."""
+    needed = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
+    needed.add("hatch_build.py")  # whose hook pyproject.toml asks for
+    assert needed | FORCED.keys() | {"lsgd"} <= {*image.copied}
+    assert PROJECT["tool"]["hatch"]["version"]["path"] in image.copied
+    [first] = [words for words in image.of("RUN") if "python -m venv" in words]
+    [made] = re.findall(r"mkdir -p (.*?) *&&", first)
+    assert {*made.split()} == FORCED.keys()
+
+
+def test_scripts_that_are_run_are_copied_with_what_they_read(image: Image) -> None:
+    run = {each for words in image.of("RUN") for each in re.findall(r"setup/\w+\.sh", words)}
+    assert "setup/horovod.sh" in run
+    for script in run:
+        assert os.access(ROOT / script, os.X_OK)
+        needed, found = {script}, set[str]()
+        while needed > found:
+            found = needed
+            text = "".join((ROOT / each).read_text() for each in found)
+            needed = found | {f"setup/{each}" for each in re.findall(r"\$here/(\w[\w.]*)", text)}
+        assert needed <= {*image.copied}
+
+
+def test_a_container_runs_lsgd_and_nobody_is_root(image: Image) -> None:
+    last = dict(image.last_stage)
+    assert last["USER"].isdigit()
+    assert last["USER"] != "0"
+    assert f"--uid {last['USER']} " in last["RUN"]
+    (entry,) = yaml.safe_load(last["ENTRYPOINT"])
+    assert entry in PROJECT["project"]["scripts"]
+
+
+def test_a_manifest_finds_in_it_what_it_names() -> None:
+    """Its mount hides nothing of the image, its data is there, and mpirun is installed."""
+    last = dict(Image(FOLDER / "cuda.Dockerfile").last_stage)
+    for name in ("mpijob", "pytorchjob"):
+        text = (ROOT / f"lsgd/launch/{name}.yaml").read_text()
+        [(mount, data)] = {
+            *zip(
+                re.findall(r"workingDir: (\S+)", text),
+                re.findall(r"LSGD_DATA, value: (\S+)}", text),
+                strict=False,
+            )
+        }
+        assert last["WORKDIR"] == mount
+        assert f" LSGD_DATA={data} " in f"{last['ENV']} "
+        assert not any(words.split()[-1].startswith(f"{mount}/") for words in [last["COPY"]])
+    assert "openmpi-bin" in last["RUN"].split()
+
+
+def test_horovods_build_has_a_whole_toolkit() -> None:
+    """The parts that torch does not bring are installed beside it, and removed again."""
+    [build] = [run for run in Image(FOLDER / "cuda.Dockerfile").of("RUN") if "LSGD_REQUIRE" in run]
+    [extras] = re.findall(r"cuda-toolkit\[(.*?)\]==\$cuda\.\*", build)
+    script = (ROOT / "setup/cuda.sh").read_text()
+    needed = {*re.findall(r"^    \S+=(\w+)$", script, re.MULTILINE)}
+    assert {*extras.split(",")} == needed - {"cudart", "cublas", "cusolver", "cusparse"}
+    [removed] = re.findall(r"pip uninstall -y (.*)", build)
+    assert len(removed.split()) == len(extras.split(","))

@@ -1,0 +1,119 @@
+"""What a live server does about a worker that is lost."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Condition
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.base_recipe import BASE, with_fields
+from torch import Tensor
+
+from lsgd.strategy import live_server
+from lsgd.strategy.gate import Tickets
+from lsgd.strategy.live_server import STOP_GRACE_SECONDS, LiveServer, MessageLayout, MessageType
+from lsgd.strategy.push_scheduler import PushScheduler, ReplyType
+from lsgd.strategy.virtual import make_gates
+
+
+class Comm:
+    def wait_for_restart(self, worker: int, after: int) -> int:
+        raise RuntimeError("the job is over")
+
+
+def a_server(comm: Any, tickets: int) -> LiveServer:
+    """Server 0 of asynchronous training by two workers, before its first order."""
+    recipe = with_fields(BASE, workers=2, strategy__name="async")
+    [gate] = make_gates(recipe.strategy, 2, tickets)
+    server, layout = object.__new__(LiveServer), MessageLayout(0, 1)
+    server.__dict__ |= {
+        "nonfinite_step": None, "comm": comm, "epoch": 0,
+        "desk": PushScheduler(gate, 2, Tickets(tickets)),
+        "followers": [], "layout": layout, "pending_replies": defaultdict(list), "lives": [0, 0],
+        "lock": Condition(), "missing": [], "number": 0, "one_gate": False, "pairs": {},
+        "parts": (), "passed_on": 0, "pushes": defaultdict(deque), "read": [0, 0], "recipe": recipe,
+        "replaceable": frozenset({1} if comm else ()), "row": [0.0] * layout.row_length,
+        "shard": SimpleNamespace(values=[torch.zeros(3)]),
+        "follows": False, "timer": None, "stop_requested": False, "version": 0,
+    }  # fmt: skip
+    return server
+
+
+@pytest.mark.parametrize("comm", [None, Comm()])
+def test_the_order_ends_at_once_where_no_lost_worker_comes_back(comm: Any) -> None:
+    """Else the others would train to the end of the epoch, and lose that."""
+    server, pair = a_server(comm, 100), SimpleNamespace()
+    with server.lock:
+        server._send_replies(server.desk.begin(range(2)))
+        server.pairs[1] = pair
+        server._lose(1, pair)
+    assert server.desk.is_stopping == (comm is None)
+    assert server.missing == ([1] if comm is None else [])
+
+
+def test_nobody_waits_until_a_stopped_worker_takes_its_replies() -> None:
+    """The second is sent behind the first; both have come once it pushes."""
+    sent: list[ReplyType] = []
+    waited: list[ReplyType] = []
+
+    def start_send(content: Tensor) -> Callable[[], None]:
+        kind = ReplyType(int(content[:8].view(torch.float64)))
+        sent.append(kind)
+        return lambda: waited.append(kind)
+
+    server, stopped = a_server(Comm(), 1), SimpleNamespace(start_send=start_send)
+    server.pairs |= {0: SimpleNamespace(start_send=lambda _: None), 1: stopped}
+    with server.lock:
+        server._send_replies(server.desk.begin(range(2)))
+        server._lose(0, server.pairs[0])  # whose batch the other gets
+    assert (sent, waited) == ([ReplyType.WAIT, ReplyType.GO], [])
+    push = server.layout.push_message(0, server.shard.values, ())
+    push.numbers[3] = 1  # not finite: no update, and the end
+    with server.lock:
+        server._handle(1, push)
+    assert (sent, waited) == (
+        [ReplyType.WAIT, ReplyType.GO, ReplyType.END],
+        [ReplyType.WAIT, ReplyType.GO],
+    )
+
+
+def test_who_is_told_to_leave_does_not_wait_for_a_stopped_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither for its push nor for its word that it knows of the end; but for process 0."""
+    server, silent = a_server(Comm(), 9), SimpleNamespace(start_send=lambda _: lambda: None)
+    server.pairs |= {0: silent, 1: silent}
+    push = server.layout.push_message(0, server.shard.values, ())
+    waits: list[float] = []
+    monkeypatch.setattr(live_server, "_start_timer", lambda seconds, what: waits.append(seconds))
+    with server.lock:
+        server._send_replies(server.desk.begin(range(2)))
+    server.request_stop()
+    server._leave_behind()
+    assert waits == [STOP_GRACE_SECONDS, STOP_GRACE_SECONDS]
+    assert (server.pairs.keys(), server.desk.over) == ({0}, False)
+    push.numbers[3] = 1  # no update
+    with server.lock:
+        server._handle(0, push)
+    assert server.desk.over
+    push.numbers[0] = MessageType.CLOSE
+    with server.lock:
+        server._handle(0, push)
+    assert server.members() == [(0, 0)]
+
+
+def test_all_meet_without_a_worker_that_was_killed_before_it_knew_of_the_end() -> None:
+    server, pairs = a_server(Comm(), 0), [SimpleNamespace(start_send=lambda _: lambda: None)] * 2
+    server.pairs |= dict(enumerate(pairs))
+    with server.lock:
+        server._send_replies(server.desk.begin(range(2)))
+        assert server.desk.over
+        server.desk.closed.add(0)
+    with ThreadPoolExecutor(1) as pool:
+        members = pool.submit(server.members)
+        with server.lock:
+            server._lose(1, pairs[1])
+        assert members.result(60) == [(0, 0)]

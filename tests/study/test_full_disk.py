@@ -1,0 +1,66 @@
+"""Trials on a full disk: nothing is said about one, and the same command goes on."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lsgd import config
+from lsgd.errors import NotSavedError
+from lsgd.planned import attempt as module
+from lsgd.planned.attempt import attempt_run
+from lsgd.planned.launch import RunLauncher
+from lsgd.planned.planned_run import PlannedRun
+from lsgd.study import run_queue
+from lsgd.study.run_queue import RunQueue
+from lsgd.supervise.verdict import ExitSummary
+
+LAUNCHER = RunLauncher("local", {"--np": "1"})
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedRun:
+    monkeypatch.chdir(tmp_path)
+    return PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, ending: ExitSummary) -> None:
+    monkeypatch.setattr(module, "run_job", lambda *_, **__: ending)
+
+
+def test_a_run_that_could_not_save(trial: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends(monkeypatch, ExitSummary(6, "process 0 could not save"))
+    with pytest.raises(
+        NotSavedError, match="digits, seed 0: exit code 6, process 0 could not save"
+    ):
+        attempt_run(LAUNCHER, trial, [], lambda what: None)
+
+
+def test_a_log_that_could_not_be_written(
+    trial: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.log_path.parent.mkdir(parents=True)
+    trial.log_path.symlink_to("/dev/full")
+    ends(monkeypatch, ExitSummary(0, "done"))
+    with pytest.raises(
+        NotSavedError, match=r"\.log could not be written \(No space left on device\)"
+    ):
+        attempt_run(LAUNCHER, trial, [], lambda what: None)
+
+
+def test_it_ends_the_study_and_fails_no_trial(
+    trial: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def full(
+        _: RunLauncher, trial: PlannedRun, __: Sequence[int], ___: Callable[..., None]
+    ) -> None:
+        tried.append(trial)
+        raise NotSavedError("the disk is full")
+
+    monkeypatch.setattr(run_queue, "attempt_run", full)
+    work = RunQueue(LAUNCHER, [trial] * 5, [])
+    with pytest.raises(NotSavedError):
+        work.train(1)
+    assert (len(tried), work.failed) == (1, {})

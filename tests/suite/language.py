@@ -1,0 +1,61 @@
+"""A check of names and docstrings by the rules of this project's language: `make lint` runs it.
+
+    python tests/suite/language.py
+
+A class is a noun phrase, no function word and no bare participle. The first line of a docstring is
+understandable alone, and some idioms say less than a noun or a number.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("lsgd", "benchmarks", "docs", "tests/helpers")
+NO_NOUNS = re.compile(
+    "_?(About|After|All|As|Before|Beside|Give|Here|It|Kind|Of|Some|Take|Then|There|Thing|Until|Way|"
+    "What|When|Where|Which|While|Who|Why|With|Word|Begun|Drawn|Evaluated|Found|Given|Hidden|Kept|"
+    "Left|Living|Lost|Made|Measured|Opened|Pairing|Placed|Returned|Sent|Shown|Taken|Told|Watched)"
+)
+"""Function words, vague nouns and bare participles."""
+FIRST_LINES = re.compile("(What|Those|How|As|All of|It|They) ")
+"""Beginnings of a first line that names no object."""
+IDIOMS = re.compile(
+    r"\b(com(e|es|ing) to [a-z0-9 ]*\b(number|value|result)|so many|alike|by itself|told to leave|"
+    r"comes? back|what (it|they|some|all) comes? to)\b"
+)
+
+
+def faults(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, sentence) for each name and docstring of a module that breaks a rule.
+
+    >>> [*faults("class Told: pass")]
+    [(1, 'the class Told is no noun phrase')]
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and NO_NOUNS.fullmatch(node.name):
+            yield node.lineno, f"the class {node.name} is no noun phrase"
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = node.value.value
+            if isinstance(text, str):
+                if begin := FIRST_LINES.match(text):
+                    yield node.lineno, f"a docstring begins with {begin[1]!r} and names no object"
+                if idiom := IDIOMS.search(text):
+                    yield node.lineno, f"a docstring has the idiom {idiom[0]!r}"
+
+
+def main() -> int:
+    """Print each fault with its file and line; return 1 if there is one."""
+    code = 0
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for line, sentence in faults(path.read_text("utf-8")):
+                print(f"{path.relative_to(ROOT)}:{line}: {sentence}")
+                code = 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What an editor adds to a text changes no number of any corpus."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsgd.text.conll import read_tagged_corpus
+from lsgd.text.ptb import read_texts
+from lsgd.text.sst import read_tree_corpus
+
+Numbers = list[object]
+
+LANGUAGE = {"own.train.txt": "the cat\n\nsat <unk>\n", "own.valid.txt": "the dog\n"}
+TAGGED = {"train.txt": "-DOCSTART- O\n\nEU I-ORG\nsat O\n\nPeter I-PER\n", "valid.txt": "EU O\n"}
+TREES = {"train.txt": "(3 (2 It) (4 good))\n(2 Yes)\n", "dev.txt": "(2 It)\n"}
+
+EDITS: dict[str, Callable[[str], str]] = {
+    "byte-order mark": lambda text: "\ufeff" + text,
+    "ends of lines": lambda text: text.replace("\n", "\r\n"),
+    "blanks": lambda text: text.replace("\n", " \t\n"),
+    "empty lines": lambda text: text + "\n \n\t\n\n",
+    "no last end of a line": lambda text: text.rstrip("\n"),
+    "all": lambda text: "\ufeff" + text.replace("\n", " \t \r\n") + "\r\n \r\n",
+}
+
+
+def language(root: Path) -> Numbers:
+    texts = read_texts(root, "own")
+    return [texts.vocabulary, *map(np.ndarray.tolist, texts.sets.values())]
+
+
+def tagged(root: Path) -> Numbers:
+    corpus = read_tagged_corpus(root, lowercase=False)
+    sets = [[s.words.tolist(), s.tags.tolist(), s.lengths.tolist()] for s in corpus.sets.values()]
+    return [corpus.words, corpus.tags, corpus.counts, sets]
+
+
+def trees(root: Path) -> Numbers:
+    corpus = read_tree_corpus(root, lowercase=False)
+    sets = [[s.words.tolist(), s.labels.tolist(), s.lengths.tolist()] for s in corpus.sets.values()]
+    return [corpus.words, corpus.classes, corpus.counts, sets]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(
+    ("files", "read"),
+    [(LANGUAGE, language), (TAGGED, tagged), (TREES, trees)],
+    ids=["language", "tagging", "trees"],
+)
+def test_an_edited_text_has_the_numbers_of_the_clean_one(
+    tmp_path: Path, files: dict[str, str], read: Callable[[Path], Numbers], edit: str
+) -> None:
+    clean, edited = tmp_path / "clean", tmp_path / "edited"
+    for folder in (clean, edited):
+        folder.mkdir()
+    for name, text in files.items():
+        (clean / name).write_bytes(text.encode())
+        (edited / name).write_bytes(EDITS[edit](text).encode())
+    assert read(edited) == read(clean)
+
+
+def test_an_empty_line_within_a_text_stays(tmp_path: Path) -> None:
+    for name, text in LANGUAGE.items():
+        (tmp_path / name).write_text(text)
+    assert read_texts(tmp_path, "own").sets["train"].tolist().count(0) == 3

@@ -1,0 +1,187 @@
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.folders import LOADERS
+from helpers.usage_errors import usage_error
+from PIL import Image
+from torch.nn import functional as F
+
+from lsgd import config
+from lsgd.comm.single import SingleComm
+from lsgd.errors import UsageError
+from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
+from lsgd.learner import Learner
+from lsgd.prepare.indexing import index_folder
+from lsgd.run import checkpoint
+from lsgd.vision import models, transforms
+from lsgd.workloads import open_workload
+
+IMAGES = ("n02951585_can_opener", "n01871265_tusker", "n02091032_Italian_greyhound")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, test_data: Path) -> Path:
+    root = tmp_path_factory.mktemp("evaluate")
+    for split in ("train", "val"):
+        for name in IMAGES:
+            (root / split / name).mkdir(parents=True)
+            file = test_data / "imagenet-sample" / name.partition("_")[0] / f"{name}.JPEG"
+            (root / split / name / "one.JPEG").symlink_to(file)
+    index_folder(root)
+    return root
+
+
+def words(root: Path, *more: str) -> list[str]:
+    counts = [f"data.{key}=3" for key in ("train_examples", "val_examples", "classes")]
+    return [
+        "+recipe=bs256",
+        f"data.root={root}",
+        "device=cpu",
+        "worker_batch=2",
+        "workers=1",
+        *counts,
+        *more,
+    ]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("loader", LOADERS)
+def test_published_weights_give_what_torchvision_says_of_them(
+    root: Path, tmp_path: Path, loader: str
+) -> None:
+    """Weights as torchvision publishes them, with its own documented evaluation beside ours."""
+    torch.manual_seed(0)
+    theirs = models.resnet50(num_classes=3).eval()
+    torch.save(theirs.state_dict(), tmp_path / "resnet50.pth")
+    preset = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    # In the order of the classes.
+    files = sorted((root / "val").glob("*/one.JPEG"))
+    images = torch.stack([preset(Image.open(file).convert("RGB")) for file in files])
+    with torch.inference_mode():
+        logits = theirs(images)
+    right = (logits.argmax(dim=1) == torch.arange(3)).sum().item()
+    # torchvision decodes in this very process: others would import torch anew, for three images.
+    own = [f"inputs={loader}", f"inputs.decoders={0 if loader == 'torchvision' else 1}"]
+    found = evaluate_weights(tmp_path / "resnet50.pth", words(root, *own))["val"]
+    assert found.counts["images"] == 3
+    assert found.metrics["top1_error"] == pytest.approx(100 - 100 * right / 3)
+    expected = F.cross_entropy(logits, torch.arange(3)).item()
+    assert found.metrics["loss"] == pytest.approx(
+        expected, rel=1e-6 if loader == "torchvision" else 1e-3
+    )
+
+
+@pytest.mark.data
+def test_the_command_says_the_error(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(models.resnet50(num_classes=3).state_dict(), tmp_path / "resnet50.pth")
+    assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 0
+    assert capsys.readouterr().out.startswith("3 images: top-1 error ")
+    torch.save(models.resnet50().state_dict(), tmp_path / "resnet50.pth")
+    assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 2
+    assert "has not the weights of resnet50 for 3 classes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("group", "fields", "unknown"),
+    [
+        ("data", {"workload": "speech", "window": 35}, "data.workload=speech"),
+        ("strategy", {"name": "servers", "servers": 2}, "strategy.name=servers"),
+    ],
+)
+def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
+    group: str, fields: dict[str, object], unknown: str, tmp_path: Path
+) -> None:
+    """Its workload or strategy is named, and not a field that came with that."""
+    recipe = config.load_recipe(["+recipe=digits"])
+    saved = Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint()
+    changed = saved.recipe | {group: saved.recipe[group] | fields}
+    checkpoint.write(replace(saved, recipe=changed), tmp_path)
+    sentence = f"^{unknown} is unknown to this version of lsgd; go on with the version that wrote"
+    with pytest.raises(UsageError, match=sentence):
+        evaluate_checkpoint(tmp_path / checkpoint.FILE)
+
+
+def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
+    """With what DistributedDataParallel and torch.compile put before names, within a checkpoint."""
+    recipe = ["+recipe=digits", "device=cpu"]
+    model = open_workload(config.load_recipe(recipe), torch.device("cpu")).network()
+    plain = model.state_dict()
+    torch.save(plain, tmp_path / "plain.pth")
+    expected = evaluate_weights(tmp_path / "plain.pth", recipe)
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
+        named = {prefix + name: value for name, value in plain.items()}
+        torch.save({"epoch": 3, "state_dict": named}, tmp_path / "theirs.pth")
+        assert evaluate_weights(tmp_path / "theirs.pth", recipe) == expected
+    torch.save({"model": plain, "args": None}, tmp_path / "theirs.pth")
+    assert evaluate_weights(tmp_path / "theirs.pth", recipe) == expected
+    torch.save(plain | {"module.x": torch.zeros(2)}, tmp_path / "theirs.pth")
+    with pytest.raises(UsageError, match="has not the weights of small_resnet"):
+        evaluate_weights(tmp_path / "theirs.pth", recipe)
+
+
+def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.pth").write_bytes(b"<html>404</html>")
+    with pytest.raises(UsageError, match=r"page\.pth holds no weights .*; give a file"):
+        evaluate_weights(tmp_path / "page.pth", ["+recipe=bs256"])
+    (tmp_path / "text.pth").write_bytes(b"hello")  # a KeyError to pickle
+    with pytest.raises(UsageError, match=r"text\.pth holds no weights .*; give a file"):
+        evaluate_weights(tmp_path / "text.pth", ["+recipe=bs256"])
+    for values in ([1], {1: torch.zeros(2)}):
+        torch.save(values, tmp_path / "list.pth")
+        with pytest.raises(
+            UsageError, match=r"list\.pth holds no weights by their names; give a file"
+        ):
+            evaluate_weights(tmp_path / "list.pth", ["+recipe=bs256"])
+    torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
+    with pytest.raises(
+        UsageError, match=r"plain\.pth is damaged or no .* weights, add a recipe .*\+recipe="
+    ):
+        evaluate_checkpoint(tmp_path / "plain.pth")
+    torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(UsageError, match=r"is a checkpoint of lsgd, .*; leave out \+recipe="):
+        evaluate_weights(tmp_path / "checkpoint.pt", ["+recipe=bs256"])
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+def test_weights_are_read_without_running_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is it advised, by us or by a warning of torch."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(Malicious(), "new.pth")
+    torch.save(Malicious(), "old.pth", _use_new_zipfile_serialization=False)
+    Path("pickled.pth").write_bytes(pickle.dumps(Malicious()))
+    for name in ("new.pth", "old.pth", "pickled.pth"):
+        assert "could run a program" in usage_error(main, capsys, name, "+recipe=digits")
+    assert not Path("executed").exists()
+
+
+def test_a_word_that_would_make_another_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = Learner(config.load_recipe(["+recipe=digits"]), SingleComm(), torch.device("cpu"))
+    checkpoint.write(saved.checkpoint(), tmp_path)
+    path = str(tmp_path / checkpoint.FILE)
+    for word in ("model=resnet20", "data=fashion-mnist", "model.name=resnet20", "seed=5"):
+        assert f"{word} would make another run of {path}" in usage_error(main, capsys, path, word)
+    assert "this one was started alone; leave it out" in usage_error(
+        main, capsys, path, "comm=torch"
+    )
