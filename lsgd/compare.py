@@ -25,7 +25,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe.differences import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
-from lsgd.run.rows import PER_SECOND, Row
+from lsgd.run.rows import PER_SECOND, WAITS, Row
 from lsgd.tables import markdown_table
 
 LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm"}
@@ -106,7 +106,7 @@ def _is_not_compared(key: str) -> bool:
     """Return whether a metrics key depends on hardware or micro-batches and is not compared."""
     if key.removeprefix("train_") in NOISE_SCALE_KEYS:
         return True
-    return key in ("data_wait", "wire_bytes") or key.endswith(PER_SECOND)
+    return key in (*WAITS, "wire_bytes") or key.endswith(PER_SECOND)
 
 
 def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import local
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 # Not `import torch`: once comm/torch.py is imported, that name is the submodule here.
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from lsgd.comm.pair import ProcessPair
 
 T = TypeVar("T")
+
+
+class _WaitTime(local):
+    """The seconds that a thread has spent in calls of a communication library."""
+
+    seconds = 0.0
+
+
+_wait_time = _WaitTime()
 
 
 class Comm(Protocol):
@@ -208,8 +219,9 @@ def describe(comm: Comm, device: Device) -> str:
 
 
 @contextmanager
-def peer_errors(*errors: type[Exception]) -> Iterator[None]:
-    """Convert these errors of a communication library into PeerLostError (context manager)."""
+def communicating(*errors: type[Exception]) -> Iterator[None]:
+    """Time a call of a communication library, and convert these errors of it into PeerLostError."""
+    begin = perf_counter()
     try:
         yield
     except (OutOfMemoryError, AcceleratorError):
@@ -220,6 +232,17 @@ def peer_errors(*errors: type[Exception]) -> Iterator[None]:
             f"another process has left the job, or the network has ({why}); its own message says "
             "why, the checkpoint is intact, and the same words and run_dir resume it"
         ) from None
+    finally:
+        _wait_time.seconds += perf_counter() - begin
+
+
+def seconds_waited() -> float:
+    """Return the seconds that this thread has spent in calls of a communication library so far.
+
+    Between GPUs a wait for NCCL returns at once and blocks only the device, so it takes no time
+    here.
+    """
+    return _wait_time.seconds
 
 
 def all_reduce_(comm: Comm, tensor: Tensor) -> None:

@@ -19,7 +19,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
-from lsgd.comm import peer_errors
+from lsgd.comm import communicating
 from lsgd.errors import UsageError
 from lsgd.job.network import hostname, hostname_problem, list_interfaces
 
@@ -87,24 +87,24 @@ class HorovodComm:
 
     def start_all_reduce_(self, tensor: Tensor, name: str) -> Callable[[], None]:
         """Start an in-place all-reduce; Horovod matches the sums of all processes by `name`."""
-        with peer_errors(HorovodInternalError):
+        with communicating(HorovodInternalError):
             handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
 
         def wait() -> None:
-            with peer_errors(HorovodInternalError):
+            with communicating(HorovodInternalError):
                 hvd.synchronize(handle)
 
         return wait
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
-        with peer_errors(HorovodInternalError):
+        with communicating(HorovodInternalError):
             received: T = hvd.broadcast_object(value, root_rank=0, name="object")
         return received
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes, pickled; return them in rank order on all."""
-        with peer_errors(HorovodInternalError):
+        with communicating(HorovodInternalError):
             values: list[T] = hvd.allgather_object(value, name="objects")
         return values
 

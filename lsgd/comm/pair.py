@@ -15,7 +15,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     Work,
 )
 
-from lsgd.comm import Comm, peer_errors
+from lsgd.comm import Comm, communicating
 from lsgd.errors import PeerLostError
 
 PAUSE = 0.005
@@ -32,7 +32,7 @@ class ProcessPair:
 
     def __init__(self, store: Store, side: int, *, timeout: float, join_timeout: float) -> None:
         self.other, self.timeout = 1 - side, timedelta(seconds=timeout)
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             self.group: Any = ProcessGroupGloo(store, side, 2, timedelta(seconds=join_timeout))
 
     def start_send(self, tensor: Tensor) -> Callable[[], None]:
@@ -40,7 +40,7 @@ class ProcessPair:
 
         The returned function waits for the end.
         """
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             return partial(self._wait, self.group.send([tensor], self.other, 0))
 
     def send(self, tensor: Tensor) -> None:
@@ -52,12 +52,12 @@ class ProcessPair:
 
         Raises PeerLostError if the other process is lost, or sends nothing for `timeout` seconds.
         """
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             work = self.group.recv([tensor], self.other, 0)
         self._wait(work)
 
     def _wait(self, work: Work) -> None:
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             work.wait(self.timeout)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from lsgd.comm import peer_errors
+from lsgd.comm import communicating
 from lsgd.comm.pair import ProcessPair, open_pairs
 from lsgd.errors import UsageError
 from lsgd.job.launcher import Launch
@@ -87,26 +87,26 @@ class TorchComm:
 
         The returned function waits for it.
         """
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             work = dist.all_reduce(tensor, async_op=True)
         return partial(_wait, work)
 
     def start_send(self, tensor: Tensor, receiver: int, tag: int) -> Callable[[], None]:
         """Start sending a CPU tensor to another process over gloo."""
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             work = cast(dist.Work, dist.isend(tensor, receiver, tag=tag))
         return partial(_wait, work)
 
     def start_receive(self, tensor: Tensor, sender: int, tag: int) -> Callable[[], None]:
         """Start receiving a CPU tensor from another process over gloo, in place."""
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             work = cast(dist.Work, dist.irecv(tensor, sender, tag=tag))
         return partial(_wait, work)
 
     def broadcast_object(self, value: T) -> T:
         """Broadcast the value of process 0, pickled, and return it on every process."""
         values = [value]
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             # Over gloo on GPUs too: no wait for the device, and a lost process is noticed at once.
             dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
@@ -114,7 +114,7 @@ class TorchComm:
     def gather_objects(self, value: T) -> list[T]:
         """Gather the values of all processes, pickled; return them in rank order on all."""
         values: list[T | None] = [None] * self.world_size
-        with peer_errors(RuntimeError):
+        with communicating(RuntimeError):
             dist.all_gather_object(values, value)
         return cast(list[T], values)
 
@@ -126,7 +126,7 @@ class TorchComm:
 
 
 def _wait(work: dist.Work) -> None:
-    with peer_errors(RuntimeError):
+    with communicating(RuntimeError):
         work.wait()
 
 

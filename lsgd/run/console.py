@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from lsgd.rules.metric import MAIN_SET, METRICS, Metric
 from lsgd.run.remaining import duration
-from lsgd.run.rows import PER_SECOND, Row, speed_unit
+from lsgd.run.rows import PER_SECOND, WAITS, Row, speed_unit
 
 QUIET = 10.0
 """The seconds without output after which a line of progress is printed where there is no bar."""
@@ -46,14 +46,13 @@ class Console:
         Without a bar, a training row is a line too.
         """
         if kind == "train":
-            self._latest = (
-                f"lr {_shown(row, 'lr'):.4g}  loss {_shown(row, 'loss'):.3f}  {_speed(row)}"
-            )
+            values = f"lr {_shown(row, 'lr'):.4g}", f"loss {_shown(row, 'loss'):.3f}"
+            self._latest = "  ".join([*values, *_speed(row)])
             if self.bar.disable:
                 self._print_step(step, row["epoch"], self._latest)
             self._move_bar(step)
         if kind == "epoch":
-            self.print_text(f"epoch {row['epoch']}: {', '.join([*self._rates(row), _speed(row)])}")
+            self.print_text(f"epoch {row['epoch']}: {', '.join([*self._rates(row), *_speed(row)])}")
 
     def _rates(self, row: Row) -> Iterator[str]:
         """Yield, as text, the main metric of an epoch's row, then its other evaluation metrics."""
@@ -139,11 +138,17 @@ def _can_redraw(stream: TextIO) -> bool:
     return stream.isatty() or type(stream).__module__.startswith("ipykernel.")
 
 
-def _speed(row: Row) -> str:
+def _speed(row: Row) -> Iterator[str]:
+    """Yield, as text, the speed of a metrics.jsonl row and what share of its time was waiting."""
     counted = speed_unit(row)
     speed = _shown(row, counted + PER_SECOND)
-    # All steps of the epoch were made before the run was resumed.
-    return "no step timed" if math.isnan(speed) else f"{speed:.0f} {counted}/s"
+    if math.isnan(speed):  # all steps of the epoch were made before the run was resumed
+        yield "no step timed"
+        return
+    yield f"{speed:.0f} {counted}/s"
+    for key in WAITS:
+        if key in row:
+            yield f"{key.replace('_', ' ')} {100 * _shown(row, key):.0f} %"
 
 
 def _shown(row: Row, key: str) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import lsgd
-from lsgd.comm import Comm, describe
+from lsgd.comm import Comm, describe, seconds_waited
 from lsgd.errors import DivergedError, converting_disk_full
 from lsgd.files import AppendOnlyFile, atomic_write
 from lsgd.job.device import device_name, is_nvidia, preset
@@ -53,8 +53,8 @@ def row_callback(listener: Callable[[Row], object] | None) -> Iterator[None]:
         _listener.reset(before)
 
 
-MeterReading = tuple[MetricSumsState, float, float]
-"""The counts, the time and the total wait for data until then, both in seconds."""
+MeterReading = tuple[MetricSumsState, float, float, float]
+"""The counts, the time, and the total waits for data and for other processes, all in seconds."""
 
 
 class CountedNames(Protocol):
@@ -316,14 +316,18 @@ class Meter:
 
     def __init__(self, run: LoggedRun, counts: MetricSumsState, batches: TimedBatches) -> None:
         self.run, self.batches = run, batches
-        self.begin = self.last = (counts, time.perf_counter(), batches.waited)
+        self.begin = self.last = self._reading(counts)
+
+    def _reading(self, counts: MetricSumsState) -> MeterReading:
+        return counts, time.perf_counter(), self.batches.waited, seconds_waited()
 
     def read(self, counts: MetricSumsState) -> Row:
         """Return a training row's values since the last reading: loss, metric, speed, noise scale.
 
-        `data_wait` is the share of this process's time that was spent waiting for data.
+        `data_wait` is the share of this process's time that was spent waiting for data, and
+        `communication_wait`, of a job with several processes, that spent waiting for the others.
         """
-        before, self.last = self.last, (counts, time.perf_counter(), self.batches.waited)
+        before, self.last = self.last, self._reading(counts)
         seen = subtract_sums(counts, before[0])
         rates, metric = self.run.scores(seen).metrics, self.run.workload.metric.name
         # Non-finite outputs have no meaningful error rate.
@@ -332,8 +336,8 @@ class Meter:
         return own | self._speed(before, self.last)
 
     def read_epoch(self, counts: MetricSumsState) -> Row:
-        """Return the epoch's average speed, and the share of its time spent waiting for data."""
-        return self._speed(self.begin, (counts, time.perf_counter(), self.batches.waited))
+        """Return the epoch's average speed, and the shares of its time spent waiting."""
+        return self._speed(self.begin, self._reading(counts))
 
     def _speed(self, before: MeterReading, now: MeterReading) -> Row:
         seconds = now[1] - before[1]
@@ -341,7 +345,10 @@ class Meter:
         # A run preempted during an evaluation resumes with no step of the epoch left.
         speed = count / seconds if count else math.nan
         kind = self.run.workload.count_names[0]
-        return {f"{kind}{PER_SECOND}": speed, "data_wait": (now[2] - before[2]) / seconds}
+        row = {f"{kind}{PER_SECOND}": speed, "data_wait": (now[2] - before[2]) / seconds}
+        if self.run.comm.world_size > 1:
+            row["communication_wait"] = (now[3] - before[3]) / seconds
+        return row
 
 
 def _set_damaged_aside(path: Path) -> str:

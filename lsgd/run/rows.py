@@ -18,6 +18,8 @@ LONGEST = 2**20
 """The maximum bytes of a row; a longer line is not a row."""
 PER_SECOND = "_per_second"
 """The suffix of a speed's key, such as images_per_second."""
+WAITS = ("data_wait", "communication_wait")
+"""The keys of the shares of process 0's time that were spent waiting; the second with others."""
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -2,6 +2,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from lsgd.comm import (
     all_reduce_,
     broadcast_from_rank0,
     choose_library,
+    communicating,
     describe,
     joined,
     open_comm,
+    seconds_waited,
 )
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, PeerLostError, UsageError
@@ -372,6 +375,28 @@ def test_who_finds_the_others_gone_says_what_it_left_for(monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="another order") as refused, joined(CommSettings(), CPU):
         raise UsageError("saved in another order")
     assert refused.value.is_local
+
+
+def test_a_thread_counts_its_own_waits_also_those_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server's thread waits for pushes all the time, which costs no step."""
+    clock = iter([0.0, 100.0, 1.0, 3.0, 10.0, 15.0])
+    monkeypatch.setattr(lsgd.comm, "perf_counter", lambda: next(clock))
+
+    def wait() -> float:
+        before = seconds_waited()
+        with suppress(PeerLostError), communicating(RuntimeError):
+            raise RuntimeError("Connection closed by peer")
+        return seconds_waited() - before
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(wait).result() == 100
+    before = seconds_waited()
+    with communicating(RuntimeError):
+        pass
+    assert wait() == 5
+    assert seconds_waited() - before == 7
 
 
 def test_idle_gpus_and_cores_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lsgd.run import checkpoint
-from lsgd.run.rows import PER_SECOND, read_rows
+from lsgd.run.rows import PER_SECOND, WAITS, read_rows
 
 # 4 epochs of 5 steps, each with an evaluation of 2000 images.
 STEPS = 5
@@ -57,7 +57,7 @@ def assert_equal_rows(
     """
     assert theirs
     for one, other in zip(ours, theirs, strict=True):
-        for key in other.keys() - {"data_wait"}:
+        for key in other.keys() - set(WAITS):
             if key.endswith(PER_SECOND):
                 continue
             value = other[key]

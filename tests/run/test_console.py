@@ -33,7 +33,8 @@ def without(row: dict[str, Any], *beginnings: str) -> dict[str, Any]:
         (
             "top1_error",
             IMAGES,
-            "epoch 3: top-1 error 7.30 % (train 6.00 %), top-5 error 0.50 %, 2000 images/s",
+            "epoch 3: top-1 error 7.30 % (train 6.00 %), top-5 error 0.50 %, 2000 images/s, "
+            "data wait 10 %",
         ),
         (
             "top1_error",
@@ -43,12 +44,13 @@ def without(row: dict[str, Any], *beginnings: str) -> dict[str, Any]:
         (
             "perplexity",
             WORDS,
-            "epoch 3: perplexity 120.10 (train 110.00), test perplexity 118.20, 5000 tokens/s",
+            "epoch 3: perplexity 120.10 (train 110.00), test perplexity 118.20, 5000 tokens/s, "
+            "data wait 0 %",
         ),
         (
             "perplexity",
             without(WORDS, "val", "test"),
-            "epoch 3: not evaluated (train 110.00), 5000 tokens/s",
+            "epoch 3: not evaluated (train 110.00), 5000 tokens/s, data wait 0 %",
         ),
     ],
 )
@@ -64,6 +66,10 @@ def test_an_epoch_in_a_line(
     [
         ({"images_per_second": 100.4}, "lr 0.1  loss 1.250  100 images/s"),
         ({"tokens_per_second": 5000.0}, "lr 0.1  loss 1.250  5000 tokens/s"),
+        (
+            {"images_per_second": 9.0, "data_wait": 0.018, "communication_wait": 0.3},
+            "lr 0.1  loss 1.250  9 images/s  data wait 2 %  communication wait 30 %",
+        ),
         ({"loss": None, "images_per_second": None}, "lr 0.1  loss nan  no step timed"),
     ],
 )

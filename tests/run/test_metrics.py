@@ -290,6 +290,29 @@ def test_rates_are_of_the_time_since_the_last_reading(monkeypatch: pytest.Monkey
     assert timed.waited == 3.5
 
 
+def test_waits_for_other_processes_are_a_share_of_the_time_between_readings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A single process has no such column."""
+    clock, waited = [0.0], [5.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(metrics, "seconds_waited", lambda: waited[0])
+    counts = {"counts": torch.tensor([0, 0, 0]), "loss": torch.tensor(0.0)}
+    run = progress()
+    run.comm = SimpleNamespace(world_size=2)
+    meter = Meter(run, counts, TimedBatches(iter(())))
+    shares = []
+    for number, wait in enumerate((1.0, 3.0), 1):
+        clock[0] += 4
+        waited[0] += wait
+        seen = {"counts": torch.tensor([8, 0, 8]) * number, "loss": torch.tensor(1.0)}
+        shares.append(meter.read(seen)["communication_wait"])
+    assert shares == [0.25, 0.75]
+    assert meter.read_epoch(seen)["communication_wait"] == 0.5
+    run.comm = SingleComm()
+    assert "communication_wait" not in meter.read_epoch(seen)
+
+
 def test_progress_is_of_passes_and_its_time_of_the_whole_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
