@@ -252,6 +252,13 @@ def test_what_one_process_has_left_is_taken_over(
     assert_the_same_run(together / kind, alone(kind))
 
 
+def test_a_job_records_how_long_it_waits_for_other_processes(
+    alone: Callable[[str], Path], together: Path, kind: str
+) -> None:
+    assert 0 < rows(together / kind, "epoch")[-1]["communication_wait"] < 1
+    assert "communication_wait" not in rows(alone(kind), "epoch")[-1]
+
+
 def test_the_runs_learn_something(alone: Callable[[str], Path], kind: str) -> None:
     """Else nothing that is equal would say much."""
     first, last = rows(alone(kind), "epoch")
