@@ -341,7 +341,7 @@ def _facts(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _difference(result: Result) -> float | None:
     """Return the largest difference of TensorFlow's first losses to torch's.
 
-    Returns None if TensorFlow was not measured.
+    Returns None if no setting was measured with both.
     """
     losses = {
         (of["system"], of["padding"], of["batch"]): of["losses"]
@@ -350,7 +350,7 @@ def _difference(result: Result) -> float | None:
     differences = [
         abs(theirs - ours)
         for (system, *way), values in losses.items()
-        if system in LSTMS
+        if system in LSTMS and (EAGER, *way) in losses
         for theirs, ours in zip(values, losses[EAGER, *way], strict=True)
     ]
     return max(differences, default=None)

@@ -95,3 +95,15 @@ def test_torch_and_tensorflow_do_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         assert each["graphs"] == (each["system"] in padding.LSTMS)
     files = ["README.md", "padding.json", "padding.png", "padding.svg"]
     assert sorted(path.name for path in out.iterdir()) == files
+
+
+def test_losses_are_compared_where_both_systems_were_measured() -> None:
+    """One of them may have been refused for its memory."""
+    both = [(padding.EAGER, "batch", [1.0, 2.0]), (padding.KERAS, "batch", [1.0, 2.5])]
+    alone = [(padding.KERAS, "global", [7.0, 7.0])]
+    for measured, difference in ((both + alone, 0.5), (alone, None)):
+        candidates = {
+            str(number): {"system": system, "padding": way, "batch": 4, "losses": losses}
+            for number, (system, way, losses) in enumerate(measured)
+        }
+        assert padding._difference({"candidates": candidates}) == difference
