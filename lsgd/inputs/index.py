@@ -392,7 +392,11 @@ def _holds(shard: Path, row: Any) -> bool:
         member = TarInfo.frombuf(header, "utf-8", "surrogateescape")
     except TarError:
         return False
-    folder = os.fsdecode(row["path"]).split("/")[1]
+    path = os.fsdecode(row["path"])
+    folder = path.split("/")[1]
     # A long or non-ASCII name is in another header before this one.
     in_header = folder.isascii() and len(folder) < 50
-    return member.size == row["bytes"] and (not in_header or member.name.startswith(f"{folder}/"))
+    # The names in other tools' shards need not begin with the class.
+    name = member.name.removeprefix("./")
+    same = name.startswith(f"{folder}/") or f"/{name}" in path or not path.isascii()
+    return member.size == row["bytes"] and (not in_header or same)

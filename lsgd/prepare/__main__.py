@@ -15,6 +15,7 @@ from lsgd.prepare import (
     ptb,
     sst,
     tiny_imagenet,
+    webdataset,
 )
 
 
@@ -30,7 +31,7 @@ def prepare(argv: Sequence[str]) -> None:
     """
     parser = Parser("lsgd.prepare", __doc__)
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
-    for dataset in (folder, imagenet, tiny_imagenet, cifar10):
+    for dataset in (folder, webdataset, imagenet, tiny_imagenet, cifar10):
         dataset.add_parser(datasets)
     for published in (fashion_mnist, ptb, conll2003, sst):
         published.SET.add_parser(datasets)

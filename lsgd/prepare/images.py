@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from pathlib import Path
+from typing import BinaryIO, Literal, Protocol
 
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
@@ -46,8 +46,22 @@ MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 """The marker of a JPEG segment; in coded pixels 0xff is followed by 0 or a restart marker."""
 
 
+class ImageSource(Protocol):
+    """The bytes of an image and its name: a Path, or a member of a tar shard."""
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the image's name, such as .jpg."""
+
+    def open(self, mode: Literal["rb"], /) -> BinaryIO:
+        """Open the image for reading."""
+
+    def read_bytes(self) -> bytes:
+        """Return the whole content of the image."""
+
+
 @unlimited_image_size()
-def usable_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+def usable_size(path: ImageSource, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Return an image's stored width and height, or (0, 0) if not every loader can use it.
 
     Images of more than `max_pixels` pixels have (0, 0) too. The size is read from the header. Only
@@ -72,7 +86,7 @@ def usable_size(path: Path, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
 
 
 @unlimited_image_size()
-def image_problems(path: Path, max_pixels: int = MAX_PIXELS) -> list[tuple[str, str]]:
+def image_problems(path: ImageSource, max_pixels: int = MAX_PIXELS) -> list[tuple[str, str]]:
     """Decode an image; return its problems, each a key of FATAL or ODD with a detail.
 
     An image of more than `max_pixels` pixels is not decoded.
@@ -92,9 +106,9 @@ def image_problems(path: Path, max_pixels: int = MAX_PIXELS) -> list[tuple[str, 
             return [_broken(path, error)]
 
 
-def _decode(path: Path, max_pixels: int) -> list[tuple[str, str]]:
+def _decode(path: ImageSource, max_pixels: int) -> list[tuple[str, str]]:
     """Decode an image, and return its problems; raise PIL's error if PIL cannot decode it."""
-    with Image.open(path) as image:
+    with path.open("rb") as file, Image.open(file) as image:
         if image.width * image.height > max_pixels:
             size = f"{image.width} x {image.height} pixels"
             return [("too large", f"{size}, more than --max-pixels {max_pixels}")]
@@ -153,13 +167,13 @@ def _end_of_bmp(image: ImageFile) -> int:
     return offset + stride * image.height
 
 
-def _broken(path: Path, error: Exception) -> tuple[str, str]:
+def _broken(path: ImageSource, error: Exception) -> tuple[str, str]:
     """Return kind and detail of the problem with an image that raised this error in decoding."""
     kind = "truncated" if "runcated" in str(error) else "broken"
-    return kind, f"{path.stat().st_size} bytes, {error}"
+    return kind, f"{len(path.read_bytes())} bytes, {error}"
 
 
-def _unidentified(path: Path) -> tuple[str, str]:
+def _unidentified(path: ImageSource) -> tuple[str, str]:
     """Return kind and detail of the problem with a file whose format PIL does not recognize."""
     content = path.read_bytes()
     if not content:
@@ -169,7 +183,7 @@ def _unidentified(path: Path) -> tuple[str, str]:
     return "not an image", f"{len(content)} bytes, beginning with {content[:8]!r}"
 
 
-def _unreachable(path: Path, error: OSError) -> UsageError:
+def _unreachable(path: ImageSource, error: OSError) -> UsageError:
     """Return the UsageError for an image file that the disk cannot deliver."""
     # The disk is at fault, not the image.
     return UsageError(

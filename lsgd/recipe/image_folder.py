@@ -26,10 +26,13 @@ def prepare_command(dataset: str, root: Path, index: Path | None = None) -> str:
     The index is built in `index` if given, or else in the folder of the dataset.
     """
     arguments = ["python", "-m", "lsgd.prepare", dataset, str(root)]
-    if any(root.glob("[!.]*.tar")) and not (root / "train").exists():
+    if (root / "shards.json").exists():
         # Only the imagenet command writes shards.
         arguments[3:] = ["imagenet", "FOLDER_OF_THE_IMAGES", "--shards", str(root)]
-    elif index and index != root:
+        return shlex.join(arguments)
+    if any(root.glob("[!.]*.tar")) and not (root / "train").exists():
+        arguments[3] = "index"
+    if index and index != root:
         arguments += ["--index", str(index)]
     return shlex.join(arguments)
 

@@ -66,19 +66,22 @@ def test_commands_that_texts_name_exist_with_their_options() -> None:
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("shards", [False, True])
-def test_what_prepares_a_dataset_exists(dataset: str, shards: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", ["none", "own", "of another tool"])
+def test_what_prepares_a_dataset_exists(dataset: str, shards: str, tmp_path: Path) -> None:
     root = tmp_path / "my images"
     root.mkdir()
-    if shards:
+    if shards != "none":
         (root / "train-000000.tar").touch()
+    if shards == "own":
+        (root / "shards.json").touch()
     advised = prepare_command(
         dataset, root, tmp_path / "index" if dataset in DATASETS[:2] else None
     )
     python, _, module, *words = shlex.split(advised)
     assert (python, module) == ("python", "lsgd.prepare")
     options = {word for word in words if word.startswith("--")}
-    assert options == ({"--shards"} if shards else {"--index"} & {*words})
+    assert options == ({"--shards"} if shards == "own" else {"--index"} & {*words})
+    assert (words[0] == "index") == (shards == "of another tool")
     assert all(option in help_of("prepare", words[0]) for option in options)
     assert str(root) in words
 

@@ -1,0 +1,411 @@
+"""Index tar shards in WebDataset's format that another tool wrote; they stay as they are."""
+
+import argparse
+import io
+import os
+import re
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
+
+from lsgd import paths
+from lsgd.errors import UsageError
+from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_index
+from lsgd.job.command import Parser
+from lsgd.job.system import usable_cores
+from lsgd.prepare.folder import overrides_for_size
+from lsgd.prepare.images import FATAL, image_problems, usable_size
+from lsgd.prepare.journal import FolderFindings, Journal
+from lsgd.prepare.max_pixels import add_max_pixels
+from lsgd.prepare.process_pool import in_parallel
+from lsgd.prepare.shell_overrides import shell_override
+from lsgd.untrusted_files import open_regular, parse_json
+
+HELP = "tar shards of another tool, in WebDataset's format: read once, index"
+
+EPILOG = """\
+A shard's name or folder says what it is for: train-000000.tar, val/000000.tar (also valid,
+validation, test); --train and --val say it for other names. The files of an example follow each
+other and have one name before the first dot: 000123.jpg, 000123.cls. Its class is the number in
+.cls, the "label" or "cls" of .json, or else the folder: n01440764/000123.jpg.
+
+examples:
+  python -m lsgd.prepare index /data/imagenet-wds
+  python -m lsgd.prepare index /mnt/bucket/flowers --index ~/flowers-index    (read-only)
+  python -m lsgd.prepare index /data/own --train 'a-*.tar' --val 'b-*.tar'
+"""
+
+DEFAULT_PATTERNS = {"train": "train", "val": "val|valid|validation|test"}
+"""The words by which the path of a shard names its split, as a regular expression."""
+CLASS_KEYS = ("label", "cls")
+"""The keys of an example's JSON file that may hold its class number."""
+MAX_CLASS_FILE = 2**20
+"""The largest size in bytes of a file that is read for a class."""
+
+
+class ShardImage(NamedTuple):
+    """An image in a tar shard, as the index needs it."""
+
+    name: str
+    """The name of the tar member."""
+    offset: int
+    """The position of the image's bytes in the shard."""
+    length: int
+    label: int | None
+    """The class number that the shard gives, or None if the folder in the name is the class."""
+    size: tuple[int, int]
+    """The width and height in pixels, or (0, 0) if the image is unusable."""
+    problem: str
+    """The reason why the image is unusable, or an empty string."""
+
+
+class ShardMember:
+    """An image's bytes with the ending of its name, where an image file is expected."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self.suffix, self.content = os.path.splitext(name)[1], content
+
+    def open(self, mode: str, /) -> BinaryIO:
+        """Open the image for reading."""
+        return io.BytesIO(self.content)
+
+    def read_bytes(self) -> bytes:
+        """Return the whole content of the image."""
+        return self.content
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
+    """Add the command that indexes the tar shards of another tool to the command line."""
+    parser = subparsers.add_parser("index", help=HELP, text=f"{__doc__}\n\n{EPILOG}")
+    parser.add_argument(
+        "root", type=paths.parse_path, metavar="SHARDS", help="folder of the tar shards"
+    )
+    for split, what in (("train", "train on"), ("val", "evaluate on")):
+        parser.add_argument(
+            f"--{split}", metavar="PATTERN", help=f"shards to {what}, relative to SHARDS"
+        )
+    parser.add_argument(
+        "--index",
+        type=paths.parse_path,
+        metavar="FOLDER",
+        help="where the indexes go (default: SHARDS)",
+    )
+    add_max_pixels(parser)
+    parser.set_defaults(command=prepare)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Index the tar shards of a folder, and print the command that trains on them.
+
+    Raises UsageError, in one sentence, for all problems that would stop a run.
+    """
+    from lsgd.prepare.fetch import locked_folder
+
+    root, index = options.root, options.index or options.root
+    shards = find_shards(root, {"train": options.train, "val": options.val})
+    if index.exists() and not (index.is_dir() and os.access(index, os.W_OK)):
+        raise UsageError(f"{index} cannot be written; give --index FOLDER for the indexes")
+    with locked_folder(index):
+        counts = index_shards(
+            root, index, shards, processes=len(usable_cores()), max_pixels=options.max_pixels
+        )
+    print(
+        f"{counts['classes']:,} classes, {counts['train']:,} images in train and "
+        f"{counts['val']:,} in val, indexed"
+    )
+    overrides = [shell_override("data.root", root)]
+    if options.index:
+        overrides.append(shell_override("data.index", options.index))
+    overrides += overrides_for_size(counts["train"])
+    print(f"ready: python -m lsgd.train recipe=bs256 data=folder {' '.join(overrides)}")
+
+
+def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[str]]:
+    """Return the paths of each split's shards relative to the root, sorted.
+
+    A split without a pattern has the shards whose path names it. Raises UsageError if a split has
+    none, if both have one, and for compressed shards.
+    """
+    if not root.is_dir():
+        raise UsageError(f"{root} is no folder; give the one with the tar shards")
+    found: dict[str, list[str]] = {}
+    for split, pattern in patterns.items():
+        if pattern is None:
+            words = rf"(?<![a-z])({DEFAULT_PATTERNS[split]})(?![a-z])"
+            tars = (path.relative_to(root) for path in root.rglob("[!.]*.tar"))
+            found[split] = sorted(str(tar) for tar in tars if re.search(words, str(tar), re.I))
+        elif os.path.isabs(pattern) or ".." in Path(pattern).parts:
+            raise UsageError(f"--{split} {pattern} must be relative to {root}, and below it")
+        else:
+            found[split] = sorted(str(path.relative_to(root)) for path in root.glob(pattern))
+        if not found[split]:
+            if packed := sorted(root.rglob("*.tar.*")):
+                raise UsageError(
+                    f"{packed[0]} is compressed, and images are read at their place in a shard; "
+                    "unpack the shards to .tar (the images in them are compressed already)"
+                )
+            raise UsageError(
+                f"{root} has no shards {pattern or f'named {split}-….tar or {split}/….tar'}; "
+                f"give --{split} PATTERN, such as '{split}-*.tar'"
+            )
+    if both := sorted(set(found["train"]) & set(found["val"])):
+        raise UsageError(
+            f"{both[0]} would be in train and in val; give --train and --val patterns that have "
+            "no shard in common"
+        )
+    return found
+
+
+def index_shards(
+    root: Path, index: Path, shards: dict[str, list[str]], *, processes: int, max_pixels: int
+) -> dict[str, int]:
+    """Write the indexes of both splits' shards; return the numbers of classes and of images.
+
+    Images that not every loader reads, or that have more than `max_pixels` pixels, are skipped with
+    a warning. A journal lets a killed command resume: a shard that was read completely and has not
+    changed is not read again.
+    """
+    index.mkdir(parents=True, exist_ok=True)
+    journals = {split: Journal(index / f"{split}.shards.jsonl") for split in shards}
+    begun = {}
+    images: dict[str, list[tuple[str, ShardImage]]] = {}
+    for split, names in shards.items():
+        journal, start = journals[split], time.time()
+        tasks = [(root, name, journal.findings.get(name), max_pixels) for name in names]
+        for findings in in_parallel(
+            _read_shard, tasks, processes=processes, what=f"shards of {split}"
+        ):
+            journal.add(findings)
+        read = [journal.findings[name] for name in names]
+        begun[split] = min([start, *(each.begun for each in read)])
+        images[split] = [(each.folder, image) for each in read for image in _images(each)]
+    usable = {split: _without_unusable(root, split, own) for split, own in images.items()}
+    class_names = _class_names(root, usable)
+    for split, own in usable.items():
+        file = write_index(index, split, _rows(split, own, class_names))
+        # A shard that changed after the scan began must be newer than the index.
+        os.utime(file, (begun[split], begun[split]))
+        journals[split].remove()
+    return {"classes": len(class_names)} | {split: len(own) for split, own in usable.items()}
+
+
+def _read_shard(
+    root: Path, shard: str, earlier: FolderFindings | None, max_pixels: int
+) -> FolderFindings:
+    """Read a tar shard once from beginning to end; return its images as findings by member name.
+
+    The entry with an empty name has the length of the shard itself.
+    """
+    path, begun = root / shard, time.time()
+    files: dict[str, tuple[int, Any]] = {}
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            changed = max(status.st_mtime, status.st_ctime)
+            if earlier and earlier.files[""][0] == status.st_size and changed < earlier.begun:
+                return earlier
+            files[""] = status.st_size, None
+            with tarfile.open(fileobj=file, mode="r|", bufsize=2**20) as tar:
+                for image in _examples(tar, path, max_pixels):
+                    if image.name in files:
+                        raise UsageError(f"{path} has two members {image.name}; write it anew")
+                    files[image.name] = image.length, image[1:]
+    except (tarfile.TarError, EOFError) as error:
+        raise UsageError(f"{path} is cut short or no tar ({error}); copy it again") from None
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror or error}); the same command resumes there"
+        ) from None
+    return FolderFindings(shard, begun, files)
+
+
+def _images(findings: FolderFindings) -> Iterator[ShardImage]:
+    """Yield the images of a shard from its findings, which may have been stored as JSON."""
+    for name, (_, values) in findings.files.items():
+        if name:
+            offset, length, label, size, problem = values
+            yield ShardImage(name, offset, length, label, tuple(size), problem)
+
+
+def _examples(tar: tarfile.TarFile, shard: Path, max_pixels: int) -> Iterator[ShardImage]:
+    """Yield the image of each example in a tar file that is read in order."""
+    members = (member for member in tar if member.isreg())
+    for _, files in groupby(members, key=lambda member: _key_and_kind(member.name)[0]):
+        image: tuple[tarfile.TarInfo, bytes] | None = None
+        label: int | None = None
+        first = None
+        for member in files:
+            first = first or member
+            _, kind = _key_and_kind(member.name)
+            if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES:
+                # Of several pictures, such as jpg and mask.png, the one with the shortest name
+                # is the image.
+                if image is None or len(member.name) < len(image[0].name):
+                    image = member, _content(tar, member, MAX_FILE_BYTES)
+            elif kind in ("cls", "json"):
+                content = _content(tar, member, MAX_CLASS_FILE)
+                number = _class_number(kind, content, f"{shard}:{member.name}")
+                label = number if label is None else label
+        assert first is not None
+        if image is None:
+            yield ShardImage(first.name, 0, 0, label, (0, 0), "an example without an image")
+            continue
+        member, content = image
+        parts = PurePosixPath(member.name).parts
+        if ".." in parts or parts[0] == "/":
+            raise UsageError(f"{shard} has a member {member.name!r}, outside of it; write it anew")
+        source = ShardMember(member.name, content)
+        size = usable_size(source, max_pixels) if content else (0, 0)
+        problem = "" if size != (0, 0) else _problem(source, member, max_pixels)
+        yield ShardImage(member.name, member.offset_data, member.size, label, size, problem)
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
+    """Return the bytes of a tar member; an empty string if there are more than `most`."""
+    file = tar.extractfile(member) if member.size <= most else None
+    return file.read() if file else b""
+
+
+def _key_and_kind(name: str) -> tuple[str, str]:
+    """Split a member's name into WebDataset's key, with the folder, and the kind of file.
+
+    >>> _key_and_kind("n01/a.7.JPG")
+    ('n01/a', '7.jpg')
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, _, kind = file.partition(".")
+    return folder + slash + stem, kind.lower()
+
+
+def _class_number(kind: str, content: bytes, where: str) -> int | None:
+    """Return the class number in a .cls or .json file; None for JSON without one."""
+    try:
+        value = parse_json(content)
+    except ValueError:
+        value = None
+    if kind == "json":
+        if not isinstance(value, dict):
+            return None
+        value = next((value[key] for key in CLASS_KEYS if key in value), None)
+        if value is None:
+            return None
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise UsageError(f"{where} holds {content[:40]!r}, and no class number from 0 on")
+    return value
+
+
+def _problem(source: ShardMember, member: tarfile.TarInfo, max_pixels: int) -> str:
+    """Return why not every loader can use an image."""
+    if member.size > MAX_FILE_BYTES:
+        return f"larger than {MAX_FILE_BYTES} bytes"
+    kinds = [
+        f"{kind}: {detail}" for kind, detail in image_problems(source, max_pixels) if kind in FATAL
+    ]
+    return kinds[0] if kinds else "no image"
+
+
+def _without_unusable(
+    root: Path, split: str, images: list[tuple[str, ShardImage]]
+) -> list[tuple[str, ShardImage]]:
+    """Return the images of a split that can be used; print a warning that names the others."""
+    unusable = [
+        f"{shard}:{image.name}, {image.problem}" for shard, image in images if image.problem
+    ]
+    if unusable:
+        more = " …" if len(unusable) > 3 else ""
+        print(
+            f"warning: {len(unusable):,} of {split} skipped ({'; '.join(unusable[:3])}{more})",
+            flush=True,
+        )
+    left = [(shard, image) for shard, image in images if not image.problem]
+    if not left:
+        raise UsageError(f"{root} has no image in the shards of {split}; give others")
+    return left
+
+
+def _folder(name: str) -> str:
+    return PurePosixPath(name).parent.name
+
+
+def _class_names(
+    root: Path, images: dict[str, list[tuple[str, ShardImage]]]
+) -> dict[int | str, tuple[int, str]]:
+    """Return the label and name of each class, by the number or folder that the shards give.
+
+    A class that has a number is named by its folder if each has one of its own, else by its number.
+    Raises UsageError unless both splits have the same classes, numbered from 0 without a gap.
+    """
+    found = {
+        split: {(image.label, _folder(image.name)): f"{shard}:{image.name}" for shard, image in own}
+        for split, own in images.items()
+    }
+    pairs = found["train"] | found["val"]
+    unnumbered = [place for (label, _), place in pairs.items() if label is None]
+    if unnumbered and len(unnumbered) < len(pairs):
+        raise UsageError(
+            f"{root / unnumbered[0]} has no class number and other images have one; give every "
+            "image a .cls or a label in .json, or none"
+        )
+    if unnumbered:
+        if "" in {folder for _, folder in pairs}:
+            raise UsageError(
+                f"{root / unnumbered[0]} has no class: neither a .cls, a label in .json nor a "
+                "folder in its name; write the shards with one of them"
+            )
+        names = sorted({folder for _, folder in pairs})
+        classes: dict[int | str, tuple[int, str]] = {
+            name: (label, name) for label, name in enumerate(names)
+        }
+    else:
+        numbers = sorted({label for label, _ in pairs if label is not None})
+        if numbers != list(range(len(numbers))):
+            gap = min(set(range(len(numbers))) - set(numbers))
+            raise UsageError(
+                f"{root} has classes up to {numbers[-1]} and no image of class {gap}; number the "
+                "classes of the shards from 0 without a gap"
+            )
+        folders = {folder for _, folder in pairs} - {""}
+        own_folders = len(folders) == len(pairs) == len(numbers)
+        width = len(str(numbers[-1]))
+        classes = {
+            label: (label, folder if own_folders else f"{label:0{width}}")
+            for label, folder in pairs
+            if label is not None
+        }
+    for split, other in (("train", "val"), ("val", "train")):
+        ours, theirs = (
+            {label if label is not None else folder for label, folder in found[each]}
+            for each in (split, other)
+        )
+        if alone := sorted(ours - theirs, key=str):
+            raise UsageError(
+                f"class {alone[0]} of {root} is only in {split} and not in {other}; give --{other} "
+                "shards with all classes"
+            )
+    return classes
+
+
+def _rows(
+    split: str,
+    images: list[tuple[str, ShardImage]],
+    classes: dict[int | str, tuple[int, str]],
+) -> Iterator[IndexRow]:
+    """Yield the rows of a split's index, whose paths are SPLIT/CLASS/NAME.
+
+    Where shards repeat names, the shard's own name comes between.
+    """
+    paths_and_images = []
+    for shard, image in images:
+        label, name = classes[image.label if image.label is not None else _folder(image.name)]
+        tail = image.name.removeprefix("./").removeprefix(f"{name}/")
+        paths_and_images.append((shard, image, label, name, tail))
+    repeated = Counter((name, tail) for _, _, _, name, tail in paths_and_images)
+    inserted = max(repeated.values()) > 1
+    for shard, image, label, name, tail in paths_and_images:
+        between = f"{shard.removesuffix('.tar')}/" if inserted else ""
+        path = os.fsencode(f"{split}/{name}/{between}{tail}")
+        yield path, os.fsencode(shard), image.offset, image.length, label, *image.size

@@ -1,0 +1,250 @@
+"""Shards that another tool wrote are indexed as they are."""
+
+import io
+import json
+import os
+import shlex
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lsgd.config import load_recipe
+from lsgd.errors import UsageError
+from lsgd.inputs.index import ImageIndex, open_indexes
+from lsgd.prepare import webdataset
+from lsgd.prepare.__main__ import main, prepare
+from lsgd.prepare.indexing import index_folder
+from lsgd.prepare.shards import write_shards
+from lsgd.recipe import Data
+from lsgd.run.rows import read_rows
+from lsgd.train import train
+
+
+def jpeg(number: int, side: int = 12) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side + number), (10 * number, 5, 5)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def both(folder: Path, members: dict[str, bytes]) -> Path:
+    """A folder whose train and val have a shard with these members each."""
+    for split in ("train", "val"):
+        write_tar(folder / f"{split}-0.tar", members)
+    return folder
+
+
+def paths(folder: Path, split: str = "train") -> dict[str, int]:
+    rows = ImageIndex(folder, folder / f"{split}.index.npy").rows
+    return {os.fsdecode(row["path"]): int(row["label"]) for row in rows}
+
+
+def test_shards_of_lsgd_get_the_index_that_they_had(tmp_path: Path) -> None:
+    """Names too long for a plain header, and with dots, among them."""
+    for split, each in (("train", 5), ("val", 2)):
+        for name in ("n01", "n02"):
+            (tmp_path / f"root/{split}/{name}").mkdir(parents=True)
+            for number in range(each):
+                file = f"a.{number}.jpg" if number % 2 else f"{'long' * 40}{number}.jpg"
+                (tmp_path / f"root/{split}/{name}/{name}{file}").write_bytes(jpeg(number))
+    index_folder(tmp_path / "root")
+    folder = tmp_path / "shards"
+    write_shards(tmp_path / "root", tmp_path / "root", folder, megabytes=1, processes=1)
+    expected = {each: np.load(folder / f"{each}.index.npy") for each in ("train", "val")}
+    prepare(["index", str(folder), "--index", str(tmp_path / "again")])
+    for split, rows in expected.items():
+        again = np.load(tmp_path / f"again/{split}.index.npy")
+        for column in ("shard", "offset", "bytes", "label", "width", "height"):
+            assert (np.sort(again[column]) == np.sort(rows[column])).all(), column
+        # Dots within a name became underscores in the shards.
+        names = [path.replace(b"a.", b"a_") for path in rows["path"].tolist()]
+        assert sorted(again["path"].tolist()) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (  # numbers alone: the class is named by them
+            {"1.jpg": jpeg(1), "1.cls": b"1", "0.jpg": jpeg(0), "0.cls": b"0\n"},
+            {"train/0/0.jpg": 0, "train/1/1.jpg": 1},
+        ),
+        (  # the class stands before the image, and other files of the example are passed over
+            {"a.json": b'{"label": 0}', "a.txt": b"a dog", "a.png.jpg": jpeg(1), "a.mask.jpg": b""},
+            {"train/0/a.png.jpg": 0},
+        ),
+        (  # folders alone
+            {"./dog/1.jpg": jpeg(1), "./cat/1.jpeg": jpeg(2)},
+            {"train/cat/1.jpeg": 0, "train/dog/1.jpg": 1},
+        ),
+        (  # numbers of which each has a folder, in another order than their names
+            {"b/1.jpg": jpeg(1), "b/1.cls": b"0", "a/1.jpg": jpeg(2), "a/1.cls": b"1"},
+            {"train/b/1.jpg": 0, "train/a/1.jpg": 1},
+        ),
+        (  # folders that are no classes
+            {"x/1.jpg": jpeg(1), "x/1.cls": b"0", "x/2.jpg": jpeg(2), "x/2.cls": b"1"},
+            {"train/0/x/1.jpg": 0, "train/1/x/2.jpg": 1},
+        ),
+    ],
+)
+def test_where_a_class_is_named(
+    members: dict[str, bytes], expected: dict[str, int], tmp_path: Path
+) -> None:
+    folder = both(tmp_path / "shards", members)
+    prepare(["index", str(folder)])
+    assert paths(folder) == expected
+    index = ImageIndex(folder, folder / "train.index.npy")
+    assert {index.read(i) for i in range(len(index))} == {
+        content for name, content in members.items() if name.endswith(("jpg", "jpeg")) and content
+    }
+
+
+def test_a_run_opens_what_was_indexed_and_notices_another_shard(tmp_path: Path) -> None:
+    """Also where shards repeat their names, and lie below folders."""
+    root, index = tmp_path / "shards", tmp_path / "index"
+    for number in range(4):
+        split = "training/train" if number < 3 else "validation"
+        members = {"0.jpg": jpeg(number), "0.cls": b"0", "1.jpg": jpeg(number + 4), "1.cls": b"1"}
+        write_tar(root / f"{split}/{number}.tar", members)
+    prepare(["index", str(root), "--index", str(index)])
+    assert sorted(path.name for path in index.iterdir() if path.name[0] != ".") == [
+        "train.index.npy", "val.index.npy",
+    ]  # fmt: skip
+    assert not list(root.glob("*.npy"))
+    data = Data(
+        name="folder", root=str(root), index=str(index), classes=2, train_examples=6, val_examples=2
+    )
+    train, _ = open_indexes(data, root)
+    assert train.paths(np.arange(2)) == [
+        b"train/0/training/train/0/0.jpg", b"train/0/training/train/1/0.jpg",
+    ]  # fmt: skip
+    assert train.read(1) == jpeg(1)
+    other = {"7.jpg": jpeg(0), "7.cls": b"0", "8.jpg": jpeg(4), "8.cls": b"1"}
+    write_tar(root / "training/train/0.tar", other)
+    with pytest.raises(UsageError, match=r"0\.tar holds other images"):
+        open_indexes(data, root)
+
+
+def test_only_shards_that_changed_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a command that a broken shard has ended."""
+    members = {"1.jpg": jpeg(1), "1.cls": b"0"}
+    folder = both(tmp_path / "shards", members)
+    write_tar(folder / "train-1.tar", {"2.jpg": jpeg(2), "2.cls": b"0"})
+    whole = (folder / "val-0.tar").read_bytes()
+    (folder / "val-0.tar").write_bytes(whole[:700])
+    monkeypatch.setattr(webdataset, "usable_cores", lambda: [0])
+    command = ["index", str(folder)]
+    with pytest.raises(UsageError, match=r"val-0\.tar is cut short or no tar"):
+        prepare(command)
+    (folder / "val-0.tar").write_bytes(whole)
+    read = []
+    original = webdataset._examples
+    monkeypatch.setattr(
+        webdataset, "_examples", lambda tar, *rest: read.append(tar.name) or original(tar, *rest)
+    )
+    prepare(command)
+    assert len(read) == 1
+    assert paths(folder) == {"train/0/1.jpg": 0, "train/0/2.jpg": 0}
+
+
+def test_what_cannot_be_used_is_named_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = {
+        "good.jpg": jpeg(1), "good.cls": b"0", "cut.jpg": jpeg(2)[:-9], "cut.cls": b"0",
+        "large.jpg": jpeg(3, side=90), "large.cls": b"0", "none.cls": b"0", "empty.jpg": b"",
+        "empty.cls": b"0",
+    }  # fmt: skip
+    folder = both(tmp_path / "shards", members)
+    prepare(["index", str(folder), "--max-pixels", "8000"])
+    assert paths(folder) == {"train/0/good.jpg": 0}
+    warning = capsys.readouterr().out.splitlines()[0]
+    assert warning.startswith("warning: 4 of train skipped (train-0.tar:cut.jpg, truncated")
+    assert "train-0.tar:none.cls, an example without an image" in warning
+
+
+@pytest.mark.parametrize(
+    ("members", "refusal"),
+    [
+        ({"1.jpg": jpeg(1)}, "has no class"),
+        ({"1.jpg": jpeg(1), "1.cls": b"cat"}, r"1\.cls holds b'cat', and no class number"),
+        ({"1.jpg": jpeg(1), "1.json": b'{"label": true}'}, "no class number"),
+        ({"1.jpg": jpeg(1), "1.json": b"[" * 100_000}, "has no class"),
+        ({"1.jpg": jpeg(1), "1.cls": b"0", "2.jpg": jpeg(1)}, "has no class number and other"),
+        ({"1.jpg": jpeg(1), "1.cls": b"1"}, "no image of class 0"),
+        ({"../1.jpg": jpeg(1), "../1.cls": b"0"}, "outside of it"),
+        ({"/etc/1.jpg": jpeg(1), "/etc/1.cls": b"0"}, "outside of it"),
+        ({"1.cls": b"0"}, "no image in the shards of train"),
+    ],
+)
+def test_refused(members: dict[str, bytes], refusal: str, tmp_path: Path) -> None:
+    folder = both(tmp_path / "shards", members)
+    with pytest.raises(UsageError, match=refusal):
+        prepare(["index", str(folder)])
+    assert not list(folder.glob("*.npy"))
+
+
+def test_classes_of_one_split_alone_are_refused(tmp_path: Path) -> None:
+    folder = both(tmp_path / "shards", {"1.jpg": jpeg(1), "1.cls": b"0"})
+    write_tar(folder / "train-1.tar", {"2.jpg": jpeg(2), "2.cls": b"1"})
+    with pytest.raises(UsageError, match=r"class 1 of .* is only in train and not in val"):
+        prepare(["index", str(folder)])
+
+
+def test_the_shards_of_a_split(tmp_path: Path) -> None:
+    for name in ("a-1.tar", "b-1.tar", "train/1.tar.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(train: str | None = None, val: str | None = None) -> dict[str, list[str]]:
+        return webdataset.find_shards(tmp_path, {"train": train, "val": val})
+
+    assert found("a-*.tar", "b-*.tar") == {"train": ["a-1.tar"], "val": ["b-1.tar"]}
+    for patterns, refusal in (
+        ((), r"1\.tar\.gz is compressed"),
+        (("*.tar", "b-*.tar"), r"b-1\.tar would be in train and in val"),
+        (("/etc/*", None), "must be relative to"),
+        (("../*", None), "must be relative to"),
+    ):
+        with pytest.raises(UsageError, match=refusal):
+            found(*patterns)
+    (tmp_path / "train/1.tar.gz").unlink()
+    with pytest.raises(UsageError, match=r"no shards named train-….tar"):
+        found()
+    # Of a word within a word, as of "constrained", no split is known.
+    (tmp_path / "constrained-1.tar").touch()
+    with pytest.raises(UsageError, match="no shards"):
+        found()
+
+
+def test_a_run_on_shards_of_another_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the overrides of the command's last line."""
+    members: dict[str, bytes] = {}
+    for number in range(8):
+        label = json.dumps({"label": number % 2, "caption": "a dog"})
+        members |= {f"{number}.jpg": jpeg(number), f"{number}.json": label.encode()}
+    folder = both(tmp_path / "my shards", members)
+    assert main(["index", str(folder)]) == 0
+    ready = capsys.readouterr().out.splitlines()[-1]
+    assert ready.startswith("ready: python -m lsgd.train recipe=bs256 data=folder ")
+    _, *overrides = shlex.split(ready.partition("lsgd.train ")[2])
+    small = ["model=small_resnet", "data.image_size=8", "epochs=1", "schedule.milestones=[]"]
+    small += ["schedule.warmup=none", "inputs.decoders=0", "device=cpu"]
+    run = tmp_path / "run"
+    train(load_recipe(["+recipe=bs256", *overrides, *small, f"run_dir={run}"]))
+    last = read_rows(run / "metrics.jsonl")[-1]
+    assert (last["kind"], last["epoch"]) == ("epoch", 1)
