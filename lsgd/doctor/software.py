@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from lsgd import installation
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
 from lsgd.job.children import run_with_limit, telling_line
 
 OLDEST_PYTHON = (3, 11)

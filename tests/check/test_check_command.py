@@ -19,7 +19,7 @@ from lsgd import check, config, models, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.errors import UsageError
 from lsgd.inputs import decoder
-from lsgd.inputs.normalise import Normalise
+from lsgd.inputs.pixels import Normalise
 from lsgd.learner import Learner
 from lsgd.rules import augmentation, batchnorm, optim, sampler, schedule
 from lsgd.strategy import StepTask, allreduce, reducer

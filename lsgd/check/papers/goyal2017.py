@@ -1,5 +1,7 @@
 """Rules of Goyal et al. 2017 and of fb.resnet.torch, which section 5.1 cites ("as in [12]")."""
 
+from dataclasses import replace
+
 from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
 from lsgd.check.learning_rate import RunLength, Warmup
 from lsgd.check.observation import Rule
@@ -134,3 +136,15 @@ RULES = {
         lambda run: run == "median top-1 error of the last 5 epochs",
     ),
 }
+
+COMMON_NAMES = (
+    "normalisation", "other_gammas", "lr_of_a_step", "gradient", "batchnorm", "tail", "shuffling",
+    "seed", "evaluation", "averaging",
+)  # fmt: skip
+COMMON_RULES = {name: replace(RULES[name], section="any") for name in COMMON_NAMES}
+"""The rules of Goyal et al. 2017 that hold for any source."""
+
+
+def rules_for_section(section: str, *names: str) -> dict[str, Rule]:
+    """Return the named rules of Goyal et al. 2017 as rules of a section of another source."""
+    return {name: replace(RULES[name], section=section) for name in names}
