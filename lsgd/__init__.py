@@ -8,10 +8,9 @@ __version__ = "0.1.0"
 if sys.argv[:1] == ["-m"]:
     # Python warns if a module that it is about to run is imported here; none of these is a command.
     from lsgd.early_replies import reply_early
-    from lsgd.job.garbage import defer_gc
     from lsgd.job.interrupt import exit_on_interrupt
     from lsgd.job.parent import note_parent
-    from lsgd.job.starting import prepare_for_torch
+    from lsgd.job.starting import defer_gc, prepare_for_torch
 
     defer_gc()
     exit_on_interrupt()

@@ -9,9 +9,8 @@ from typing import NoReturn
 from lsgd import early_replies
 from lsgd.errors import UsageError
 from lsgd.job.command import run_alone
-from lsgd.job.garbage import defer_gc
 from lsgd.job.interrupt import exit_on_interrupt
-from lsgd.job.starting import prepare_for_torch
+from lsgd.job.starting import defer_gc, prepare_for_torch
 from lsgd.paths import recipe_names
 from lsgd.run import provenance
 from lsgd.suggestions import did_you_mean, suggest_equivalent

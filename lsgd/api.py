@@ -75,7 +75,7 @@ def train(recipe: Recipe, *, on_row: Callable[[Row], object] | None = None) -> f
     Raises UsageError, before anything is written, if the recipe cannot be trained here;
     DivergedError, PreemptedError and other subclasses of ExitError if they end the run.
     """
-    from lsgd.job.guest import restore_process_settings
+    from lsgd.job.device import restore_process_settings
     from lsgd.run.metrics import row_callback
     from lsgd.train import train
 
@@ -92,7 +92,7 @@ def evaluate(checkpoint: Path | str, *overrides: str) -> "dict[str, Scores]":
     with that recipe. Raises UsageError.
     """
     from lsgd.evaluate import evaluate_path
-    from lsgd.job.guest import restore_process_settings
+    from lsgd.job.device import restore_process_settings
 
     with restore_process_settings():
         return evaluate_path(paths.parse_path(checkpoint), overrides)

@@ -6,7 +6,9 @@ a supervisor, a container.
 """
 
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.paths import expand_home
@@ -94,6 +96,17 @@ def format_override(key: str, text: object) -> str:
     ('run_dir=runs/a', "run_dir='null'")
     """
     return f"{key}={_as_value(str(text))}"
+
+
+def shell_override(key: str, path: Path) -> str:
+    """Return a `key=path` override, quoted for Hydra and for a shell.
+
+    >>> print(shell_override("data.root", Path("/data/cats")))
+    data.root=/data/cats
+    >>> print(shell_override("data.root", Path("my cats")))
+    'data.root='"'"'my cats'"'"''
+    """
+    return shlex.quote(format_override(key, path))
 
 
 def quote(text: str) -> str:

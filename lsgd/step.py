@@ -1,4 +1,4 @@
-"""The training step, shared by lsgd.train, autotuning, lsgd.check and the benchmarks."""
+"""The training step, shared by lsgd.train, autotuning and the benchmarks."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -47,7 +47,7 @@ from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.children import describe_failure, run_with_limit
 from lsgd.job.command import Parser, run_alone
 from lsgd.suggestions import did_you_mean
-from lsgd.supervise.signals import catch_stop_signals
+from lsgd.supervise import catch_stop_signals
 
 PATIENCE = 30.0
 """The seconds to wait for the remaining processes of a killed call."""

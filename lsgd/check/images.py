@@ -16,7 +16,7 @@ from torch import Tensor
 from lsgd.check.observation import Observation
 from lsgd.inputs import IN_MEMORY_DATASETS
 from lsgd.inputs.index import ImageIndex, write_index
-from lsgd.inputs.normalise import Normalise
+from lsgd.inputs.pixels import Normalise
 from lsgd.inputs.torchvision import FolderInputs
 from lsgd.recipe import Data, Recipe
 from lsgd.rules import augmentation

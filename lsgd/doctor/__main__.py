@@ -20,9 +20,18 @@ from dataclasses import asdict
 from typing import NoReturn
 
 import lsgd
-from lsgd.doctor import datasets, machine, software, sums
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult, run_probe
+from lsgd.doctor import (
+    ABSENT,
+    FAIL,
+    PASS,
+    CheckItem,
+    ProbeResult,
+    datasets,
+    machine,
+    run_probe,
+    software,
+    sums,
+)
 from lsgd.job import children
 from lsgd.job.command import Parser, run_alone, seconds
 from lsgd.job.network import list_interfaces

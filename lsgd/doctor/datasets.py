@@ -3,8 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
 from lsgd.paths import expand_home
 
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lsgd import installation
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
 from lsgd.job import network as meeting
 from lsgd.job.children import run_with_limit
 from lsgd.job.launcher import omp_num_threads

@@ -4,11 +4,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from lsgd import installation
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult
 from lsgd.job.children import run_with_limit, telling_line
 
 OLDEST_PYTHON = (3, 11)
@@ -23,40 +23,44 @@ def python() -> CheckItem:
     return CheckItem("Python", FAIL, finding, fix, required=True)
 
 
+def _required(
+    name: str, answer: ProbeResult, finding: Callable[[dict[str, Any]], str], fix: str = ""
+) -> CheckItem:
+    """Check that something works which every run needs; by default, installing lsgd mends it."""
+    if answer.failure_reason:
+        fix = fix or installation.install_command()
+        return CheckItem(name, FAIL, answer.failure_reason, fix, required=True)
+    return CheckItem(name, PASS, finding(answer.facts), required=True)
+
+
 def torch(answer: ProbeResult) -> CheckItem:
     """Check that torch loads, and report its build."""
-    if answer.failure_reason:
-        return CheckItem(
-            "torch", FAIL, answer.failure_reason, installation.install_command(), required=True
-        )
-    cuda = answer.facts["cuda"]
-    build = "a CPU build" if cuda is None else f"a build for CUDA {cuda}"
-    return CheckItem("torch", PASS, f"{answer.facts['version']}, {build}", required=True)
+
+    def build(facts: dict[str, Any]) -> str:
+        cuda = "a CPU build" if facts["cuda"] is None else f"a build for CUDA {facts['cuda']}"
+        return f"{facts['version']}, {cuda}"
+
+    return _required("torch", answer, build)
 
 
 def torchvision(answer: ProbeResult) -> CheckItem:
     """Check that torchvision loads as lsgd loads it; every model needs it."""
-    if answer.failure_reason:
-        return CheckItem(
-            "torchvision",
-            FAIL,
-            answer.failure_reason,
-            installation.install_command(),
-            required=True,
-        )
-    finding = answer.facts["version"]
-    if answer.facts["stood_in"]:
-        finding += ", loads beside this torch through lsgd.vision"
-    return CheckItem("torchvision", PASS, finding, required=True)
+    stand_in = ", loads beside this torch through lsgd.vision"
+    return _required(
+        "torchvision", answer, lambda facts: facts["version"] + stand_in * facts["stood_in"]
+    )
 
 
 def tensorboard(answer: ProbeResult) -> CheckItem:
     """Check that TensorBoard curves can be written."""
-    if answer.failure_reason:
-        newer = installation.pip_command("install", "tensorboard>=2.21")
-        fix = f"{newer}, since older ones need a setuptools older than 82"
-        return CheckItem("tensorboard", FAIL, answer.failure_reason, fix, required=True)
-    return CheckItem("tensorboard", PASS, answer.facts["version"], required=True)
+    newer = installation.pip_command("install", "tensorboard>=2.21")
+    fix = f"{newer}, since older ones need a setuptools older than 82"
+    return _required("tensorboard", answer, lambda facts: str(facts["version"]), fix)
+
+
+def recipes(answer: ProbeResult) -> CheckItem:
+    """Check that Hydra can compose a recipe of lsgd."""
+    return _required("recipes", answer, lambda facts: f"{facts['recipes']}, composed by Hydra")
 
 
 def setuptools(answer: ProbeResult, *, horovod: ProbeResult) -> CheckItem:
@@ -67,17 +71,6 @@ def setuptools(answer: ProbeResult, *, horovod: ProbeResult) -> CheckItem:
     newer = installation.pip_command("install", "setuptools>=70.1")
     fix = f"{newer}, which horovodrun and the build of Horovod import"
     return CheckItem("setuptools", status, answer.failure_reason, fix)
-
-
-def recipes(answer: ProbeResult) -> CheckItem:
-    """Check that Hydra can compose a recipe of lsgd."""
-    if answer.failure_reason:
-        return CheckItem(
-            "recipes", FAIL, answer.failure_reason, installation.install_command(), required=True
-        )
-    return CheckItem(
-        "recipes", PASS, f"{answer.facts['recipes']}, composed by Hydra", required=True
-    )
 
 
 def horovod(answer: ProbeResult) -> CheckItem:

@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult, run_probe
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult, run_probe
 from lsgd.job.network import TORCHRUN_HERE
 
 PYTHON = sys.executable

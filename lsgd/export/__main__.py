@@ -18,10 +18,31 @@ from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import UsageError, disk_full_error
-from lsgd.export.libraries import check_export_libraries
 from lsgd.export.network import FORMATS, ExportedNetwork, load_exported_network
 from lsgd.files import atomic_write, create_output_folder
+from lsgd.installation import install_command, is_installed
 from lsgd.job.command import Parser, run_alone
+
+LIBRARIES = {
+    "torchvision": (),
+    "safetensors": ("safetensors",),
+    "onnx": ("onnx", "onnxscript"),
+    "hub": ("safetensors",),
+    "push": ("huggingface_hub",),
+}
+"""The libraries that each format imports, and those of the upload."""
+
+
+def check_export_libraries(export_format: str, *, push: bool) -> None:
+    """Raise UsageError if a library of this export format, or of the upload, is not installed."""
+    wanted: Sequence[str] = [*LIBRARIES[export_format], *(LIBRARIES["push"] if push else ())]
+    for name in wanted:
+        if not is_installed(name):
+            raise UsageError(
+                f"{'--push' if name in LIBRARIES['push'] else f'--to {export_format}'} needs "
+                f"{name}, which "
+                f"is not installed; type {install_command('export')}"
+            )
 
 
 def export(options: argparse.Namespace) -> None:
@@ -56,9 +77,9 @@ def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
     # Imported here, since each format needs a library that the others do not.
     match export_format:
         case "torchvision":
-            from lsgd.export.torchvision import write_state_dict as write_form
+            from lsgd.export.network import write_state_dict as write_form
         case "safetensors":
-            from lsgd.export.safetensors import write_safetensors as write_form
+            from lsgd.export.network import write_safetensors as write_form
         case "onnx":
             from lsgd.export.onnx import write_onnx as write_form
         case "hub":

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lsgd.export.card import model_card
-from lsgd.export.network import ExportedNetwork
-from lsgd.export.safetensors import write_safetensors
+from lsgd.export.network import ExportedNetwork, write_safetensors
 from lsgd.files import atomic_write
 from lsgd.recipe import Recipe
 

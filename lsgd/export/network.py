@@ -1,9 +1,9 @@
-"""The network of a checkpoint as its run evaluated it, as a plain module on the CPU."""
+"""The network of a checkpoint as its run evaluated it, as a plain module and as a state dict."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -126,3 +126,27 @@ def load_exported_network(
     with torch.no_grad(), workload.evaluation_mode(trained.model, inputs):
         network.load_state_dict(trained.model.state_dict())
     return ExportedNetwork(recipe, saved, network.to(memory_format=torch.contiguous_format).eval())  # type: ignore[call-overload]
+
+
+def write_safetensors(exported: ExportedNetwork, file: BinaryIO) -> str:
+    """Write a network's state dict with metadata as safetensors; return how to load the file."""
+    from safetensors.torch import save
+
+    # Other libraries, such as transformers, require the key `format`.
+    file.write(save(exported.network.state_dict(), {"format": "pt"} | exported.metadata))
+    return (
+        f"load it: {exported.constructor_code}.load_state_dict(safetensors.torch.load_file(FILE))"
+    )
+
+
+def write_state_dict(exported: ExportedNetwork, file: BinaryIO) -> str:
+    """Write a network's state dict by torch.save; return how to load the file."""
+    torch.save(exported.network.state_dict(), file)
+    note = (
+        ""
+        if exported.is_torchvision_model
+        else f"torchvision has no {exported.recipe.model.name}; "
+    )
+    return (
+        f"{note}load it: {exported.constructor_code}.load_state_dict(torch.load(FILE), strict=True)"
+    )

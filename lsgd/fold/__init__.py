@@ -14,10 +14,39 @@ The package is independent of lsgd: it needs torch and numpy alone and its impor
 the folder may be copied. README.md says when dynamic batching is faster.
 """
 
-from .fold import Fold
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
 from .merge import merge
 from .record import Graph, Node, Recorder
-from .schedule import CallSchedule, Ragged
+from .schedule import CallSchedule, Ragged, constant
 from .unfold import Unfold
 
 __all__ = ["CallSchedule", "Fold", "Graph", "Node", "Ragged", "Recorder", "Unfold", "merge"]
+
+
+class Fold(Recorder):
+    """A recorder of a network's calls for a batch of examples, to run as few batched calls.
+
+    Arguments are moved to the device of the module's parameters, so `cuda` has no effect; it exists
+    for programs written for TorchFold.
+    """
+
+    def __init__(self, *, cuda: bool = False) -> None:
+        super().__init__()
+
+    def apply(self, module: nn.Module, outputs: Sequence[Sequence[Any]]) -> list[Tensor]:
+        """Run all recorded calls batched on a module; return a tensor for each list of outputs.
+
+        A list has nodes, ints or tensors; its tensor has a row for each member.
+        """
+        lists = [[*members] for members in outputs]
+        of_nodes = [any(isinstance(member, Node) for member in members) for members in lists]
+        nodes = [members for members, recorded in zip(lists, of_nodes, strict=True) if recorded]
+        made = iter(merge([self.graph(nodes)]).apply(module))
+        return [
+            next(made) if recorded else constant(members, module)
+            for members, recorded in zip(lists, of_nodes, strict=True)
+        ]

@@ -31,8 +31,7 @@ from lsgd.inputs.decoding import (
     unlimited_image_size,
 )
 from lsgd.inputs.index import ImageIndex, index_columns
-from lsgd.inputs.transfer import arrays_to_device
-from lsgd.job.device import is_nvidia, to_device
+from lsgd.job.device import arrays_to_device, is_nvidia, to_device
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch

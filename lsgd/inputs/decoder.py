@@ -27,7 +27,7 @@ from lsgd.inputs.decoding import (
     unlimited_image_size,
 )
 from lsgd.inputs.index import ImageIndex
-from lsgd.job.garbage import enable_gc
+from lsgd.job.starting import enable_gc
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch

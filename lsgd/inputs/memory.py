@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from lsgd.errors import UsageError
 from lsgd.inputs import Batch, ExampleColumns
 from lsgd.inputs.arrays import load_arrays
-from lsgd.inputs.normalise import Normalise
-from lsgd.inputs.transfer import arrays_to_device
-from lsgd.job.device import to_device_together
+from lsgd.inputs.pixels import Normalise
+from lsgd.job.device import arrays_to_device, to_device_together
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch

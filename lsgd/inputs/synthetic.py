@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from lsgd.inputs import Batch, ExampleColumns
-from lsgd.inputs.transfer import arrays_to_device
+from lsgd.job.device import arrays_to_device
 from lsgd.recipe import Data
 from lsgd.rules.sampler import MicroBatch
 

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from lsgd.errors import InputFailedError
 from lsgd.inputs import Batch, ExampleColumns
-from lsgd.inputs.colours import recolour
 from lsgd.inputs.decoder import ImageFiles, LabelsAndColours, Pixels, SharedPixelBuffer
 from lsgd.inputs.index import ImageIndex, index_columns
-from lsgd.inputs.normalise import Normalise
-from lsgd.inputs.transfer import arrays_to_device
+from lsgd.inputs.pixels import Normalise, recolour
 from lsgd.job import preemption
+from lsgd.job.device import arrays_to_device
 from lsgd.job.system import open_memory
 from lsgd.recipe import Data, InputsSettings
 from lsgd.rules.sampler import MicroBatch

@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from lsgd.errors import ExitError, TrainingInterrupted, UsageError, disk_full_error
-from lsgd.job.garbage import enable_gc
 from lsgd.job.interrupt import forget_interrupt, restore_keyboard_interrupt
 from lsgd.job.launcher import detect_launch
 from lsgd.job.members import JOB_TAG, exit_report
 from lsgd.job.output import guard_output
 from lsgd.job.parent import end_with_parent
+from lsgd.job.starting import enable_gc
 from lsgd.suggestions import did_you_mean, suggest_equivalent
 
 GRACE = 3.0

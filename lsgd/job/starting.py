@@ -1,5 +1,6 @@
-"""The preparation for importing torch: a message at a terminal, and how idle threads wait."""
+"""The preparation for importing torch: a message at a terminal, threads and garbage collection."""
 
+import gc
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,3 +50,19 @@ def prepare_for_torch() -> None:
     with suppress(Exception):  # a problem with the launcher is reported later, where it matters
         detect_launch()
         sys.meta_path.insert(0, _BeforeTorch())
+
+
+def defer_gc() -> None:
+    """Disable Python's garbage collection until enable_gc is called.
+
+    An import of torch makes a million objects that stay, and Python would scan them again and again
+    for reference cycles: a sixth of the import time.
+    """
+    gc.disable()
+
+
+def enable_gc() -> None:
+    """Enable garbage collection again after defer_gc, and exempt all present objects from it."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()

@@ -16,11 +16,17 @@ from lsgd.plan import measured_step, paper
 from lsgd.plan.allreduce import ALGORITHMS
 from lsgd.plan.gradients import gradient_buckets
 from lsgd.plan.hardware import H200, PAPER, Hardware
-from lsgd.plan.output import plotter, write_plan
 from lsgd.plan.processes import check_not_dry_run
 from lsgd.plan.step import MeasuredStep, ModelledCluster
 from lsgd.plan.strategy import plan_strategy
-from lsgd.plan.table import estimate_one_worker_per_gpu, estimate_run, gpu_counts, report
+from lsgd.plan.table import (
+    estimate_one_worker_per_gpu,
+    estimate_run,
+    gpu_counts,
+    plotter,
+    report,
+    write_plan,
+)
 from lsgd.plan.target import find_points, find_target_plans, target_report
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_constant_batch, check_supported, check_world_size

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import NormalDist
 
-from lsgd.plan.allreduce import ALGORITHMS, Cost
+from lsgd.plan.allreduce import ALGORITHMS, Cost, exposed_cost
 from lsgd.plan.gradients import GradientBucket
 from lsgd.plan.hardware import Hardware
-from lsgd.plan.overlap import exposed_cost
 from lsgd.recipe import Recipe
 
 

@@ -10,8 +10,8 @@ from lsgd.files import create_output_folder
 from lsgd.job.command import seconds
 from lsgd.plan import measured_step
 from lsgd.plan.gradients import parameter_sizes
-from lsgd.plan.output import plotter, write_plan
 from lsgd.plan.processes import check_not_dry_run
+from lsgd.plan.table import plotter, write_plan
 from lsgd.plan.throughput import STEPS, StrategyThroughput, simulate_throughput
 from lsgd.recipe import Recipe, StrategySettings
 from lsgd.recipe.checks import check_constant_batch, check_supported

@@ -6,17 +6,8 @@ from collections.abc import Sequence
 
 from lsgd.errors import UsageError, disk_full_error
 from lsgd.job.command import Parser, run_alone
-from lsgd.prepare import (
-    cifar10,
-    conll2003,
-    fashion_mnist,
-    folder,
-    imagenet,
-    ptb,
-    sst,
-    tiny_imagenet,
-    webdataset,
-)
+from lsgd.prepare import cifar10, folder, imagenet, tiny_imagenet, webdataset
+from lsgd.prepare.published import PUBLISHED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,8 +24,8 @@ def prepare(argv: Sequence[str]) -> None:
     datasets = parser.add_subparsers(required=True, metavar="DATASET")
     for dataset in (folder, webdataset, imagenet, tiny_imagenet, cifar10):
         dataset.add_parser(datasets)
-    for published in (fashion_mnist, ptb, conll2003, sst):
-        published.SET.add_parser(datasets)
+    for published in PUBLISHED:
+        published.add_parser(datasets)
     options = parser.parse_args(argv)
     for name in ("root", "index", "shards"):  # which become overrides of later runs
         if re.search("[\ud800-\udfff]", path := str(getattr(options, name, ""))):

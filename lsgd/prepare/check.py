@@ -11,9 +11,9 @@ from typing import NamedTuple
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
 from lsgd.inputs.index import SPLITS, class_folders
+from lsgd.prepare import MAX_PIXELS
 from lsgd.prepare.images import FATAL, ODD, image_problems
 from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
-from lsgd.prepare.max_pixels import MAX_PIXELS
 from lsgd.prepare.process_pool import in_parallel
 
 SKIP_LIST_HEADER = """\

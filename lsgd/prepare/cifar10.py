@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
+from lsgd.job.command import Parser
 from lsgd.prepare.fetch import PublishedFile, add_command, download, locked_folder
 
 NAME = "cifar10"
@@ -62,6 +63,6 @@ def _unpack(archive: Path, folder: Path, names: set[str]) -> None:
         raise UsageError(f"{archive} lacks {', '.join(sorted(chosen))}; fetch it again")
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     """Add the command that prepares CIFAR-10 to the command line."""
     add_command(subparsers, NAME, "50,000 + 10,000 images of 10 classes, 170 MB", prepare)

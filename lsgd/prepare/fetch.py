@@ -16,6 +16,7 @@ from tqdm import tqdm
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.files import lock
+from lsgd.job.command import Parser
 
 CHUNK = 1 << 20
 PATIENCE = 60.0
@@ -184,7 +185,7 @@ def locked_folder(root: Path) -> Iterator[None]:
 
 
 def add_command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    subparsers: "argparse._SubParsersAction[Parser]",
     name: str,
     summary: str,
     prepare: Callable[[Path, str | None], None],
@@ -226,6 +227,6 @@ class PublishedDataset:
             download(self.name, self.files, root, self.mirrors, source)
         print(f"{self.name} is complete at {root}" + f"; {self.licence}" * bool(self.licence))
 
-    def add_parser(self, subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def add_parser(self, subparsers: "argparse._SubParsersAction[Parser]") -> None:
         """Add the command that downloads this dataset to the command line."""
         add_command(subparsers, self.name, self.summary, self.prepare)

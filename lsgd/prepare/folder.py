@@ -11,8 +11,8 @@ from lsgd.errors import UsageError
 from lsgd.installation import install_command
 from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
-from lsgd.prepare.max_pixels import add_max_pixels
-from lsgd.prepare.shell_overrides import shell_override
+from lsgd.override_syntax import shell_override
+from lsgd.prepare import add_max_pixels
 
 HELP = "a folder of your own images, a folder for each class: look through, index"
 

@@ -10,8 +10,8 @@ from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
-from lsgd.prepare.max_pixels import add_max_pixels
-from lsgd.prepare.shell_overrides import shell_override
+from lsgd.override_syntax import shell_override
+from lsgd.prepare import add_max_pixels
 
 if TYPE_CHECKING:
     from lsgd.prepare.journal import Journal

@@ -11,8 +11,7 @@ from PIL.ImageFile import ImageFile
 from lsgd.errors import UsageError
 from lsgd.inputs import is_dali_installed
 from lsgd.inputs.decoding import ORIENTATION, decoding_mismatch, unlimited_image_size
-from lsgd.prepare import dali_check, png
-from lsgd.prepare.max_pixels import MAX_PIXELS
+from lsgd.prepare import MAX_PIXELS, dali_check, png
 
 FATAL = {
     "empty": "no bytes at all",

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from lsgd.inputs.index import SPLITS, IndexRow, class_folders, index_file, write_index
+from lsgd.prepare import MAX_PIXELS
 from lsgd.prepare.images import usable_size
 from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
-from lsgd.prepare.max_pixels import MAX_PIXELS
 from lsgd.prepare.process_pool import in_parallel
 
 

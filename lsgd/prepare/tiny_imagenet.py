@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from lsgd.errors import UsageError
 from lsgd.files import atomic_write
+from lsgd.job.command import Parser
 from lsgd.prepare.fetch import PublishedFile, add_command, download, locked_folder
 
 NAME = "tiny-imagenet"
@@ -88,6 +89,6 @@ def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
     return places
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
     """Add the command that prepares Tiny-ImageNet to the command line."""
     add_command(subparsers, NAME, "100,000 + 10,000 images of 200 classes, 248 MB", prepare)

@@ -17,12 +17,12 @@ from lsgd.errors import UsageError
 from lsgd.inputs.index import IMAGE_SUFFIXES, MAX_FILE_BYTES, IndexRow, write_index
 from lsgd.job.command import Parser
 from lsgd.job.system import usable_cores
+from lsgd.override_syntax import shell_override
+from lsgd.prepare import add_max_pixels
 from lsgd.prepare.folder import overrides_for_size
 from lsgd.prepare.images import FATAL, image_problems, usable_size
 from lsgd.prepare.journal import FolderFindings, Journal
-from lsgd.prepare.max_pixels import add_max_pixels
 from lsgd.prepare.process_pool import in_parallel
-from lsgd.prepare.shell_overrides import shell_override
 from lsgd.untrusted_files import open_regular, parse_json
 
 HELP = "tar shards of another tool, in WebDataset's format: read once, index"

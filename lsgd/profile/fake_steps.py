@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lsgd.comm.single import SingleComm
-from lsgd.job.guest import restore_process_settings
+from lsgd.job.device import restore_process_settings
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch

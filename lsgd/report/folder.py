@@ -9,15 +9,16 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from lsgd import config, files
 from lsgd.errors import UsageError
+from lsgd.installation import install_command
 from lsgd.paths import is_leftover
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, html_page, markdown, run_archive, summary
 from lsgd.report.findings import Findings, compute_findings
-from lsgd.report.libraries import check_libraries
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import REPORT, find_runs
 from lsgd.run import provenance
@@ -75,6 +76,22 @@ def report(
     # The README.md is last: if it is new, so are the other files.
     _replace(out, earlier, {REPORT: _json(numbers | {"files": sorted(written)}), **written})
     return out
+
+
+def check_libraries(extra: str = "report") -> None:
+    """Raise UsageError if matplotlib or scipy, which every report needs, is missing.
+
+    It is called before the work that needs both. `extra` is the optional dependency group of lsgd
+    that installs them.
+    """
+    for name, use in (("matplotlib", "its figures"), ("scipy", "the intervals of its differences")):
+        try:
+            import_module(name)
+        except ImportError:
+            raise UsageError(
+                f"a report needs {name} for {use}, and it is not installed; type "
+                f"{install_command(extra)}"
+            ) from None
 
 
 def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, bytes]) -> None:

@@ -45,7 +45,7 @@ from lsgd.files import create_output_folder
 from lsgd.job.command import run_alone
 from lsgd.planned.launch import limit_threads
 from lsgd.planned.planned_run import PlannedRun, has_ended
-from lsgd.report.libraries import check_libraries
+from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request
 from lsgd.search.controller import UNSTARTED, Controller, print_line
@@ -61,7 +61,7 @@ from lsgd.search.record import load_record, make_record, save_record
 from lsgd.search.report import write_page
 from lsgd.search.space import format_values, overrides_of
 from lsgd.search.trial import FAILED, FINISHED, RUNNING, Trial, best_trial
-from lsgd.supervise.signals import catch_stop_signals
+from lsgd.supervise import catch_stop_signals
 
 if TYPE_CHECKING:
     from lsgd.search.optuna_study import OptunaStudy

@@ -152,7 +152,7 @@ def open_strategy(
         return LiveStrategy(recipe, workload, model, comm, tally)
     match recipe.strategy.name:
         case "allreduce" if recipe.noise_scale:
-            from lsgd.strategy.noise_scale import NoiseScaleAllReduce
+            from lsgd.strategy.allreduce import NoiseScaleAllReduce
 
             return NoiseScaleAllReduce(recipe, workload, model, comm, tally)
         case "allreduce":

@@ -1,4 +1,7 @@
-"""Synchronous SGD by all-reduce: all processes update their model copies by the same gradient."""
+"""Synchronous SGD by all-reduce: all processes update their model copies by the same gradient.
+
+A variant also measures the gradient noise scale.
+"""
 
 import math
 import time
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from lsgd.comm import Comm, all_reduce_
 from lsgd.metric_sums import MetricSums, MetricSumsState
 from lsgd.recipe import Recipe
-from lsgd.rules import optim
+from lsgd.rules import noise_scale, optim
 from lsgd.strategy import StepTask
 from lsgd.strategy.guard import SAVE_NOTE, STOP_NOTE, NonFiniteGuard
 from lsgd.strategy.reducer import Reducer
@@ -135,3 +138,30 @@ class AllReduce:
             ("communication", self.reducer, "finish"),
             ("optimizer", self, "_update"),
         ]
+
+
+class NoiseScaleAllReduce(AllReduce):
+    """All-reduce strategy that also estimates the gradient noise scale, with bit-equal updates.
+
+    The estimate uses the norm of each parameter's gradient in each micro-batch.
+    """
+
+    def __init__(
+        self, recipe: Recipe, workload: Workload, model: nn.Module, comm: Comm, tally: MetricSums
+    ) -> None:
+        super().__init__(recipe, workload, model, comm, tally)
+        sums = tally.add_sum(noise_scale.STATE_KEY, noise_scale.SUM_COUNT)
+        self.noise = noise_scale.NoiseScaleSums(
+            model.parameters(), sums, whole_steps=comm.rank == 0
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        """Run a micro-batch's backward pass, and measure its gradient for the noise scale."""
+        super().backward(loss)
+        self.noise.end_micro_batch()
+
+    def _update(self, task: StepTask) -> None:
+        # Must come before the optimizer, which may scale or clip the gradients in place.
+        sizes = [len(each.examples) for each in task.micro_batches]
+        self.noise.end_step(sizes, task.divisor, self.reducer.gradient_norm)
+        super()._update(task)

@@ -11,7 +11,6 @@ import copy
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
@@ -36,15 +35,12 @@ from lsgd.strategy.gate import Tickets
 from lsgd.strategy.guard import LOWER_LR
 from lsgd.strategy.live_server import LATEST, LiveServer, MessageLayout, MessageType
 from lsgd.strategy.order import play_orders
-from lsgd.strategy.placement import place_on_all
 from lsgd.strategy.push_scheduler import ReplyType
 from lsgd.strategy.recorded import ORDERS_FILE, OrderHistory
 from lsgd.strategy.shard import (
-    Shard,
     flat_view,
-    load_model_optimizer,
-    make_model_optimizer,
-    restore_steps,
+    make_shards,
+    restore_shards,
     step_counts_of,
 )
 from lsgd.strategy.tasks import gradient_weight, ticket_batches
@@ -78,30 +74,9 @@ class LiveStrategy:
         self.tally = tally
         self.living = comm if isinstance(comm, ElasticComm) else None
         self.process = comm.rank
+        self._assign_roles()
         settings = recipe.strategy
-        self.hosted = range(self.process, self.process + 1)
-        if self.process >= recipe.workers:
-            self.hosted = range(0)
-        first_home = recipe.workers if settings.topology == "central" else 0
-        self.server_ranks = [first_home + server for server in range(settings.servers)]
-        """Rank of the process of each server."""
         serves = self.process in self.server_ranks
-        if serves and self.living and self.living.is_outside_group:
-            raise PeerLostError(
-                f"process {self.process} was the server {self.server_ranks.index(self.process)}, "
-                "whose "
-                "values are lost with it; the checkpoint is intact, and the same words and run_dir "
-                "resume it"
-            )
-        comes_back = self.living is not None and not settings.pushes_deltas
-        # Process 0 writes the run folder; with local steps a worker's momentum would be lost.
-        others = {*range(1, recipe.workers)}.difference(self.server_ranks) if comes_back else ()
-        self.replaceable = frozenset(others)
-        """Workers that may be lost without ending the job.
-
-        Where the parent of such a process ends, as an actor of Ray's does, only this process stops,
-        and it sends no stop request to the others.
-        """
         self.served = copy.deepcopy(model) if serves else model
         """Model that this process's server updates; the worker computes with `model`."""
         # The process of server 0 has the carried states of all workers; pushes carry their changes.
@@ -115,8 +90,16 @@ class LiveStrategy:
         sizes = [parameter.numel() for parameter in self.parameters]
         self.begins = list(accumulate(sizes, initial=0))
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)
-        self.slices = place_on_all(sizes, settings.servers, settings.placement)
-        self._make_shards()
+        self.norms = norms = [self.parameters[0].new_zeros(())]
+        # A server makes no update by a push that is not finite, so this flag stays 0.
+        finite = norms[0].new_zeros((), dtype=torch.float32)
+        self.whole, self.shards = make_shards(self.served, recipe, finite, lambda _: norms[0])
+        flats = [flat_view(parameter) for parameter in self.parameters]
+        self.values = [
+            [flats[each.parameter][each.begin : each.end] for each in shard.slices]
+            for shard in self.shards
+        ]
+        """Slices of the model's parameters, by server."""
         self.one_gate = settings.name == "backup"
         gates = len(make_gates(settings, recipe.workers, recipe.tickets))
         self.orders = OrderHistory(recipe.workers, gates)
@@ -132,23 +115,34 @@ class LiveStrategy:
         self.open = False
         """Whether an order has begun that this process has not synchronized yet."""
 
-    def _make_shards(self) -> None:
-        """Create the optimizer of the whole model, and each server's shard of its parameters."""
-        served = replace(self.recipe, optim=self.recipe.server_optim)
-        self.norms = norms = [self.parameters[0].new_zeros(())]
-        # A server makes no update by a push that is not finite, so this flag stays 0.
-        finite = norms[0].new_zeros((), dtype=torch.float32)
-        self.whole = make_model_optimizer(self.served, served)
-        self.shards = [
-            Shard(self.served, self.whole, each, served, finite, norm=lambda: norms[0])
-            for each in self.slices
-        ]
-        flats = [flat_view(parameter) for parameter in self.parameters]
-        self.values = [
-            [flats[each.parameter][each.begin : each.end] for each in of_server]
-            for of_server in self.slices
-        ]
-        """Slices of the model's parameters, by server."""
+    def _assign_roles(self) -> None:
+        """Decide which processes have a worker or a server, and which workers may be lost.
+
+        Raises PeerLostError if this process has taken the place of a lost server.
+        """
+        recipe, settings = self.recipe, self.recipe.strategy
+        self.hosted = range(self.process, self.process + 1)
+        if self.process >= recipe.workers:
+            self.hosted = range(0)
+        first_home = recipe.workers if settings.topology == "central" else 0
+        self.server_ranks = [first_home + server for server in range(settings.servers)]
+        """Rank of the process of each server."""
+        serves = self.process in self.server_ranks
+        if serves and self.living and self.living.is_outside_group:
+            raise PeerLostError(
+                f"process {self.process} was the server {self.server_ranks.index(self.process)}, "
+                "whose values are lost with it; the checkpoint is intact, and the same words and "
+                "run_dir resume it"
+            )
+        comes_back = self.living is not None and not settings.pushes_deltas
+        # Process 0 writes the run folder; with local steps a worker's momentum would be lost.
+        others = {*range(1, recipe.workers)}.difference(self.server_ranks) if comes_back else ()
+        self.replaceable = frozenset(others)
+        """Workers that may be lost without ending the job.
+
+        Where the parent of such a process ends, as an actor of Ray's does, only this process stops,
+        and it sends no stop request to the others.
+        """
 
     def tasks(self, epoch: int, steps: list[int]) -> Iterator[StepTask]:
         """Yield a task for each ticket (batch) that server 0 issues to this process's worker."""
@@ -248,10 +242,7 @@ class LiveStrategy:
 
         The run continues with the unused tickets.
         """
-        load_model_optimizer(self.whole, state)
-        for shard in self.shards:
-            shard.bind_state()
-        restore_steps(self.shards, state)
+        restore_shards(self.whole, self.shards, state)
         self.work.restore(state)
         self.orders = OrderHistory.from_tensor(state["orders"])
         self.next_step = step
@@ -480,7 +471,7 @@ class LiveStrategy:
             message = self.pushes[server]
             message.numbers.copy_(numbers)
             begin = 0
-            for each in self.slices[server]:
+            for each in self.shards[server].slices:
                 start, size = self.begins[each.parameter] + each.begin, each.end - each.begin
                 message.values[begin : begin + size].copy_(own[start : start + size])
                 begin += size

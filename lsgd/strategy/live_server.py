@@ -28,7 +28,6 @@ from lsgd.errors import PeerLostError
 from lsgd.job.device import to_device, to_host
 from lsgd.recipe import Recipe
 from lsgd.strategy.gate import AdmissionGate, Tickets
-from lsgd.strategy.message import Message
 from lsgd.strategy.push_scheduler import PushScheduler, ReplyType, ServerReply
 from lsgd.strategy.shard import Shard
 from lsgd.workloads import CarriedState
@@ -42,6 +41,22 @@ STOP_GRACE_SECONDS = 20.0
 
 A suspended worker must not keep the others from saving before their launcher kills them.
 """
+
+
+class Message:
+    """Message between a worker and a server: header and parameter values in one byte tensor."""
+
+    def __init__(self, numbers: int, values: int, dtype: torch.dtype) -> None:
+        self.bytes = torch.zeros(8 * numbers + values * dtype.itemsize, dtype=torch.uint8)
+        self.numbers: Tensor = self.bytes[: 8 * numbers].view(torch.float64)
+        """Header in float64, which represents integers and float32 values exactly."""
+        self.values: Tensor = self.bytes[8 * numbers :].view(dtype)
+
+    def copy(self) -> "Message":
+        """Return a copy of the message with its own memory."""
+        other = Message(len(self.numbers), len(self.values), self.values.dtype)
+        other.bytes.copy_(self.bytes)
+        return other
 
 
 class MessageType(IntEnum):

@@ -10,7 +10,7 @@ processes, and processes compute in parallel as far as the order allows.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -32,13 +32,11 @@ from lsgd.strategy import StepTask
 from lsgd.strategy.computation import open_computation, state_sections, zero_push
 from lsgd.strategy.guard import LOWER_LR, SAVE_NOTE, STOP_NOTE
 from lsgd.strategy.order import EpochScript, ScriptedPush
-from lsgd.strategy.placement import place_on_all
 from lsgd.strategy.recorded import ORDERS_FILE, RecordedOrders, parse_orders, read_order_file
 from lsgd.strategy.shard import (
     Shard,
-    load_model_optimizer,
-    make_model_optimizer,
-    restore_steps,
+    make_shards,
+    restore_shards,
     step_counts_of,
 )
 from lsgd.strategy.tasks import gradient_weight, ticket_batches
@@ -81,26 +79,15 @@ class ReplayStrategy:
         self.work = open_computation(recipe, model, self.carried_states, self.hosted)
         self.nothing = zero_push(parameters, self.carried_states)
         """Zeros that a process adds to the push of another process."""
-        served = replace(recipe, optim=recipe.server_optim)
-        self.whole = make_model_optimizer(model, served)
         self.found_inf = self.nothing.new_zeros((), dtype=torch.float32)
-        slices = place_on_all(sizes, recipe.strategy.servers, recipe.strategy.placement)
         one_gate = recipe.strategy.name == "backup"
-        self.clips = served.optim.clip_norm is not None
-        self.norms: dict[int, Tensor] = {}
+        self.clips = recipe.server_optim.clip_norm is not None
+        self.norms = norms = dict[int, Tensor]()
         """Gradient norm of server 0's last update, or of each server if gradients are clipped."""
-        shards = [
-            Shard(
-                model,
-                self.whole,
-                each,
-                served,
-                self.found_inf,
-                norm=partial(self.norms.__getitem__, 0 if one_gate else number),
-            )
-            for number, each in enumerate(slices)
-        ]
-        loads = server_loads(slices, self.nothing.element_size())
+        self.whole, shards = make_shards(
+            model, recipe, self.found_inf, lambda server: norms[0 if one_gate else server]
+        )
+        loads = server_loads([shard.slices for shard in shards], self.nothing.element_size())
         self.time: VirtualTime | RecordedOrders
         self.order: bytes | None = None
         """Content of the file strategy.order; None for a virtual clock."""
@@ -246,10 +233,7 @@ class ReplayStrategy:
 
         There are such pushes if it was saved within an epoch.
         """
-        load_model_optimizer(self.whole, state)
-        for shard in self._shards():
-            shard.bind_state()
-        restore_steps(self._shards(), state)
+        restore_shards(self.whole, self._shards(), state)
         self.work.restore(state)
         self.next_step = step
         epoch, of_epoch = divmod(step, self.recipe.steps_per_epoch)

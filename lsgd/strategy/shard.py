@@ -1,7 +1,8 @@
 """Shard of a parameter server: slices of the parameters and of the optimizer state."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from lsgd.recipe import Recipe
 from lsgd.rules import optim
-from lsgd.strategy.placement import Slice
+from lsgd.strategy.placement import Slice, place_on_all
 
 
 class Shard:
@@ -126,6 +127,34 @@ def restore_steps(shards: Iterable[Shard], state: dict[str, Any]) -> None:
     if saved := state.get("steps"):
         for own, its in zip(step_counts_of(shards), saved, strict=True):
             own.copy_(its)
+
+
+def make_shards(
+    model: nn.Module, recipe: Recipe, found_inf: Tensor, norm: Callable[[int], Tensor]
+) -> tuple[torch.optim.Optimizer, list[Shard]]:
+    """Divide the parameters of a model over a recipe's servers, which apply its server optimizer.
+
+    Returns the optimizer of the whole model and the shard of each server. `norm` is the function
+    from the number of a server to the gradient norm by which it clips.
+    """
+    served = replace(recipe, optim=recipe.server_optim)
+    whole = make_model_optimizer(model, served)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    slices = place_on_all(sizes, recipe.strategy.servers, recipe.strategy.placement)
+    return whole, [
+        Shard(model, whole, each, served, found_inf, norm=partial(norm, server))
+        for server, each in enumerate(slices)
+    ]
+
+
+def restore_shards(
+    whole: torch.optim.Optimizer, shards: Sequence[Shard], state: dict[str, Any]
+) -> None:
+    """Restore the model's optimizer and the shards that share its state from a checkpoint."""
+    load_model_optimizer(whole, state)
+    for shard in shards:
+        shard.bind_state()
+    restore_steps(shards, state)
 
 
 def _settings(from_: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:

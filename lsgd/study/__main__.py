@@ -43,8 +43,8 @@ from lsgd.launch.options import LAUNCHERS
 from lsgd.planned.launch import limit_threads
 from lsgd.planned.planned_run import PlannedRun, has_ended
 from lsgd.report.claims import OPEN
+from lsgd.report.folder import check_libraries
 from lsgd.report.formatting import format_count
-from lsgd.report.libraries import check_libraries
 from lsgd.report.look_record import plan_looks
 from lsgd.report.looks import Looks
 from lsgd.study.cost import cost_lines
@@ -55,7 +55,7 @@ from lsgd.study.request import StudyRequest, read_request
 from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
 from lsgd.study.submission import submit_runs
-from lsgd.supervise.signals import catch_stop_signals
+from lsgd.supervise import catch_stop_signals
 
 
 def run_study(argv: Sequence[str]) -> int:

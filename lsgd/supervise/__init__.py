@@ -35,3 +35,17 @@ exit codes into 1. The first death counts, as it drags the others along:
 If the supervisor itself is killed, a helper process stops the job on this machine; rerun the same
 command to resume. On other machines the launcher has to stop it.
 """
+
+import signal
+
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+def catch_stop_signals() -> list[int]:
+    """Catch SIGINT, SIGTERM and the like; return a list to which each received one is appended."""
+    received: list[int] = []
+    for number in (signal.Signals[name] for name in STOP_SIGNALS):
+        # nohup sets SIGHUP to be ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: received.append(number))
+    return received

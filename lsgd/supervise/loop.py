@@ -4,10 +4,10 @@ import argparse
 import shutil
 
 from lsgd.errors import PreemptedError, UsageError
+from lsgd.supervise import catch_stop_signals
 from lsgd.supervise.folder import last_step, newest_checkpoint, progress_marker, run_folder
 from lsgd.supervise.hosts import fill_placeholders, reachable_hosts
 from lsgd.supervise.logbook import open_logbook
-from lsgd.supervise.signals import catch_stop_signals
 from lsgd.supervise.start import run_job
 from lsgd.supervise.verdict import restart_obstacle
 

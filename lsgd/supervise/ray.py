@@ -28,9 +28,9 @@ from lsgd.installation import install_command
 from lsgd.job.command import run_alone
 from lsgd.job.launcher import Launch, environment_of
 from lsgd.job.system import watch_process
+from lsgd.supervise import catch_stop_signals
 from lsgd.supervise.process_slot import ProcessSlot
 from lsgd.supervise.restarts import WAKE, parse_launcher_arguments, run_with_restarts
-from lsgd.supervise.signals import catch_stop_signals
 from lsgd.supervise.singly import free_port
 
 STORE = 10**8

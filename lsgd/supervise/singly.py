@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from lsgd.job.command import run_alone
 from lsgd.job.launcher import Launch, environment_of
+from lsgd.supervise import catch_stop_signals
 from lsgd.supervise.process_slot import ProcessSlot
 from lsgd.supervise.restarts import parse_launcher_arguments, run_with_restarts
-from lsgd.supervise.signals import catch_stop_signals
 
 HERE = "127.0.0.1"
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lsgd.comm import Comm, all_reduce_
 from lsgd.inputs import Batch, Inputs, open_inputs
-from lsgd.inputs.transfer import arrays_to_device
+from lsgd.job.device import arrays_to_device
 from lsgd.models import DTYPES, make_network, memory_format
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler

@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 from lsgd.comm import Comm
 from lsgd.inputs import ExampleColumns, Inputs
-from lsgd.inputs.transfer import arrays_to_device
-from lsgd.job.device import to_device_together
+from lsgd.job.device import arrays_to_device, to_device_together
 from lsgd.models import DTYPES
 from lsgd.models.lstm import LSTMLanguageModel, initialise_uniformly
 from lsgd.recipe import Recipe

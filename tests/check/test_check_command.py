@@ -4,7 +4,6 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
-from torch import Tensor, nn
+from torch import nn
 
 import lsgd.inputs.torchvision
 from lsgd import check, config, models, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.errors import UsageError
 from lsgd.inputs import decoder
-from lsgd.inputs.normalise import Normalise
+from lsgd.inputs.pixels import Normalise
 from lsgd.learner import Learner
-from lsgd.rules import augmentation, batchnorm, optim, sampler, schedule
-from lsgd.strategy import StepTask, allreduce, reducer
+from lsgd.rules import augmentation, optim, schedule
 
 # --- Faults ----------------------------------------------------------------------------------
 
@@ -119,15 +117,6 @@ def no_decay_on_biases(patch: Patch) -> None:
     then(patch, Learner, "__init__", after)
 
 
-@plant("gradient")
-def decay_in_the_gradient(patch: Patch) -> None:
-    def after(self: reducer.Reducer) -> None:
-        for bucket in self.buckets:
-            bucket.gradients.add_(1e-4)
-
-    then(patch, reducer.Reducer, "finish", after)
-
-
 @plant("warmup")
 def warmup_from_0(patch: Patch) -> None:
     learning_rate(patch, functools.partial(ramp, start=0.0))
@@ -159,17 +148,6 @@ def a_drop_within_an_epoch(patch: Patch) -> None:
     learning_rate(patch, rule)
 
 
-@plant("lr_of_a_step")
-def lr_set_after_the_update(patch: Patch) -> None:
-    late: dict[int, float] = {}
-
-    def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-        optim.set_lr(optimizer, late.get(id(optimizer), 0.0))
-        late[id(optimizer)] = lr
-
-    patch.setattr(allreduce, "optim", SimpleNamespace(**vars(optim) | {"set_lr": set_lr}))
-
-
 @plant("other_gammas", "last_gamma")
 def gamma_a_half(patch: Patch) -> None:
     initialised(patch, nn.BatchNorm2d, lambda norm: norm.weight.fill_(0.5))
@@ -199,78 +177,6 @@ def one_block_more(patch: Patch) -> None:
     wide = functools.partial(real, width_per_group=128)
     # The check has torchvision's own, which stay.
     patch.setattr(vision, "models", SimpleNamespace(**vars(vision.models) | {"resnet50": wide}))
-
-
-@plant("seed")
-def weights_of_one_seed(patch: Patch) -> None:
-    real = models.make_model
-    patch.setattr(models, "make_model", lambda name, **own: real(name, **own | {"seed": 0}))
-
-
-@plant("momentum")
-def momentum_corrected_where_it_needs_none(patch: Patch) -> None:
-    real = optim.set_lr
-
-    def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-        old = optimizer.param_groups[0]["lr"]
-        for state in optimizer.state.values():
-            state["momentum_buffer"].mul_(lr / old)
-        real(optimizer, lr)
-
-    patch.setattr(optim, "set_lr", set_lr)
-
-
-@plant("gradient")
-def gradient_divided_by_kn_in_a_short_step_too(patch: Patch) -> None:
-    real = allreduce.AllReduce.tasks
-
-    def tasks(self: Any, *steps: Any) -> list[StepTask]:
-        return [replace(task, divisor=self.recipe.batch_size) for task in real(self, *steps)]
-
-    patch.setattr(allreduce.AllReduce, "tasks", tasks)
-
-
-@plant("batchnorm")
-def bn_over_the_pass(patch: Patch) -> None:
-    def together(images: Tensor, weight: Tensor, bias: Tensor, _: Any, eps: float) -> Any:
-        return batchnorm.normalise_by_library(images, weight, bias, 1, eps)
-
-    patch.setattr(batchnorm, "choose_normalisation", lambda images, workers: together)
-
-
-def order(patch: Patch, made: Callable[[int, int, int], Any]) -> None:
-    """made(examples, seed, epoch) in place of the permutation."""
-    patch.setattr(
-        sampler, "epoch_order", lambda count, *, seed, epoch: np.asarray(made(count, seed, epoch))
-    )
-
-
-@plant("shuffling")
-def one_order_for_all_epochs(patch: Patch) -> None:
-    order(patch, lambda count, seed, _: np.random.default_rng(seed).permutation(count))
-
-
-@plant("shuffling")
-def drawn_with_replacement(patch: Patch) -> None:
-    order(patch, lambda count, *key: np.random.default_rng(key).integers(count, size=count))
-
-
-@plant("evaluation")
-def padded_evaluation(patch: Patch) -> None:
-    def padded(count: int, world_size: int, rank: int) -> range:
-        each = -(-count // world_size)
-        return range(rank * each, (rank + 1) * each)
-
-    patch.setattr(sampler, "contiguous_share", padded)
-
-
-def errors(learner: Learner) -> list[float]:
-    return [rates["val_top1_error"] for rates in learner.epoch_metrics.values()]
-
-
-@plant("metric")
-def the_best_epoch(patch: Patch) -> None:
-    patch.setattr(Learner, "final_metric", lambda self: min(errors(self)))
 
 
 @plant("augmentation")
@@ -371,8 +277,9 @@ def test_a_fault_in_the_code_is_named(
 
 
 BY_WORDS = {
-    "averaging", "drops", "epochs", "gradient_compression", "last_gamma", "momentum", "precision",
-    "reference_lr", "running_average", "scaling", "tail", "warmup", "weight_decay", "worker_batch",
+    "averaging", "drops", "epochs", "gradient_compression", "last_gamma", "metric", "momentum",
+    "precision", "reference_lr", "running_average", "scaling", "tail", "warmup", "weight_decay",
+    "worker_batch",
 }  # fmt: skip
 """The rules that words of a recipe break, as below: the built run is then another one too."""
 
@@ -427,6 +334,7 @@ def state(learner: Learner) -> dict[str, Any]:
         ("model.last_gamma=1", "+deviations.last_gamma"),
         ("averaging=ema", "+deviations.averaging"),
         ("bn_statistics=precise", "+deviations.running_average"),
+        ("metric.epochs_to={top1_error: 25}", "+deviations.metric"),
         ("epochs=90", None),  # with drops at 10, 20 and 27
     ],
 )

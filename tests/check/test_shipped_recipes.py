@@ -85,7 +85,7 @@ def findings(recipe: Recipe) -> list[RuleResult]:
     own = {
         fact.rule: fact
         for fact in (
-            sampling._worker_batch([task.micro_batches for task in strategy.tasks(0, [0])]),
+            sampling._worker_batch(next(iter(strategy.tasks(0, [0]))).micro_batches),
             sampling._evaluation_epochs(recipe),
         )
     }
@@ -125,7 +125,7 @@ def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
     )
     assert of_lenet < of_resnet
     assert of_resnet - of_lenet == {
-        "stride", "last_gamma", "other_gammas", "batchnorm_decay", "batchnorm", "running_average"
+        "stride", "last_gamma", "other_gammas", "batchnorm_decay", "running_average"
     }  # fmt: skip
 
 
@@ -142,4 +142,4 @@ def test_declarations_are_the_papers_variants() -> None:
         if name.startswith("bs") and "_" not in name:
             assert {*shipped(name).deviations} == own
     for name in ("bs256_full", "bs8k_full"):
-        assert verdict(shipped(name), findings(shipped(name))).endswith("in all 32 rules")
+        assert verdict(shipped(name), findings(shipped(name))).endswith("in all 26 rules")

@@ -11,7 +11,7 @@ import torch
 
 from lsgd import api, config, train
 from lsgd.fold import Graph
-from lsgd.job import guest
+from lsgd.job import device
 from lsgd.job.preemption import SIGNALS
 from lsgd.metric_sums import Scores
 from lsgd.run.rows import read_rows
@@ -95,7 +95,7 @@ def test_the_process_is_left_as_it_was(tmp_path: Path, finished: Path) -> None:
     """A program goes on with its own threads, random numbers, kernels and signals."""
 
     def state() -> list[Any]:
-        flags = [getattr(module, name) for module, name in guest.FLAGS]
+        flags = [getattr(module, name) for module, name in device.KERNEL_FLAGS]
         handlers = [signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)]
         cores, drawn = os.sched_getaffinity(0), torch.get_rng_state().tolist()
         return [torch.get_num_threads(), gc.isenabled(), drawn, cores, *flags, *handlers]

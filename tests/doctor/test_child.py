@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.broken_machine import broken_environment, remaining_processes
 
-from lsgd.doctor.child import run_probe
+from lsgd.doctor import run_probe
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:

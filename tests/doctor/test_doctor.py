@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.broken_machine import broken_environment, doctor, remaining_processes
 
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem
 from lsgd.doctor import __main__ as command
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
 
 KEYS = {"name", "status", "found", "fix", "required", "numbers"}
 # A clean machine without GPUs has these, in this order; programs rely on the names.

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.unresolvable_host import unresolvable_host_command
 
-from lsgd.doctor import machine
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS
-from lsgd.doctor.child import ProbeResult
+from lsgd.doctor import ABSENT, FAIL, PASS, ProbeResult, machine
 from lsgd.job.network import NetworkInterface
 
 LO = NetworkInterface("lo", True, ("127.0.0.1", "::1"))
@@ -22,7 +20,7 @@ def host(*addresses: str) -> ProbeResult:
 
 NETWORK = """
 from lsgd.doctor import machine
-from lsgd.doctor.child import run_probe
+from lsgd.doctor import run_probe
 from lsgd.job.network import list_interfaces
 item = machine.network(run_probe("network", limit=60), list_interfaces(), {})
 print(item.status, item.found, item.fix, sep="|")

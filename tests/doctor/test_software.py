@@ -5,9 +5,7 @@ import pytest
 from helpers.broken_machine import broken_environment
 
 from lsgd import config
-from lsgd.doctor import probe, software
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult, run_probe
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult, probe, run_probe, software
 from lsgd.doctor.datasets import datasets
 
 BUILT = ProbeResult({"version": "0.28.1", "built": {"Gloo": True, "MPI": True, "NCCL": False}})

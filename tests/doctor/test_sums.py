@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.broken_machine import broken_environment, remaining_processes
 
-from lsgd.doctor import sums
-from lsgd.doctor.check_item import ABSENT, FAIL, PASS, CheckItem
-from lsgd.doctor.child import ProbeResult, run_probe
+from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult, run_probe, sums
 
 FINE = CheckItem("", PASS, "")
 

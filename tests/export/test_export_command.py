@@ -5,7 +5,7 @@ from helpers.capabilities import require_capability
 from helpers.exported import trained_learner
 from helpers.usage_errors import usage_error
 
-from lsgd.export import libraries
+from lsgd.export import __main__ as command
 from lsgd.export.__main__ import main
 from lsgd.export.network import FORMATS
 from lsgd.installation import install_command
@@ -23,7 +23,7 @@ def test_a_file_says_where_it_is_and_is_not_overwritten(
     run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own name has recipe, seed and step; --out may stand among words; a file or a folder."""
-    monkeypatch.setattr(libraries, "is_installed", lambda name: True)  # none is imported
+    monkeypatch.setattr(command, "is_installed", lambda name: True)  # none is imported
     assert main([f"{run}/{FILE}", "--to", "torchvision"]) == 0
     assert "after step 2: digits-seed0-step2.pth\n" in capsys.readouterr().out
     assert main([run, "--to", "torchvision", "--out", "a.pth", "val_batch=7"]) == 0
@@ -58,13 +58,13 @@ def test_a_missing_library_is_named(
     form: str, library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the run is looked for."""
-    monkeypatch.setattr(libraries, "is_installed", lambda name: name != library)
+    monkeypatch.setattr(command, "is_installed", lambda name: name != library)
     said = usage_error(main, capsys, "nowhere", "--to", form)
     assert said == (
         f"lsgd: --to {form} needs {library}, which is not installed; type "
         f"{install_command('export')}\n"
     )
-    monkeypatch.setattr(libraries, "is_installed", lambda name: name != "huggingface_hub")
+    monkeypatch.setattr(command, "is_installed", lambda name: name != "huggingface_hub")
     said = usage_error(main, capsys, "nowhere", "--to", "hub", "--push", "me/digits")
     assert said.startswith("lsgd: --push needs huggingface_hub, which is not installed")
 
@@ -78,4 +78,4 @@ def test_words_that_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_form_has_its_libraries() -> None:
-    assert {*FORMATS, "push"} == libraries.LIBRARIES.keys()
+    assert {*FORMATS, "push"} == command.LIBRARIES.keys()

@@ -22,7 +22,7 @@ from helpers.micro_batches import evaluation_micro_batches
 from numpy.typing import NDArray
 from PIL import Image
 
-from lsgd.inputs.colours import recolour
+from lsgd.inputs.pixels import recolour
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lsgd.inputs.transfer import arrays_to_device
+from lsgd.job.device import arrays_to_device
 
 
 class Seen:

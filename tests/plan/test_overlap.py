@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.plan.allreduce import Cost
-from lsgd.plan.overlap import exposed_cost, finish_time
+from lsgd.plan.allreduce import Cost, exposed_cost, finish_time
 
 Sums = list[tuple[int, int, int]]
 """Of each sum: how long after the one before it is ready, its latency, its transfer; in ticks."""

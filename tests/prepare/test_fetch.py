@@ -210,11 +210,12 @@ def test_without_internet_it_says_what_to_put_where(
 
 def test_a_full_disk_is_no_failure_of_the_mirror(site: FaultySite, tmp_path: Path) -> None:
     script = (
-        "import sys; from dataclasses import replace; from lsgd.prepare import fashion_mnist\n"
-        "from lsgd.prepare.__main__ import main; from lsgd.prepare.fetch import PublishedFile\n"
-        f"one = replace(fashion_mnist.SET, files=[{FILE!r}], mirrors=[{site.url!r}])\n"
-        "fashion_mnist.SET = one\n"
-        f"sys.exit(main(['fashion-mnist', {str(tmp_path)!r}]))"
+        "import sys; from dataclasses import replace\n"
+        "from lsgd.prepare import __main__ as command\n"
+        "from lsgd.prepare.published import FASHION_MNIST, PublishedFile\n"
+        f"one = replace(FASHION_MNIST, files=[{FILE!r}], mirrors=[{site.url!r}])\n"
+        "command.PUBLISHED = (one,)\n"
+        f"sys.exit(command.main(['fashion-mnist', {str(tmp_path)!r}]))"
     )
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "-", sys.executable, "-c", script]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=1000)

@@ -17,9 +17,10 @@ from PIL import Image
 
 from lsgd.errors import UsageError
 from lsgd.inputs.index import open_indexes
-from lsgd.prepare import cifar10, conll2003, fashion_mnist, ptb, sst, tiny_imagenet
+from lsgd.prepare import cifar10, tiny_imagenet
 from lsgd.prepare.__main__ import main
 from lsgd.prepare.fetch import PublishedDataset, PublishedFile
+from lsgd.prepare.published import CONLL2003, FASHION_MNIST, PTB, SST
 from lsgd.recipe import Data
 from lsgd.vision import datasets
 
@@ -342,10 +343,10 @@ def test_the_script_in_data_is_the_same_command(
 @pytest.mark.parametrize(
     ("published", "licence"),
     [
-        (fashion_mnist.SET, ""),
-        (conll2003.SET, "for research only"),
-        (ptb.SET, "for research alone"),
-        (sst.SET, "no licence is stated"),
+        (FASHION_MNIST, ""),
+        (CONLL2003, "for research only"),
+        (PTB, "for research alone"),
+        (SST, "no licence is stated"),
     ],
     ids=["fashion-mnist", "conll2003", "ptb", "sst"],
 )

@@ -27,7 +27,7 @@ from lsgd.recipe.checks import check_recipe, check_world_size
 from lsgd.rules import noise_scale
 from lsgd.run.read import read_run
 from lsgd.run.rows import read_rows
-from lsgd.strategy.noise_scale import NoiseScaleAllReduce
+from lsgd.strategy.allreduce import NoiseScaleAllReduce
 from lsgd.strategy.reducer import Reducer
 from lsgd.train import train
 

@@ -24,6 +24,7 @@ from lsgd.rules import optim
 from lsgd.rules.batchnorm import WorkerBatchNorm2d
 from lsgd.rules.sampler import contiguous_share
 from lsgd.step import train_step
+from lsgd.workloads import open_workload
 
 CPU = torch.device("cpu")
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -71,6 +72,30 @@ def test_7_workers_in_passes_of_4_make_one_update() -> None:
     at_once, in_passes = (after(recipe(f"workers_per_pass={p}"), 0, 1) for p in (7, 4))
     assert [len(task.micro_batches) for task in in_passes.strategy.tasks(0, [0, 1])] == [2, 2]
     torch.testing.assert_close(parameters(in_passes), parameters(at_once), **CLOSE)
+
+
+def test_an_update_has_the_lr_of_its_own_step() -> None:
+    """A scheduler that is stepped before the optimizer: each update has the lr of the next step."""
+    made = recipe()
+    used = []
+    learner = Learner(made, SingleComm(), CPU)
+    learner.strategy.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: used.append([group["lr"] for group in optimizer.param_groups])
+    )
+    drop = round(made.steps_per_epoch * made.schedule.milestones[0])
+    steps = [0, 1, drop - 1, drop]
+    for step in steps:
+        [task] = learner.strategy.tasks(made.locate_step(step)[0], [step])
+        train_step(learner, task, open_inputs(made, CPU).train(task.micro_batches))
+    assert used == [[made.lr(step)] * len(used[0]) for step in steps]
+    assert made.lr(drop - 1) > made.lr(drop)
+
+
+def test_another_seed_has_other_weights_and_another_order() -> None:
+    """Else the standard deviation over seeds would be that of nothing."""
+    one, other = (open_workload(recipe(f"seed={seed}"), CPU) for seed in (0, 1))
+    assert not torch.equal(one.network().fc.weight, other.network().fc.weight)
+    assert not np.array_equal(one.example_order(0), other.example_order(0))
 
 
 def test_a_short_last_step_is_divided_by_its_own_size() -> None:

@@ -14,7 +14,7 @@ from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.evaluate import evaluate_checkpoint
-from lsgd.inputs import normalise, open_inputs
+from lsgd.inputs import open_inputs, pixels
 from lsgd.learner import Learner
 from lsgd.models import make_model
 from lsgd.rules.metric import TOP1
@@ -150,7 +150,7 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
 
     # The same run, but from its third epoch on the images are not numbers.
     monkeypatch.setattr(
-        normalise.Normalise, "__call__", lambda self, images: images.float() * torch.nan
+        pixels.Normalise, "__call__", lambda self, images: images.float() * torch.nan
     )
     fields = checkpoint.decode_checkpoint(saved, "checkpoint")
     longer = config.load_recipe([*words, f"run_dir={tmp_path / 'longer'}"])

@@ -1,5 +1,7 @@
 """Rules of Goyal et al. 2017 and of fb.resnet.torch, which section 5.1 cites ("as in [12]")."""
 
+from dataclasses import replace
+
 from lsgd.check.images import FB_RESNET_COLOURS, CropSamples
 from lsgd.check.learning_rate import RunLength, Warmup
 from lsgd.check.observation import Rule
@@ -88,14 +90,11 @@ RULES = {
         "equation (9), Nesterov, m = 0.9; a change of lr leaves the momentum as it is",
         lambda momentum: momentum == Momentum(9, nesterov=True, m=0.9, clip_norm=None),
     ),
-    "lr_of_a_step": Rule("2.2", "the update of a step uses the lr of that step", bool),
-    "gradient": Rule("3", "normalised by kn, not n; without weight decay", bool),
     "label_smoothing": Rule(
         "5.1",
         "none: the loss is the cross-entropy of the labels as they are",
         lambda share: share == 0,
     ),
-    "batchnorm": Rule("2.3", "statistics over one worker's n images, never shared", bool),
     "running_average": Rule("5.1", "momentum 0.9, once per step", lambda m: m == 0.9),
     "precision": Rule("4", "float32", lambda names: names == {"float32"}),
     "gradient_compression": Rule(
@@ -121,11 +120,6 @@ RULES = {
     "epochs": Rule("5.1", "90, for every minibatch", _every_epoch),
     "worker_batch": Rule("2.3, 5.1", "n = 32", lambda sizes: sizes == {32}),
     "tail": Rule("2.1", "every step has kn images", bool),
-    "shuffling": Rule(
-        "3, 5.1", "one random permutation per epoch, divided among the workers", bool
-    ),
-    "seed": Rule("5.1", "5 independent runs", bool),
-    "evaluation": Rule("5.1", "top-1 error over all validation images", bool),
     "averaging": Rule("5.1", "none: the weights of the last step", lambda name: name == "none"),
     "batch_growth": Rule("5.1", "one minibatch for the whole run", lambda sizes: len(sizes) == 1),
     "metric": Rule(
@@ -134,3 +128,12 @@ RULES = {
         lambda run: run == "median top-1 error of the last 5 epochs",
     ),
 }
+
+COMMON_NAMES = ("normalisation", "other_gammas", "tail", "averaging")
+COMMON_RULES = {name: replace(RULES[name], section="any") for name in COMMON_NAMES}
+"""The rules of Goyal et al. 2017 that hold for any source."""
+
+
+def rules_for_section(section: str, *names: str) -> dict[str, Rule]:
+    """Return the named rules of Goyal et al. 2017 as rules of a section of another source."""
+    return {name: replace(RULES[name], section=section) for name in names}

@@ -9,7 +9,7 @@ import math
 
 from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import common
+from lsgd.check.papers import goyal2017
 from lsgd.check.papers.goyal2017 import close
 from lsgd.check.step import Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -37,7 +37,7 @@ def _starts_full(warmup: Warmup) -> bool:
     return bool(warmup.own.curve[0] == warmup.own.curve.max())
 
 
-RULES = common.RULES | {
+RULES = goyal2017.COMMON_RULES | {
     "conv_init": Rule("code", "He: N(0, 2 / fan out)", lambda side: side == "out"),
     "last_gamma": Rule("code", "1", lambda gammas: gammas == {1.0}),
     "weight_decay": Rule(

@@ -5,7 +5,7 @@ The paper does not state initialisation, BN group size or resizing.
 
 from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import common
+from lsgd.check.papers import goyal2017
 from lsgd.check.step import Lars, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -49,8 +49,8 @@ def decay_to_0() -> Rule:
 
 
 RULES = (
-    common.RULES
-    | common.shared_with_goyal("table", "data")
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("table", "data")
     | {
         "augmentation": Rule(
             "table",

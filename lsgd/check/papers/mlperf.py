@@ -10,7 +10,7 @@ import math
 from lsgd.check.images import CropSamples
 from lsgd.check.learning_rate import Parabola, Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import common
+from lsgd.check.papers import goyal2017
 from lsgd.check.papers.goyal2017 import close
 from lsgd.check.step import Lars, Momentum, WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -92,8 +92,8 @@ OF_SGD = {
     ),
 }
 RULES = (
-    common.RULES
-    | common.shared_with_goyal("rules", "data")
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("rules", "data")
     | {
         "augmentation": Rule("code", "area 5 to 100 %, aspect 3/4 to 4/3, flip 0.5", _is_cropped),
         "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),

@@ -5,7 +5,7 @@ not be read.
 """
 
 from lsgd.check.observation import Rule
-from lsgd.check.papers import common
+from lsgd.check.papers import goyal2017
 from lsgd.check.step import Lars, WeightDecayGroups
 from lsgd.recipe import Recipe
 
@@ -21,8 +21,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 
 RULES = (
-    common.RULES
-    | common.shared_with_goyal("paper", "data")
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("paper", "data")
     | {
         "model": Rule("paper", "ResNet-50", bool),
         "last_gamma": Rule("code", "0", lambda gammas: gammas == {0.0}),

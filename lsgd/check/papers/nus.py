@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from lsgd.check.learning_rate import Warmup
 from lsgd.check.observation import Rule
-from lsgd.check.papers import common
+from lsgd.check.papers import goyal2017
 from lsgd.check.papers.lars2017 import decay_to_0
 from lsgd.check.step import WeightDecayGroups
 from lsgd.recipe import Recipe
@@ -43,8 +43,8 @@ def rules(recipe: Recipe) -> dict[str, Rule]:
 
 SHARED = ("data", "augmentation", "evaluation_crop", "model", "conv_init", "stride")
 RULES = (
-    common.RULES
-    | common.shared_with_goyal("code", *SHARED)
+    goyal2017.COMMON_RULES
+    | goyal2017.rules_for_section("code", *SHARED)
     | {
         "resize": Rule("code", "bilinear", lambda filters: filters == {"bilinear"}),
         "colour": Rule("code", "as stored", lambda colour: colour == "as stored"),
