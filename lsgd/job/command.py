@@ -25,7 +25,7 @@ LONGEST = 1e9
 """Seconds, about thirty years: above it the system's own clocks overflow."""
 MOST_EXAMPLES = 3
 """The examples that a help shows."""
-SEE_HELP = "--help says what there is"
+SEE_HELP = "see --help"
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +58,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         if explanation:
             self.add_argument(
-                "--explain", action=_Print, nargs=0, text=explanation, help="print how it works"
+                "--explain",
+                action=_Print,
+                nargs=0,
+                text=explanation,
+                help="show this help and exit",
             )
         self.keys = keys
         self.line: list[str] = []

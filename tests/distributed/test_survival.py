@@ -206,7 +206,7 @@ def test_a_run_that_stops_at_its_target_is_killed_between_and_on_evaluations(
     for _ in range(2):  # the second time nothing is left to train
         assert train(config.load_recipe([*words, f"run_dir={run}"])) == 3
         assert_equal(run, whole)
-    assert "it is complete: nothing is left to train" in capsys.readouterr().out
+    assert "it is complete; nothing is left to train" in capsys.readouterr().out
 
 
 POISONED = """

@@ -77,7 +77,7 @@ def test_a_server_that_is_killed_in_mid_run_misses_nothing(
             job.until(mlflow.metrics)
             mlflow.kill()
         assert job.wait() == 0, job.output_text
-        assert job.output_text.count("sends the run to mlflow goes on with the rest") == 1
+        assert job.output_text.count("sends the run to mlflow continues with the rest") == 1
         assert_equal(folder, undisturbed, within=0)
         mlflow.start()
         job.wait_until_no_processes()

@@ -27,7 +27,8 @@ def full() -> int:
 
 
 FULL = (
-    "runs/a could not be written (No space left on device); free some space, and the same command"
+    "runs/a could not be written (No space left on device); free some space and rerun the same "
+    "command"
 )
 
 

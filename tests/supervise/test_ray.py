@@ -117,7 +117,7 @@ def test_who_is_killed_is_back(tmp_path: Path, victim: str, start) -> None:
     said, _ = program.communicate(timeout=200)
     assert program.returncode == 75, said
     assert "lsgd: process 1 was killed by signal 9 after" in said
-    assert "started again, as life 1\n" in said
+    assert "restarting it (restart 1)\n" in said
 
 
 @pytest.mark.ray
