@@ -30,9 +30,9 @@ class FedTraining:
             for name in (self.loader, MODEL, TOGETHER)
         )
         bounds = {
-            "yes": "The model bounds",
-            "no": "The loader bounds",
-            "not resolved": "Which of the two bounds is not resolved",
+            "yes": "The model is the bottleneck",
+            "no": "The loader is the bottleneck",
+            "not resolved": "Which of the two is the bottleneck is not resolved",
         }[speed_ratio(self.speeds, self.loader, MODEL).compare_at_least(1)]
         return (
             f"{bounds}: {self.loader} alone brings {loader}, the model alone takes {model}; "

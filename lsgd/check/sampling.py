@@ -59,7 +59,8 @@ def _tail(recipe: Recipe, steps: list[list[MicroBatch]]) -> Observation:
     left = recipe.data.train_examples - sum(len(e.examples) for passes in steps for e in passes)
     return Observation(
         "tail",
-        f"steps of {' and '.join(map(str, sorted(counts)))}; {left} images wait for another epoch",
+        f"steps of {' and '.join(map(str, sorted(counts)))}; {left} images are left for another "
+        "epoch",
         counts == {recipe.batch_size} and 0 <= left < recipe.batch_size,
     )
 
@@ -73,10 +74,10 @@ def _shuffling(learner: Learner, steps: list[list[MicroBatch]]) -> Observation:
         "an epoch does not have every image once": not whole,
         "images are not in random order": _in_runs(first),
         "every epoch has the same order": np.array_equal(first, second),
-        "asked again, an epoch has another order": not np.array_equal(
+        "a repeated epoch has another order": not np.array_equal(
             sampler.epoch_order(count, seed=seed, epoch=0), first
         ),
-        "steps do not go through the permutation": not np.array_equal(taken, first[: len(taken)]),
+        "steps do not follow the permutation": not np.array_equal(taken, first[: len(taken)]),
     }
     present = [fault for fault, occurs in faults.items() if occurs]
     return Observation(

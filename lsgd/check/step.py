@@ -398,7 +398,7 @@ def _batchnorm(learner: Learner) -> Observation:
     )
 
 
-OF_ONE_WORKER = "over one worker's images, in any pass"
+OF_ONE_WORKER = "over one worker's images, in any micro-batch"
 
 
 def _statistics(layer: nn.modules.batchnorm._BatchNorm) -> str:
@@ -421,8 +421,8 @@ def _statistics(layer: nn.modules.batchnorm._BatchNorm) -> str:
         if torch.allclose(output, after(alone), atol=1e-9):
             return OF_ONE_WORKER
         if torch.allclose(output, after(together), atol=1e-9):
-            return "over all images of a pass"
-    return "neither over one worker's images nor over those of a pass"
+            return "over all images of a micro-batch"
+    return "neither over one worker's images nor over those of a micro-batch"
 
 
 def _make_identity(layer: nn.modules.batchnorm._BatchNorm) -> None:
@@ -464,7 +464,7 @@ def _running_average(recipe: Recipe) -> Observation:
     The old mean and variance are 0 and 1. The share has no meaning if evaluations measure BN.
     """
     if recipe.measures_bn:
-        return Observation("running_average", "measured anew before an evaluation", None)
+        return Observation("running_average", "measured again before an evaluation", None)
     small = miniature(recipe)
     running = _running(small)
     layer = running.layers[0]

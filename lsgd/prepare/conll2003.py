@@ -26,5 +26,5 @@ SET = PublishedDataset(
         "corpus/CoNLL-2003",
     ),
     summary="20,744 sentences of news with tagged names, 5 MB",
-    licence="its texts are news of Reuters, which NIST gives out for research only",
+    licence="its texts are Reuters news, which NIST distributes for research only",
 )

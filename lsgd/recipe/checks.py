@@ -95,7 +95,7 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
         if not applies_to(entry, workload):
             if value != default(entry):
                 raise UsageError(
-                    f"{key}={value} says nothing with data.workload={workload}; leave it out"
+                    f"{key}={value} has no effect with data.workload={workload}; leave it out"
                 )
             continue
         for limit in limits(entry):
@@ -168,7 +168,7 @@ def _check_optim(optim: Optim) -> None:
         if name not in optimizers and value != none:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UsageError(
-                f"optim.{key}={shown} says nothing with optim.name={name}; write optim.{key}="
+                f"optim.{key}={shown} has no effect with optim.name={name}; write optim.{key}="
                 f"{str(none).lower()}, as optim={name} does, or leave it out"
             )
     if optim.clip_norm is not None and optim.equation == 10:
@@ -222,10 +222,14 @@ def _check_goal(recipe: Recipe) -> None:
     given = {"epochs_to": goal.epochs_to, "steps_to": goal.steps_to}
     targets = {f"metric.{key}.{name}": x for key, each in given.items() for name, x in each.items()}
     if len(targets) > 1:
-        raise UsageError(f"{' and '.join(targets)} are {len(targets)} numbers of a run; write one")
+        raise UsageError(
+            f"{' and '.join(targets)} are {len(targets)} final metrics of a run; write one"
+        )
     for key, target in targets.items():
         if (name := key.rpartition(".")[2]) not in rates:
-            raise UsageError(f"{key} is no rate of these runs; write one of {', '.join(rates)}")
+            raise UsageError(
+                f"{key} is not a metric of these runs; write one of {', '.join(rates)}"
+            )
         highest = METRICS[name].upper_bound
         if not 0 <= target <= (math.inf if highest is None else highest):
             raise UsageError(
@@ -244,8 +248,8 @@ def _check_averaging(recipe: Recipe) -> None:
     for key, name in {"half_life": "ema", "epochs": "last"}.items():
         if (value := getattr(averaging, key)) != getattr(Averaging, key) and averaging.name != name:
             raise UsageError(
-                f"averaging.{key}={value:g} says nothing with averaging={averaging.name}; leave it "
-                f"out, or write averaging={name}"
+                f"averaging.{key}={value:g} has no effect with averaging={averaging.name}; leave "
+                f"it out, or write averaging={name}"
             )
     if averaging.name == "none":
         return
@@ -268,7 +272,7 @@ def _check_bn_statistics(recipe: Recipe) -> None:
         return
     if recipe.model.name == "lenet5":
         raise UsageError(
-            f"bn_statistics={name} says nothing of model=lenet5, which has no BN; leave it out"
+            f"bn_statistics={name} has no effect with model=lenet5, which has no BN; leave it out"
         )
     if not recipe.strategy.is_synchronous:
         raise UsageError(
@@ -284,7 +288,8 @@ def _check_target(recipe: Recipe) -> None:
         rate = rates.get(recipe.data.workload)
         if given != [rate]:
             raise UsageError(
-                f"target has {' and '.join(given) or 'no number'}, and the number of this run is "
+                f"target has {' and '.join(given) or 'no number'}, and the final metric of this "
+                "run is "
                 + (f"a {rate}; write target.{rate}" if rate else "none of these; leave it out")
             )
 
@@ -324,7 +329,7 @@ def _check_language(recipe: Recipe) -> None:
             )
     if recipe.keeps_tail:
         raise UsageError(
-            "tail=keep says nothing with data.workload=language, whose streams are of equal "
+            "tail=keep has no effect with data.workload=language, whose streams are of equal "
             "length; leave it out"
         )
     if not recipe.train_examples:
@@ -393,7 +398,7 @@ def _check_decay(rule: Schedule) -> None:
     """Raise UsageError for schedule settings that contradict this kind of lr decay or warmup."""
     if rule.warmup_start is not None and rule.warmup == "none":
         raise UsageError(
-            f"schedule.warmup_start={rule.warmup_start:g} says nothing with schedule.warmup=none; "
+            f"schedule.warmup_start={rule.warmup_start:g} has no effect with schedule.warmup=none; "
             "leave it out, or write schedule.warmup=gradual"
         )
     if rule.warmup_start == 0 and rule.warmup == "constant":
@@ -423,8 +428,8 @@ def _check_decay(rule: Schedule) -> None:
         value = getattr(rule, key)
         if value != getattr(Schedule, key) and rule.decay not in decays:
             raise UsageError(
-                f"schedule.{key}={value:g} says nothing with schedule.decay={rule.decay}; leave it "
-                f"out, or write schedule={' or '.join(decays)}"
+                f"schedule.{key}={value:g} has no effect with schedule.decay={rule.decay}; leave "
+                f"it out, or write schedule={' or '.join(decays)}"
             )
 
 
@@ -434,8 +439,9 @@ def _check_growth(recipe: Recipe) -> None:
     if not milestones:
         if growth.factor != BatchGrowth.factor:
             raise UsageError(
-                f"batch_growth.factor={growth.factor} says nothing without batch_growth.milestones;"
-                " write the epochs at which the batch grows, such as batch_growth.milestones=[30]"
+                f"batch_growth.factor={growth.factor} has no effect without "
+                "batch_growth.milestones; write the epochs at which the batch grows, such as "
+                "batch_growth.milestones=[30]"
             )
         return
     for milestone in milestones:
@@ -494,8 +500,8 @@ def _check_strategy(recipe: Recipe) -> None:
     for key, strategies in STRATEGIES_OF_SETTING.items():
         if getattr(strategy, key) != getattr(StrategySettings(), key) and name not in strategies:
             raise UsageError(
-                f"strategy.{key}={getattr(strategy, key)} says nothing with strategy={name}; leave "
-                f"it out, or write strategy={' or '.join(strategies)}"
+                f"strategy.{key}={getattr(strategy, key)} has no effect with strategy={name}; "
+                f"leave it out, or write strategy={' or '.join(strategies)}"
             )
     if strategy.backup >= recipe.workers:
         raise UsageError(
@@ -512,12 +518,12 @@ def _check_strategy(recipe: Recipe) -> None:
         _check_sparse_rows(recipe.optim)
     if recipe.optim.name == "lars" and name not in ("allreduce", "local"):
         raise UsageError(
-            f"optim.name=lars needs the norm of each whole tensor, of which with strategy={name} "
-            "nobody has more than a part; write strategy=allreduce or local"
+            f"optim.name=lars needs the norm of each whole tensor, and with strategy={name} no "
+            "process has more than a part; write strategy=allreduce or local"
         )
     if recipe.noise_scale and name != "allreduce":
         raise UsageError(
-            f"noise_scale=true is measured in steps whose passes are at one model, and not with "
+            "noise_scale=true needs steps whose micro-batches share one model, unlike "
             f"strategy={name}; write strategy=allreduce, or leave it out"
         )
     speeds = recipe.cluster.speeds
@@ -551,7 +557,7 @@ def _check_order(recipe: Recipe) -> None:
     if strategy.order not in ("virtual", "live") and not Path(strategy.order).is_file():
         raise UsageError(
             f"strategy.order={strategy.order} is neither virtual nor live, and no file; give the "
-            "orders.npz of a run that was made with strategy.order=live"
+            "orders.npz of a run with strategy.order=live"
         )
     if not strategy.has_live_order:
         return
@@ -589,7 +595,7 @@ def _check_outer(strategy: StrategySettings, workers: int) -> None:
     for key, rules in OUTER_RULES_OF_SETTING.items():
         if getattr(strategy, key) != getattr(StrategySettings(), key) and outer not in rules:
             raise UsageError(
-                f"strategy.{key}={getattr(strategy, key):g} says nothing with strategy.outer="
+                f"strategy.{key}={getattr(strategy, key):g} has no effect with strategy.outer="
                 f"{outer}; leave it out, or write strategy.outer={' or '.join(rules)}"
             )
     if outer == "elastic" and strategy.is_push_based:
@@ -631,9 +637,8 @@ def _check_own_updates(recipe: Recipe) -> None:
         )
     if recipe.gradient_compression != "none":
         raise UsageError(
-            f"gradient_compression={recipe.gradient_compression} is for sums over processes of the "
-            f"gradients of an update, and with strategy={name} there are none; write "
-            "gradient_compression=none"
+            f"gradient_compression={recipe.gradient_compression} is for the all-reduce of an "
+            f"update's gradients, and strategy={name} has none; write gradient_compression=none"
         )
 
 
@@ -656,9 +661,9 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
     if recipe.noise_scale and (most_workers == 1 or (world_size == 1 and one_pass)):
         how = "leave it out" if most_workers == 1 else f"write workers_per_pass={most_workers // 2}"
         raise UsageError(
-            f"noise_scale=true compares the gradients of a step's passes, and workers="
+            f"noise_scale=true compares the gradients of a step's micro-batches, and workers="
             f"{most_workers} with workers_per_pass={per_pass} on {world_size} "
-            f"process{'es' * (world_size > 1)} make one pass a step; {how}"
+            f"process{'es' * (world_size > 1)} make one micro-batch per step; {how}"
         )
     if recipe.strategy.name == "hogwild" and world_size < recipe.workers:
         raise UsageError(

@@ -54,7 +54,7 @@ def report(
         reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
         raise UsageError(
             f"there is no run in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
-            "folders that have them"
+            "folders that contain some"
         )
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
@@ -85,7 +85,7 @@ def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, bytes]) ->
     for name in written:
         if not _is_inside(out, name):
             raise UsageError(
-                f"--out {out} has a link to elsewhere in it, {name}; write a new folder"
+                f"--out {out} contains a link to another place, {name}; write a new folder"
             )
     for name in set(earlier) - set(written):
         (out / name).unlink(missing_ok=True)
@@ -112,12 +112,12 @@ def _check(out: Path, runs: Sequence[Path]) -> list[str]:
     earlier = _written_to(out)
     if earlier is None or (out / "config.yaml").exists():
         raise UsageError(
-            f"--out {out} has files in it that no report wrote; write a new or empty folder"
+            f"--out {out} contains files that no report wrote; write a new or empty folder"
         )
     if any(path.resolve().is_relative_to(out.resolve()) for path in runs):
         raise UsageError(
-            f"--out {out} has runs in it that are reported on, and a report replaces what it has "
-            "kept; write another folder"
+            f"--out {out} contains runs of this report, which a new report would replace; write "
+            "another folder"
         )
     return earlier
 

@@ -172,7 +172,9 @@ def test_evaluations_every_four_epochs_are_mlperfs() -> None:
     assert deviating(*RUNS["mlperf"]) - deviating(*words) == {"evaluation_epochs"}
     asked = compose_recipe(*words)
     results = check.rule_results(check.build_learner(asked))
-    with pytest.raises(UsageError, match=r"declares a deviation in evaluation_epochs that is not"):
+    with pytest.raises(
+        UsageError, match=r"declares a deviation in evaluation_epochs that does not"
+    ):
         verdict(asked, results)
 
 
@@ -252,8 +254,8 @@ def test_the_paper_decides_nothing_of_a_run() -> None:
         (WorkerBatchNorm1d(4), "one worker's images"),
         (WorkerBatchNormAct2d(with_activation(nn.ReLU())), "one worker's images"),
         (WorkerBatchNormAct2d(with_activation(nn.SiLU())), "one worker's images"),
-        (nn.BatchNorm2d(4), "all images of a pass"),
-        (with_activation(nn.ReLU()), "all images of a pass"),
+        (nn.BatchNorm2d(4), "all images of a micro-batch"),
+        (with_activation(nn.ReLU()), "all images of a micro-batch"),
         (OverChannels(4), "neither"),
     ],
 )
@@ -274,4 +276,4 @@ def test_norms_with_and_without_activation_are_of_one_kind() -> None:
     built.model.get_submodule("blocks.0.0").bn1 = nn.BatchNorm2d(32)
     fact = step._batchnorm(built)
     assert not fact.value
-    assert fact.run == "over all images of a pass in blocks.0.0.bn1"
+    assert fact.run == "over all images of a micro-batch in blocks.0.0.bn1"

@@ -125,7 +125,7 @@ def test_another_word_is_refused_with_the_nearest_names(
     said = usage_error(
         lambda words: run_alone(lambda: lsgd.__main__.dispatch(words)), capsys, command
     )
-    assert f"there is no command '{command}'; " in said
+    assert f"command '{command}' does not exist; " in said
     assert all(name in said for name in names)
 
 

@@ -84,12 +84,12 @@ def test_without_torch_and_a_place_to_write_no_run_is_possible(tmp_path: Path) -
     assert lines["Horovod"].startswith("-     Horovod")
     assert lines["Horovod"].endswith("optional: not installed")
     assert lines["DALI, CPU"].endswith("optional: not installed")
-    assert lines["all-reduce torch gloo"].endswith("not needed here: torch does not load")
+    assert lines["all-reduce torch gloo"].endswith("not needed here: torch cannot be imported")
     assert "      -> change to a folder that you can write to, or write run_dir=FOLDER" in (
         done.stdout
     )
     assert done.stdout.splitlines()[-1] == (
-        "No run is possible here before this is mended: torch, torchvision, recipes, tensorboard, "
+        "No run is possible here until this is fixed: torch, torchvision, recipes, tensorboard, "
         "run folder."
     )
 

@@ -84,7 +84,7 @@ def test_a_parser_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
     for run in (run_alone, run_command):
         assert run(lambda: parser.parse_args(["--tol", "1"])) == 2
         assert capsys.readouterr().err == (
-            "lsgd: there is no option --tol; did you mean --tolerance?\n"
+            "lsgd: option --tol does not exist; did you mean --tolerance?\n"
         )
 
 

@@ -86,7 +86,7 @@ def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "**First: minibatch 4096 on 128 GPUs, 2.1 min for 11,179 steps of 11.5 ms" in text
     assert "(modelled); 4.6 GPU hours, 11.43 at 2.5 each.**" in text
-    assert "Left out, as slower than a line between others: 4096, 8192, 13056, 58880" in text
+    assert "Skipped, as slower than a line between others: 4096, 8192, 13056, 58880" in text
     assert "batch norm was over 64 to 424 images, here it is over 32" in text
     assert "| 32768     |   56.00 |  2,189 |" in text
     assert "38.64 ~" in text

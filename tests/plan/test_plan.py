@@ -22,7 +22,9 @@ RUN = [
     "channels_last=true",
     "--run",
 ]
-STEP = r"Memory of each GPU: [23]\.\d\d GB for passes of 1 worker in float32, which fits 16 GB;"
+STEP = (
+    r"Memory of each GPU: [23]\.\d\d GB for micro-batches of 1 worker in float32, which fits 16 GB;"
+)
 STUDY = Path(__file__).resolve().parents[2] / "results/2026-11-20-fashion-bs1k"
 RUNS = unpack(STUDY / FILE)
 
@@ -122,13 +124,13 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         ([*PLAN, "nodes=2"], "nodes= is given twice"),
         (["+recipe=bs8k", "nodes=0", "gpus=8"], "nodes=0 is not a whole number above 0"),
         (["+recipe=bs8k", "nodes=44", "gpus=8"], "352 processes cannot share workers=256"),
-        ([*PLAN, "rehearse=true"], "leave it out to plan the real one"),
+        ([*PLAN, "rehearse=true"], "leave it out to plan the real run"),
         ([*PLAN, "model=resnet101"], "add --images-per-second X"),
         ([*PLAN, "--preset", "h200"], "add --images-per-second X"),
         ([*PLAN, "--images-per-second", "-3"], "-3 is not a number above 0"),
         ([*PLAN, "--out", str(STUDY)], "is there already"),
         ([*PLAN, "--out", str(STUDY / "README.md/plan")], "cannot be made (Not a directory)"),
-        ([*PLAN, "--run", "nowhere"], "--run nowhere is no run folder"),
+        ([*PLAN, "--run", "nowhere"], "--run nowhere is not a run folder"),
         ([*PLAN, "--run", str(RUNS / "float64-one")], "has model=small_resnet and bs8k has"),
         ([*RUN, str(RUNS / "float64-two"), "precision=float64"], "was made by 2 processes"),
         ([*RUN, str(RUNS / "float64-one")], "has precision=float64"),

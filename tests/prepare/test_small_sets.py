@@ -300,7 +300,9 @@ def test_nothing_leaves_the_folder_of_a_zip(
     site: FaultySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: bytes
 ) -> None:
     publish_tiny(site, monkeypatch, archive)
-    with pytest.raises(UsageError, match=r"tiny.zip has .*, which is no image of Tiny-ImageNet"):
+    with pytest.raises(
+        UsageError, match=r"tiny.zip has .*, which is not an image of Tiny-ImageNet"
+    ):
         tiny_imagenet.prepare(tmp_path / "root")
     assert set(tree(tmp_path)) == {"root/tiny.zip"}
 

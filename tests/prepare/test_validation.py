@@ -103,7 +103,7 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
     (tmp_path / "val" / LABELS[0]).mkdir(parents=True)
     for folder in (tmp_path / "val", tmp_path / "val" / LABELS[0]):
         (folder / twice).write_text(str(folder))
-    with pytest.raises(UsageError, match="are both there; remove one"):
+    with pytest.raises(UsageError, match="both exist; remove one"):
         sort_val(tmp_path / "val", class_of)
     assert (tmp_path / "val" / LABELS[0] / twice).read_text() == str(tmp_path / "val" / LABELS[0])
 
@@ -112,8 +112,8 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("", "does not name"),
-        ("a.JPEG n00000001\n", "n00000001 is no class of ILSVRC 2012"),
-        ("490\n361\n171\n", "has '490' where the name of an image and its class"),
+        ("a.JPEG n00000001\n", "n00000001 is not a class of ILSVRC 2012"),
+        ("490\n361\n171\n", "has '490' instead of the name of an image and its class"),
         (all_numbers(1), "not all of 0 to 999"),
         ("a.JPEG 3\nb.JPEG 5\n", "not all of 0 to 999"),
         ("a.JPEG 3\nb.JPEG n01440764\n", "not all of 0 to 999"),

@@ -159,7 +159,7 @@ def test_a_skip_list_is_recorded_by_what_it_names(tmp_path: Path) -> None:
     file.unlink()
     again = config.recipe_from_mapping(yaml.safe_load(config.to_yaml(recipe)))
     assert again == recipe
-    assert "images left out (data.skip): 2" in recipe.summary()
+    assert "images skipped (data.skip): 2" in recipe.summary()
     empty = tmp_path / "empty.txt"
     empty.write_text("# none\n")
     nothing = config.load_recipe(["+recipe=bs256", f"data.skip_list={empty}"])
