@@ -140,7 +140,7 @@ def _divergence(runs: tuple[Run, Run]) -> FirstMismatch | None:
         if run.diverged is not None and other.diverged is None:
             step = run.rows[-1]["step"]
             if _last_step(other) > step:
-                values = run.diverged, "goes on"
+                values = run.diverged, "continues"
                 return FirstMismatch(
                     "diverged", step, "text", values if run is runs[0] else values[::-1]
                 )

@@ -64,11 +64,11 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "wd": ("optim.weight_decay=",),
     "arch a net": ("model=",),
     "data data-dir data-path data-root": (
-        "data.root=FOLDER for where a dataset is, and data=NAME for which it is",
+        "data.root=FOLDER for the folder of a dataset, and data=NAME for the dataset",
     ),
     "dataset": ("data=",),
     "workers num-workers j": (
-        "inputs.decoders=N for processes that decode images; workers=K are those of the minibatch",
+        "inputs.decoders=N for processes that decode images; workers=K is for the minibatch",
         "--jobs",
     ),
     "amp bf16 fp16 half": ("precision=bfloat16",),

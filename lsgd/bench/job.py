@@ -85,7 +85,7 @@ def open_job(
     """
     name = f"{processes} {'process' if processes == 1 else 'processes'} over {library}"
     if library == "single":
-        name = "a process of its own"
+        name = "a separate process"
     threads = max(1, cores(detect_launch()) // processes)
     ours = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
     with open_command(

@@ -86,7 +86,7 @@ def check(recipe: Recipe) -> None:
 
     Raises UsageError if the deviations are not those declared, or for unsupported recipes.
     """
-    remedy = "the paper has no rules for another, so train it without this check"
+    remedy = "the paper has no rules for it, so train without this check"
     check_supported(recipe, "lsgd.check", remedy, workloads=("images",), strategies=("allreduce",))
     if recipe.rehearse:
         raise UsageError(

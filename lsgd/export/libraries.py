@@ -22,6 +22,6 @@ def check_export_libraries(export_format: str, *, push: bool) -> None:
         if not is_installed(name):
             raise UsageError(
                 f"{'--push' if name in LIBRARIES['push'] else f'--to {export_format}'} needs "
-                f"{name}, which "
-                f"is not installed; type {install_command('export')}"
+                f"{name}, which is not installed; run"
+                f" {install_command('export')}"
             )

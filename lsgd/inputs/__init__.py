@@ -181,6 +181,6 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
             )
     if loader == "dali" and not is_dali_installed():
         raise UsageError(
-            f"inputs=dali, but DALI is not installed; type {install_command('dali')}, or write "
+            f"inputs=dali, but DALI is not installed; run {install_command('dali')}, or write "
             "inputs=torchvision"
         )

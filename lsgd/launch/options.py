@@ -168,7 +168,7 @@ def read_options(
     form, *_ = lines = _lines(launcher)
     remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
-        raise UsageError(f"option -- is not known; {remedy}")
+        raise UsageError(f"option -- is unknown; {remedy}")
     parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)

@@ -198,7 +198,7 @@ def _build(recipe: Recipe) -> nn.Module:
             import timm
         except ImportError:
             raise UsageError(
-                f"model={recipe.model.name} needs timm, which is not installed; type "
+                f"model={recipe.model.name} needs timm, which is not installed; run "
                 f"{install_command('timm')}"
             ) from None
         known = timm.list_models()

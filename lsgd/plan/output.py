@@ -22,8 +22,8 @@ def plotter(name: str) -> Plotter:
         plot: Plotter = getattr(import_module("lsgd.plan.plot"), name)
     except ImportError as error:
         raise UsageError(
-            f"--out draws a plot, and matplotlib cannot be imported ({error}); "
-            f"type {install_command('report')}"
+            f"--out draws a plot, and matplotlib cannot be imported ({error}); run"
+            f" {install_command('report')}"
         ) from None
     return plot
 

@@ -109,7 +109,7 @@ def _answer(run: RunEstimate, recipe: Recipe) -> str:
         (part for part in shares if part != run.bottleneck and shares[part] >= 0.0005),
         key=lambda part: -shares[part],
     )
-    others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else shows"
+    others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else visible"
     assert run.epoch is not None
     assert run.hours is not None
     return (

@@ -38,9 +38,9 @@ def _checked(points: PublishedPoints, accuracy: float, recipe: Recipe) -> Publis
         size,
     ):
         raise UsageError(
-            f"the points to {accuracy:g} % are of {_network(points)} at {size} pixels, and "
-            f"{recipe.name} is of {recipe.model.name} on {recipe.data.name} at "
-            f"{recipe.data.image_size}; write a recipe of these, such as +recipe=bs8k"
+            f"the points to {accuracy:g} % are for {_network(points)} at {size} pixels, and "
+            f"{recipe.name} trains {recipe.model.name} on {recipe.data.name} at "
+            f"{recipe.data.image_size}; write a recipe for these, such as +recipe=bs8k"
         )
     return points
 

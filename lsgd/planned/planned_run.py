@@ -87,8 +87,8 @@ class PlannedRun:
                 return None
             problem = f"squeue fails: {queue.stderr.strip()}"
         raise UsageError(
-            f"it is unknown whether job {job} still trains {self} ({problem}); ask where squeue "
-            f"works, or remove {self.job_path} if the job has gone"
+            f"it is unknown whether job {job} still trains {self} ({problem}); check where "
+            f"squeue works, or remove {self.job_path} if the job has ended"
         )
 
 

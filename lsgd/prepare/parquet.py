@@ -125,7 +125,7 @@ def _need_pyarrow() -> None:
     """Raise UsageError if pyarrow is not installed."""
     if not is_installed("pyarrow"):
         raise UsageError(
-            f"--parquet needs pyarrow, which is not installed; type {install_command('imagenet')}"
+            f"--parquet needs pyarrow, which is not installed; run {install_command('imagenet')}"
         )
 
 

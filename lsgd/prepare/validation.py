@@ -83,7 +83,7 @@ def check_sorted(folder: Path, class_of: ValClasses) -> None:
         for name in image_files(folder / wnid):
             if (own := class_of(name)) != wnid:
                 raise UsageError(
-                    f"{folder / wnid / name} is of class {own} by {class_of.file}; move it to "
+                    f"{folder / wnid / name} is of class {own} in {class_of.file}; move it to "
                     f"{folder / own}, and check how it came there"
                 )
 
@@ -99,7 +99,7 @@ def _devkit(file: Path) -> dict[str, str]:
     except ImportError:
         raise UsageError(
             f"--val-classes {file} has a MATLAB file in it, which scipy reads, and scipy is not "
-            f"installed; type {install_command('imagenet')}, or give lines such as "
+            f"installed; run {install_command('imagenet')}, or give lines such as "
             "`ILSVRC2012_val_00000001.JPEG n01751748`"
         ) from None
     try:

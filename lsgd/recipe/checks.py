@@ -135,7 +135,7 @@ def _check_model(recipe: Recipe) -> None:
             )
     if workload == "images" and model != "lenet5" and recipe.model.hidden != Model.hidden:
         raise UsageError(
-            f"model.hidden={recipe.model.hidden} is of model=lenet5, and this is model={model}; "
+            f"model.hidden={recipe.model.hidden} is for model=lenet5, and this is model={model}; "
             "leave it out"
         )
 
@@ -155,7 +155,7 @@ def _check_optim(optim: Optim) -> None:
         )
     if name == "adam" and not optim.momentum:
         raise UsageError(
-            "optim.momentum=0 leaves Adam, whose beta1 it is, without a mean of gradients; write "
+            "optim.momentum=0 sets Adam's beta1 to 0, which keeps no mean of gradients; write "
             "optim.momentum=0.9"
         )
     if name in ("adam", "adagrad") and not optim.eps:
@@ -255,13 +255,13 @@ def _check_averaging(recipe: Recipe) -> None:
         return
     if strategy != "allreduce":
         raise UsageError(
-            f"averaging={averaging.name} is of a model that each process has after each update, "
-            f"and not of strategy={strategy}; write averaging=none, or strategy=allreduce"
+            f"averaging={averaging.name} needs the model on each process after each update, "
+            f"unlike strategy={strategy}; write averaging=none, or strategy=allreduce"
         )
     if recipe.bn_statistics.name == "last":
         raise UsageError(
-            f"bn_statistics=last is of the weights, and averaging={averaging.name} evaluates "
-            "others, by statistics of their own; leave it out"
+            f"bn_statistics=last belongs to the last weights, and averaging={averaging.name} "
+            "evaluates other weights with their own statistics; leave it out"
         )
 
 
@@ -276,7 +276,7 @@ def _check_bn_statistics(recipe: Recipe) -> None:
         )
     if not recipe.strategy.is_synchronous:
         raise UsageError(
-            f"bn_statistics={name} is of whole steps, which strategy={recipe.strategy.name} does "
+            f"bn_statistics={name} needs whole steps, which strategy={recipe.strategy.name} does "
             "not make; write bn_statistics=moving, or strategy=allreduce"
         )
 
@@ -317,9 +317,8 @@ def _check_language(recipe: Recipe) -> None:
     data, streams = recipe.data, recipe.batch_size
     if recipe.strategy.is_asynchronous:
         raise UsageError(
-            f"strategy={recipe.strategy.name} gives a worker any next batch, and in a text each "
-            "window goes on with the state of the one before; write strategy=allreduce, sync or "
-            "local"
+            f"strategy={recipe.strategy.name} gives a worker any next batch, but in a text each "
+            "window needs the state of the one before; write strategy=allreduce, sync or local"
         )
     for name in ("val_examples", "test_examples"):
         if getattr(data, name) == 1:
@@ -579,7 +578,7 @@ def _check_hogwild(recipe: Recipe) -> None:
     optim = recipe.optim
     if optim.name != "sgd" or optim.momentum:
         raise UsageError(
-            "strategy=hogwild is plain SGD, of which nothing but the model is shared, and not for "
+            "strategy=hogwild is plain SGD, which shares only the model, and does not support "
             f"optim.name={optim.name} with optim.momentum={optim.momentum:g}; write optim=sgd "
             "optim.momentum=0 optim.nesterov=false, or strategy=async"
         )
@@ -698,7 +697,7 @@ def check_supported(
     ):
         if known is not None and value not in known:
             raise UsageError(
-                f"{command} knows only {key}={' or '.join(known)}, and {recipe.name} has "
+                f"{command} supports only {key}={' or '.join(known)}, and {recipe.name} has "
                 f"{key}={value}; {remedy}"
             )
 
@@ -707,7 +706,7 @@ def check_constant_batch(recipe: Recipe, command: str) -> None:
     """Raise UsageError if a recipe's batch size grows, for commands that allow one size only."""
     if recipe.batch_growth.milestones:
         raise UsageError(
-            f"{command} knows steps of one size, and batch_growth.milestones="
+            f"{command} supports steps of one size, and batch_growth.milestones="
             f"{_numbers(recipe.batch_growth.milestones)} makes others; write "
             f"batch_growth.milestones=[] workers={recipe.workers}, and for what follows "
             f"workers={recipe.stages[-1].workers}"

@@ -120,9 +120,9 @@ def _looks(findings: Findings) -> list[Block]:
     if looks.first >= looks.last:
         return []
     return [
-        f"The claims are looked at with {looks.first} to {looks.last} seeds, and an interval of "
-        f"95 % at each look would be wrong too often: each has {percent(looks.level(0.95))} "
-        "instead, so that all of them together have 95 % (Pocock 1977)."
+        f"The claims are tested with {looks.first} to {looks.last} seeds, and an interval of 95 "
+        f"% at each look would be wrong too often: each has {percent(looks.level(0.95))} "
+        "instead, for 95 % over all looks (Pocock 1977)."
     ]
 
 

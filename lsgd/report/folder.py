@@ -53,7 +53,7 @@ def report(
     if not found and command is None:
         reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
         raise UsageError(
-            f"there is no run in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
+            f"no run is in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
             "folders that contain some"
         )
     findings = compute_findings(found, left_out, study, overrides, looks)

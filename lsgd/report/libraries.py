@@ -17,6 +17,6 @@ def check_libraries(extra: str = "report") -> None:
             import_module(name)
         except ImportError:
             raise UsageError(
-                f"a report needs {name} for {use}, and it is not installed; type "
+                f"a report needs {name} for {use}, which is not installed; run "
                 f"{install_command(extra)}"
             ) from None

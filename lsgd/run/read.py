@@ -153,7 +153,7 @@ def read_run(path: Path) -> Run:
     name = run.start.get("metric", TOP1.name)
     if name not in list(METRICS):
         raise NotARunError(
-            f"metrics.jsonl is of the metric {name}, and this lsgd knows {', '.join(METRICS)}"
+            f"metrics.jsonl has the metric {name}, and this lsgd supports {', '.join(METRICS)}"
         )
     keys = [f"{evaluation_set}_{run.metric.name}" for evaluation_set in run.sets]
     for epoch, row in run.epochs.items():

@@ -31,7 +31,7 @@ try:
         from optuna.storages.journal import JournalFileBackend
         from optuna.trial import FrozenTrial, TrialState, create_trial
 except ImportError:
-    raise UsageError(f"a search needs Optuna; type {install_command('search')}") from None
+    raise UsageError(f"a search needs Optuna; run {install_command('search')}") from None
 
 STATES = {
     TrialState.WAITING: RUNNING,

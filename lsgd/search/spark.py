@@ -370,7 +370,7 @@ def _check_installed() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        raise UsageError(f"Spark is not installed; type {install_command('spark')}") from None
+        raise UsageError(f"Spark is not installed; run {install_command('spark')}") from None
     home = os.environ.get("JAVA_HOME")
     if shutil.which(f"{home}/bin/java" if home else "java") is None:
         where = f" at JAVA_HOME={home}" if home else ""

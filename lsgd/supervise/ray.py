@@ -209,7 +209,7 @@ def _begin(size: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError(f"Ray is not installed; type {install_command('ray')}") from None
+        raise UsageError(f"Ray is not installed; run {install_command('ray')}") from None
     try:
         ray.init(**settings)
     except ConnectionError as error:

@@ -39,7 +39,7 @@ def test_a_job_that_hangs_or_dies_is_said_and_ended(
     program = f"import os, time\nif os.environ.get('RANK') == {last}: {fault}\n"
     (tmp_path / "sitecustomize.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    name = f"{processes} processes over {library}" if processes > 1 else "a process of its own"
+    name = f"{processes} processes over {library}" if processes > 1 else "a separate process"
     with (
         pytest.raises(UsageError, match=f"^{name}: {why}$"),
         open_job(STEPS, library, processes, TINY, limit=4 if "sleep" in fault else 200),

@@ -146,7 +146,7 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
     second = run(tmp_path / "second", *ROWS[:5], nan)
     metrics = compare_metrics((first, second), 0.0)
     assert metrics.first_mismatch == FirstMismatch(
-        "diverged", 15, "text", ("goes on", "loss is nan")
+        "diverged", 15, "text", ("continues", "loss is nan")
     )
     assert metrics.rows == 4
     other = run(tmp_path / "other", *ROWS[:5], nan | {"text": "a gradient is inf"})

@@ -143,7 +143,7 @@ def test_a_run_without_a_server_says_how_it_is_seen(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/runs.db"
     with start_job(tracking(folder), folder, MLFLOW_TRACKING_URI=uri) as job:
         assert job.wait() == 0, job.output_text
-        said = f"{folder}: 2 steps sent, {uri}; type mlflow server --backend-store-uri {uri} and"
+        said = f"{folder}: 2 steps sent, {uri}; run mlflow server --backend-store-uri {uri} and"
         assert f"{said} open " in job.output_text
 
 

@@ -61,7 +61,7 @@ def test_a_missing_library_is_named(
     monkeypatch.setattr(libraries, "is_installed", lambda name: name != library)
     said = usage_error(main, capsys, "nowhere", "--to", form)
     assert said == (
-        f"lsgd: --to {form} needs {library}, which is not installed; type "
+        f"lsgd: --to {form} needs {library}, which is not installed; run "
         f"{install_command('export')}\n"
     )
     monkeypatch.setattr(libraries, "is_installed", lambda name: name != "huggingface_hub")

@@ -82,7 +82,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     checkpoint.write(saved, tmp_path)
     for form in ("torchvision", "onnx", "hub"):
         sentence = (
-            rf"^--to {form} knows only data.workload=images, and ptb_small has "
+            rf"^--to {form} supports only data.workload=images, and ptb_small has "
             "data.workload=language; write --to safetensors, which takes"
         )
         with pytest.raises(UsageError, match=sentence):

@@ -90,7 +90,7 @@ def test_a_run_says_how_long_a_step_is(tmp_path: Path, capsys: pytest.CaptureFix
         ([*LENET, "--run", "nowhere"], "--run nowhere is not a run folder"),
         ([*LENET, *STEP, "rehearse=true"], "leave it out to plan the real run"),
         ([*LENET, *STEP, "strategy.servers=3"], "has no effect with strategy=allreduce"),
-        ([*LENET, *STEP, "strategy=local"], "knows only strategy.name=allreduce or"),
+        ([*LENET, *STEP, "strategy=local"], "supports only strategy.name=allreduce or"),
     ],
 )
 def test_refusals(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(
     assert main(words) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert f"scipy is not installed; type {install_command('imagenet')}" in told
+    assert f"scipy is not installed; run {install_command('imagenet')}" in told
     assert [path.name for path in (root / "val").iterdir()] == [f"{NAMES[0]}.JPEG"]
     written(tmp_path, "wnids")
     assert main(words) == 2

@@ -268,7 +268,7 @@ def test_a_full_disk_is_a_sentence(
 @pytest.mark.usefixtures("undrawn")
 def test_only_a_study_has_a_report_without_runs(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UsageError, match=r"there is no run in .*write run folders"):
+    with pytest.raises(UsageError, match=r"no run is in .*write run folders"):
         report([tmp_path / "runs"], None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     study = config.load_study("fashion_table1_warmup")

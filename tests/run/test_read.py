@@ -50,7 +50,10 @@ def test_a_run_that_names_no_metric_is_of_the_top_1_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"metric": "bleu"}, "of the metric bleu, and this lsgd knows loss, top1_error, top5_err"),
+        (
+            {"metric": "bleu"},
+            "has the metric bleu, and this lsgd supports loss, top1_error, top5_err",
+        ),
         ({"test_perplexity": None}, "metrics.jsonl has no number for test_perplexity of epoch 9"),
     ],
 )

@@ -250,6 +250,5 @@ def test_without_optuna_it_says_what_to_type(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["+search=digits", "--print"]) == 2
     assert (
-        capsys.readouterr().err
-        == f"lsgd: a search needs Optuna; type {install_command('search')}\n"
+        capsys.readouterr().err == f"lsgd: a search needs Optuna; run {install_command('search')}\n"
     )

@@ -38,7 +38,7 @@ SPARK = "+search=small --launch spark"
         (f"{SPARK} --np 0", "0 is not a whole number of 1 or more"),
         (SPARK, "Spark needs Java, which is missing; apt install openjdk-17-jre-headless"),
         (f"java {SPARK}", "Spark needs Java, which is missing at JAVA_HOME=/no/java; apt install"),
-        (f"pyspark {SPARK}", "Spark is not installed; type"),
+        (f"pyspark {SPARK}", "Spark is not installed; run"),
     ],
 )
 def test_what_cannot_begin(

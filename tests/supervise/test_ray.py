@@ -27,7 +27,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     assert main(["2", "--", "true"]) == 2
-    assert capsys.readouterr().err == f"lsgd: Ray is not installed; type {install_command('ray')}\n"
+    assert capsys.readouterr().err == f"lsgd: Ray is not installed; run {install_command('ray')}\n"
 
 
 def test_what_it_prints_last_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
