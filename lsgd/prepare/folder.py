@@ -198,7 +198,7 @@ def _reasons(root: Path, unusable: Sequence[str], max_pixels: int) -> list[str]:
         reasons.append(f"{path}, {kinds[0]}" if kinds else path)
     more = f" and {len(unusable) - 3} more" if len(unusable) > 3 else ""
     what = _count(unusable, "file is", "files are")
-    return [f"{what} not a usable image ({'; '.join(reasons)}{more})"]
+    return [f"{what} unusable ({'; '.join(reasons)}{more})"]
 
 
 def overrides_for_size(train: int) -> list[str]:

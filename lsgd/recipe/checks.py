@@ -114,12 +114,12 @@ def _check_model(recipe: Recipe) -> None:
     for other, models in MODELS.items():
         if model in models and other != workload:
             raise UsageError(
-                f"model={model} does not learn data.workload={workload}; write "
+                f"model={model} does not support data.workload={workload}; write "
                 f"model={' or '.join(MODELS[workload])}"
             )
     if recipe.model.is_from_library and workload != "images":
         raise UsageError(
-            f"model={model} learns images, and data.workload={workload}; write "
+            f"model={model} is for images, and data.workload={workload}; write "
             f"model={' or '.join(MODELS[workload])}"
         )
     if workload == "images" and recipe.model.options and not recipe.model.is_from_library:
@@ -303,8 +303,8 @@ def _check_workload(recipe: Recipe) -> None:
             _check_language(recipe)
         case "trees" if recipe.compile:
             raise UsageError(
-                "compile=true is for one forward pass, and a tree is made of calls of another "
-                "number for each pass; leave it out"
+                "compile=true is for one forward pass, and the number of calls of a tree differs "
+                "in every pass; leave it out"
             )
     if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
         raise UsageError(
@@ -545,9 +545,9 @@ def _check_sparse_rows(optim: Optim) -> None:
     for key, plain in {"name": "sgd", "momentum": 0, "weight_decay": 0, "equation": 9}.items():
         if (value := getattr(optim, key)) != plain:
             raise UsageError(
-                "strategy.sparse_rows=true is for plain SGD, by which a row without gradient "
-                f"stands still, and not for optim.{key}={value}; write optim.{key}={plain}, or "
-                "strategy.sparse_rows=false"
+                "strategy.sparse_rows=true is for plain SGD, which leaves a row without "
+                f"gradient unchanged, and does not support optim.{key}={value}; write "
+                f"optim.{key}={plain}, or strategy.sparse_rows=false"
             )
 
 
@@ -567,9 +567,9 @@ def _check_order(recipe: Recipe) -> None:
         )
     if strategy.name == "backup" and recipe.optim.clip_norm is not None and strategy.servers > 1:
         raise UsageError(
-            f"optim.clip_norm={recipe.optim.clip_norm:g} is for the norm of a whole update, and of "
-            f"strategy.order=live with strategy.servers={strategy.servers} no server knows that; "
-            "write strategy.servers=1"
+            f"optim.clip_norm={recipe.optim.clip_norm:g} is for the norm of a whole update, "
+            "which no server has with strategy.order=live and "
+            f"strategy.servers={strategy.servers}; write strategy.servers=1"
         )
 
 
@@ -599,9 +599,9 @@ def _check_outer(strategy: StrategySettings, workers: int) -> None:
             )
     if outer == "elastic" and strategy.is_push_based:
         raise UsageError(
-            "strategy.outer=elastic draws the copies of all workers to the model at one time, and "
-            f"with strategy={strategy.name} each pushes for itself; write strategy=local, or "
-            "strategy.outer=mean, sgd or nesterov"
+            "strategy.outer=elastic moves the copies of all workers towards the model at one "
+            f"time, but with strategy={strategy.name} each pushes for itself; write "
+            "strategy=local, or strategy.outer=mean, sgd or nesterov"
         )
     if outer == "nesterov" and not strategy.outer_momentum:
         raise UsageError(
@@ -610,8 +610,8 @@ def _check_outer(strategy: StrategySettings, workers: int) -> None:
         )
     if outer == "elastic" and not rate:
         raise UsageError(
-            f"strategy.moving_rate=0 draws no worker to the model; write at most 1 / {workers}, "
-            f"such as strategy.moving_rate={0.9 / workers:.2g}"
+            "strategy.moving_rate=0 moves no worker towards the model; write at most 1 / "
+            f"{workers}, such as strategy.moving_rate={0.9 / workers:.2g}"
         )
     if rate * workers > 1:
         raise UsageError(

@@ -110,7 +110,7 @@ def test_on_a_full_disk_training_goes_on(
 ) -> None:
     """Full to the end, the last state cannot be saved and the exit code says so; freed, and
     filled for a while, the run ends as if nothing had been, with all its rows."""
-    run, failed = small_disk / "run", "training goes on"
+    run, failed = small_disk / "run", "training continues"
     start = [sys.executable, *stopping(run, 4, 6, 8)]
     with start_job(start, run, output=tmp_path / "first.txt") as job:
         for step in (4, 6, 8):  # a save under way may free some: it removes an older checkpoint

@@ -116,7 +116,7 @@ def test_only_what_every_run_needs_decides() -> None:
     fails = CheckItem("MPI", FAIL, "mpirun is not found", "apt")
     assert command.verdict([fails]).startswith("A run is possible here, but this fails: MPI;")
     required = CheckItem("torch", FAIL, "it crashed", "pip", required=True)
-    assert command.verdict([fails, required]).endswith("is mended: torch.")
+    assert command.verdict([fails, required]).endswith("is fixed: torch.")
 
 
 def test_no_advice_stands_beside_what_is_not_needed() -> None:

@@ -312,7 +312,11 @@ def refusals() -> list[tuple[str, Callable[[Any], Any], str]]:
         ("scalar", lambda f: f.add("features", torch.ones(())), r"shape \(\); write one of"),
         ("split", lambda f: f.add("halves", f.add("word", 1)).split(3)[0], "returned 2 tensors"),
         ("split 1", lambda f: f.add("halves", f.add("word", 1)).split(1)[0], "returned 2 tensors"),
-        ("no split", lambda f: f.add("halves", f.add("word", 1)), "returned tuple where a tensor"),
+        (
+            "no split",
+            lambda f: f.add("halves", f.add("word", 1)),
+            "returned tuple instead of a tensor",
+        ),
         ("split one", lambda f: f.add("word", 1).split(2)[0], "returned no tuple of tensors"),
         ("split none", lambda f: f.add("word", 1).split(0), "write 1 to 255"),
         ("split twice", lambda f: f.add("word", 1).split(2)[0].split(2), "return one flat tuple"),

@@ -150,8 +150,8 @@ def as_file(rows: NDArray) -> bytes:  # type: ignore[type-arg]
     [
         (lambda rows: as_file(rows[["path", "shard", "offset", "bytes"]]), "label, width"),
         (lambda rows: as_file(np.zeros(3, [(name, "f8") for name in rows.dtype.names])), "path"),
-        (lambda rows: as_file(rows[None]), "of more dimensions"),
-        (lambda rows: HEADER + b"\n" + bytes(8), "no index"),
+        (lambda rows: as_file(rows[None]), "more dimensions"),
+        (lambda rows: HEADER + b"\n" + bytes(8), "not an index"),
         (changed("path", b"train/n00/../../../secret.JPEG"), "not an image in a class of train"),
         (changed("path", b"train/n00/.."), "not an image in a class of train"),
         (changed("path", b"/etc/n00/passwd"), "not an image in a class of train"),
@@ -240,7 +240,7 @@ def new_class(root: Path) -> None:
             "(label 0 is n00 to train and None to valid",
             id="labels-moved",
         ),
-        (half, "train.index.npy is no index"),
+        (half, "train.index.npy is not an index"),
         (new_image, "train.index.npy is older than ROOT: ROOT/train/n01/new.JPEG is new; "),
         (
             lambda root: (root / "val/n02/gray.JPEG").unlink(),

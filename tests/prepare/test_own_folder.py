@@ -189,7 +189,7 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
             "data.root=nowhere is not a folder; .* lsgd.prepare folder nowhere",
         ),
         (["data.root=."], "train.index.npy, which is missing; run python -m lsgd.prepare folder ."),
-        (["data.root=damaged"], "train.index.npy is no index .*; run .* folder"),
+        (["data.root=damaged"], "train.index.npy is not an index .*; run .* folder"),
         (["data.root=.", "data.index=there"], "missing; run .* folder . --index there"),
     ],
 )
@@ -234,7 +234,7 @@ def test_files_that_are_no_images_are_named_with_the_reason(
     (root / "val" / "9" / "empty.png").touch()
     assert prepare(["folder", str(root)]) == 2
     told = capsys.readouterr().err
-    assert "3 files are not a usable image (train/cat/text.jpg, not an image" in told
+    assert "3 files are unusable (train/cat/text.jpg, not an image" in told
     assert "val/cat/half.jpg, truncated" in told
     assert "val/9/empty.png, empty" in told
     for name in ("train/cat/text.jpg", "val/cat/half.jpg", "val/9/empty.png"):

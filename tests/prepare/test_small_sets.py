@@ -121,7 +121,7 @@ def test_cifar_batches_may_lie_at_the_root(
 
 def test_cifar_beside_jpegs_would_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "train.npz").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"has CIFAR-10 as train\.npz.*name another folder"):
+    with pytest.raises(UsageError, match=r"has CIFAR-10 as train\.npz.*write another folder"):
         cifar10.prepare(tmp_path)
 
 

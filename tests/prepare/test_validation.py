@@ -118,7 +118,10 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
         ("a.JPEG 3\nb.JPEG 5\n", "not all of 0 to 999"),
         ("a.JPEG 3\nb.JPEG n01440764\n", "not all of 0 to 999"),
         (f"a.JPEG {WNIDS[0]}\na.JPEG {WNIDS[1]}\n", "names a twice, with two classes"),
-        (f"ImageId,PredictionString\na,{WNIDS[0]} 1 2 3 4 {WNIDS[1]} 1 2 3 4\n", "where the name"),
+        (
+            f"ImageId,PredictionString\na,{WNIDS[0]} 1 2 3 4 {WNIDS[1]} 1 2 3 4\n",
+            "instead of the name",
+        ),
         (b"\xff\xfe\x00", "neither text nor a tar"),
     ],
 )

@@ -98,7 +98,7 @@ REFUSED = [
         # Evaluation and its numbers.
         ("evaluation.offset=4 evaluation.every=4", "offset=4 is the first .* less than "),
         ("metric.stop=true", "metric.stop=true has no target .*epochs_to={top1_error: 24.1}"),
-        ('metric.epochs_to={"perplexity":9.0}', "epochs_to.perplexity is no rate .* top1_err"),
+        ('metric.epochs_to={"perplexity":9.0}', "epochs_to.perplexity is not a metric .* top1_err"),
         ('metric.steps_to={"top1_error":101.0}', "=101 can never be reached, .* at most 100"),
         ('metric.steps_to={"loss":-1.0}', "steps_to.loss=-1 can never be reached, or always"),
         ('metric.epochs_to={"loss":1} metric.steps_to={"loss":1}', "are 2 numbers .*; write one"),

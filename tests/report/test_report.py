@@ -84,7 +84,7 @@ def test_the_numbers_are_the_same_in_all_three_forms(made: Path) -> None:
         assert "8.10 ± 0.10" in text
         assert "+8.00 (+7.77 to +8.23)" in text
         assert "2 of 2 diverged" in text
-        assert "Partial: 15 of 18 runs are there; 2 of them diverged." in text
+        assert "Partial: 15 of 18 runs are finished; 2 of them diverged." in text
         assert "Claims that hold: 3 of 5; that do not hold: 1; not resolved: 1." in text
         assert "23.74 ± 0.09" in text  # the paper's, beside
         assert "counts with the error of guessing: 90 % with 10 classes" in text
@@ -497,7 +497,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ([], "no run is given"),
         (["nowhere"], "nowhere is not a folder"),
-        (["tests/golden"], "no run in tests/golden (tests/golden/launch: it has no config.yaml)"),
+        (
+            ["tests/golden"],
+            "no run is in tests/golden (tests/golden/launch: it has no config.yaml)",
+        ),
         (["results", "--study", "nothing"], "+study=nothing does not exist"),
         (["--table", "nowhere.md"], "cannot be read"),
     ],

@@ -171,7 +171,7 @@ def test_a_zip_that_cannot_be_listed_is_no_traceback(at: int) -> None:
     content = bytearray(file.getvalue())
     entry = content.index(b"PK\1\2")
     content[entry + at - 2 : entry + at + 2] = b"\xff\xff\xff\xff"
-    with pytest.raises(ValueError, match=r"it is no (whole zip archive|file of torch.save)"):
+    with pytest.raises(ValueError, match=r"it is not a (complete zip archive|file of torch.save)"):
         checkpoint.load_numbers(bytes(content))
 
 

@@ -200,7 +200,7 @@ def test_rows_and_curves_have_it(tmp_path: Path) -> None:
 def test_strategies_with_other_steps_are_refused(strategy: str) -> None:
     made = compose_recipe("+recipe=fashion_lenet5", f"strategy={strategy}")
     with pytest.raises(
-        UsageError, match=f"not with strategy={strategy}; write strategy=allreduce, or"
+        UsageError, match=f"unlike strategy={strategy}; write strategy=allreduce, or"
     ):
         check_recipe(replace(made, noise_scale=True))
 

@@ -89,5 +89,5 @@ def test_a_search_that_does_not_suit_is_told(wrong: str, sentence: str, searched
 
 def test_only_a_search_gives_an_entry_words() -> None:
     entries = [replace(STUDY.entries[0], words=["epochs=3"]), STUDY.entries[1]]
-    with pytest.raises(UsageError, match="has words for digits; write a recipe with them"):
+    with pytest.raises(UsageError, match="has overrides for digits; write a recipe with them"):
         check_study(replace(STUDY, entries=entries), config.sorted_recipe_names())

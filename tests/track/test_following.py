@@ -143,7 +143,7 @@ def test_one_process_at_a_time_sends_a_run(
     with log_of(folder, "mlflow").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
-    assert "another process sends" in says
+    assert "another process is sending" in says
     assert not tracker.has
 
 
