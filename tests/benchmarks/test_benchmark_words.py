@@ -44,7 +44,7 @@ SST, CONLL, LENET = "+recipe=sst_treelstm", "+recipe=conll_bilstm", "+recipe=fas
         (comm, f"{DIGITS} gradient_compression=fp16", "gradient_compression=fp16 would make"),
         (comm, f"{DIGITS} compile=true", "compile=true is not for this benchmark"),
         (comm, f"{DIGITS} --out .", "--out . exists already"),
-        (fold, "+recipe=digits", "benchmarks.fold supports only data.workload=trees, and digits has"),
+        (fold, "+recipe=digits", "benchmarks.fold supports only data.workload=trees, and"),
         (fold, "+recipe=sst_childsum", "TorchFold cannot run model=childsum"),
         (fold, f"{SST} --sizes 0", "--sizes 0 is not a list of numbers of 1 or more"),
         (fold, f"{SST} --trees 0", "--trees: 0 is not a whole number of 1 or more"),

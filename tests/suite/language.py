@@ -1,4 +1,4 @@
-"""A check of names, docstrings and messages by the rules of this project's language: `make lint` runs it.
+"""A check of names, docstrings and messages by the rules of this project; `make lint` runs it.
 
     python tests/suite/language.py
 
