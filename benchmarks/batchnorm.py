@@ -42,8 +42,8 @@ BATCHNORM = Comparison(
     name="batchnorm",
     about="""\
 What does it cost that workers do not share BN statistics? A whole training step of lsgd, against
-the same step with nn.BatchNorm2d over all images of a pass. Images are made up, and on the device
-already.
+the same step with nn.BatchNorm2d over all images of a micro-batch. Images are synthetic and on the
+device already.
 
   python -m benchmarks.batchnorm +recipe=fashion_resnet20 workers=8 workers_per_pass=8
   python -m benchmarks.batchnorm +recipe=fashion_bs1k workers_per_pass=8

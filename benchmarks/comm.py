@@ -78,7 +78,7 @@ def comm(argv: Sequence[str]) -> None:
     line.add_argument("--rounds", type=int, default=12, help="how often each is measured (12)")
     line.add_argument("--passes", type=int, default=16, help="about as many a round (16)")
     line.add_argument(
-        "--limit", type=float, default=300, help="seconds after which a round is given up (300)"
+        "--limit", type=float, default=300, help="the time limit of a round in seconds (300)"
     )
     results.add_out(line, "comm")
     recipe, options = line.parse(argv)

@@ -55,7 +55,7 @@ def format_overview() -> str:
         "\n".join([f"{group}:", *(f"  {name:<10} {about}" for name, about in commands.items())])
         for group, commands in COMMANDS.items()
     ]
-    ending = "lsgd COMMAND --help says more; --version; --completion bash, zsh or fish."
+    ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
     return "\n".join([USAGE, "", *groups, "", ending])
 
 
@@ -73,7 +73,7 @@ def refuse_unknown(command: str) -> NoReturn:
     else:
         here = suggest_equivalent(command, options=["--help", "--version", "--completion"])
         remedy = here.replace("write --", "write lsgd --") or did_you_mean(command, command_names())
-    raise UsageError(f"there is no command {command!r}; {remedy}")
+    raise UsageError(f"command {command!r} does not exist; {remedy}")
 
 
 def run_command_module(command: str, arguments: Sequence[str]) -> None:

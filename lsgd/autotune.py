@@ -58,10 +58,10 @@ def resolve_workers_per_pass(
     if not recipe.strategy.is_synchronous:
         return replace(recipe, workers_per_pass=1), []  # each worker pushes its own gradients
     if started_with is not None:
-        line = f"workers_per_pass={started_with}, with which the run was saved"
+        line = f"workers_per_pass={started_with}, as in the saved run"
         return replace(recipe, workers_per_pass=started_with), [line]
     if comm.rank == 0:
-        print("timing passes of 1, 2, 4, … workers", flush=True)
+        print("timing micro-batches of 1, 2, 4, … workers", flush=True)
     hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
     # All processes measure at the same time, since those of a machine share its caches and memory.
     mine = measure_speeds(recipe, hosted, device)

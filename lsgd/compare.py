@@ -97,7 +97,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     if not rows and not parting:
         raise UsageError(
             f"{runs[0].path} and {runs[1].path} have no row of the same kind and step in "
-            "metrics.jsonl; give runs that were trained for longer, or with the same log_steps"
+            "metrics.jsonl; give runs with more steps, or with the same log_steps"
         )
     return Comparison(rows, last_step, largest, parting)
 
@@ -140,7 +140,7 @@ def _divergence(runs: tuple[Run, Run]) -> FirstMismatch | None:
         if run.diverged is not None and other.diverged is None:
             step = run.rows[-1]["step"]
             if _last_step(other) > step:
-                values = run.diverged, "goes on"
+                values = run.diverged, "continues"
                 return FirstMismatch(
                     "diverged", step, "text", values if run is runs[0] else values[::-1]
                 )
@@ -172,7 +172,7 @@ def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
     """Return the report, in sentences, on a comparison of two runs' metrics.jsonl rows."""
     equal = "to the bit"
     if metrics.max_difference:
-        equal = f"to a relative difference of {metrics.max_difference:.2g}"
+        equal = f"within a relative difference of {metrics.max_difference:.2g}"
     rows = "the row" if metrics.rows == 1 else f"the {metrics.rows} rows"
     common = f"equal {equal} in {rows} that both have up to step {metrics.last_step}"
     if parting := metrics.first_mismatch:
@@ -180,20 +180,26 @@ def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
         apart = "" if math.isinf(difference) else f", a relative difference of {difference:.2g}"
         values = " and ".join(map(json.dumps, parting.values))
         return (
-            f"The runs part at step {parting.step}, in {parting.key} of the {parting.kind} row: "
-            f"{values}{apart}. "
-            + (f"Before, they are {common}." if metrics.rows else "It is the first that both have.")
+            f"The runs first differ at step {parting.step}, in {parting.key} of the "
+            f"{parting.kind} row: {values}{apart}. "
+            + (
+                f"Before, they are {common}."
+                if metrics.rows
+                else "It is the first row that both have."
+            )
         )
     ends = [_last_step(run) for run in runs]
     lengths = f" {runs[0].path} ends at step {ends[0]}, {runs[1].path} at step {ends[1]}."
-    return f"The runs do not part: {common}.{lengths if ends[0] != ends[1] else ''}"
+    return f"The runs do not differ: {common}.{lengths if ends[0] != ends[1] else ''}"
 
 
 def _run(folder: Path) -> Run:
     try:
         return read_run(folder)
     except NotARunError as reason:
-        raise UsageError(f"{folder} is no run folder: {reason}; give one that lsgd wrote") from None
+        raise UsageError(
+            f"{folder} is not a run folder: {reason}; give one that lsgd wrote"
+        ) from None
 
 
 def _tolerance(text: str) -> float:

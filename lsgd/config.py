@@ -27,7 +27,7 @@ from yaml import YAMLError
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, matching, option_and_value
-from lsgd.override_syntax import PATH_FIELDS, canonical, key_and_value, parse_text, quote
+from lsgd.override_syntax import ALIASES, PATH_FIELDS, canonical, key_and_value, parse_text, quote
 from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -203,7 +203,7 @@ def load_data(option: str) -> Data:
     try:
         data = OmegaConf.to_object(OmegaConf.merge(schema, file.data))
     except OmegaConfBaseException as error:
-        raise UsageError(f"{option}.yaml is no dataset ({_first_line(error)})") from None
+        raise UsageError(f"{option}.yaml is not a dataset ({_first_line(error)})") from None
     assert isinstance(data, Data)
     return data
 
@@ -274,8 +274,8 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
     data = plain.get("data")
     if isinstance(data, dict) and data.get("skip_list") is not None:
         raise UsageError(
-            "a saved recipe names the images that it leaves out in data.skip, and not in a file as "
-            "data.skip_list does; remove data.skip_list there"
+            "a saved recipe lists its skipped images in data.skip, not in a file as with "
+            "data.skip_list; remove data.skip_list there"
         )
     before = OmegaConf.create()
     for key, value in as_before_values(Recipe).items():
@@ -308,7 +308,7 @@ def _check_choices(values: DictConfig) -> None:
             entry.metadata["one_of"].enforce(key, value)
         except UsageError:
             raise UsageError(
-                f"{key}={value} is unknown to this version of lsgd; go on with the version that "
+                f"{key}={value} is unknown to this version of lsgd; resume with the version that "
                 "wrote it, or a newer one"
             ) from None
 
@@ -322,7 +322,7 @@ def load_study(name: str) -> Study:
     """Load and check the study `recipes/study/NAME.yaml`; raises UsageError."""
     if name not in study_names():
         raise UsageError(f"+study={name} does not exist; {did_you_mean(name, study_names())}")
-    study = _load_definition(Study, "study", name, hint="see the studies that are there")
+    study = _load_definition(Study, "study", name, hint="see the available studies")
     check_study(study, sorted_recipe_names())
     return study
 
@@ -348,7 +348,7 @@ def load_search(name: str, *overrides: str) -> Search:
 
 def load_points(name: str) -> PublishedPoints:
     """Load and check convergence points, `recipes/points/NAME.yaml`; raises UsageError."""
-    points = _load_definition(PublishedPoints, "points", name, hint="see the points that are there")
+    points = _load_definition(PublishedPoints, "points", name, hint="see the available points")
     check_points(points)
     return points
 
@@ -358,7 +358,8 @@ def _load_definition(kind: type[T], group: str, name: str, *overrides: str, hint
 
     Raises UsageError, and YAMLError for an override that cannot be parsed.
     """
-    values = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
+    file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
+    values = {ALIASES.get(str(key), key): value for key, value in file.items()}
     schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, None)
     try:
@@ -376,7 +377,7 @@ def load_all_points() -> list[PublishedPoints]:
     """Load all shipped files of convergence points; print a line for each that cannot be loaded."""
     found, refusals = load_readable(paths.yaml_names(paths.recipes_dir() / "points"), load_points)
     for refusal in refusals:
-        print(f"lsgd: passed over: {refusal}", file=sys.stderr)
+        print(f"lsgd: skipped: {refusal}", file=sys.stderr)
     return list(found.values())
 
 
@@ -410,7 +411,7 @@ def _read_yaml(path: Path, *, follow: bool = True) -> DictConfig:
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{path.name} cannot be read ({_first_line(error)})") from None
     if not isinstance(values, DictConfig):
-        raise UsageError(f"{path.name} is no mapping of keys to values")
+        raise UsageError(f"{path.name} is not a mapping of keys to values")
     return values
 
 
@@ -446,8 +447,8 @@ def _check_saved_values(values: Any, *, depth: int = 0) -> int:
             count = MAX_VALUES + 1
         case str() if "${" in values:
             raise UsageError(
-                f"a saved recipe has {values!r} in it, which stands for something else and is not "
-                "looked up; write the value itself"
+                f"a saved recipe has {values!r} in it, which refers to another value and is not "
+                "resolved; write the value itself"
             )
         case _:
             return 0
@@ -567,7 +568,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     except (YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name}, line {mark.line + 1}" if mark else " ".join(overrides)
-        raise UsageError(f"{where}: {_first_line(error)}; mend that file") from None
+        raise UsageError(f"{where}: {_first_line(error)}; fix that file") from None
     except OverrideParseException as error:
         _refuse_override(str(error.override))
     except HydraException as error:
@@ -589,7 +590,7 @@ def _fill_folder_counts(data: Any) -> None:
     missing = [key for key in INDEXED_FIELDS if OmegaConf.is_missing(data, key)]
     if missing and data.root is None:
         raise UsageError(
-            "data=folder does not say which folder of images; write data.root=FOLDER, once `python "
+            "data=folder needs the folder of images; write data.root=FOLDER, once `python "
             "-m lsgd.prepare folder FOLDER` has indexed it"
         )
     if missing and isinstance(data.root, str) and isinstance(data.index, str | None):
@@ -690,7 +691,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             _check_choice(word, value, choices(key))
         if re.match(r"hydra\b", key):
             raise UsageError(
-                f"'{word}' would change nothing, since Hydra only composes the recipe; write "
+                f"'{word}' has no effect, since Hydra only composes the recipe; write "
                 "run_dir=PATH for the folder of the run"
             )
 
@@ -747,11 +748,11 @@ def _refuse_key(key: str) -> NoReturn:
         raise UsageError(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
     if key in _groups():
         raise UsageError(
-            f"what '{key}' is given is neither one of its choices nor keys that it has; write "
+            f"the value of '{key}' is neither one of its choices nor keys that it has; write "
             f"{key}=NAME for one of `--fields {key}`, or {key}.KEY=VALUE"
         ) from None
     hint = did_you_mean(key, [*known, *_groups(), "+recipe"])
-    raise UsageError(f"there is no key '{key}'; {hint}") from None
+    raise UsageError(f"key '{key}' does not exist; {hint}") from None
 
 
 _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
@@ -763,7 +764,7 @@ _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     list[float]: ("a list of numbers", "=[1,2,3]"),
     list[str]: ("a list of texts", "=[a,b]"),
     dict[str, str]: ("a group of keys", ".RULE=REASON"),
-    dict[str, float]: ("a rate and its target", "={top1_error:24.1}"),
+    dict[str, float]: ("a metric and its target", "={top1_error:24.1}"),
     dict[str, Any]: ("a group of keys", ".KEY=VALUE"),
 }
 """The description of each field type in messages, and an example value."""
@@ -793,7 +794,7 @@ def _refuse_overflow(sources: Sequence[DictConfig]) -> NoReturn:
 
 def _refuse_type(key: str, value: Any) -> NoReturn:
     if key.startswith("deviations."):
-        raise UsageError(f"{key}={value} is no reason; write it as a text, +{key}='…'") from None
+        raise UsageError(f"{key}={value} is not a reason; write it as a text, +{key}='…'") from None
     field, element, _ = key.partition("[")
     types = {key: entry.type for key, entry in all_fields(Recipe)}
     field = field if field in types else field.rpartition(".")[0]  # a key of a dict field
@@ -906,7 +907,7 @@ def field_list(prefix: str) -> str:
 def _claim(name: str) -> str:
     """Return the first comment of a recipe's file, which states its claim; raises UsageError."""
     comments = [line[2:] for line in _check_recipe(name) if line.startswith("# ")]
-    return next((line for line in comments if "@package" not in line), "(no comment says what)")
+    return next((line for line in comments if "@package" not in line), "(no description)")
 
 
 def _check_recipe(name: str) -> list[str]:
@@ -916,11 +917,11 @@ def _check_recipe(name: str) -> list[str]:
     try:
         lines = read_bounded(file, MAX_FILE_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{shown} cannot be read ({_first_line(error)}); mend it") from None
+        raise UsageError(f"{shown} cannot be read ({_first_line(error)}); fix it") from None
     first = next((line for line in lines if line.strip()), "")
     if first.startswith("\ufeff"):
         raise UsageError(
-            f"{shown} begins with a byte order mark, behind which Hydra does not see the first "
+            f"{shown} begins with a byte order mark, after which Hydra cannot read the first "
             "line; save it as UTF-8 without one"
         )
     if not re.fullmatch(r"\s*#+\s*@package\s+_global_\s*", first):

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         nargs="?",
         type=paths.parse_path,
         default=Path("runs/demo"),
-        help="where the runs go",
+        help="the folder for the runs",
     )
 
     def command() -> None:
@@ -77,15 +77,15 @@ def main(argv: Sequence[str]) -> int:
         folder = parser.parse_args(argv).folder
         if "=" in folder.name:
             raise UsageError(
-                f"{folder} is no folder, and the demo takes nothing else; write lsgd.train for a "
-                "run of your own words"
+                f"{folder} is not a folder, and the demo takes nothing else; train your own "
+                "recipe with lsgd.train"
             )
         count = len(RUNS) * SEEDS
-        print(f"{count} runs in {folder}, each with a log; what is there is not made again\n")
+        print(f"{count} runs in {folder}, each with a log; finished runs are not repeated\n")
         try:
             print("\n" + demo(folder))
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; rerun the same command to go on") from None
+            raise KeyboardInterrupt("interrupted; rerun the same command to resume") from None
 
     return run_command(command)
 

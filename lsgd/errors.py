@@ -83,8 +83,8 @@ def disk_full_error(error: OSError, what: object = None) -> NotSavedError | None
     if error.errno not in DISK_FULL_ERRNOS:
         return None
     ends = NotSavedError(
-        f"{what or error.filename or 'a file'} could not be written ({error.strerror}); free some "
-        "space, and the same command goes on"
+        f"{what or error.filename or 'a file'} could not be written ({error.strerror}); free "
+        "some space and rerun the same command to resume"
     )
     ends.is_local = True
     return ends

@@ -42,8 +42,8 @@ def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, 
     trajectory.
     """
     remedy = (
-        "give another, or, if it is a file of plain weights, add a recipe that says on which data "
-        "and in which model, such as +recipe=bs256"
+        "give another, or, for a file of plain weights, add a recipe for the data and the model, "
+        "such as +recipe=bs256"
     )
     recipe, saved = load_trained(path, overrides, remedy=remedy)
     return _evaluate(recipe, str(path), saved.model, saved.parts, saved.data)
@@ -63,12 +63,11 @@ def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
         ) from None
     if isinstance(weights, dict) and "fingerprint" in weights:
         raise UsageError(
-            f"{path} is a checkpoint of lsgd, which knows its recipe; leave out +recipe="
+            f"{path} is a checkpoint of lsgd, which contains its recipe; leave out +recipe="
         )
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise UsageError(
-            f"{path} holds no weights by their names; give a file that torch.save made of a "
-            "state_dict"
+            f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
         )
     return _evaluate(recipe, str(path), _bare_state_dict(weights), parts={}, data={})
 
@@ -114,7 +113,7 @@ def _progress_lines() -> EvaluationProgress:
         nonlocal printed
         if time.monotonic() - printed >= QUIET:
             printed = time.monotonic()
-            print(f"evaluating {split}: pass {done}/{passes}", file=sys.stderr, flush=True)
+            print(f"evaluating {split}: batch {done}/{passes}", file=sys.stderr, flush=True)
 
     return show
 
@@ -138,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the `lsgd evaluate` command line and return its exit code."""
     parser = Parser(
         "lsgd.evaluate",
-        "The error of a checkpoint: every validation example counts exactly once.",
+        "Compute the validation error of a checkpoint; each example counts exactly once.",
         keys=config.override_keys,
         usage="python -m lsgd.evaluate CHECKPOINT [recipe=NAME] [key=value ...]",
     )

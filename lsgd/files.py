@@ -61,7 +61,7 @@ def create_output_folder(
         folder.mkdir(parents=True)
     except FileExistsError:
         raise UsageError(
-            f"--out {folder} is there already, and results are never overwritten; write another"
+            f"--out {folder} exists already, and results are never overwritten; write another"
         ) from None
     except OSError as error:
         raise UsageError(

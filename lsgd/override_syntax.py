@@ -16,8 +16,12 @@ from lsgd.paths import expand_home
 PATH_FIELDS = ("data.root", "data.index", "data.skip_list", "strategy.order", "run_dir")
 """The fields of a recipe that name a file or folder."""
 
-ALIASES = {"dry_run": "rehearse"}
-"""Other names of fields, each with the name that recipes, checkpoints and fingerprints have."""
+ALIASES = {"dry_run": "rehearse", "compared_seeds": "holdout_seeds"}
+"""Other names of fields, in overrides and in the files of searches, each with the field's name.
+
+`rehearse` is the name in published recipes, checkpoints and fingerprints; `compared_seeds` is the
+older name of a field that none of these has.
+"""
 ADDED = ("recipe", "search", "study")
 """The keys for which Hydra asks for a plus sign; lsgd takes them without one as well."""
 
@@ -55,8 +59,9 @@ def parse_text(key: str, value: str) -> str | None:
     text = _unquoted(value)
     if "${" in text or text == "???":
         raise UsageError(
-            f"{key}={value} has {'${' if '${' in text else text} in it, which stands for another "
-            "value and is not looked up; write the value itself"
+            f"{key}={value} has "
+            f"{'${' if '${' in text else text} in it, which refers to another value and is not "
+            "resolved; write the value itself"
         )
     if re.search("[\ud800-\udfff]", text):
         raise UsageError(f"{key}={value} is not UTF-8, as a recipe is; rename the file or folder")

@@ -10,7 +10,7 @@ SWEEPS = (
     "python -m lsgd.search tries values of fields, and python -m lsgd.study trains several recipes "
     "and seeds"
 )
-RESUMES = "a run resumes when its command is given again with run_dir=RUN, the folder of the run"
+RESUMES = "rerun the command with run_dir=RUN, the run folder, to resume a run"
 TRAINS = "python -m lsgd.train +recipe=NAME trains a recipe"
 
 FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
@@ -22,7 +22,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "fields": ("--fields", "python -m lsgd.train --fields lists the fields"),
     "dry-run dryrun": (
         "--print",
-        "rehearse=true for a run in miniature, or --cfg for its configuration alone",
+        "dry_run=true for a run in miniature, or --cfg to print only its configuration",
     ),
     "print show-config print-config job": ("--print", "--cfg"),
     "out output o output-dir outdir out-dir save-dir work-dir logdir log-dir default-root-dir": (
@@ -32,11 +32,11 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "format f": ("--to",),
     # Subcommands of other projects.
     "run fit start": (TRAINS,),
-    "eval validate val test evaluate": ("python -m lsgd.evaluate RUN gives the error of a run",),
+    "eval validate val test evaluate": ("python -m lsgd.evaluate RUN prints the error of a run",),
     "resume restart continue": (RESUMES,),
     "checkpoint ckpt ckpt-path load resume-from-checkpoint": (RESUMES,),
     "m multirun sweep tune optimize": (SWEEPS,),
-    "download fetch": ("python -m lsgd.prepare DATASET makes a dataset ready",),
+    "download fetch": ("python -m lsgd.prepare DATASET prepares a dataset",),
     # torchrun, mpirun, Slurm.
     "n np nproc nprocs nproc-per-node num-processes world-size ntasks": (
         "--np", "--processes", PROCESSES,
@@ -45,7 +45,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "nodes nnodes num-nodes": (
         "--nodes", "nodes=", "python -m lsgd.launch slurm NAME --nodes N takes N machines",
     ),
-    "local-rank rank node-rank": (f"processes are numbered by their launcher; {PROCESSES}",),
+    "local-rank rank node-rank": (f"the launcher sets the ranks; {PROCESSES}",),
     "launcher torchrun horovodrun mpirun slurm ray k8s": (
         "--launch", "python -m lsgd.launch LAUNCHER NAME starts a recipe by a launcher",
     ),
@@ -64,11 +64,11 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "wd": ("optim.weight_decay=",),
     "arch a net": ("model=",),
     "data data-dir data-path data-root": (
-        "data.root=FOLDER for where a dataset is, and data=NAME for which it is",
+        "data.root=FOLDER for the folder of a dataset, and data=NAME for the dataset",
     ),
     "dataset": ("data=",),
     "workers num-workers j": (
-        "inputs.decoders=N for processes that decode images; workers=K are those of the minibatch",
+        "inputs.decoders=N for processes that decode images; workers=K is for the minibatch",
         "--jobs",
     ),
     "amp bf16 fp16 half": ("precision=bfloat16",),
@@ -88,9 +88,7 @@ command.
 _FORMS = {name: forms for names, forms in FOREIGN_EQUIVALENTS.items() for name in names.split()}
 
 
-def did_you_mean(
-    word: str, known: Sequence[str], remedy: str = "see --help for what there is"
-) -> str:
+def did_you_mean(word: str, known: Sequence[str], remedy: str = "see --help") -> str:
     """Return the suggestion for an unknown word: near names, all names if few, or the remedy."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
     near = near or difflib.get_close_matches(word, known, n=3, cutoff=0.5)

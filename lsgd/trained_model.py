@@ -46,9 +46,8 @@ def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[
     # An earlier fingerprint differs only in initialisation and decay, which do not matter here.
     if saved.fingerprint not in (recipe.fingerprint, recipe.earlier_fingerprint):
         raise UsageError(
-            f"{' '.join(overrides)} would make another run of {path}; a checkpoint is evaluated as "
-            "it "
-            "was trained, and only where and how fast may differ: data.root, device, val_batch, "
+            f"{' '.join(overrides)} would change the run of {path}; a checkpoint is evaluated as "
+            "it was trained, and only these may differ: data.root, device, val_batch, "
             "comm.library"
         )
     return recipe, saved
@@ -73,7 +72,7 @@ def build_trained(
     except (RuntimeError, TypeError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise UsageError(
-            f"{name} has not the weights of {recipe.model.name} for {recipe.data.classes} "
+            f"{name} does not have the weights of {recipe.model.name} for {recipe.data.classes} "
             f"classes ({lines[-1][:200]}); write model=NAME and data.classes=N as the weights "
             "have them"
         ) from None

@@ -34,7 +34,7 @@ def open_regular(path: Path, *, follow: bool = True, buffering: int = -1) -> Bin
         descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return os.fdopen(descriptor, "rb", buffering)
 
 
@@ -61,7 +61,7 @@ def check_unzipped_size(archive: bytes, most: int) -> None:
         with zipfile.ZipFile(io.BytesIO(archive)) as members:
             size = sum(member.file_size for member in members.infolist())
     except Exception as error:  # of any type, such as NotImplementedError for a later version
-        raise ValueError(f"it is no whole zip archive ({error})") from None
+        raise ValueError(f"it is not a complete zip archive ({error})") from None
     if size > most:
         raise ValueError(f"it has more than {most} bytes unpacked")
 

@@ -11,15 +11,16 @@ from lsgd.suggestions import did_you_mean, suggest_equivalent
 HELP = """\
 usage: python -m lsgd.bench WHAT recipe=NAME [key=value ...] [options]
 
-How fast the parts of a run are on this machine. Candidates are measured in turn, round after
-round, and compared within each round; `python -m lsgd.bench WHAT --help` says how.
+Measure the speed of the parts of a run on this machine. Candidates are measured in turn, round
+after round, and compared within each round; `python -m lsgd.bench WHAT --help` describes it.
 
 WHAT:
-  inputs      images/s of each loader, of the model and of both; which bounds; a loader's memory
+  inputs      images/s of each loader, of the model and of both; the bottleneck; a loader's memory
   scaling     images/s on 1, 2, 4 processes: weak and strong scaling, efficiency against one
 
-What compares lsgd with others is beside it, in a checkout: python -m benchmarks.step, and the
-others that benchmarks/README.md lists.
+Comparisons with other programs are in a checkout: python -m benchmarks.step,
+and the others in
+benchmarks/README.md.
 """
 
 
@@ -46,15 +47,16 @@ def main(argv: Sequence[str]) -> int:
                 scaling.main(words)
             case [name, *words] if name in CHECKOUT_BENCHMARKS:
                 raise UsageError(
-                    f"{name} compares lsgd with others and comes with its source; write in a "
-                    f"checkout {shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
+                    f"{name} compares lsgd with other programs and is part of its source only; "
+                    "run in a checkout "
+                    f"{shlex.join(['python', '-m', f'benchmarks.{name}', *words])}"
                 )
             case [what, *_]:
                 how = suggest_equivalent(what, options=["--help"]) or did_you_mean(what, NAMES)
-                raise UsageError(f"there is no benchmark {what!r}; {how}")
+                raise UsageError(f"benchmark {what!r} does not exist; {how}")
             case _:
                 raise UsageError(
-                    "no benchmark is named; write python -m lsgd.bench inputs, or --help"
+                    "no benchmark is given; write python -m lsgd.bench inputs, or --help"
                 )
 
     return run_command(command)

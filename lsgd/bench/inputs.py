@@ -41,8 +41,8 @@ The images/s are those of
   the model             training steps on images that are on the device already
   together              training steps with the faster loader of ours, and the time spent waiting
 
-and which of the two bounds. All loaders have the same files, batches, decoders (threads or
-processes: inputs.decoders) and distribution of crops. Every round measures each once, one right
+and which of the two is the bottleneck. All loaders have the same files, batches, decoders (threads
+or processes: inputs.decoders) and distribution of crops. Every round measures each once, one right
 after the other; what is compared is the ratio within a round. A goal that lies inside the interval
 of its ratio is not resolved: more --rounds or a quieter machine help.
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
         help="training steps per round (default: those of --images); 0: no model",
     )
     line.add_argument(
-        "--epochs", type=int, default=0, metavar="N", help="watch memory over N epochs (0)"
+        "--epochs", type=int, default=0, metavar="N", help="measure memory over N epochs (0)"
     )
     results.add_out(line, "inputs")
     recipe, options = line.parse(argv)

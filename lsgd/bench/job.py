@@ -85,7 +85,7 @@ def open_job(
     """
     name = f"{processes} {'process' if processes == 1 else 'processes'} over {library}"
     if library == "single":
-        name = "a process of its own"
+        name = "a separate process"
     threads = max(1, cores(detect_launch()) // processes)
     ours = {"OMP_NUM_THREADS": str(threads), "HOROVOD_FUSION_THRESHOLD": FUSION}
     with open_command(
@@ -119,8 +119,7 @@ def open_command(
                 server.bind(str(address))
             except OSError as error:
                 raise UsageError(
-                    f"{folder} is no place for a socket ({error}); write TMPDIR=/tmp before the "
-                    "command"
+                    f"{folder} cannot hold a socket ({error}); write TMPDIR=/tmp before the command"
                 ) from None
             server.listen()
             with (
@@ -152,7 +151,7 @@ def parse_numbers(option: str, text: str, *, least: int) -> list[int]:
     items = text.split(",")
     if not all(word.isdecimal() and int(word) >= least for word in items):
         raise UsageError(
-            f"{option} {text} is not a list of numbers from {least} on; write for example "
+            f"{option} {text} is not a list of numbers of {least} or more; write for example "
             f"{option} {least},{2 * least}"
         )
     return list(dict.fromkeys(map(int, items)))
@@ -172,9 +171,9 @@ def raise_job_error(name: str, child: Child, limit: float) -> NoReturn:
     else:
         why = describe_failure(code, text, limit)
         if code is None:
-            why += "; --limit, where there is one, allows more"
+            why += "; raise --limit if the command has it"
     if "SIGKILL" in why:
-        why += ", which is mostly for lack of memory"
+        why += ", mostly because it is out of memory"
     raise UsageError(f"{name}: {why}")
 
 

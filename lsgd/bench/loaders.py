@@ -66,7 +66,7 @@ def loader_setting(recipe: Recipe) -> LoaderSetting:
     """
     check_measurable(recipe)
     if recipe.rehearse or recipe.data.name in IN_MEMORY_DATASETS:
-        what = "a rehearsal" if recipe.rehearse else recipe.data.name
+        what = "a dry run" if recipe.rehearse else recipe.data.name
         raise UsageError(
             f"{what} has no image files to load; write for example +recipe=bs256 data.root=FOLDER"
         )

@@ -34,9 +34,9 @@ Training steps of a recipe run on synthetic images that are on the device alread
   weak scaling      as many workers for each process as the recipe has in all
 
 in images/s, and the efficiency against one process: the speed over that of one process, divided by
-the number of processes. The jobs are all up at once and take turns, so that every round measures
-each once; what is compared is the ratio within a round. A processor's cores are shared out among
-the processes of a job, unless OMP_NUM_THREADS says how many threads each has.
+the number of processes. The jobs all run at the same time and take turns, so that every round
+measures each once; what is compared is the ratio within a round. A processor's cores are shared
+among the processes of a job, unless OMP_NUM_THREADS sets the threads of each.
 
   python -m lsgd.bench scaling +recipe=fashion_bs1k --np 1,2,4
 """
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     line.add_argument("--rounds", type=int, default=8, metavar="N", help="measure each N times (8)")
     line.add_argument("--steps", type=int, default=2, metavar="N", help="steps of a round (2)")
     line.add_argument(
-        "--limit", type=seconds, default=300, help="seconds after which a round is given up (300)"
+        "--limit", type=seconds, default=300, help="the time limit of a round in seconds (300)"
     )
     results.add_out(line, "scaling")
     recipe, options = line.parse(argv)

@@ -30,13 +30,13 @@ class FedTraining:
             for name in (self.loader, MODEL, TOGETHER)
         )
         bounds = {
-            "yes": "The model bounds",
-            "no": "The loader bounds",
-            "not resolved": "Which of the two bounds is not resolved",
+            "yes": "The model is the bottleneck",
+            "no": "The loader is the bottleneck",
+            "not resolved": "Which of the two is the bottleneck is not resolved",
         }[speed_ratio(self.speeds, self.loader, MODEL).compare_at_least(1)]
         return (
-            f"{bounds}: {self.loader} alone brings {loader}, the model alone takes {model}; "
-            f"together they make {both} and wait for images "
+            f"{bounds}: {self.loader} alone delivers {loader}, the model alone takes {model}; "
+            f"together they reach {both}, with a data wait of "
             f"{estimate(self.waiting).median:.0%} of the time."
         )
 

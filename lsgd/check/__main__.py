@@ -13,10 +13,10 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 
 ABOUT = """\
-Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule and loader:
-Goyal et al. 2017, or whom `paper` names. Nothing is trained and no data is needed.
-Where the run differs, the recipe has to say so, in `deviations: {rule: reason}`; the exit code is 0
-if it does and 2 if not.
+Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule and loader.
+The paper is Goyal et al. 2017, or the one that `paper` names. Nothing is trained and no data is
+needed. Where the run differs, the recipe has to declare it in `deviations: {rule: reason}`; the
+exit code is 0 if it does and 2 if not.
 """
 WIDTHS = 20, 10, 56
 """The widths of the columns for rule, section and run; the verdict ends at column 99."""
@@ -58,13 +58,13 @@ def verdict(recipe: Recipe, results: Sequence[RuleResult]) -> str:
     if undeclared:
         overrides = " ".join(f"\"+deviations.{rule}='…'\"" for rule in undeclared)
         complaints.append(
-            f"deviates from {who} in {_and(undeclared)} and does not say so: put it right, or "
-            f"say why with {overrides}"
+            f"deviates from {who} in {_and(undeclared)} and does not declare it: correct it, or "
+            f"declare the reason with {overrides}"
         )
     if absent:
         overrides = " ".join(f"deviations.{rule}=null" for rule in absent)
         complaints.append(
-            f"declares a deviation in {_and(absent)} that is not there: take it back with "
+            f"declares a deviation in {_and(absent)} that does not exist: remove it with "
             f"{overrides}"
         )
     if complaints:
@@ -86,18 +86,18 @@ def check(recipe: Recipe) -> None:
 
     Raises UsageError if the deviations are not those declared, or for unsupported recipes.
     """
-    remedy = "the paper has no rules for another, so train it without this check"
+    remedy = "the paper has no rules for it, so train without this check"
     check_supported(recipe, "lsgd.check", remedy, workloads=("images",), strategies=("allreduce",))
     if recipe.rehearse:
-        raise UsageError("rehearse=true is the run in miniature; check the run itself, without it")
+        raise UsageError(
+            "dry_run=true is a miniature of the run; leave it out to check the run itself"
+        )
     print(recipe.summary())
     print(f"asked by the rules of {PAPERS[recipe.paper].TITLE}", end="\n\n", flush=True)
     results = rule_results(build_learner(recipe))
     print(table(recipe, results), end="\n\n", flush=True)
     if unasked := PAPERS[recipe.paper].rules(recipe).keys() - {each.rule for each in results}:
-        text = (
-            f"rules for which this run has nothing that could follow them: {_and(sorted(unasked))}"
-        )
+        text = f"rules that do not apply to this run: {_and(sorted(unasked))}"
         print(textwrap.fill(text, 100), end="\n\n", flush=True)
     print(textwrap.fill(verdict(recipe, results), 100))
 

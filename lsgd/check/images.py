@@ -122,9 +122,7 @@ def _of_files(recipe: Recipe) -> list[Observation]:
     return [
         Observation(
             "augmentation",
-            str(windows)
-            if trained
-            else f"none that we know (data.augmentation={recipe.data.augmentation})",
+            str(windows) if trained else f"unknown (data.augmentation={recipe.data.augmentation})",
             windows if trained else None,
         ),
         Observation("resize", _antialiased(uses), uses),

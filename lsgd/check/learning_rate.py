@@ -180,7 +180,7 @@ def _epochs(learner: Learner) -> Observation:
     whole = set(epochs) == {learner.recipe.steps_per_epoch}
     return Observation(
         "epochs",
-        f"{len(epochs)} of {epochs[0]} steps" + ("" if whole else ", and not all alike"),
+        f"{len(epochs)} of {epochs[0]} steps" + ("" if whole else ", and not all equal"),
         RunLength(len(epochs), sum(epochs), whole),
     )
 

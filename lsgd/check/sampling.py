@@ -42,7 +42,8 @@ def _tail(recipe: Recipe, first: list[MicroBatch], last: list[MicroBatch]) -> Ob
     counts = {full, short}
     return Observation(
         "tail",
-        f"steps of {' and '.join(map(str, sorted(counts)))}; {left} images wait for another epoch",
+        f"steps of {' and '.join(map(str, sorted(counts)))}; {left} images are left for another "
+        "epoch",
         counts == {recipe.batch_size},
     )
 

@@ -164,7 +164,7 @@ def _smoothing(recipe: Recipe) -> Observation:
 def _running_average(learner: Learner) -> Observation:
     """Observe the momentum of BN's running statistics, which evaluations that measure BN ignore."""
     if learner.recipe.measures_bn:
-        return Observation("running_average", "measured anew before an evaluation", None)
+        return Observation("running_average", "measured again before an evaluation", None)
     [momentum] = [
         1 - state.momentum
         for state in learner.strategy.carried_states

@@ -206,7 +206,7 @@ def describe(comm: Comm, device: Device) -> str:
     hardware = "CPU" if device.type == "cpu" else device_name(device)
     line += f", {hardware}, threads per process: {get_num_threads()}"
     if device.type == "cpu" and get_num_threads() < choose_threads(None, cores(launch)):
-        line += " (passes this small have no work for more)"
+        line += " (micro-batches this small have no work for more)"
     bound, all_ = len(usable_cores()), os.cpu_count()
     if bound != all_:
         line += f" (bound to {bound} of {all_} cores)"
@@ -229,8 +229,9 @@ def communicating(*errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise PeerLostError(
-            f"another process has left the job, or the network has ({why}); its own message says "
-            "why, the checkpoint is intact, and the same words and run_dir resume it"
+            f"another process has exited, or the network has failed ({why}); its own message "
+            "says why; the checkpoint is intact, so rerun the same command with its run_dir to "
+            "resume"
         ) from None
     finally:
         _wait_time.seconds += perf_counter() - begin
@@ -320,10 +321,10 @@ def _horovod_suits(launcher: str, device: Device) -> bool:
 
 def _remedy(library: str, launch: Launch) -> str:
     if library == "single":
-        return "leave comm=auto, which joins them, or start a single process"
+        return "write comm=auto, which connects them, or start a single process"
     if library == "horovod" and launch.launcher == "torchrun":
-        return "start with horovodrun or mpirun, or write comm=torch"
+        return "launch with horovodrun or mpirun, or write comm=torch"
     return (
-        f"the Horovod installed here is not built for {launch.launcher} (horovodrun --check-build "
-        "shows what for); start with horovodrun, or write comm=torch"
+        f"the Horovod installed here is not built for {launch.launcher} (see horovodrun "
+        "--check-build); launch with horovodrun, or write comm=torch"
     )

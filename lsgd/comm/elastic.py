@@ -43,8 +43,8 @@ class ElasticTorchComm(TorchComm):
     ) -> None:
         if device.type != "cpu":
             raise UsageError(
-                "processes that come back meet again over gloo, and this one is on a GPU; write "
-                "device=cpu, or start it by torchrun"
+                "restarted processes rejoin a job over gloo, which this one cannot do on a GPU; "
+                "write device=cpu, or launch with torchrun"
             )
         self.process, self.restart_count = launch.rank, launch.restart_count or 0
         self._looking, self._closed = Lock(), False
@@ -75,7 +75,7 @@ class ElasticTorchComm(TorchComm):
             )
         except (dist.DistError, RuntimeError) as error:
             raise UsageError(
-                f"process {launch.rank} is back, and process 0 is not at "
+                f"process {launch.rank} has restarted and cannot reach process 0 at "
                 f"{launch.master_addr}:{launch.master_port} ({str(error).splitlines()[0]})",
                 is_local=True,
             ) from None
@@ -110,7 +110,9 @@ class ElasticTorchComm(TorchComm):
         try:
             answered: T = pickle.loads(self.store.get(f"answer/{number}"))
         except (dist.DistError, RuntimeError) as error:
-            raise PeerLostError(f"process 0 does not answer one that is back ({error})") from None
+            raise PeerLostError(
+                f"process 0 does not answer this restarted process ({error})"
+            ) from None
         return answered
 
     def gather_objects(self, value: T) -> list[T]:
@@ -165,7 +167,7 @@ class ElasticTorchComm(TorchComm):
         """
         with self._looking:
             if self._closed:
-                raise RuntimeError("the job is over")
+                raise RuntimeError("the job has ended")
             yield
 
     def form_group(self, name: str, members: list[tuple[int, int]] | None) -> None:
@@ -193,8 +195,8 @@ class ElasticTorchComm(TorchComm):
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise PeerLostError(
-                f"the processes that are left did not meet again ({str(error).splitlines()[0]}); "
-                "the checkpoint is intact, and the same words and run_dir resume it"
+                f"the remaining processes could not reconnect ({str(error).splitlines()[0]}); "
+                "the checkpoint is intact, so rerun the same command with its run_dir to resume"
             ) from None
         self.is_outside_group = False
 
@@ -215,5 +217,7 @@ def _answered(answer: Callable[[], object]) -> bytes | None:
     try:
         return pickle.dumps(answer())
     except Exception as error:
-        print(f"lsgd: who is back gets no answer yet ({error})", file=sys.stderr, flush=True)
+        print(
+            f"lsgd: a restarted process gets no answer yet ({error})", file=sys.stderr, flush=True
+        )
         return None

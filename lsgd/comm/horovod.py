@@ -24,7 +24,7 @@ from lsgd.errors import UsageError
 from lsgd.job.network import hostname, hostname_problem, list_interfaces
 
 if not hasattr(hvd, "init"):
-    raise ImportError("its compiled part does not fit this torch")
+    raise ImportError("its compiled extension does not match this torch")
 
 T = TypeVar("T")
 
@@ -67,8 +67,8 @@ def _reach_horovodrun(timeout: float) -> None:
         ) from None
     if problem := hostname_problem(hostname(), list_interfaces()):
         raise UsageError(
-            f"process {os.environ.get('HOROVOD_RANK')}: {problem.finding}, at which Horovod would "
-            f"crash; {problem.fix}, or start with torchrun",
+            f"process {os.environ.get('HOROVOD_RANK')}: {problem.finding}, which would crash "
+            f"Horovod; {problem.fix}, or start with torchrun",
             is_local=True,
         )
 

@@ -130,4 +130,4 @@ class _Addresses(Store):
             if not self._changed.wait_for(
                 lambda: all(key in self._known for key in keys), timeout.total_seconds()
             ):
-                raise RuntimeError(f"nobody has come to {', '.join(keys)}")
+                raise RuntimeError(f"no process has joined {', '.join(keys)}")

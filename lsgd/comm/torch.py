@@ -48,9 +48,9 @@ class TorchComm:
             shell = launch.launcher == "srun" and "SLURM_PTY_PORT" in os.environ
             hint = "; start a shell under srun --pty with --ntasks 1" if shell else ""
             raise UsageError(
-                f"{who} could not meet the others at "
-                f"{address} within {join_timeout:g} s ({why}); check that "
-                f"all were started, and MASTER_ADDR and MASTER_PORT where these are set{hint}",
+                f"{who} could not rendezvous with the others at {address} within "
+                f"{join_timeout:g} s ({why}); check that all processes were started, and that "
+                f"MASTER_ADDR and MASTER_PORT are right if set{hint}",
                 is_local=True,
             ) from None
         try:
@@ -67,9 +67,9 @@ class TorchComm:
             if own == "nccl":
                 variables += " and NCCL_SOCKET_IFNAME"
             raise UsageError(
-                f"{who} has met the others at {address}, and no connection for sums came about "
-                f"({error_cause(str(error))}); see that {variables} name the network between the "
-                "machines, and NCCL_DEBUG=INFO says more of GPUs",
+                f"{who} has met the others at {address}, but could not open the connections for "
+                f"all-reduce ({error_cause(str(error))}); set {variables} to the network between "
+                "the machines; NCCL_DEBUG=INFO prints more about GPUs",
                 is_local=True,
             ) from None
         self.library = f"torch.distributed ({own.upper() or 'gloo'})"
@@ -140,7 +140,7 @@ def error_cause(message: str) -> str:
     for line, following in pairwise(lines):
         if line == "Last error:":
             return following
-    return lines[0] if lines else "it gives no reason"
+    return lines[0] if lines else "no reason given"
 
 
 def _join(launch: Launch, address: str, timeout: float) -> Store:
@@ -154,7 +154,7 @@ def _join(launch: Launch, address: str, timeout: float) -> Store:
         store.wait(others, limit)
     except dist.DistStoreError:
         missing = [str(rank) for rank, key in enumerate(others) if not store.check([key])]
-        raise RuntimeError(f"without word from process {', '.join(missing)}") from None
+        raise RuntimeError(f"no answer from process {', '.join(missing)}") from None
     return store
 
 
@@ -162,13 +162,13 @@ def _address(launch: Launch) -> str:
     """Return the address, host:port, of process 0; raise UsageError if the launcher gave none."""
     if launch.launcher == "none":
         raise UsageError(
-            "comm=torch joins the processes that a launcher starts, and this one was started "
-            "alone; leave it out, or start it by torchrun, srun or mpirun"
+            "comm=torch connects the processes of a launcher, and this process was started "
+            "without one; leave it out, or launch with torchrun, srun or mpirun"
         )
     if launch.master_addr is None:
         raise UsageError(
             f"{launch.launcher} started {launch.world_size} processes, {launch.local_size} of them "
-            "on this machine, and comm=torch does not know where they meet; set MASTER_ADDR to the "
+            "on this machine, and comm=torch has no rendezvous address; set MASTER_ADDR to the "
             "first machine's name and MASTER_PORT to a free port there"
         )
     return f"{launch.master_addr}:{launch.master_port}"

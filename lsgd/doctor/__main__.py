@@ -38,16 +38,18 @@ from lsgd.job.network import list_interfaces
 from lsgd.job.system import usable_cores
 
 EPILOG = """\
-exit codes: 0 a run is possible here, 1 something that every run needs fails
+exit codes: 0 a run is possible here, 1 a check that every run needs fails
 (Python, torch, torchvision, tensorboard, recipes, the run folder).
 
 --json prints {"lsgd", "host", "fit", "items": [{"name", "status", "found",
 "fix", "required", "numbers"}]} with the status pass, fail or not needed; in
-numbers are cores, free_gb, mb_per_s and the like. A sum of two processes is
-of 16 MB; mb_per_s is that by the shortest of five times.
+numbers are cores, free_gb, mb_per_s and the like. An all-reduce of two
+processes
+has 16 MB; its mb_per_s is the best of five.
 
-Datasets are looked for in $LSGD_DATA, else in data/, as a run does it; a run
-may also be told data.root=FOLDER.
+Datasets are looked for in $LSGD_DATA, else in data/, as in a
+run; a run can
+also have data.root=FOLDER.
 """
 
 COLOURS = {PASS: "32", FAIL: "31", ABSENT: "2"}
@@ -107,9 +109,7 @@ def _safely(name: str, check: Callable[[], list[CheckItem]]) -> list[CheckItem]:
     try:
         return check()
     except (OSError, ValueError) as error:
-        return [
-            CheckItem(name, FAIL, f"it cannot be looked at: {error}", "report it: a bug of lsgd")
-        ]
+        return [CheckItem(name, FAIL, f"the check failed: {error}", "report this bug of lsgd")]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,13 +120,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("lsgd.doctor", f"{__doc__}\n{EPILOG}")
-    parser.add_argument("--json", action="store_true", help="print what is found for programs")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument(
         "--limit",
         type=seconds,
         default=60,
         metavar="SECONDS",
-        help="after which what has not ended has failed (60)",
+        help="the time limit of each check in seconds (60)",
     )
     return parser
 
@@ -185,7 +185,7 @@ def verdict(items: Sequence[CheckItem]) -> str:
     """Return the conclusion of all checks as a sentence: whether a run is possible, what fails."""
     needed = [item.name for item in items if item.status == FAIL and item.required]
     if needed:
-        return f"No run is possible here before this is mended: {', '.join(needed)}."
+        return f"No run is possible here until this is fixed: {', '.join(needed)}."
     failed = [item.name for item in items if item.status == FAIL]
     but = f", but this fails: {', '.join(failed)}" if failed else ""
     return f"A run is possible here{but}; begin with `python -m lsgd.train +recipe=digits`."

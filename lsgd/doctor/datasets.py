@@ -13,7 +13,7 @@ def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -
     items = [_dataset(**each) for each in facts]
     if answer.failure_reason:
         after = f" after {facts[-1]['name']}" if facts else ""
-        fix = "fetch the dataset that it stopped at again, or see recipes above"
+        fix = "fetch the dataset at which it stopped again, or see recipes above"
         items.append(
             CheckItem("data", FAIL, f"reading stopped{after}: {answer.failure_reason}", fix)
         )
@@ -27,8 +27,8 @@ def datasets(answer: ProbeResult, environment: Mapping[str, str] = os.environ) -
 def _data_folder(root: str, names: list[str]) -> CheckItem:
     if names:
         return CheckItem("LSGD_DATA", PASS, f"{root} has {', '.join(names)}")
-    kind = "has no dataset in it" if os.path.isdir(root) else "is no folder"
-    fix = "let LSGD_DATA name the folder that has imagenet, cifar10, … as folders, or unset it"
+    kind = "has no dataset in it" if os.path.isdir(root) else "is not a folder"
+    fix = "set LSGD_DATA to the folder that has the folders imagenet, cifar10, …, or unset it"
     return CheckItem("LSGD_DATA", FAIL, f"{root} {kind}", fix)
 
 
@@ -49,5 +49,5 @@ def _dataset(
     if bundled:
         return CheckItem(label, PASS, f"{holds}, shipped with lsgd")
     if not there:
-        return CheckItem(label, ABSENT, f"not at {root}", f"`{prepare}` makes it ready")
+        return CheckItem(label, ABSENT, f"not at {root}", f"`{prepare}` prepares it")
     return CheckItem(label, PASS, f"{holds} at {root}")

@@ -42,7 +42,7 @@ def cores(quota: float | None) -> CheckItem:
         fix = "`unset OMP_NUM_THREADS`, or export a number"
         return CheckItem("cores", FAIL, f"{finding}, which OpenMP ignores", fix, numbers=numbers)
     if quota is not None and quota < usable and not threads:
-        fix = f"export OMP_NUM_THREADS={max(1, int(quota))}, since more threads than that only wait"
+        fix = f"export OMP_NUM_THREADS={max(1, int(quota))}, as more threads would only wait"
         return CheckItem("cores", FAIL, finding, fix, numbers=numbers)
     return CheckItem("cores", PASS, finding, numbers=numbers)
 
@@ -111,14 +111,14 @@ def gpus(
         why = "no NVIDIA GPU is found"
         return [CheckItem(name, ABSENT, why) for name in ("GPU driver", "CUDA", "GPUs", "NCCL")]
     if not driver and names:
-        items = [CheckItem("GPU driver", PASS, "of unknown version, but torch uses it")]
+        items = [CheckItem("GPU driver", PASS, "unknown version, but torch uses it")]
     elif not driver:
         fix = "install NVIDIA's driver, until `nvidia-smi` lists the GPU"
-        items = [CheckItem("GPU driver", FAIL, "an NVIDIA GPU, but no driver that works", fix)]
+        items = [CheckItem("GPU driver", FAIL, "an NVIDIA GPU, but no working driver", fix)]
     else:
         items = [CheckItem("GPU driver", PASS, driver)]
     if torch.failure_reason:
-        items.append(CheckItem("CUDA", FAIL, "torch does not load", "see torch"))
+        items.append(CheckItem("CUDA", FAIL, "torch cannot be imported", "see torch"))
     elif facts["cuda"] is None:
         plain = facts["version"].partition("+")[0]
         again = installation.pip_command("install", "--force-reinstall", f"torch=={plain}")
@@ -139,7 +139,9 @@ def gpus(
         items.append(CheckItem("GPUs", PASS, listed, numbers={"gpus": len(names)}))
         items.append(CheckItem("NCCL", PASS, f"{facts['nccl']}, torch's own"))
     else:
-        items.append(CheckItem("GPUs", FAIL, "torch can use none", "see GPU driver and CUDA"))
+        items.append(
+            CheckItem("GPUs", FAIL, "torch finds no usable GPU", "see GPU driver and CUDA")
+        )
         items.append(CheckItem("NCCL", ABSENT, "no GPU to use it"))
     return items
 
@@ -237,9 +239,9 @@ def open_files() -> CheckItem:
     fix = (
         f"`ulimit -n {min(hard, 65536) if hard > 0 else 65536}` before the start"
         if hard < 0 or hard >= FILES
-        else "have the limit `nofile` raised in /etc/security/limits.conf, to 65536"
+        else "raise the limit `nofile` in /etc/security/limits.conf to 65536"
     )
-    finding = f"{soft} per process, of {FILES} that a run may want"
+    finding = f"{soft} per process, and a run may need {FILES}"
     return CheckItem("open files", FAIL, finding, fix, numbers=numbers)
 
 
@@ -250,7 +252,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckItem:
         state = os.statvfs(folder)
     except OSError as error:
         if sys.platform != "linux":
-            return CheckItem("shared memory", ABSENT, f"{folder} is a folder of Linux alone")
+            return CheckItem("shared memory", ABSENT, f"{folder} exists on Linux only")
         return CheckItem("shared memory", FAIL, f"{folder}: {error.strerror}", fix)
     size, free = (n * state.f_frsize / 1e9 for n in (state.f_blocks, state.f_bavail))
     numbers = {"size_gb": size, "free_gb": free}
@@ -262,19 +264,19 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckItem:
 
 def memory(answer: ProbeResult) -> CheckItem:
     """Check how many virtual workers of recipe bs256 fit into a GPU's or the machine's memory."""
-    plan = "`python -m lsgd.plan memory +recipe=NAME` says what fits"
+    plan = "`python -m lsgd.plan memory +recipe=NAME` shows what fits"
     if answer.failure_reason:
         return CheckItem(
             "memory",
             FAIL,
-            f"it cannot be planned: {answer.failure_reason}",
+            f"the plan failed: {answer.failure_reason}",
             "see torch and recipes",
         )
     workers, size = answer.facts["workers"], answer.facts["gb"]
     passes = ", ".join(f"{most} in {precision}" for precision, most in workers.items())
     finding = (
-        f"{size:.3g} GB of {answer.facts['where']}: a pass of bs256, ResNet-50 at 224 pixels, has "
-        f"space for about so many workers of 32 images: {passes}"
+        f"{size:.3g} GB of {answer.facts['where']}: a micro-batch of bs256, ResNet-50 at 224 "
+        f"pixels, fits about this many workers of 32 images: {passes}"
     )
     numbers = {"memory_gb": size, **{f"workers_{each}": most for each, most in workers.items()}}
     if workers["float32"] < 1:
@@ -307,5 +309,5 @@ def disk(free_gb: float) -> CheckItem:
     finding, numbers = f"{free_gb:.3g} GB free for runs", {"free_gb": free_gb}
     if free_gb >= DISK_GB:
         return CheckItem("disk", PASS, finding, numbers=numbers)
-    fix = f"free some, or write run_dir=FOLDER where there are {DISK_GB:g} GB or more"
+    fix = f"free some space, or write run_dir=FOLDER on a disk with {DISK_GB:g} GB or more"
     return CheckItem("disk", FAIL, finding, fix, numbers=numbers)

@@ -139,7 +139,7 @@ def dali(device: str) -> Iterator[Facts]:
     by_pil = np.asarray(Image.open(file), int)
     by_dali = dali.decode_image(file.getvalue(), gpu=0 if device == "cuda" else None)
     if by_dali.shape != by_pil.shape or abs(by_dali - by_pil).mean() > 2:
-        raise RuntimeError("a JPEG did not come out as PIL decodes it")
+        raise RuntimeError("a JPEG decodes differently than with PIL")
     yield {"version": import_module("nvidia.dali").__version__}
 
 
@@ -171,12 +171,12 @@ def _unknown(option: str, problem: str) -> Facts:
     """Return the facts about a file of conf/data that cannot be read as a dataset."""
     file = paths.display_path(paths.conf_dir() / "data" / f"{option}.yaml")
     facts: Facts = {"name": option, "root": "", "problem": problem, "holds": ""}
-    return facts | {"prepare": f"mend or remove {file}", "bundled": False, "there": False}
+    return facts | {"prepare": f"fix or remove {file}", "bundled": False, "there": False}
 
 
 def _dataset(data: "Data") -> Facts:
     from lsgd.inputs.index import prepare_command
-    from lsgd.recipe import DATASET_UNIT
+    from lsgd.recipe import UNITS
 
     root = paths.data_root(data.name)
     facts: Facts = {"name": data.name, "root": str(root), "problem": None}
@@ -191,7 +191,7 @@ def _dataset(data: "Data") -> Facts:
         except UsageError as refused:
             facts["problem"] = str(refused)
     count = data.train_examples + data.val_examples + data.test_examples
-    return facts | {"holds": f"{count:,} {DATASET_UNIT[data.workload]}"}
+    return facts | {"holds": f"{count:,} {UNITS[data.workload].dataset}"}
 
 
 def _open(data: "Data", root: Path) -> None:

@@ -19,7 +19,7 @@ def python() -> CheckItem:
     finding = f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}"
     if sys.version_info >= OLDEST_PYTHON:
         return CheckItem("Python", PASS, finding, required=True)
-    fix = "make the environment anew with Python 3.11 or newer: make PYTHON=/path/to/python3.11"
+    fix = "rebuild the environment with Python 3.11 or newer: make PYTHON=/path/to/python3.11"
     return CheckItem("Python", FAIL, finding, fix, required=True)
 
 
@@ -84,7 +84,7 @@ def horovod(answer: ProbeResult) -> CheckItem:
     if answer.failure_reason:
         return CheckItem("Horovod", FAIL, f"cannot be imported: {answer.failure_reason}", rebuild)
     if answer.facts["version"] is None:
-        fix = f"{build}; lsgd launch torchrun does without"
+        fix = f"{build}; lsgd launch torchrun works without"
         return CheckItem("Horovod", ABSENT, "not installed", fix)
     built = answer.facts["built"]
     parts = [name for name, included in built.items() if included]
@@ -105,7 +105,7 @@ def mpi(
     if shutil.which("mpirun") is None:
         fix = (
             f"`sudo apt install openmpi-bin libopenmpi-dev`, then {build}; "
-            "lsgd launch horovodrun and torchrun do without"
+            "lsgd launch horovodrun and torchrun work without"
         )
         return CheckItem("MPI", FAIL if built else ABSENT, "mpirun is not found", fix)
     _, banner = run_with_limit(["mpirun", "--version"], limit=limit)
@@ -114,12 +114,12 @@ def mpi(
     permits = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
     if root and not all(permit in environment for permit in permits):
         fix = "export " + " ".join(f"{permit}=1" for permit in permits)
-        fix += " where root is meant, as in a container"
+        fix += " if root is intended, as in a container"
         return CheckItem("MPI", FAIL if built else ABSENT, f"{name}, which refuses root", fix)
     code, text = run_with_limit(["mpirun", "-np", "1", "true"], limit=limit)
     if code != 0:
         why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
-        fix = "make `mpirun -np 1 true` work; lsgd launch horovodrun does without"
+        fix = "make `mpirun -np 1 true` work; lsgd launch horovodrun works without"
         return CheckItem("MPI", FAIL, f"{name} starts no process: {why}", fix)
     finding = f"{name}, as root" if root else name
     if not built and horovod.facts.get("version"):
@@ -134,13 +134,13 @@ def slurm(*, limit: float, environment: Mapping[str, str] = os.environ) -> Check
         if job := environment.get("SLURM_JOB_ID"):
             fix = "put Slurm's client programs into this container or image, and into PATH"
             return CheckItem("Slurm", FAIL, f"this is job {job}, but srun is not found", fix)
-        fix = "lsgd launch slurm would need a cluster with Slurm"
+        fix = "lsgd launch slurm needs a cluster with Slurm"
         return CheckItem("Slurm", ABSENT, "srun is not found", fix)
     code, text = run_with_limit(["srun", "--version"], limit=limit)
     if code != 0:
         status = FAIL if "SLURM_JOB_ID" in environment else ABSENT
         why = telling_line(text) if code is not None else f"it did not end in {limit:g} s"
-        fix = "on a cluster `srun --version` works: it wants the cluster's slurm.conf"
+        fix = "make `srun --version` work on the cluster: it needs the cluster's slurm.conf"
         return CheckItem("Slurm", status, f"srun does not start: {why}", fix)
     return CheckItem("Slurm", PASS, text.strip())
 
@@ -151,7 +151,7 @@ def compiler(answer: ProbeResult) -> CheckItem:
     compile=true needs it, and so does BN of several workers in channels_last.
     """
     if why := answer.failure_reason or answer.facts["why"]:
-        fix = "install gcc, python3-dev and triton; compile=false does without, more slowly"
+        fix = "install gcc, python3-dev and triton; compile=false works without, more slowly"
         return CheckItem("compiler", FAIL, f"torch.compile makes no kernels: {why}", fix)
     return CheckItem("compiler", PASS, "torch.compile makes kernels for the GPU")
 
@@ -160,12 +160,12 @@ def apex(answer: ProbeResult) -> CheckItem:
     """Check that optim.fused=apex makes an update on this machine's GPU; torch's is the default."""
     build = installation.script_command("setup/apex.sh")
     if answer.failure_reason:
-        fix = f"{build} builds NVIDIA's for this torch; optim.fused=torch does without"
+        fix = f"{build} builds NVIDIA's for this torch; optim.fused=torch works without"
         return CheckItem("apex", FAIL, answer.failure_reason.removeprefix("UsageError: "), fix)
     if answer.facts["version"] is None:
         fix = (
             f"{build} builds NVIDIA's, and PyPI's apex is another package; optim.fused=torch "
-            "does without"
+            "works without"
         )
         return CheckItem("apex", ABSENT, "not installed", fix)
     return CheckItem("apex", PASS, f"{answer.facts['version']}, NVIDIA's, makes an update")
@@ -173,7 +173,7 @@ def apex(answer: ProbeResult) -> CheckItem:
 
 def dali(answer: ProbeResult, *, where: str) -> CheckItem:
     """Check that DALI decodes an image; torchvision is the alternative."""
-    instead = "inputs=torchvision does without"
+    instead = "inputs=torchvision works without"
     if answer.failure_reason:
         again = installation.pip_command("install", "--force-reinstall", "nvidia-dali-cuda130")
         fix = f"`{again}`; {instead}"

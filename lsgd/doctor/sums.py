@@ -21,10 +21,12 @@ ENVIRONMENT = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
 MORE = {
-    TORCHRUN: "`torchrun --standalone --nproc-per-node 2 --no-python true` may show more; one "
-    "process needs none of it",
-    HOROVODRUN: "`horovodrun --gloo -np 2 true` may show more; lsgd launch torchrun does without",
-    MPIRUN: "`mpirun -np 2 true` may show more; lsgd launch horovodrun does without",
+    TORCHRUN: (
+        "`torchrun --standalone --nproc-per-node 2 --no-python true` may show more; one process "
+        "works without"
+    ),
+    HOROVODRUN: "`horovodrun --gloo -np 2 true` may show more; lsgd launch torchrun works without",
+    MPIRUN: "`mpirun -np 2 true` may show more; lsgd launch horovodrun works without",
 }
 
 
@@ -34,9 +36,9 @@ def all_reduces(
     """Check an all-reduce of two processes with each communication library, one after another."""
     gpus = 0 if "problem" in torch.facts else len(torch.facts.get("gpus", []))
     built = horovod.facts.get("built", {})
-    two = "" if gpus > 1 else "it takes two GPUs"
-    no_torch = "torch does not load" if torch.failure_reason else ""
-    no_horovod = no_torch or ("" if built else "there is no Horovod that loads")
+    two = "" if gpus > 1 else "needs two GPUs"
+    no_torch = "torch cannot be imported" if torch.failure_reason else ""
+    no_horovod = no_torch or ("" if built else "Horovod cannot be imported")
     # ENVIRONMENT allows root to start these two processes.
     no_mpi = "" if mpi.status == PASS or "refuses root" in mpi.found else mpi.found
     for library, part, launcher, device, why_not in (
@@ -56,7 +58,7 @@ def all_reduces(
             "all_reduce", library.lower(), device,
             limit=limit, launcher=launcher, environment=ENVIRONMENT,
         )  # fmt: skip
-        fix = "mend the network first, see above" if network.status == FAIL else MORE[launcher]
+        fix = "fix the network first, see above" if network.status == FAIL else MORE[launcher]
         yield all_reduce(name, answer, fix)
 
 
@@ -65,8 +67,8 @@ def all_reduce(name: str, answer: ProbeResult, fix: str) -> CheckItem:
     if answer.failure_reason:
         return CheckItem(name, FAIL, answer.failure_reason, fix)
     if answer.facts["processes"] != 2:
-        return CheckItem(name, FAIL, f"{answer.facts['processes']} processes have met, not 2", fix)
+        return CheckItem(name, FAIL, f"{answer.facts['processes']} processes joined, not 2", fix)
     if wrong := answer.facts["wrong"]:
-        return CheckItem(name, FAIL, f"the sum is wrong on process {wrong[0]}", fix)
+        return CheckItem(name, FAIL, f"the all-reduce result is wrong on process {wrong[0]}", fix)
     speed = answer.facts["mb_per_s"]
     return CheckItem(name, PASS, f"2 processes, {speed:,.0f} MB/s", numbers={"mb_per_s": speed})

@@ -41,7 +41,7 @@ def check_export_libraries(export_format: str, *, push: bool) -> None:
             raise UsageError(
                 f"{'--push' if name in LIBRARIES['push'] else f'--to {export_format}'} needs "
                 f"{name}, which "
-                f"is not installed; type {install_command('export')}"
+                f"is not installed; run {install_command('export')}"
             )
 
 
@@ -49,9 +49,7 @@ def export(options: argparse.Namespace) -> None:
     """Export the network of a checkpoint in the format `options.to`; print how to load it."""
     form, name = options.to, options.push
     if name is not None and form != "hub":
-        raise UsageError(
-            f"--push uploads the folder of --to hub, and not --to {form}; write --to hub"
-        )
+        raise UsageError(f"--push needs --to hub, not --to {form}; write --to hub")
     check_export_libraries(form, push=name is not None)
     if name is not None:
         from lsgd.export.push import check_push
@@ -101,9 +99,7 @@ def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
 
 def _check_new(out: Path) -> None:
     if out.exists():
-        raise UsageError(
-            f"{out} is there already, and is not overwritten; write another --out PATH"
-        )
+        raise UsageError(f"{out} exists already and is not overwritten; write another --out PATH")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -119,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--to", required=True, choices=FORMATS, help="the form")
     parser.add_argument(
-        "--out", type=paths.parse_path, metavar="PATH", help="the file or folder to make"
+        "--out", type=paths.parse_path, metavar="PATH", help="the file or folder to write"
     )
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder of --to hub there")
     parser.add_argument(

@@ -38,11 +38,11 @@ with the recipe {recipe} of lsgd {version}: large-minibatch SGD
 {loading}
 ```
 
-## What it takes
+## Input
 
 {images}
 
-## How good it is
+## Evaluation results
 
 {scores}
 
@@ -50,7 +50,7 @@ with the recipe {recipe} of lsgd {version}: large-minibatch SGD
 
 {summary}
 
-`lsgd train` with the configuration below makes the same run on any number of processes. Its
+`lsgd train` with the configuration below trains the same run on any number of processes. Its
 fingerprint is `{fingerprint}`.
 
 {deviations}
@@ -60,9 +60,9 @@ fingerprint is `{fingerprint}`.
 
 ## Licence
 
-Whoever publishes these weights decides on their licence: write it in place of `unknown` in the
-first lines. The images that they were trained on have terms of their own; lsgd itself is under the
-Apache License 2.0.
+The publisher of these weights chooses their licence: write it in place of `unknown` in the
+first lines. The training images have terms of their own; lsgd itself is under the Apache License
+2.0.
 """
 
 BY_TORCHVISION = """\
@@ -109,7 +109,7 @@ def model_card(exported: ExportedNetwork) -> str:
         scores=_scores(exported),
         summary=f"    {sanitize(recipe.summary())}".replace("\n", "\n    "),
         fingerprint=exported.checkpoint.fingerprint,
-        deviations=deviates + "\n".join(lines) or "It names no deviation from its paper.",
+        deviations=deviates + "\n".join(lines) or "It declares no deviation from its paper.",
         fence=_fence(configuration),
         configuration=configuration,
     )
@@ -196,7 +196,7 @@ def _images(data: Data) -> str:
 def _scores(exported: ExportedNetwork) -> str:
     recipe, rates = exported.recipe, validation_metrics(exported)
     if not rates:
-        return "The run was not evaluated after this very step."
+        return "The run was not evaluated after this step."
     known = [(METRICS[key.removeprefix("val_")], rate) for key, rate in rates.items()]
     rows = [[metric.label_on("validation"), metric.format_value(rate)] for metric, rate in known]
     metric = recipe.final_metric(TOP1)
@@ -206,6 +206,4 @@ def _scores(exported: ExportedNetwork) -> str:
     after = (
         f"After epoch {epoch} of {recipe.epochs}, over {recipe.data.val_examples} images{lower}:"
     )
-    return (
-        f"{after}\n\n{markdown_table(['rate', 'value'], rows)}\n\nThe number of the run: {number}."
-    )
+    return f"{after}\n\n{markdown_table(['metric', 'value'], rows)}\n\nFinal metric: {number}."

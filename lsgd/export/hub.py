@@ -28,7 +28,7 @@ def write_hub(exported: ExportedNetwork, folder: Path) -> str:
         file.write((json.dumps(hub_config(exported), indent=2) + "\n").encode())
     with atomic_write(folder / "README.md") as file:
         file.write(model_card(exported).encode())
-    return f"{folder / 'README.md'} says how it is loaded, and waits for a licence"
+    return f"{folder / 'README.md'} describes how to load it, and needs a licence"
 
 
 def hub_config(exported: ExportedNetwork) -> dict[str, Any]:

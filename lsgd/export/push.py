@@ -20,14 +20,14 @@ def check_push(repository: str) -> None:
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise UsageError(
-            f"--push {repository} is no OWNER/NAME; write one, such as --push me/digits"
+            f"--push {repository} is not of the form OWNER/NAME; write one, such as --push "
+            "me/digits"
         )
     with _usage_errors(repository, "nothing was written; try again"):
         if not huggingface_hub.get_token():
             raise UsageError(
-                f"--push {repository} needs a token of the Hub, and there is none; type hf auth "
-                "login, "
-                "or set HF_TOKEN"
+                f"--push {repository} needs a token of the Hub, and none is set; run hf auth "
+                "login, or set HF_TOKEN"
             )
         api = huggingface_hub.HfApi()
         if (
@@ -35,7 +35,8 @@ def check_push(repository: str) -> None:
             and not set(api.list_repo_files(repository)) <= HUB_DEFAULT_FILES
         ):
             raise UsageError(
-                f"--push {repository} has files, and none is overwritten; write another name"
+                f"--push {repository} has files already, and none is overwritten; write another "
+                "name"
             )
 
 
@@ -44,7 +45,7 @@ def push(folder: Path, repository: str) -> str:
 
     Raises UsageError if the upload fails; the local folder stays.
     """
-    with _usage_errors(repository, f"{folder} is whole: type hf upload {repository} {folder}"):
+    with _usage_errors(repository, f"{folder} is complete: run hf upload {repository} {folder}"):
         api = huggingface_hub.HfApi()
         address = api.create_repo(repository, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of lsgd")

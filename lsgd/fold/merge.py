@@ -339,9 +339,9 @@ class _Plan:
         givers, rows = self.calls.givers[reads], self.calls.rows[reads]
         if (givers != givers[0]).any() or (rows != rows[0]).any():
             raise ValueError(
-                f"calls of {signature.op!r} that are made at once get different values by "
-                "nobatch(), which is for one that all share; leave nobatch() out, or record that "
-                "value with a method that has no arguments"
+                f"calls of {signature.op!r} in one batch get different values by nobatch(), "
+                "which is for one shared value; leave nobatch() out, or record that value with "
+                "a method that has no arguments"
             )
         giver = int(givers[0])
         if self.count(giver >> CALL_BITS) > 1:

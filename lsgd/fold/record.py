@@ -140,8 +140,8 @@ class Node:
             raise ValueError(f"split({count}) is not possible; write 1 to {MAX_PARTS}")
         if self.source & (1 << CALL_BITS) - 1:
             raise ValueError(
-                "split() of what another split() gave is not possible; let the method return one "
-                "flat tuple"
+                "split() of a result of split() is not possible; let the method return one flat "
+                "tuple"
             )
         # Cached, so that calls with the same members as arguments are recognised as the same call.
         members: tuple[Node, ...] = getattr(self, "members", ())
@@ -206,7 +206,7 @@ class Recorder:
         if known is not None:
             return known
         if not isinstance(op, str):
-            raise TypeError(f"{op!r} is no name of a method; write it as in add('leaf', 3)")
+            raise TypeError(f"{op!r} is not the name of a method; write for example add('leaf', 3)")
         reads, words = self._reads, self._words
         first_read, first_word = len(reads), len(words)
         kinds: list[Any] = []
@@ -245,7 +245,7 @@ class Recorder:
             for node in nodes:
                 if type(node) is not Node or node.graph is not self._graph:
                     raise ValueError(
-                        f"output {number} has {node!r}, and is of nodes of this recorder alone"
+                        f"output {number} has {node!r}, and may hold only nodes of this recorder"
                     )
             signatures.append(len(kinds))
             kinds.append(Signature(number, (LIST,)))
@@ -291,8 +291,8 @@ class Recorder:
             for node in arg:
                 if type(node) is not Node or node.graph is not self._graph or node.is_shared:
                     raise TypeError(
-                        f"a list among the arguments of {op!r} has {node!r}, and is of nodes of "
-                        "this recorder alone, without nobatch()"
+                        f"a list argument of {op!r} has {node!r}, and may hold only "
+                        "nodes of this recorder, without nobatch()"
                     )
                 self._reads.append(node.source)
             if arg:

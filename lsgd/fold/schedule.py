@@ -175,7 +175,7 @@ def _read(
             kinds = sorted({f"{tuple(piece.shape[1:])} of {piece.dtype}" for piece in pieces})
             raise ValueError(
                 f"an argument of {_named(launch)} gets rows of different shapes, "
-                f"{' and '.join(kinds)}; give the calls that take them names of their own"
+                f"{' and '.join(kinds)}; use another method name for each shape"
             )
         whole = torch.cat(pieces)
     if rows.restore_order is not None:
@@ -213,22 +213,22 @@ def _give(
         if not isinstance(result, tuple | list) or len(result) != give.parts:
             number = len(result) if isinstance(result, tuple | list) else "no tuple of"
             raise ValueError(
-                f"{launch.op!r} returned {number} tensors where split({give.parts}) is asked of "
-                "it; let both say the same number"
+                f"{launch.op!r} returned {number} tensors, not the {give.parts} of "
+                f"split({give.parts}); use the same number in both"
             )
         result = result[give.part]
     if not isinstance(result, Tensor):
         raise ValueError(
-            f"{launch.op!r} returned {type(result).__name__} where a tensor is asked of it; use "
-            "split(…) on its node to name the members of a tuple"
+            f"{launch.op!r} returned {type(result).__name__} instead of a tensor; use split(…) "
+            "on its node for the members of a tuple"
         )
     if not give.lengths:
         slots[give.slots[0]].append(result)
         return
     if not result.ndim or len(result) != launch.calls:
         raise ValueError(
-            f"{launch.op!r} returned shape {tuple(result.shape)} for {launch.calls} calls; it has "
-            "to return a row for each"
+            f"{launch.op!r} returned shape {tuple(result.shape)} for {launch.calls} calls; "
+            "return one row for each call"
         )
     if give.rows is not None:
         result = result.index_select(0, index[give.rows])
@@ -255,8 +255,7 @@ def constant(values: Sequence[Any], module: nn.Module) -> Tensor:
             tensor = isinstance(value, Tensor)
             shown = f"a tensor of shape {tuple(value.shape)}" if tensor else repr(value)
             raise TypeError(
-                f"an output has {shown}; let it have nodes alone, ints alone, or tensors of shape "
-                "(1, …) alone"
+                f"an output has {shown}; use only nodes, only ints, or only tensors of shape (1, …)"
             )
     return torch.tensor(values, dtype=torch.int64, device=device_of(module))
 

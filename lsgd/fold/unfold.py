@@ -20,9 +20,7 @@ class NodeOutput:
         """Return a node for each member of the tuple of `count` tensors that this call returned."""
         if not isinstance(self.value, tuple | list) or len(self.value) != count:
             number = len(self.value) if isinstance(self.value, tuple | list) else "no tuple of"
-            raise ValueError(
-                f"a call returned {number} tensors where split({count}) is asked of it"
-            )
+            raise ValueError(f"a call returned {number} tensors, not the {count} of split({count})")
         return tuple(NodeOutput(value) for value in self.value)
 
     def nobatch(self) -> "NodeOutput":
@@ -54,7 +52,9 @@ class Unfold:
         Unfold's.
         """
         if module is not self._module:
-            raise ValueError("apply() is given another module than Unfold(), which made the calls")
+            raise ValueError(
+                "apply() got a module other than that of Unfold(), which made the calls"
+            )
         return [self._output([*each]) for each in outputs]
 
     def _output(self, members: list[Any]) -> Tensor:
@@ -72,12 +72,12 @@ class Unfold:
             return torch.tensor([number], dtype=torch.int64, device=self._device)
         if not arg:
             return None
-        rows = torch.cat([_made(member, f"a list among the arguments of {op!r}") for member in arg])
+        rows = torch.cat([_made(member, f"a list argument of {op!r}") for member in arg])
         return Ragged(rows, torch.zeros(len(rows), dtype=torch.int64, device=self._device), 1)
 
 
 def _made(member: Any, place: str) -> Any:
     """Return the value of a node in a list, or raise TypeError for anything but a node."""
     if not isinstance(member, NodeOutput):
-        raise TypeError(f"{place} has {member!r}, and is of nodes alone")
+        raise TypeError(f"{place} has {member!r}, and may hold only nodes")
     return member.value

@@ -146,7 +146,7 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
     """Raise UsageError if a data loader is not installed or not for this dataset or device."""
     if settings.dtype != "float32" and loader != "dali":
         raise UsageError(
-            f"inputs.dtype={settings.dtype} is for DALI, and here {loader} brings the images; "
+            f"inputs.dtype={settings.dtype} is for DALI, and this run uses inputs={loader}; "
             "leave it out, or write inputs=dali"
         )
     if settings.decode_on == "gpu":
@@ -155,7 +155,7 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
         if not is_nvidia(device):
             raise UsageError(
                 f"inputs.decode_on=gpu, but this run is on the {device.type.upper()}; write "
-                "device=cuda where there is a GPU of NVIDIA, or inputs.decode_on=cpu"
+                "device=cuda on a machine with an NVIDIA GPU, or inputs.decode_on=cpu"
             )
     if loader == "memory" and data.name not in IN_MEMORY_DATASETS:
         raise UsageError(
@@ -167,7 +167,7 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
     if loader in ("dali", "torchvision"):
         if data.name in IN_MEMORY_DATASETS:
             raise UsageError(
-                f"inputs={loader} reads image folders and {data.name} is not one; write "
+                f"inputs={loader} reads image folders, and {data.name} is not one; write "
                 "inputs=memory"
             )
         if data.augmentation == "shift_flip":
@@ -181,6 +181,6 @@ def _check_kind(data: Data, settings: InputsSettings, loader: str, device: "torc
             )
     if loader == "dali" and not is_dali_installed():
         raise UsageError(
-            f"inputs=dali, but DALI is not installed; type {install_command('dali')}, or write "
+            f"inputs=dali, but DALI is not installed; run {install_command('dali')}, or write "
             "inputs=torchvision"
         )

@@ -48,9 +48,9 @@ def load_arrays(data: Data, root: Path) -> tuple[ImageArrays, ImageArrays]:
         train, validation = readers[data.name](root)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            f"no {data.name} at {root}: {error.filename} is missing; run "
-            f"{prepare_command(data.name, root)}, which fetches it, or write data.root=FOLDER, or "
-            "inputs=synthetic to train on made-up images"
+            f"no {data.name} at {root}: {error.filename} is missing; fetch it with "
+            f"{prepare_command(data.name, root)}, or write data.root=FOLDER, or inputs=synthetic "
+            "to train on made-up images"
         ) from None
     except Exception as error:
         # A reader may raise any error on bytes that are not in the expected format.
@@ -160,7 +160,7 @@ def _check_memo(content: bytes) -> None:
     """
     for opcode, argument, position in pickletools.genops(content):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:  # type: ignore[operator]
-            raise ValueError(f"it numbers an object {argument} at byte {position}")
+            raise ValueError(f"it gives an object the number {argument} at byte {position}")
 
 
 def _cifar_batch(path: Path) -> ImageArrays:

@@ -21,7 +21,7 @@ Digests = dict[str, str]
 
 CHUNK = 1 << 16
 """The number of rows copied at once from a column that is not contiguous in its file."""
-REMEDY = "let data.root be the same files"
+REMEDY = "use the same files in data.root"
 
 
 def open_consistent_inputs(comm: Comm, open_: Callable[[], Inputs]) -> tuple[Inputs, Digests]:
@@ -46,8 +46,9 @@ def check_same_data(saved: Digests, own: Digests) -> None:
     """
     if saved and own and (differing := _differing(saved, own)):
         raise UsageError(
-            f"the run was trained on other data than data.root has here: {', '.join(differing)} "
-            f"differ; {REMEDY} as when it was trained, or start another run in another run_dir"
+            "the data in data.root are not those that the run was trained on: "
+            f"{', '.join(differing)} differ; {REMEDY} as in the training, or start another run "
+            "in another run_dir"
         )
 
 

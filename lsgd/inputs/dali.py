@@ -245,7 +245,7 @@ class DaliInputs:
         """Return the error for an image file that PIL can decode and DALI cannot."""
         index = self._index_of(each)
         kind = decoding_mismatch(Image.open(io.BytesIO(index.read(example))))
-        why = f"PIL decodes it and DALI does not, which says {error_summary(error)!r}"
+        why = f"PIL decodes it, and DALI fails with {error_summary(error)!r}"
         if kind:
             why += f": {kind}"
         return explain_read_error(
@@ -256,18 +256,17 @@ class DaliInputs:
         """Return the error for a DALI failure that no single image is known to have caused."""
         if not self.in_flight:
             return InputFailedError(
-                f"DALI has stopped ({error_summary(error)}) before it was given an image; "
-                "inputs=torchvision does without it"
+                f"DALI stopped ({error_summary(error)}) before its first image; "
+                "inputs=torchvision works without it"
             )
         each = self.in_flight[0]
         index = self._index_of(each)
         return InputFailedError(
-            f"DALI has stopped ({error_summary(error)}) in the batch of {len(each.examples)} "
-            "images "
-            f"needed {describe_step(each)}, {index.path(each.examples[0])} to "
-            f"{index.path(each.examples[-1])}, each of which it decodes by itself; resume with the "
-            "same words and run_dir, with a smaller inputs.prefetch or, in an evaluation, "
-            "val_batch if it was for want of memory, or with inputs=torchvision"
+            f"DALI stopped ({error_summary(error)}) in the batch of {len(each.examples)} "
+            f"images needed {describe_step(each)}, {index.path(each.examples[0])} to "
+            f"{index.path(each.examples[-1])}, each of which it decodes alone; resume with the "
+            "same run_dir and a smaller inputs.prefetch or, in an evaluation, val_batch if it "
+            "was out of memory, or with inputs=torchvision"
         )
 
 

@@ -48,18 +48,18 @@ def decoding_mismatch(image: ImageFile) -> str | None:
     """
     kind = image.format
     if kind not in RAW_MODES:
-        return f"{kind} is none of the formats that every loader reads"
+        return f"{kind} is not a format that every loader reads"
     # WEBP's layout is its mode, which is unknown before the image is decoded.
     layout = image.tile[0][3] if image.tile else image.mode
     raw_mode, *rest = (layout,) if isinstance(layout, str) else layout or ("unknown",)
     if raw_mode not in RAW_MODES[kind]:
-        return f"{kind} with pixels of {raw_mode} is not read alike by every loader"
+        return f"{kind} with pixels of {raw_mode} is not decoded the same way by every loader"
     if kind == "JPEG" and raw_mode == "CMYK;I" and "adobe" not in image.info:
-        return "CMYK without Adobe's marker is a negative to PIL and not to DALI"
+        return "CMYK without Adobe's marker is decoded as a negative by PIL and not by DALI"
     if kind == "PPM" and rest and rest[0] != 255:
         return f"PPM with levels up to {rest[0]} is scaled to 255 by PIL and not by DALI"
     if kind == "TIFF" and image.getexif().get(ORIENTATION, 1) != 1:
-        return "TIFF with a note to rotate it is rotated by PIL and not by DALI"
+        return "TIFF with an orientation tag is rotated by PIL and not by DALI"
     return None
 
 
@@ -107,7 +107,9 @@ def load_image(index: ImageIndex, example: int) -> Image.Image:
             # convert would copy an image that is RGB already.
             image = image if image.mode == "RGB" else image.convert("RGB")
     except UnidentifiedImageError:
-        raise index.read_error(example, "it is no image" if content else "it is empty") from None
+        raise index.read_error(
+            example, "it is not an image" if content else "it is empty"
+        ) from None
     except Exception as error:
         # A decoder may raise any error on bytes that are not in the expected format.
         raise index.read_error(example, str(error) or type(error).__name__) from None
@@ -174,11 +176,11 @@ def explain_read_error(
     command = prepare_command("imagenet", index.root, index.file.parent)
     if index.in_shards():
         return InputFailedError(
-            f"{error}, needed {when}; write the shards again (`{command}`) and resume: the same "
-            "words and run_dir"
+            f"{error}, needed {when}; write the shards again (`{command}`), then rerun the same "
+            "command with its run_dir to resume"
         )
     return InputFailedError(
-        f"{error}, needed {when}; put it right and resume (the same words and run_dir), or leave "
-        f"such images out: `{command} --check` writes a skip list for data.skip_list=FILE, which "
-        "makes it another run"
+        f"{error}, needed {when}; repair it and rerun the same command with its run_dir to "
+        f"resume, or skip such images: `{command} --check` writes a skip list for "
+        "data.skip_list=FILE, which makes it another run"
     )

@@ -138,7 +138,8 @@ class ImageIndex:
         if not rows["width"].all():
             first = ids[np.flatnonzero(rows["width"] == 0)[0]]
             raise self.read_error(
-                first, "it is no whole image that every loader reads alike, says the index"
+                first,
+                "by the index, it is not a complete image that every loader decodes the same way",
             )
         return np.stack((rows["width"], rows["height"]), axis=-1).astype(np.int64)
 
@@ -190,7 +191,7 @@ class ImageIndex:
         row = self._row(example)
         file = self.root / os.fsdecode(row["shard"] or row["path"])
         if row["bytes"] > MAX_FILE_BYTES:
-            raise self.read_error(example, f"an image of more than {MAX_FILE_BYTES} bytes is none")
+            raise self.read_error(example, f"it has more than {MAX_FILE_BYTES} bytes")
         try:
             with open_regular(file, buffering=0) as opened:
                 if row["shard"]:
@@ -217,7 +218,7 @@ def _check_fields(rows: NDArray[Any]) -> None:
         name for name in FIELDS if found.get(name) != ("S" if name in ("path", "shard") else "i")
     ]
     if rows.ndim != 1 or odd:
-        raise ValueError(f"its fields are other ones: {', '.join(odd) or 'of more dimensions'}")
+        raise ValueError(f"its fields differ: {', '.join(odd) or 'more dimensions'}")
 
 
 def _check_paths(rows: NDArray[Any], split: str) -> None:
@@ -234,7 +235,7 @@ def _check_paths(rows: NDArray[Any], split: str) -> None:
     if odd.any():
         row = rows[np.argmax(odd)]
         where = os.fsdecode(row["shard"]) + ":" * bool(row["shard"]) + os.fsdecode(row["path"])
-        raise ValueError(f"it has {where!r}, which is no image in a class of {split}")
+        raise ValueError(f"it has {where!r}, which is not an image in a class of {split}")
 
 
 def _completed(rows: NDArray[Any]) -> NDArray[Any]:
@@ -273,13 +274,17 @@ def open_indexes(data: Data, root: Path) -> tuple[ImageIndex, ImageIndex]:
         ("val_examples", len(val), data.val_examples),
     ):
         if number != expected:
-            note = " beside those left out" if data.skip else ""
+            note = " without the skipped ones" if data.skip else ""
             count = number + (train.skipped if name == "train_examples" else val.skipped)
             right = count if data.skip and name != "classes" else number
             raise UsageError(
                 f"data.{name}={expected} but {data.name} at {root} has {number}{note}; complete "
                 f"it and {_again(data, root)}, or write data.{name}={right} for another trajectory"
-                + (" (a skip list is taken off by itself)" if data.skip else "")
+                + (
+                    " (not counting a skip list, which is subtracted automatically)"
+                    if data.skip
+                    else ""
+                )
             )
     return train, val
 
@@ -292,9 +297,9 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
     file = index_file(folder, split)
     if not root.is_dir():
         raise UsageError(
-            f"no {data.name} at {root}: there is no such folder; write data.root=FOLDER, or go on "
-            "without: inputs=synthetic (made-up images), rehearse=true (the whole run in "
-            "miniature), +recipe=digits (a real run on a laptop)"
+            f"no {data.name} at {root}: the folder does not exist; write data.root=FOLDER, or "
+            "train without it: inputs=synthetic (made-up images), dry_run=true (the whole run "
+            "in miniature), recipe=digits (a real run on a laptop)"
         )
     if not file.is_file():
         raise UsageError(
@@ -307,22 +312,20 @@ def _open(data: Data, root: Path, folder: Path, split: str) -> ImageIndex:
         if first:
             _check_paths(index.rows, split)
     except Exception as error:  # any type: the file may contain anything
-        raise UsageError(f"{file} is no index ({error}); {_again(data, root)}") from None
+        raise UsageError(f"{file} is not an index ({error}); {_again(data, root)}") from None
     if index.skipped < len(wanted):
         unknown = sorted(set(wanted) - {os.fsdecode(path) for path in np.load(file)["path"]})
         raise UsageError(
             f"data.skip names {unknown[0]}, which {file} does not have; correct the skip list"
         )
     if len(index) == 0:
-        raise UsageError(f"{file} lists no image; complete {root} and {_again(data, root)}")
+        raise UsageError(f"{file} lists no images; complete {root} and {_again(data, root)}")
     # This machine may have its own copy of the images, so it is compared with the index: a thousand
     # folders, and the files of newer folders.
     try:
         stale = _changed_since(index, file.stat().st_mtime) if first else None
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        raise UsageError(
-            f"{root} is not what {file} lists ({error}); {_again(data, root)}"
-        ) from None
+        raise UsageError(f"{root} does not match {file} ({error}); {_again(data, root)}") from None
     if stale is not None:
         raise UsageError(f"{file} is older than {root}: {stale}; {_again(data, root)}")
     return index
@@ -340,7 +343,7 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
         for shard, own in zip(shards, np.split(order, _starts(which[order])[1:]), strict=True):
             path, first, last = index.root / os.fsdecode(shard), rows[own[0]], rows[own[-1]]
             if not path.is_file() or path.stat().st_size < last["offset"] + last["bytes"]:
-                return f"{path} is gone or shorter"
+                return f"{path} is missing or shorter"
             if _changed_at(path) > indexed_at and not (_holds(path, first) and _holds(path, last)):
                 return f"{path} holds other images"
         return None
@@ -351,7 +354,7 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
     old = {each.name for each in folders if is_leftover(each.name) and each.is_dir()}
     for name in sorted({folder.name for folder in folders} ^ {*class_folders(split), *old}):
         if split / name in folders:
-            return f"{split / name} is gone"
+            return f"{split / name} is missing"
         if image_files(split / name):
             return f"{split / name} is new"
     for folder, paths in zip(folders, np.split(rows["path"], starts[1:]), strict=True):
@@ -359,10 +362,10 @@ def _changed_since(index: ImageIndex, indexed_at: float) -> str | None:
             listed = {Path(os.fsdecode(path)).name for path in paths}
             # A path that is no longer a regular file, such as a pipe, would block a read.
             if none := sorted(name for name in listed if _is_irregular(folder / name)):
-                return f"{folder / none[0]} is no regular file"
+                return f"{folder / none[0]} is not a regular file"
             old = {name for name in listed if is_leftover(name) and (folder / name).exists()}
             if odd := sorted(listed ^ {*image_files(folder), *old}):
-                return f"{folder / odd[0]} is {'gone' if odd[0] in listed else 'new'}"
+                return f"{folder / odd[0]} is {'missing' if odd[0] in listed else 'new'}"
     return None
 
 

@@ -195,8 +195,8 @@ class _DecoderProcess:
         code = self.process.returncode or 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return InputFailedError(
-            f"a process that decodes images has died ({how}); resume, with fewer inputs.decoders "
-            "if it was for want of memory"
+            f"a process that decodes images has died ({how}); rerun the same command to resume, "
+            "with fewer inputs.decoders if it was out of memory"
         )
 
 

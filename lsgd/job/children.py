@@ -98,7 +98,7 @@ def describe_failure(code: int | None, text: str, limit: float) -> str:
     """Describe how a process failed, from its exit code (None for a timeout) and its output."""
     message = telling_line(text)
     if code is not None and code >= 0:
-        return message or f"it ended with exit code {code} and said nothing"
+        return message or f"it exited with code {code} without a message"
     how = f"it did not end in {limit:g} s"
     if code is not None:
         how = f"it crashed with {signal.Signals(-code).name}"

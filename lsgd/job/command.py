@@ -25,7 +25,7 @@ LONGEST = 1e9
 """Seconds, about thirty years: above it the system's own clocks overflow."""
 MOST_EXAMPLES = 3
 """The examples that a help shows."""
-SEE_HELP = "--help says what there is"
+SEE_HELP = "see --help"
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +58,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         if explanation:
             self.add_argument(
-                "--explain", action=_Print, nargs=0, text=explanation, help="print how it works"
+                "--explain",
+                action=_Print,
+                nargs=0,
+                text=explanation,
+                help="print the full description and exit",
             )
         self.keys = keys
         self.line: list[str] = []
@@ -124,11 +128,11 @@ class Parser(argparse.ArgumentParser):
         named = {action.dest for action in self._actions if not action.option_strings} - {"words"}
         if name.lstrip("-") in named:
             raise UsageError(
-                f"there is no option {name}; write {value or 'it'} alone, without {name}"
+                f"option {name} does not exist; write {value or 'it'} alone, without {name}"
             )
         options = {*self.known_options, *also}
         how = suggest_equivalent(name, value, options=options, keys=self.keys()) or remedy
-        raise UsageError(f"there is no option {name}; {how}")
+        raise UsageError(f"option {name} does not exist; {how}")
 
     def how(self, word: str) -> str:
         """Suggest what to write here for a bare argument of other tools; empty if unknown."""

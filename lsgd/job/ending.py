@@ -43,7 +43,7 @@ def end_tagged(tag: Tag, grace: float) -> set[int]:
         late = seconds > grace
         if left and seconds > grace + DYING:
             stuck = ", ".join(map(str, sorted(left)))
-            print(f"lsgd: left running, as SIGKILL does not end it: pid {stuck}", file=sys.stderr)
+            print(f"lsgd: still running, as SIGKILL does not end it: pid {stuck}", file=sys.stderr)
             return left
         for pid in left if late else left - signalled:
             with suppress(ProcessLookupError):

@@ -254,7 +254,7 @@ def _master_port(environment: Mapping[str, str], says: _Dialect) -> int:
 
 def _refuse_unknown(setting: str) -> None:
     raise UsageError(
-        f"{setting} says that this is one of several processes, but not which one as torchrun, "
-        "horovodrun, mpirun, Intel's mpiexec and srun say it, so every process would train alone; "
-        "start with one of these (lsgd launch has all of them)"
+        f"{setting} means one of several processes, but no rank is set as by torchrun, "
+        "horovodrun, mpirun, Intel's mpiexec or srun, so every process would train alone; "
+        "launch with one of these (lsgd launch has all of them)"
     )

@@ -263,8 +263,8 @@ def clear_records(folder: Path) -> None:
                 path.unlink()
     except OSError as error:
         raise disk_full_error(error, place) or UsageError(
-            f"{place} cannot be written ({error.strerror}); remove it, or write run_dir=PATH where "
-            "you may"
+            f"{place} cannot be written ({error.strerror}); remove it, or write run_dir=PATH for "
+            "a folder that you can write to"
         ) from None
 
 
@@ -283,7 +283,7 @@ def stop_job(folder: Path) -> list[int]:
     if left := end_tagged((JOB_TAG, str(folder)), GRACE):
         raise UsageError(
             f"run_dir={folder} has a process that SIGKILL does not end, pid "
-            f"{', '.join(map(str, sorted(left)))}, as one that waits for a dead drive or driver; "
+            f"{', '.join(map(str, sorted(left)))}; it may wait for a failed drive or driver; "
             "restart this machine, or write another run_dir"
         )
     return present

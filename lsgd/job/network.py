@@ -70,7 +70,7 @@ def list_interfaces() -> list[NetworkInterface]:
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_InterfaceAddress)()
     if library.getifaddrs(ctypes.byref(first)):
-        raise OSError(ctypes.get_errno(), "its network interfaces cannot be listed")
+        raise OSError(ctypes.get_errno(), "the network interfaces cannot be listed")
     addresses: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     up = set()
     try:

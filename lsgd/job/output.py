@@ -77,7 +77,7 @@ def _go_nowhere_without_a_reader(file: Any) -> None:
         except OSError as error:  # the next message may succeed
             if not said and file.fileno() == 1:
                 said = True
-                lost = f"lsgd: what is printed is lost ({error.strerror}); the command goes on\n"
+                lost = f"lsgd: the output is lost ({error.strerror}); the command continues\n"
                 with suppress(OSError):
                     os.write(2, lost.encode())
             return memoryview(data).nbytes

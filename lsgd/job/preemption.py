@@ -108,7 +108,7 @@ def _interruption(folder: Path, over: threading.Event) -> Callable[..., None]:
         if own_command() is None:
             raise KeyboardInterrupt
         if detect_launch().rank == 0:
-            left_as = f"interrupted before it was saved, and {folder} stays as it was"
+            left_as = f"interrupted before a save; {folder} is unchanged"
             with suppress(OSError):
                 sys.stdout.flush()
                 os.write(2, f"\nlsgd: {left_as}; {resume_command(folder)}\n".encode())
@@ -177,7 +177,7 @@ class LockstepRounds:
         if self.note:
             raise PreemptedError
         self.note.fill_(stop_requested())
-        self.wait = self.start_sum(self.note, "told to leave")
+        self.wait = self.start_sum(self.note, "preempted")
 
     def finish(self) -> None:
         """Wait until all processes have ended the last round, without reading their stop flags."""

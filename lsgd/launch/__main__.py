@@ -39,7 +39,7 @@ All raise UsageError for options that do not fit together.
 HELP = """\
 usage: python -m lsgd.launch LAUNCHER RECIPE [key=value ...] [options]
 
-Start training on many processes or machines; with --print, show how and do nothing.
+Start training on many processes or machines; --print shows the command and starts nothing.
 
 examples:
   python -m lsgd.launch slurm bs8k --nodes 32 data.root=/data/imagenet
@@ -61,7 +61,7 @@ def launch(argv: Sequence[str]) -> None:
         hint = f"it is a recipe: write lsgd launch local {launcher}"
         if launcher not in recipe_names():
             hint = suggest_equivalent(launcher, options=["--help"]) or did_you_mean(launcher, names)
-        raise UsageError(f"there is no launcher {launcher}; {hint}")
+        raise UsageError(f"launcher {launcher} does not exist; {hint}")
     request = read_request(launcher, arguments)
     start = LAUNCH_COMMANDS[launcher](request)
     if not request.print_only:

@@ -33,7 +33,7 @@ if torch.cuda.is_available() and not hvd.nccl_built():
 """
 """A script that fails without Horovod, and prints why an installed one is unusable here."""
 
-SET_PYTHON = "set PYTHON to one that is there"
+SET_PYTHON = "set PYTHON to an existing one"
 
 
 def local(request: Request) -> LaunchCommand:
@@ -54,7 +54,7 @@ def local(request: Request) -> LaunchCommand:
     if horovod.returncode:
         lacks = f"Horovod is not installed; {script_command('setup/horovod.sh')} builds it"
     elif problem := hostname_problem(hostname(), list_interfaces()):
-        lacks = f"{problem.finding}, at which Horovod would crash; {problem.fix}"
+        lacks = f"{problem.finding}, which would crash Horovod; {problem.fix}"
     if lacks:
         print(f"lsgd: {processes} processes under torchrun ({lacks})", file=sys.stderr)
         return torchrun(request)
@@ -77,7 +77,7 @@ def torchrun(request: Request) -> LaunchCommand:
         master = os.environ.get("MASTER_ADDR")
         if not master:
             raise UsageError(
-                "on several machines, set MASTER_ADDR to the first one's name, and give this "
+                "on several machines, set MASTER_ADDR to the first one's name, and run this "
                 "command on each"
             )
         port = os.environ.get("MASTER_PORT") or DEFAULT_PORT
@@ -133,14 +133,15 @@ def mpirun(request: Request) -> LaunchCommand:
     processes = count_processes("mpirun", options)
     if os.geteuid() == 0 and not os.environ.get("OMPI_ALLOW_RUN_AS_ROOT"):
         print(
-            "lsgd: you are root, which Open MPI refuses; where that is meant, as in a container, "
+            "lsgd: you are root, which Open MPI refuses; if root is intended, as in a container, "
             "set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.",
             file=sys.stderr,
         )
     gpus, hosts, logs = options.get("--gpus"), options.get("--hosts"), _log_folder(request)
     if ":" in logs:  # Open MPI 4 reads options after a colon, and would use another folder
         print(
-            f"lsgd: no file keeps what each process prints, since mpirun cuts {logs} at its colon",
+            f"lsgd: the output of each process is not kept in a file, since mpirun cuts {logs} "
+            "at its colon",
             file=sys.stderr,
         )
         logs = ""
@@ -203,14 +204,14 @@ def _own(request: Request, launcher: str) -> LaunchCommand:
 def _check_loopback(request: Request) -> None:
     """Raise UsageError if processes on this machine could not connect at 127.0.0.1."""
     if not request.print_only and (problem := loopback_problem(list_interfaces())):
-        raise UsageError(f"{problem.finding}, where processes would meet; {problem.fix}")
+        raise UsageError(f"{problem.finding}, which the processes need to connect; {problem.fix}")
 
 
 def _check_hostname(request: Request) -> None:
     """Raise UsageError if Horovod would crash because of this machine's hostname."""
     if not request.print_only and (problem := hostname_problem(hostname(), list_interfaces())):
         raise UsageError(
-            f"{problem.finding}, at which Horovod would crash; {problem.fix}, or start the run "
+            f"{problem.finding}, which would crash Horovod; {problem.fix}, or start the run "
             "with `python -m lsgd.launch torchrun`"
         )
 

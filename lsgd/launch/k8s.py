@@ -41,17 +41,19 @@ def k8s(request: Request) -> LaunchCommand:
         if (path := last_text(request.overrides, key)) and path.startswith("~"):
             raise UsageError(
                 f"{key}={path} begins with ~, the home folder of this machine, which no pod has; "
-                "write a path as the pods have it, such as /lsgd/… on the claim"
+                "write a path inside the pods, such as /lsgd/… on the claim"
             )
     nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
     # Names in Kubernetes have no underscores and no capitals.
     name = options.get("--name", request.recipe.lower().replace("_", "-"))
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        raise UsageError(f"--name is {name}, but must be of small letters, digits and dashes")
+        raise UsageError(
+            f"--name is {name}, but must have only lower-case letters, digits and dashes"
+        )
     if len(name) > (most := longest_name(nodes)):
         raise UsageError(
-            f"--name is {name}, of {len(name)} characters, and with it names of pods would have "
-            f"more than the {LABEL} that Kubernetes takes; write --name with {most} or fewer"
+            f"--name is {name}, of {len(name)} characters, which would make pod names longer "
+            f"than the {LABEL} that Kubernetes allows; write --name with {most} or fewer"
         )
     if not request.run_dir:
         request = replace(request, overrides=[*request.overrides, f"run_dir=/lsgd/runs/{name}"])
@@ -84,6 +86,6 @@ def k8s(request: Request) -> LaunchCommand:
         nodes * gpus,
         ["kubectl", "create", "-f", "-"],
         "kubectl",
-        "or save what --print shows and give it to whoever runs the cluster",
+        "or save the output of --print and give it to the administrator of the cluster",
         manifest,
     )

@@ -62,8 +62,8 @@ class LaunchCommand:
                 self.log_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(
-                    f"{self.log_folder} cannot be made for the job's log ({error.strerror}); write "
-                    "run_dir=PATH where you may"
+                    f"{self.log_folder} cannot be made for the job's log ({error.strerror}); "
+                    "write run_dir=PATH for a folder that you can write to"
                 ) from None
         done = subprocess.run(self.command, input=os.fsencode(f"{self.text}\n"))
         raise SystemExit(done.returncode)

@@ -24,31 +24,31 @@ class Launcher:
 
 
 OPTIONS = {
-    "--np": ("N", "processes in all; by default one per GPU of this machine, or 2 without GPUs"),
+    "--np": ("N", "processes in total; default: one per GPU of this machine, or 2 without GPUs"),
     "--nodes": ("N", "machines"),
-    "--gpus": ("N", "GPUs, and with them processes, on each machine"),
+    "--gpus": ("N", "GPUs, which is also processes, on each machine"),
     "--cpus": (
         "N",
-        "cores per process, on machines shared with other jobs; else they are the job's alone",
+        "cores per process, for shared machines; default: machines exclusive to the job",
     ),
     "--hosts": (
         "HOST:N,…",
-        "machines, and how many processes each has; process 0 is on the first",
+        "machines, with the processes of each; process 0 is on the first",
     ),
-    "--time": ("TIME", "limit, such as 8:00:00"),
+    "--time": ("TIME", "time limit, such as 8:00:00"),
     "--mem": (
         "SIZE",
-        "memory on each machine, such as 64G; by default all of it, and with --cpus the queue's "
-        "own default",
+        "memory on each machine, such as 64G; default: all of it, or with --cpus the queue's "
+        "default",
     ),
-    "--container": ("IMAGE", "to run in, with Slurm's pyxis"),
-    "--kind": ("mpijob|pytorchjob", "which of Kubeflow's jobs"),
-    "--image": ("IMAGE", "which has lsgd installed"),
+    "--container": ("IMAGE", "the container image, run by Slurm's pyxis"),
+    "--kind": ("mpijob|pytorchjob", "the kind of Kubeflow job"),
+    "--image": ("IMAGE", "the container image with lsgd installed"),
     "--claim": (
         "NAME",
         "the PersistentVolumeClaim with the data and the runs, mounted at /lsgd",
     ),
-    "--name": ("NAME", "of the job; by default the recipe's"),
+    "--name": ("NAME", "the job's name; default: the recipe's"),
     "--rdma": (
         "RESOURCE",
         "the cluster's name for its network cards, such as rdma/hca: each pod gets one, and may "
@@ -69,7 +69,7 @@ FORMS = {
         "([0-9]+-)?[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE",
         "minutes, hours:minutes:seconds or days-hours, as sbatch has it",
     ),
-    "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or like 64G; 0 is all that there is"),
+    "SIZE": ("[0-9]+[KMGT]?", "a number of MB, or such as 64G; 0 for all memory"),
     "RESOURCE": ("[a-z0-9.-]+/[A-Za-z0-9._-]+", "like rdma/hca, as kubectl describe node has it"),
     "HOST:N,…": (f"{HOST}:[1-9][0-9]*(,{HOST}:[1-9][0-9]*)*", "like host1:8,host2:8"),
 }
@@ -77,8 +77,8 @@ FORMS = {
 
 LAUNCHERS = {
     "local": Launcher(
-        "one job on this machine: over Horovod if it is there, else under torchrun; one process "
-        "without either",
+        "one job on this machine: over Horovod if installed, else under torchrun; one process "
+        "needs neither",
         ("--np",),
     ),
     "torchrun": Launcher(
@@ -89,18 +89,18 @@ LAUNCHERS = {
         "Horovod over Gloo, on other machines over ssh", ("--np", "--hosts")
     ),
     "mpirun": Launcher(
-        "Horovod over Open MPI, on the machines that it knows of",
+        "Horovod over Open MPI, on the machines that it is configured for",
         ("--np", "--nodes", "--gpus", "--hosts"),
     ),
     "singly": Launcher(
-        "torch.distributed on this machine: one process that dies is started again by itself",
+        "torch.distributed on this machine: restarts a single process that dies",
         ("--np",),
     ),
     "ray": Launcher(
-        "the same over Ray: that of RAY_ADDRESS, or one of its own on this machine", ("--np",)
+        "the same over Ray: the cluster at RAY_ADDRESS, or a new one on this machine", ("--np",)
     ),
     "slurm": Launcher(
-        "an sbatch job; what sbatch reads from the environment holds too",
+        "an sbatch job; sbatch's environment variables apply too",
         ("--nodes", "--gpus", "--np", "--cpus", "--mem", "--time", "--container"),
         submits=True,
     ),
@@ -143,7 +143,7 @@ def _lines(launcher: str) -> list[str]:
     sentences = {
         f"{name} {OPTIONS[name][0]}": OPTIONS[name][1] for name in LAUNCHERS[launcher].options
     }
-    sentences["--print"] = "show what would be started or submitted, and do nothing"
+    sentences["--print"] = "print what would be started or submitted, and start nothing"
     return [
         f"python -m lsgd.launch {launcher} RECIPE [key=value …] [options]",
         *(option_line(option, sentence) for option, sentence in sentences.items()),
@@ -168,7 +168,7 @@ def read_options(
     form, *_ = lines = _lines(launcher)
     remedy = f"write {form}" if caller is None else SEE_HELP
     if "--" in argv:
-        raise UsageError(f"option -- is not known; {remedy}")
+        raise UsageError(f"option -- is unknown; {remedy}")
     parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
@@ -199,7 +199,7 @@ def read_options(
             raise UsageError(f"{name} is {given}, but must be {expected}")
     if "--np" in options and "--gpus" in options:
         raise UsageError(
-            "--np counts all processes and --gpus those of a machine; write one of them"
+            "--np counts all processes and --gpus those of one machine; write one of them"
         )
     return namespace.words, options, namespace.print
 
@@ -224,12 +224,12 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
         )
     recipe, *others = names or [""]
     if not recipe:
-        raise UsageError(f"which recipe? Write {form}")
+        raise UsageError(f"no recipe is given; write {form}")
     if others:
         raise UsageError(f"{others[0]} is a second recipe after {recipe}; write {form}")
     # An image may have recipes of its own.
     if not options.keys() & IMAGES and recipe not in (known := sorted(paths.recipe_names())):
-        hint = did_you_mean(recipe, known, "lsgd train --help lists those there are")
+        hint = did_you_mean(recipe, known, "lsgd train --recipes lists them")
         raise UsageError(f"recipe {recipe} does not exist; {hint}")
     # ~ is expanded here: on another machine, or in an image, it may be another folder. A pod does
     # not have this machine's home folder.

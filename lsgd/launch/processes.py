@@ -26,7 +26,7 @@ def find_python() -> str:
     name = python()
     if shutil.which(name) is None:
         raise UsageError(
-            f"there is no Python at {name}; set PYTHON to one that is there, or unset it"
+            f"there is no Python at {name}; set PYTHON to an existing one, or unset it"
         )
     return name
 

@@ -52,7 +52,7 @@ def sbatch_line(option: str) -> str:
     name, equals, value = option.partition("=")
     if not value.isprintable():
         raise UsageError(
-            f"{name} is {value!r}, but a line of a batch script has no control characters; write "
+            f"{name} is {value!r}, but a batch script must not contain control characters; write "
             "it without them"
         )
     if re.search(r"[\s'\"\\#]", value):

@@ -54,7 +54,7 @@ def slurm(request: Request) -> LaunchCommand:
         count_processes("slurm", options),
         ["sbatch"],
         "sbatch",
-        "on a machine without Slurm, take local, mpirun or torchrun",
+        "on a machine without Slurm, use local, mpirun or torchrun",
         text,
         Path(folder).parent,
     )
@@ -69,8 +69,8 @@ def _folder(request: Request) -> str:
     for name, value in (("run_dir", request.run_dir), ("recipe", request.recipe)):
         if not value.isprintable() or re.search(r"[%\\]", value):
             raise UsageError(
-                f"{name}={value!r} has %, a backslash or a control character, which Slurm does not "
-                "take literally in the names of files; write another"
+                f"{name}={value!r} has %, a backslash or a control character, which Slurm does "
+                "not take literally in file names; write another"
             )
     # A requeued job keeps its number, %j.
     return request.run_dir or f"runs/{request.recipe}/slurm-%j"
@@ -116,8 +116,8 @@ def _srun(request: Request) -> list[str]:
         for key, path in (*named.items(), ("the current folder", folder)):
             if re.search("[,:]", path):
                 raise UsageError(
-                    f"{key}={path!r} has a comma or a colon, which would mount something else in "
-                    "--container; take another path"
+                    f"{key}={path!r} has a comma or a colon, which would change the mounts of "
+                    "--container; use another path"
                 )
         outside = [os.path.normpath(os.path.join(folder, path)) for path in named.values() if path]
         # Paths inside the folder are mounted with it.

@@ -154,6 +154,7 @@ def _zero(bias: Tensor | None) -> None:
 def _check_without_parameters(module: nn.Module) -> None:
     for name, _ in module.named_parameters(recurse=False):
         raise TypeError(
-            f"{type(module).__name__}.{name} has no rule by which it starts, and would start by "
-            "torch's global generator; give its layer a rule in lsgd.models.initialise"
+            f"{type(module).__name__}.{name} has no initialisation rule, and would be "
+            "initialised by torch's global generator; add a rule for its layer to "
+            "lsgd.models.initialise"
         )

@@ -87,8 +87,9 @@ def check_library_network(recipe: Recipe) -> None:
     for layer, path in drawing.items():
         if set(watched.calls.get(layer, [PROBE_IMAGES])) != {PROBE_IMAGES}:
             raise UsageError(
-                f"model={name} drops in {path} what has no row for each image, so that it cannot "
-                "be an image's own; set its rate to 0 in model.options, or choose another network"
+                f"model={name} has dropout in {path} on a tensor without a row for each image, "
+                "so it cannot be drawn per image; set its rate to 0 in model.options, or choose "
+                "another network"
             )
     _check_buffers(network, versions, name)
     _check_rows(ours, recipe)
@@ -125,9 +126,9 @@ def _check_rows(network: nn.Module, recipe: Recipe) -> None:
                 both, torch.cat(each), rtol=1e-3, atol=1e-3
             ):
                 raise UsageError(
-                    f"model={recipe.model.name} normalises in {path} rows of which those of an "
-                    "image do not follow each other, so that workers would share statistics; "
-                    "choose another network"
+                    f"model={recipe.model.name} normalises in {path} rows in which those of an "
+                    "image are not adjacent, so that workers would share statistics; choose "
+                    "another network"
                 )
 
 
@@ -165,8 +166,7 @@ def _check_logits(logits: Any, recipe: Recipe) -> None:
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UsageError(
             f"model={recipe.model.name} gives {found} for {PROBE_IMAGES} images of "
-            f"{recipe.data.classes} "
-            "classes, and not their logits; choose another network"
+            f"{recipe.data.classes} classes instead of their logits; choose another network"
         )
 
 
@@ -183,8 +183,8 @@ def _check_buffers(network: nn.Module, versions: dict[str, int], name: str) -> N
     for path, buffer in network.named_buffers():
         if buffer._version != versions[path] and path.rpartition(".")[0] not in own:
             raise UsageError(
-                f"model={name} changes {path} in every pass, which would depend on how many "
-                "processes and passes there are; choose another network"
+                f"model={name} changes {path} in every forward pass, so the result would depend "
+                "on the number of processes and micro-batches; choose another network"
             )
 
 
@@ -198,7 +198,7 @@ def _build(recipe: Recipe) -> nn.Module:
             import timm
         except ImportError:
             raise UsageError(
-                f"model={recipe.model.name} needs timm, which is not installed; type "
+                f"model={recipe.model.name} needs timm, which is not installed; run "
                 f"{install_command('timm')}"
             ) from None
         known = timm.list_models()
@@ -213,8 +213,8 @@ def _build(recipe: Recipe) -> nn.Module:
         raise UsageError(f"model={recipe.model.name} does not exist; {did_you_mean(name, known)}")
     if loads := sorted(LOADING_OPTIONS & recipe.model.options.keys()):
         raise UsageError(
-            f"model.options.{loads[0]} makes {library} fetch or load a file, and a network starts "
-            "from the recipe's seed alone; leave it out"
+            f"model.options.{loads[0]} makes {library} load weights from a file, but a network "
+            "must be initialised from the recipe's seed alone; leave it out"
         )
     given |= {"num_classes": recipe.data.classes} | builder_options(recipe)
     with torch.random.fork_rng(devices=[]):
@@ -223,8 +223,9 @@ def _build(recipe: Recipe) -> nn.Module:
             network = _build_on_device(build, name, given)
         except (TypeError, ValueError, AssertionError) as error:
             raise UsageError(
-                f"model={recipe.model.name} cannot be built with model.options="
-                f"{dict(recipe.model.options)} ({_first_line(error)}); write what its library takes"
+                f"model={recipe.model.name} cannot be built with "
+                f"model.options={dict(recipe.model.options)} ({_first_line(error)}); write "
+                "options that its library takes"
             ) from None
     return network
 
@@ -270,7 +271,7 @@ def _apply_roles(network: nn.Module, recipe: Recipe) -> ParameterRoles:
     gamma = recipe.model.last_gamma
     if gamma and not roles.last_norms:
         raise UsageError(
-            f"model.last_gamma={gamma:g} is of residual blocks that end in a norm, and "
+            f"model.last_gamma={gamma:g} needs residual blocks that end in a norm, and "
             f"model={recipe.model.name} has none; leave it out"
         )
     for path in roles.last_norms:
@@ -330,8 +331,9 @@ def _rows_per_image(path: str, rows: frozenset[int], recipe: Recipe) -> int:
     """Return the number of input rows of a BN per image; raises UsageError if it varies."""
     if len(rows) > 1 or any(count % PROBE_IMAGES for count in rows):
         raise UsageError(
-            f"model={recipe.model.name} normalises in {path} {' and '.join(map(str, sorted(rows)))}"
-            f" rows for {PROBE_IMAGES} images, not as many of each; choose another network"
+            f"model={recipe.model.name} normalises in {path} "
+            f"{' and '.join(map(str, sorted(rows)))} rows for {PROBE_IMAGES} images, not the "
+            "same number for each image; choose another network"
         )
     return next(iter(rows), PROBE_IMAGES) // PROBE_IMAGES
 
@@ -355,8 +357,8 @@ def _make_worker_norm(norm: nn.Module, path: str, recipe: Recipe, rows: int) -> 
         made = WorkerBatchNormAct2d(norm)
     else:
         raise UsageError(
-            f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which is "
-            "not known to stay with one worker's images; choose another network"
+            f"model={recipe.model.name} normalises by {type(norm).__name__} in {path}, which may "
+            "mix the images of several workers; choose another network"
         )
     made.rows_per_image = rows
     made.load_state_dict(norm.state_dict())
@@ -411,9 +413,9 @@ class _RandomnessGuard(TorchDispatchMode):
             names = {module: path for path, module in self.network.named_modules()}
             where = names[self.inside[-1]] if self.inside else ""
             raise UsageError(
-                f"model={self.name} draws numbers by itself in {where or 'its own forward pass'} "
-                f"({func.name().removeprefix('aten::')}), which are no example's own; set their "
-                "rate to 0 in model.options, or choose another network"
+                f"model={self.name} draws random numbers in {where or 'its own forward pass'} "
+                f"({func.name().removeprefix('aten::')}), which do not depend on the example "
+                "alone; set their rate to 0 in model.options, or choose another network"
             )
         return func(*args, **keywords)
 

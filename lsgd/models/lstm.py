@@ -45,8 +45,8 @@ def check_bfloat16(model: nn.Module, device: torch.device) -> None:
             nn.LSTM(1, 1, device=device)(torch.zeros(1, 1, 1, device=device))
     except RuntimeError as error:
         raise UsageError(
-            f"precision=bfloat16 is not for the LSTM of this network on this {device.type} "
-            f"({str(error).splitlines()[0]}); write precision=float32",
+            "precision=bfloat16 is not supported by the LSTM of this network on this "
+            f"{device.type} ({str(error).splitlines()[0]}); write precision=float32",
             is_local=True,
         ) from None
 

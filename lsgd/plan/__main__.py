@@ -33,10 +33,10 @@ from lsgd.recipe.checks import check_constant_batch, check_supported, check_worl
 from lsgd.recipe.published_points import PublishedPoints
 
 ABOUT = """\
-Predict how long a run takes on a number of servers: its time, what bounds it and its network.
+Predict how long a run takes on a number of servers: its time, bottleneck and network bandwidth.
 
-It prints the time per step and epoch, the hours, the efficiency, what bounds the run and how much
-network it needs, in a table over 8 to 65536 GPUs, and every constant with its source. --concurrent
+It prints the time per step and epoch, the hours, the efficiency, the bottleneck and the network
+bandwidth needed, in a table over 8 to 65536 GPUs, and every constant with its source. --concurrent
 is the number of all-reduces at the same time.
 
   python -m lsgd.plan recipe=bs8k nodes=32 gpus=8       the paper's machine, and the model's error
@@ -47,19 +47,19 @@ is the number of all-reduces at the same time.
   … --to 75.9                                           the minibatch that is fastest to 75.9 %
   … --out plan                                          table and plot in a new folder
 
-  python -m lsgd.plan strategy --help                               parameter servers or all-reduce
-  python -m lsgd.plan memory --help                                 which passes fit which GPUs
-  python -m lsgd.plan bound --help                                  how fast a GPU could be at most
+  python -m lsgd.plan strategy --help                   parameter servers or all-reduce
+  python -m lsgd.plan memory --help                     which micro-batches fit which GPUs
+  python -m lsgd.plan bound --help                      the upper bound of a GPU's speed
 
-The model: a step is that of one GPU, times the slowest of all GPUs, and what the backward pass does
-not hide of the sums. A sum costs a latency for each message and the bytes on the slowest wire;
-sums begin as the layers of the real model are done, and follow each other on the wire. Two
-constants of the paper's machine are calibrated on what it reports, the latency of a message and the
-spread of the GPUs' times.
+The model: a step is that of one GPU, times the slowest of all GPUs, and the part of the
+all-reduces that the backward pass does not hide. An all-reduce costs a latency for each message and
+the bytes on the slowest link; it begins as soon as its layers are done, and follows the one before
+it on the link. Two constants of the paper's machine, the latency of a message and the spread of the
+GPUs' times, are calibrated on its reported numbers.
 
-With --to the steps are not those of the recipe, but what others have needed to that top-1 accuracy:
-the reference convergence points of MLPerf Training, in recipes/points/. Between them minibatches
-are interpolated; outside of them there is no answer.
+With --to the steps are not those of the recipe, but the steps that others needed to reach that
+top-1 accuracy: the reference convergence points of MLPerf Training, in recipes/points/. Between
+them minibatches are interpolated; outside of them the command gives no answer.
 """
 
 PRESETS = {
@@ -143,12 +143,10 @@ def _points(recipe: Recipe, options: argparse.Namespace) -> PublishedPoints | No
     """Return the published convergence points to the accuracy of --to, or None without --to."""
     if options.to is None:
         if options.price or options.cheapest:
-            raise UsageError("--price and --cheapest are of a plan to a target; add --to 75.9")
+            raise UsageError("--price and --cheapest need a target; add --to 75.9")
         return None
     if options.cheapest and not options.price:
-        raise UsageError(
-            "--cheapest needs to know what a GPU costs; add --price X, for an hour of it"
-        )
+        raise UsageError("--cheapest needs the price of a GPU hour; add --price X")
     return find_points(options.to, recipe)
 
 
@@ -193,13 +191,13 @@ def _command_line() -> RecipeParser:
         "--images-per-second",
         type=_positive,
         metavar="X",
-        help="the speed of one GPU alone; that of ResNet-50 in the paper is known",
+        help="the speed of one GPU alone; known for ResNet-50 in the paper",
     )
     speed.add_argument(
         "--run",
         type=paths.parse_path,
         metavar="FOLDER",
-        help="a run of one process that has measured this speed",
+        help="a run of one process, which has this speed in its rows",
     )
     line.add_argument(
         "--network-gbits",
@@ -223,11 +221,11 @@ def _command_line() -> RecipeParser:
         "--to",
         type=_positive,
         metavar="ACCURACY",
-        help="find the minibatch that is first at this top-1 accuracy, in percent",
+        help="find the minibatch that reaches this top-1 accuracy (in percent) first",
     )
     line.add_argument("--price", type=_positive, metavar="X", help="the price of a GPU hour")
     line.add_argument(
-        "--cheapest", action="store_true", help="find what costs least, not what is first"
+        "--cheapest", action="store_true", help="find the cheapest minibatch, not the fastest"
     )
     line.add_argument(
         "--out",
@@ -260,9 +258,9 @@ def _measured(recipe: Recipe, options: argparse.Namespace) -> MeasuredStep:
         return paper.paper_step()
     known = "resnet50 at 224 pixels in float32 on a P100"
     raise UsageError(
-        f"how fast a GPU of --preset {options.preset} trains {recipe.model.name} is not known, "
-        f"only the paper's step of {known}; add --images-per-second X, or --run FOLDER of a short "
-        "run on one GPU"
+        f"how fast a GPU of --preset {options.preset} trains {recipe.model.name} is unknown, "
+        f"except for the paper's step of {known}; add --images-per-second X, or --run FOLDER of "
+        "a short run on one GPU"
     )
 
 

@@ -16,16 +16,16 @@ from lsgd.strategy.tasks import hosted_workers
 from lsgd.tables import markdown_table
 
 ABOUT = """\
-The least time of a training step on GPUs that are not here, and what makes it: memory, arithmetic,
-or the launches of the host. From the bytes and the floating-point operations of every operator of
-lsgd's own step, on tensors that have shapes and no numbers.
+Compute a lower bound of the time of a training step on GPUs that are not available here, and its
+cause: memory, arithmetic, or the launches of the host. It counts the bytes and the floating-point
+operations of every operator of lsgd's own step, on tensors that have shapes and no numbers.
 
   python -m lsgd.plan bound +recipe=bs256                     one process hosts all 8 workers
   … --processes 8                                             each of 8 hosts one
 
-An operator takes at least the longer of its bytes over the memory's bandwidth and its operations
-over the peak of the arithmetic; a step at least their sum, or what the host takes to launch them.
-Fused are neighbours that a compiler can join. Kernels that reach this do not exist.
+An operator takes at least its bytes over the memory bandwidth, and at least its operations over the
+peak arithmetic. A step takes at least the sum over its operators, and at least the host's time to
+launch them. Neighbours that a compiler can fuse are fused. No real kernels reach this bound.
 """
 SHEET = "NVIDIA's data sheet, dense"
 
@@ -54,7 +54,7 @@ GPUS = (
     _gpu("H100 SXM", 3.35, 67, 989),
     _gpu("H200 SXM", 4.8, 67, 989),
 )
-LAUNCH = Constant(5, "µs", "assumed: what eager torch takes on the host for an operator")
+LAUNCH = Constant(5, "µs", "assumed: the host time of eager torch for an operator")
 PUBLISHED = Constant(
     7100, "images/s", "H100, computed from MLPerf Training v4.0: 35 epochs in 13.163 min on 8 GPUs"
 )
@@ -118,17 +118,17 @@ def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
             rows.append(_row(precision, workers, "fused", step.fused, step.examples))
             if workers in (counted[0], counted[-1]):
                 passes = -(-hosted // workers)
-                title = f"{precision}, {passes} pass{'es' * (passes > 1)} of {workers}"
+                title = f"{precision}, {passes} micro-batch{'es' * (passes > 1)} of {workers}"
                 bare = count_bare_traffic(typed, step.examples)
                 compared.append(excess_traffic(title, step.eager, bare))
     head = ["precision", "workers per pass", "operators", "MB/image", "GFLOP/image", "launches"]
-    yield "At most images/s of a GPU, and what bounds them:"
+    yield "Upper bound of a GPU's images/s, and the bottleneck:"
     yield markdown_table([*head, *(gpu.name for gpu in GPUS)], rows)
     yield (
-        "What a step moves beyond one of plain PyTorch on as many images (BN over all of them, "
-        "torch's fused SGD), by operator. Of several passes each reads the weights, casts them to "
-        "bfloat16, and reads and writes the gradients that it adds to (add_), in buckets that are "
-        "cleared before the first (zero_)."
+        "The bytes that a step moves beyond one of plain PyTorch on as many images (BN over all "
+        "of them, torch's fused SGD), by operator. Each of several micro-batches reads the "
+        "weights, casts them to bfloat16, and reads and writes the accumulated gradients (add_), "
+        "in buckets that are cleared before the first (zero_)."
     )
     yield from compared
     yield _sources()

@@ -95,8 +95,8 @@ PAPER = Hardware(
     spread=Constant(
         0.0910743,
         "",
-        "calibrated: 12% from 8 to 352 P100, over which a step grows by so much "
-        f"({GOYAL}, figure 7)",
+        "calibrated: 12% from 8 to 352 P100, over which a step takes that much longer ("
+        f"{GOYAL}, figure 7)",
     ),
     allreduce="hierarchical",
     fused=False,
@@ -113,8 +113,8 @@ H200 = Hardware(
     network_latency=Constant(5, "µs", "assumed, for a message of NCCL's over RDMA"),
     local_bandwidth=Constant(450, "GB/s", "NVIDIA's H200 data sheet: NVLink, half of 900"),
     local_latency=Constant(5, "µs", "assumed"),
-    host_bandwidth=Constant(48, "GB/s", "not used: nothing is summed on the host"),
-    host_latency=Constant(10, "µs", "not used: nothing is summed on the host"),
+    host_bandwidth=Constant(48, "GB/s", "not used: no reduction on the host"),
+    host_latency=Constant(10, "µs", "not used: no reduction on the host"),
     nccl_from=Constant(0, "kB", "lsgd leaves every buffer to NCCL"),
     spread=Constant(
         0.025,

@@ -27,7 +27,7 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     try:
         run = read_run(folder)
     except NotARunError as why:
-        raise UsageError(f"--run {folder} is no run folder: {why}; give another") from None
+        raise UsageError(f"--run {folder} is not a run folder: {why}; give another") from None
     for key, theirs, ours in (
         ("model", run.recipe.model.name, recipe.model.name),
         ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
@@ -38,8 +38,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     ):
         if theirs != ours:
             raise UsageError(
-                f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, whose step it "
-                f"says nothing about; give a run with {key}={ours}, or plan with {key}={theirs}"
+                f"--run {folder} has {key}={theirs} and {recipe.name} has {ours}, so its step "
+                f"time does not apply; give a run with {key}={ours}, or plan with {key}={theirs}"
             )
     machine = str(run.start.get("machine", "an unknown number of processes"))
     processes = run.start.get("processes")
@@ -47,8 +47,8 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     is_of_one = processes == 1 if processes else re.match(r"1 process\b", machine)
     if not is_of_one:
         raise UsageError(
-            f"--run {folder} was made by {machine.split(',')[0]}, and a plan starts from the step "
-            "of one; give the run of a single process, which may be a short one"
+            f"--run {folder} was made by {machine.split(',')[0]}, and a plan needs the step time "
+            "of one; give a run of a single process, which may be short"
         )
     # The first row includes the first steps, which are slower.
     rows = [row for row in run.of_kind("train") if row.get("images_per_second")][1:]
@@ -64,7 +64,10 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     source = f"{folder}: median of {len(rows)} rows; {machine}"
     if recipe.workers > 1:
         # The model assumes a constant time per image, which small micro-batches exceed.
-        source += f"; in passes of {_pass(run.recipe, machine)} workers, and a GPU that hosts fewer"
+        source += (
+            f"; in micro-batches of {_pass(run.recipe, machine)} workers, and a GPU that hosts "
+            "fewer"
+        )
         source += " is slower"
     return _on_one(speed, recipe, data_wait, source)
 

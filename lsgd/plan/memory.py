@@ -12,16 +12,16 @@ from lsgd.strategy.tasks import hosted_workers
 from lsgd.tables import markdown_table
 
 ABOUT = f"""\
-The memory of a training step on each GPU, for passes of 1, 2, 4, … workers, in float32 and in
-bfloat16, and which GPUs it fits: without a GPU, and without training anything.
+Compute the memory of a training step on each GPU, for micro-batches of 1, 2, 4, … workers, in
+float32 and bfloat16, and the GPUs that it fits, without a GPU and without training.
 
   python -m lsgd.plan memory +recipe=bs256                    one process hosts all 8 workers
   … --processes 8                                             each of 8 hosts one
   … data.image_size=64 model=resnet101                        what if
 
 The step is lsgd's own, on tensors that have shapes and no numbers. A step fits a GPU if it takes at
-most {MAX_MEMORY_SHARE:.0%} of it: the rest is for CUDA itself, the loader, fragments, and
-what kernels take while they run.
+most {MAX_MEMORY_SHARE:.0%} of its memory: the rest is for CUDA itself, the loader, fragmentation
+and the workspace of kernels.
 """
 GPU_MEMORY_GB = (16, 40, 80, 141)
 """GPU memory sizes in GB: those of V100, A100, H100 and H200, among others."""
@@ -42,9 +42,9 @@ def memory_line(recipe: Recipe, processes: int) -> str:
     workers = 1 if recipe.workers_per_pass == AUTO else min(recipe.micro_batch_workers, hosted)
     memory = count_step(recipe, [workers], world_size=processes)[workers]
     return (
-        f"Memory of each GPU: {_gb(memory.total)} GB for passes of {workers} worker"
-        f"{'s' * (workers > 1)} in {recipe.precision}, which {_fits(memory)}; python -m lsgd.plan "
-        "memory has other passes."
+        f"Memory of each GPU: {_gb(memory.total)} GB for micro-batches of {workers} "
+        f"worker{'s' * (workers > 1)} in {recipe.precision}, which {_fits(memory)}; python -m "
+        "lsgd.plan memory shows other sizes."
     )
 
 
@@ -62,12 +62,12 @@ def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
         precision: [max_workers_per_micro_batch(memories, size) for size in GPU_MEMORY_GB]
         for precision, memories in counted.items()
     }
-    yield "The largest workers_per_pass that fits, of those counted below:"
+    yield "The largest workers_per_pass below that fits:"
     yield markdown_table(
         ["precision", *(f"{size} GB" for size in GPU_MEMORY_GB)],
         [[precision, *(str(each or "none") for each in of)] for precision, of in best.items()],
     )
-    yield "GB of a step at its fullest moment:"
+    yield "Peak memory of a step in GB:"
     rows = [
         [
             precision,
@@ -84,9 +84,9 @@ def _sections(recipe: Recipe, processes: int) -> Iterator[str]:
     head = ["precision", "workers per pass", "images", *parts, "all", ""]
     yield markdown_table(head, rows)
     yield (
-        "Activations are all that is none of the others: images, what the backward pass needs, "
-        "what workers carry along. What a kernel takes while it runs is not counted: on a CPU a "
-        "few percent, on a GPU what cuDNN tries as workspace."
+        "Activations are everything else: images, the tensors saved for the backward pass, and "
+        "state that workers carry along. The workspace of running kernels is not counted: a few "
+        "percent on a CPU, and cuDNN's workspace on a GPU."
     )
 
 

@@ -36,9 +36,11 @@ def paper_step() -> MeasuredStep:
         gpus=8,
         backward_share=BACKWARD / seconds,
         data_wait=0.0,
-        source=f"{GOYAL}: {HOURS:g} h for {recipe.epochs} epochs with kn = 256, over "
-        f"{recipe.total_steps} steps; with it all that a server needs, its own sums, its loading "
-        "and perhaps its evaluations",
+        source=(
+            f"{GOYAL}: {HOURS:g} h for {recipe.epochs} epochs with kn = 256, over "
+            f"{recipe.total_steps} steps; including a server's own all-reduces, its loading and "
+            "perhaps its evaluations"
+        ),
         backward_source=f"{GOYAL}, section 4.3: {1000 * BACKWARD:g} ms",
     )
 

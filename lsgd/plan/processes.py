@@ -28,7 +28,7 @@ def read_recipe_and_processes(
         type=integer_from(1),
         default=1,
         metavar="N",
-        help="that host the workers, a GPU each (1)",
+        help="the number of processes, with a GPU each (1)",
     )
     recipe, options = line.parse(argv)
     check_supported(recipe, program, remedy, workloads=("images",), strategies=("allreduce",))
@@ -41,7 +41,7 @@ def read_recipe_and_processes(
 def check_not_dry_run(recipe: Recipe) -> None:
     """Raise UsageError if a recipe is a dry run, whose few steps need no plan."""
     if recipe.rehearse:
-        raise UsageError("rehearse=true is a run of a few steps; leave it out to plan the real one")
+        raise UsageError("dry_run=true is a run of a few steps; leave it out to plan the real run")
 
 
 def tabulated_workers(recipe: Recipe, hosted: int) -> list[int]:

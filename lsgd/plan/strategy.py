@@ -19,23 +19,23 @@ from lsgd.strategy.placement import PLACEMENTS, elements, place
 from lsgd.tables import markdown_table
 
 ABOUT = """\
-Which strategy trains fastest on a cluster: all-reduce, synchronous servers, backup workers, bounded
-staleness or asynchronous servers, and where the servers are best. Throughput, speed-up and the
-times of a step, over the number of workers, in seconds and without training anything.
+Predict which strategy trains fastest on a cluster: all-reduce, synchronous servers, backup workers,
+bounded staleness or asynchronous servers, and which placement of the servers is best. The tables
+show throughput, speed-up and step times over the number of workers; nothing is trained.
 
   python -m lsgd.plan strategy +recipe=fashion_lenet5 workers=16 --step 0.007
                                                      one worker computes 7 ms for its n images
-  … --run runs/fashion_lenet5/20261120-152308-seed0  or as long as in a run of one process
+  … --run runs/fashion_lenet5/20261120-152308-seed0  or the step time of a run of one process
   … cluster.server_gbits=1 cluster.worker_gbits=1    on 1 Gbit/s
-  … cluster=stragglers                               where workers are held up now and then
+  … cluster=stragglers                               with stragglers
   … strategy=sync strategy.servers=4 strategy.placement=hash
                                                      with these servers
   … --out plan                                       tables and plot in a new folder
 
 The model is virtual time: workers draw the seconds of their steps, and messages share each
 machine's link fairly. An all-reduce waits for the slowest worker and then is a ring, of which the
-backward pass hides nothing. How well a network learns is no part of it: updates by stale gradients
-are worth less.
+backward pass hides nothing. Accuracy is not modelled: updates by stale
+gradients are worth less.
 """
 BACKUP, SLACK = 1, 3
 """The default settings of backup and bounded, for recipes with another strategy."""
@@ -63,8 +63,9 @@ def plan_strategy(argv: Sequence[str]) -> None:
         step, source = timed.seconds, timed.source
     if step is None:
         raise UsageError(
-            f"how long a worker computes a step of {recipe.name} is not known; add --step SECONDS "
-            f"for its {recipe.worker_batch} images, or --run FOLDER of a short run of one process"
+            f"the time in which a worker computes a step of {recipe.name} is unknown; add --step "
+            f"SECONDS for its {recipe.worker_batch} images, or --run FOLDER of a short run of "
+            "one process"
         )
     recipe = replace(recipe, cluster=replace(recipe.cluster, step=step))
     with create_output_folder(options.out) as folder:
@@ -131,13 +132,16 @@ def _command_line() -> RecipeParser:
     line.usage = "python -m lsgd.plan strategy recipe=NAME [key=value ...] [options]"
     step = line.add_mutually_exclusive_group()
     step.add_argument(
-        "--step", type=seconds, metavar="SECONDS", help="in which a worker computes a gradient"
+        "--step",
+        type=seconds,
+        metavar="SECONDS",
+        help="the seconds in which a worker computes a gradient",
     )
     step.add_argument(
         "--run",
         type=paths.parse_path,
         metavar="FOLDER",
-        help="a run of one process, which has measured that",
+        help="a run of one process, which has this time in its rows",
     )
     line.add_argument(
         "--out",
@@ -173,14 +177,14 @@ def _sections(
         f"{recipe.name}: {recipe.model.name}, {sum(sizes):,} parameters, {batch} images for each "
         "worker and step",
         f"**On {workers} workers {best} is the fastest with {last[best] * batch:,.0f} images/s, "
-        f"{last[best] / alone:.2f} times one worker alone.** Of those that compute the same as one "
-        f"process, {same} is the faster one: {last[same] * batch:,.0f} images/s.",
+        f"{last[best] / alone:.2f} times one worker alone.** Of the strategies that compute the "
+        f"same as one process, {same} is the fastest: {last[same] * batch:,.0f} images/s.",
         f"Servers: {_servers(recipe.strategy)}. A step is the time between updates; with bounded "
         "and async, which make one of each push, between the pushes of a worker. Backup workers "
         "are among the workers. Speed-up is against one worker without any server.",
         markdown_table(head, rows),
-        f"Where the servers are, for {workers} workers; fullest is the share of all bytes that one "
-        "server has:",
+        f"Placement of the servers, for {workers} workers; fullest is the largest share of all "
+        "bytes on one server:",
         _placements(recipe, sizes),
         "The cluster: " + " ".join(f"cluster.{key}={value}" for key, value in cluster.items()),
         f"cluster.step is the median of a worker's step ({source}). An all-reduce here is a ring "

@@ -89,18 +89,18 @@ def report(
         _answer(run, recipe),
         _network(machine, recipe, gpus),
         memory,
-        f"Images to be read and decoded: {run.step.images_per_second / nodes:,.0f}/s on each "
-        "server, which the model takes for granted; python -m lsgd.bench inputs measures it.",
+        f"Images to read and decode: {run.step.images_per_second / nodes:,.0f}/s on each "
+        "server, which the model assumes; python -m lsgd.bench inputs measures it.",
         f"This run, {recipe.workers} workers on any number of GPUs:",
         _rows(fixed),
         f"One worker of {recipe.worker_batch} images on each GPU, a minibatch that grows with "
         "them (figures 7 and 8 of the paper; speed alone: its error rises from 16k images on, and "
         "beyond 64k training diverges):",
         _rows(growing),
-        "Hours are those of the training steps; evaluations and checkpoints come on top. "
-        "Efficiency is images per second and GPU, as a share of the measured ones. What bounds is "
-        "what takes most of a step; `workers`: GPUs are left without one, which lsgd refuses; "
-        "`dataset`: it is less than one step.",
+        "Hours are those of the training steps, without evaluations and checkpoints. Efficiency "
+        "is images per second and GPU, as a share of the measured ones. The bottleneck takes "
+        "most of a step; `workers`: some GPUs would have no worker, which lsgd refuses; "
+        "`dataset`: it has fewer images than one step.",
         constants(machine),
     ]
     if is_paper:
@@ -115,14 +115,14 @@ def _answer(run: RunEstimate, recipe: Recipe) -> str:
         (part for part in shares if part != run.bottleneck and shares[part] >= 0.0005),
         key=lambda part: -shares[part],
     )
-    others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else shows"
+    others = ", ".join(f"{part} {shares[part]:.1%}" for part in rest) or "nothing else visible"
     assert run.epoch is not None
     assert run.hours is not None
     return (
         f"**{duration(step.seconds)} per step, {duration(run.epoch)} per epoch, "
         f"{run_time(run.hours)} for {recipe.epochs} epochs; {step.images_per_second:,.0f} "
         f"images/s, efficiency {run.efficiency:.0%}.**\n"
-        f"What bounds: {run.bottleneck}, {shares[run.bottleneck]:.1%} of the step; beside it "
+        f"Bottleneck: {run.bottleneck}, {shares[run.bottleneck]:.1%} of the step; beside it "
         f"{others}."
     )
 
@@ -135,20 +135,20 @@ def _network(machine: ModelledCluster, recipe: Recipe, gpus: int) -> str:
     backward = machine.backward(last_micro_batch_images(recipe, gpus))
     least = min_required_gbits(size, servers, backward)
     bytes_alone = (
-        f"the {size / 1e6:.1f} MB of a step's gradients, in {len(machine.gradient_buckets)} sums, "
-        "alone take "
-        f"{_gbits(least)} for as long as the last backward pass, {duration(backward)}"
+        f"the {size / 1e6:.1f} MB of a step's gradients, in {len(machine.gradient_buckets)} "
+        f"all-reduces, alone take {_gbits(least)} for as long as the last backward pass, "
+        f"{duration(backward)}"
     )
     enough = required_gbits(machine, recipe, gpus)
     if enough is None:
         return (
-            f"Network needed: no bandwidth is enough, as latencies alone take more than "
+            f"Network needed: no bandwidth is enough, as latency alone takes more than "
             f"{MAX_WAIT_SHARE:.0%} of the step; {bytes_alone}."
         )
     return (
         f"Network needed: {_gbits(enough)} per server, with which a step waits "
-        f"{MAX_WAIT_SHARE:.0%} of "
-        f"its time for sums ({machine.hardware.network_bandwidth} are there); {bytes_alone}."
+        f"{MAX_WAIT_SHARE:.0%} of its time for all-reduce ({machine.hardware.network_bandwidth} "
+        f"are available); {bytes_alone}."
     )
 
 
@@ -187,14 +187,14 @@ def constants(machine: ModelledCluster) -> str:
         "step to start from": step,
         "its backward pass": backward,
         **machine.hardware.constants(),
-        "sums under way at once": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
+        "concurrent all-reduces": Constant(machine.concurrent, "", "--concurrent, else 1: assumed"),
     }
     rows = [[name, str(constant), constant.source] for name, constant in named.items()]
     table = markdown_table(["constant", "value", "source"], rows)
     algorithm = (
-        f"Sums: {machine.hardware.allreduce}, {len(machine.gradient_buckets)} of them, as they are "
-        "ready in "
-        "a backward pass whose time is shared among the layers by their multiply-adds (assumed)."
+        f"All-reduces: {machine.hardware.allreduce}, {len(machine.gradient_buckets)} of them, as "
+        "gradients become ready in a backward pass whose time is divided among the layers by "
+        "their multiply-adds (assumed)."
     )
     return f"{table}\n\n{algorithm}"
 
@@ -237,7 +237,7 @@ def plotter(name: str) -> Plotter:
     except ImportError as error:
         raise UsageError(
             f"--out draws a plot, and matplotlib cannot be imported ({error}); "
-            f"type {install_command('report')}"
+            f"run {install_command('report')}"
         ) from None
     return plot
 

@@ -25,7 +25,7 @@ def find_points(accuracy: float, recipe: Recipe) -> PublishedPoints:
             return _checked(points, accuracy, recipe)
     there = ", ".join(f"{100 - each.target:g} ({_network(each)})" for each in ladders)
     raise UsageError(
-        f"no ladder of convergence points goes to {accuracy:g} % top-1 accuracy; write --to with "
+        f"no convergence points are known for {accuracy:g} % top-1 accuracy; write --to with "
         f"one of {there}"
     )
 
@@ -38,9 +38,9 @@ def _checked(points: PublishedPoints, accuracy: float, recipe: Recipe) -> Publis
         size,
     ):
         raise UsageError(
-            f"the points to {accuracy:g} % are of {_network(points)} at {size} pixels, and "
-            f"{recipe.name} is of {recipe.model.name} on {recipe.data.name} at "
-            f"{recipe.data.image_size}; write a recipe of these, such as +recipe=bs8k"
+            f"the points to {accuracy:g} % are for {_network(points)} at {size} pixels, and "
+            f"{recipe.name} trains {recipe.model.name} on {recipe.data.name} at "
+            f"{recipe.data.image_size}; write a recipe for these, such as +recipe=bs8k"
         )
     return points
 
@@ -90,14 +90,13 @@ def target_report(
             f"**{word}: minibatch {best.reference.batch_size} on {best.step.gpus} GPUs, "
             f"{run_time(best.hours)} for {best.steps:,.0f} steps of "
             f"{duration(best.step.seconds)} (modelled); {_paid(best, price)}.**",
-            "What arrives first on each number of GPUs; ~ is interpolated:",
+            "The fastest minibatch on each number of GPUs; ~ is interpolated:",
             _by_gpus(found, price),
-            "Each minibatch, on the GPUs on which it arrives first and on those on which it costs "
-            "least:",
+            "Each minibatch, on the number of GPUs where it is fastest and where it is cheapest:",
             _by_minibatch(found),
             _sources(points, recipe),
-            "Times are modelled: the steps of others, times a step of the model below. Evaluations "
-            "and checkpoints come on top, and GPU hours are those of the steps.",
+            "Times are modelled: the steps of others, times a step of the model below. "
+            "Evaluations and checkpoints are not included; GPU hours are those of the steps.",
             constants(machine),
         ]
     )
@@ -152,11 +151,13 @@ def _sources(points: PublishedPoints, recipe: Recipe) -> str:
         f"{points.title}, at {', '.join(map(str, kept))}, each the mean of several runs without "
         f"the best and the worst ({points.source}). "
         + (
-            f"Left out, as slower than a line between others: {', '.join(map(str, slow))}. "
+            f"Skipped, as slower than a line between others: {', '.join(map(str, slow))}. "
             * bool(slow)
         )
-        + "Between two points epochs are interpolated in a straight line, and nothing is said "
-        "below the smallest or above the largest. The optimizer and schedule are those of the "
-        f"points, not of {recipe.name}.{norm}"
+        + (
+            "Between two points epochs are interpolated in a straight line, with no answer "
+            "below the smallest or above the largest. The optimizer and schedule are those of "
+            f"the points, not of {recipe.name}.{norm}"
+        )
         + (f", here it is over {recipe.worker_batch}." if norm else "")
     )

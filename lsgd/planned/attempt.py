@@ -30,7 +30,9 @@ def attempt_run(
         trial.log_path.parent.mkdir(parents=True, exist_ok=True)
         ending = _attempt(launcher, trial, received_signals, log_line)
     if ending and ending.code == NotSavedError.exit_code:
-        raise NotSavedError(f"{trial}: {failure_reason(trial, ending)}; the same command goes on")
+        raise NotSavedError(
+            f"{trial}: {failure_reason(trial, ending)}; rerun the same command to resume"
+        )
     return ending
 
 
@@ -48,7 +50,7 @@ def _attempt(
         if job := trial.active_job:
             raise UsageError(f"{job} is to train it; wait for that or cancel it")
         command = launcher.command(trial)
-        begins = f"goes on after epoch {run.epoch}" if run and run.epoch else "starts"
+        begins = f"resumes after epoch {run.epoch}" if run and run.epoch else "starts"
         processes, _ = launcher.fit_processes(trial.recipe.most_processes)
         say(f"{begins}, processes: {processes}")
         logbook.log_event("start", shlex.join(command), command=command)
@@ -68,4 +70,4 @@ def last_log_line(log: Path) -> str:
     # The supervisor's own line repeats the exit code and the cause.
     lines = [line for line in lines if line.strip() and " supervise: " not in line]
     # Launchers and libraries write to the log too, so the line may hold control characters.
-    return sanitize(f"{log} ends: {lines[-1].strip()}") if lines else f"nothing is in {log}"
+    return sanitize(f"{log} ends with: {lines[-1].strip()}") if lines else f"nothing is in {log}"

@@ -29,7 +29,7 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
     parser.add_argument(
         "--print",
         action="store_true",
-        help="print what is done and the commands that are left, and start nothing",
+        help="print finished runs and the commands of the others, and start nothing",
     )
 
 

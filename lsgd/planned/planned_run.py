@@ -12,7 +12,7 @@ from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
 FORBIDDEN_KEYS = {
     "name": "a trial has the name of its recipe; leave it out",
     "run_dir": "the folder of a trial is named by recipe, seed and fingerprint; leave it out",
-    "rehearse": "a rehearsal has no result; write python -m lsgd.train +recipe=NAME rehearse=true",
+    "rehearse": "a dry run has no result; write python -m lsgd.train recipe=NAME dry_run=true",
 }
 """The keys that no override of planned runs may set, with the reason and the fix."""
 
@@ -85,10 +85,10 @@ class PlannedRun:
                 return f"job {job}" if queue.stdout.strip() else None
             if "Invalid job id" in queue.stderr:
                 return None
-            problem = f"squeue says: {queue.stderr.strip()}"
+            problem = f"squeue fails: {queue.stderr.strip()}"
         raise UsageError(
-            f"whether job {job} still trains {self} is not known ({problem}); ask where that "
-            f"works, or remove {self.job_path} if the job has gone"
+            f"it is unknown whether job {job} still trains {self} ({problem}); check where "
+            f"squeue works, or remove {self.job_path} if the job has ended"
         )
 
 

@@ -21,7 +21,7 @@ def submit_run(launcher: RunLauncher, trial: PlannedRun) -> str:
         # saved even if this process is killed.
         lock(answer, wait=True)
         if job := trial.active_job:
-            return f"{job} is queued or running already"
+            return f"{job} is already queued or running"
         answer.truncate(0)
         command = launcher.command(trial)
         done = subprocess.run(

@@ -21,5 +21,5 @@ def add_max_pixels(parser: argparse.ArgumentParser) -> None:
         type=integer_from(1),
         default=MAX_PIXELS,
         metavar="N",
-        help="leave larger images out (default: %(default)s pixels)",
+        help="skip larger images (default: %(default)s pixels)",
     )

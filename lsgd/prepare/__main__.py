@@ -12,7 +12,7 @@ from lsgd.prepare.published import PUBLISHED
 
 def main(argv: Sequence[str]) -> int:
     """Run `python -m lsgd.prepare` with these arguments; return the exit code."""
-    return run_alone(lambda: prepare(argv), go_on="the same command goes on")
+    return run_alone(lambda: prepare(argv), go_on="rerun the same command to resume")
 
 
 def prepare(argv: Sequence[str]) -> None:
@@ -30,15 +30,15 @@ def prepare(argv: Sequence[str]) -> None:
     for name in ("root", "index", "shards"):  # which become overrides of later runs
         if re.search("[\ud800-\udfff]", path := str(getattr(options, name, ""))):
             raise UsageError(
-                f"{path} is not UTF-8, as recipes are; rename the folder, or change into it and "
-                "write . for it"
+                f"{path} is not UTF-8, which recipes require; rename the folder, or change into "
+                "it and write ."
             )
     try:
         options.command(options)
     except OSError as error:
         if full := disk_full_error(error):
             raise full from error
-        raise UsageError(f"{error}; once that is mended, the same command goes on") from error
+        raise UsageError(f"{error}; fix that and rerun the same command to resume") from error
 
 
 if __name__ == "__main__":

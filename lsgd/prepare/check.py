@@ -17,8 +17,8 @@ from lsgd.prepare.journal import FolderFindings, Journal, inspect_folder
 from lsgd.prepare.process_pool import in_parallel
 
 SKIP_LIST_HEADER = """\
-# Images that cannot be decoded: lsgd leaves them out with data.skip_list={file}
-# One path per line, relative to data.root. What is left out is part of the run's identity.
+# Images that cannot be decoded: lsgd skips them with data.skip_list={file}
+# One path per line, relative to data.root. Skipped images are part of the run's identity.
 """
 
 
@@ -59,7 +59,7 @@ def check_folder(
 
 
 def write_skip_list(oddities: Sequence[ImageProblem], file: Path) -> tuple[int, int]:
-    """Add unusable images to a skip list, the file of images to leave out of training.
+    """Add unusable images to a skip list, the file of images to skip in training.
 
     Returns how many images the list names, and how many of those have no fatal problem. Raises
     UsageError if the path of an image cannot be written in a skip list.

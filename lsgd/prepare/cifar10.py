@@ -35,8 +35,8 @@ def prepare(root: Path, source: str | None = None) -> None:
     """
     if (root / "train.npz").exists():
         raise UsageError(
-            f"{root} has CIFAR-10 as train.npz, which would be read instead of what is fetched; "
-            "name another folder"
+            f"{root} has CIFAR-10 as train.npz, which would be read instead of the fetched "
+            "files; write another folder"
         )
     with locked_folder(root):
         # Without the folder of the archive the batches may lie at the root itself.

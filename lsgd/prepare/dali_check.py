@@ -32,8 +32,8 @@ class _Decoder:
             self.pixels(plain.getvalue())
         except RuntimeError as error:
             raise UsageError(
-                f"DALI is installed and decodes no image here ({error}); mend that first: `python "
-                "-m lsgd.doctor` looks at it"
+                f"DALI is installed but decodes no image here ({error}); fix that first: `python "
+                "-m lsgd.doctor` checks it"
             ) from None
 
     def pixels(self, content: bytes) -> NDArray[np.uint8]:
@@ -55,7 +55,7 @@ def dali_difference(content: bytes, image: Image.Image) -> str | None:
         pixels: NDArray[Any] = decoder.pixels(content)
     except RuntimeError as error:
         why = error_summary(error)
-        return f"PIL decodes this {image.format} and DALI does not, which says {why!r}"
+        return f"PIL decodes this {image.format} and DALI fails with {why!r}"
     _decoders.append(decoder)
     expected = np.asarray(image.convert("RGB"))
     if pixels.shape != expected.shape:

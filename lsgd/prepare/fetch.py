@@ -65,7 +65,7 @@ def download(
         if file not in missing and not file.is_at(folder / file.name):
             raise UsageError(
                 f"{folder / file.name} is not the published file of {file.size} bytes and "
-                f"{file.digest}; move it away and run the same command again"
+                f"{file.digest}; move it away and rerun the same command"
             )
     for position, file in enumerate(missing):
         failures = []
@@ -79,9 +79,9 @@ def download(
             names = ", ".join(each.name for each in missing[position:])
             raise UsageError(
                 f"{dataset} cannot be fetched ({'; '.join(failures)}); download {names} from "
-                f"{' or '.join(mirrors)} on a machine that can, put it into {folder.resolve()} and "
-                "run the same command again, which checks it and does the rest, or name another "
-                "folder or URL that has it with --source"
+                f"{' or '.join(mirrors)} on a machine that can, put it into {folder.resolve()} "
+                "and rerun the same command, which checks it and does the rest, or write "
+                "another folder or URL that has it with --source"
             )
 
 
@@ -109,7 +109,7 @@ def _fetch_from(url: str, file: PublishedFile, folder: Path) -> None:
         part.unlink()
         # The wrong bytes may come from an earlier attempt, such as the login page of a proxy.
         if not continued:
-            raise _UnavailableError(f"{url} has other bytes than were published")
+            raise _UnavailableError(f"{url} differs from the published file")
 
 
 def _receive(url: str, part: Path, size: int) -> None:
@@ -203,7 +203,7 @@ def add_command(
     parser.add_argument(
         "--source",
         metavar="URL_OR_FOLDER",
-        help="where the published files are, if not at their publisher's",
+        help="another folder or URL with the published files",
     )
     parser.set_defaults(command=lambda options: prepare(options.root, options.source))
 

@@ -14,17 +14,17 @@ from lsgd.job.system import usable_cores
 from lsgd.override_syntax import shell_override
 from lsgd.prepare import add_max_pixels
 
-HELP = "a folder of your own images, a folder for each class: look through, index"
+HELP = "check and index a folder of your own images with a folder for each class"
 
 EPILOG = """\
-ROOT has the form of torchvision's ImageFolder, and classes are numbered by their names as there,
-but that hidden names and those of systems, such as .ipynb_checkpoints and @eaDir, are left out:
+ROOT has the layout of torchvision's ImageFolder; classes are numbered by name as there,
+except that hidden names and system folders, such as .ipynb_checkpoints and @eaDir, are skipped:
   ROOT/train/CLASS/*.jpg   to train on; also .jpeg, .png, .bmp, .ppm, .pgm, .tif, .tiff, .webp
   ROOT/val/CLASS/*.jpg     of the same classes, to evaluate on
 
-an error ends the command, since a run could not make sense of it: a class that only train or only
-val has, one without an image, a file that is cut short or no image whatever its name says
-a warning does not: files and folders that are left out, classes with a single image to train on
+an error ends the command, as a run could not use the folder: a class that only train or only val
+has, a class without an image, a file that is cut short or is not an image despite its name
+a warning does not: skipped files and folders, classes with a single image to train on
 
 examples:
   python -m lsgd.prepare folder /data/flowers
@@ -68,7 +68,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         "--index",
         type=paths.parse_path,
         metavar="FOLDER",
-        help="where the indexes go (default: ROOT)",
+        help="the folder for the indexes (default: ROOT)",
     )
     add_max_pixels(parser)
     parser.set_defaults(
@@ -96,7 +96,7 @@ def prepare(root: Path, index: Path | None, max_pixels: int) -> None:
             )
             found.errors.extend(_reasons(root, unusable, max_pixels))
         if found.errors:
-            raise UsageError(f"{'; '.join(found.errors)}; mend that and run the same command again")
+            raise UsageError(f"{'; '.join(found.errors)}; fix that and rerun the same command")
     train, val = found.images["train"], found.images["val"]
     print(f"{found.classes:,} classes, {train:,} images in train and {val:,} in val, indexed")
     overrides = [
@@ -122,8 +122,8 @@ def check_names(root: Path) -> FolderProblems:
         if alone := [name for name in classes[split] if name not in classes[other]]:
             faults.append(
                 f"{_count(alone, 'class is', 'classes are')} only in {root / split} "
-                f"({_some(alone)}) and not in {other}, and classes are numbered by their place "
-                "among the folders"
+                f"({_some(alone)}) and not in {other}; classes are numbered by the order of "
+                "their folders"
             )
         if empty := [name for name, files in images[split].items() if not files]:
             faults.append(
@@ -136,13 +136,13 @@ def check_names(root: Path) -> FolderProblems:
             others += [f"{split}/{name}/{each}" for each in left]
     if hidden := [f"{split}/{name}" for split in SPLITS for name in leftovers(root / split)]:
         remarks.append(
-            f"{_count(hidden, 'entry is', 'entries are')} left out, hidden or left by a system "
-            f"({_some(hidden)})"
+            f"{_count(hidden, 'entry is', 'entries are')} skipped, as hidden or system files ("
+            f"{_some(hidden)})"
         )
     if others:
         remarks.append(
-            f"{_count(others, 'entry is', 'entries are')} left out, no image by the name or not in "
-            f"the folder of a class itself ({_some(sorted(others))})"
+            f"{_count(others, 'entry is', 'entries are')} skipped, as not an image by name or "
+            f"not directly in a class folder ({_some(sorted(others))})"
         )
     unsure = [
         f"{split}/{name}/{each}"
@@ -154,9 +154,9 @@ def check_names(root: Path) -> FolderProblems:
     if unsure and not is_dali_installed():
         remarks.append(
             f"{_count(unsure, 'image is', 'images are')} neither JPEG nor PNG ({_some(unsure)}), "
-            "and whether DALI decodes them is not known without DALI; type "
-            f"{install_command('dali')} and "
-            "run the same command again, or train with inputs=torchvision"
+            "and whether DALI decodes them is unknown without DALI; run "
+            f"{install_command('dali')} and rerun the same command, or train with "
+            "inputs=torchvision"
         )
     if single := [name for name, files in images["train"].items() if len(files) == 1]:
         remarks.append(
@@ -175,7 +175,7 @@ def _check_place(root: Path, index: Path) -> None:
         folder = root / split
         if not folder.is_dir() or not class_folders(folder):
             raise UsageError(
-                f"there is no {folder}/CLASS; give the folder that has train/CLASS/ to train on "
+                f"{folder}/CLASS does not exist; give the folder that has train/CLASS/ to train on "
                 "and val/CLASS/ to evaluate on, each with the images of a class"
             )
     if index.exists() and not (index.is_dir() and os.access(index, os.W_OK)):
@@ -198,7 +198,7 @@ def _reasons(root: Path, unusable: Sequence[str], max_pixels: int) -> list[str]:
         reasons.append(f"{path}, {kinds[0]}" if kinds else path)
     more = f" and {len(unusable) - 3} more" if len(unusable) > 3 else ""
     what = _count(unusable, "file is", "files are")
-    return [f"{what} no image that can be used ({'; '.join(reasons)}{more})"]
+    return [f"{what} unusable ({'; '.join(reasons)}{more})"]
 
 
 def overrides_for_size(train: int) -> list[str]:

@@ -21,22 +21,22 @@ TRAIN, VAL, CLASSES = 1_281_167, 50_000, 1000
 HELP = "ILSVRC 2012: unpack, sort, verify, index, check, write shards"
 
 EPILOG = """\
-what happens, in this order; a command that was ended at any moment goes on when given again:
+steps, in this order; rerun an interrupted command to resume it:
   1. unpack   --train-tar and --val-tar, or Hugging Face's copy (--parquet:
               train-00000-of-00294.parquet … and validation-…, or the older
               train_images_0.tar.gz … and val_images.tar.gz), straight into
               ROOT/train/<wnid>/ and ROOT/val/<wnid>/
-  2. sort     images that lie in ROOT/val itself, into class folders, by --val-classes: the devkit's
+  2. sort     images directly in ROOT/val, into class folders, by --val-classes: the devkit's
               archive, Kaggle's table, or lines of an image and its wnid or number (0 to 999)
   3. verify   the class folders against the 1000 of ILSVRC 2012, and the totals 1,281,167 and 50,000
   4. index    train.index.npy and val.index.npy, from the header of every image
-  5. check    with --check: every image is decoded; skip.txt names those that cannot be
+  5. check    with --check: decode every image; skip.txt lists those that cannot be decoded
   6. shards   with --shards FOLDER: the same images in tar files, in WebDataset's layout
 
-an error ends the command; of these a run could not make sense:
+an error ends the command, as a run could not use the folder:
   train/ and val/ with different classes, a class without images, a folder of 1000 classes or more
-  of which some are not ILSVRC's (it claims to be all of ImageNet, and its labels would be others)
-a warning does not; what it names may be meant, and is then given to lsgd in so many words:
+  of which some are not ILSVRC's (it looks like all of ImageNet, and its labels would differ)
+a warning does not; if it is intended, pass it to lsgd as an override:
   classes missing, other totals, and in a folder of fewer than 1000 classes: unknown ones
 
 examples:
@@ -79,12 +79,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         "--index",
         type=paths.parse_path,
         metavar="FOLDER",
-        help="where the indexes go (default: ROOT)",
+        help="the folder for the indexes (default: ROOT)",
     )
     parser.add_argument("--check", action="store_true", help="decode every image")
     add_max_pixels(parser)
     parser.add_argument(
-        "--shards", type=paths.parse_path, metavar="FOLDER", help="write tar shards there"
+        "--shards", type=paths.parse_path, metavar="FOLDER", help="write tar shards to this folder"
     )
     parser.add_argument(
         "--shard-mb", type=int, default=512, metavar="N", help="million bytes each (default: 512)"
@@ -137,22 +137,20 @@ def _prepare(options: argparse.Namespace) -> None:
         overrides.insert(1, shell_override("data.index", index))
     if options.check:
         oddities = check_folder(root, index, **limits)
-        print(f"{problem_table(oddities)}\nall of them: {index}/check.tsv", flush=True)
+        print(f"{problem_table(oddities)}\nfull list: {index}/check.tsv", flush=True)
         skip = index / "skip.txt"
         skipped, usable = write_skip_list(oddities, skip)
         if skipped:
-            print(f"{skip} names {skipped} images to leave out")
+            print(f"{skip} names {skipped} images to skip")
             overrides.append(shell_override("data.skip_list", skip))
         if usable:
-            print(
-                f"  {usable} of them were there before and are not unusable: a line can be removed"
-            )
+            print(f"  {usable} of them were listed before and are usable: a line can be removed")
     elif unreadable:
         raise UsageError(
-            f"{len(unreadable)} images are cut short, none, not for every loader, or of more than "
-            f"--max-pixels {options.max_pixels} ({', '.join(unreadable[:3])} …) and would stop a "
-            "run; replace them, or add --check, which says why and writes a skip list of all that "
-            "cannot be used"
+            f"{len(unreadable)} images are cut short, not images, not for every loader, or of "
+            f"more than --max-pixels {options.max_pixels} ({', '.join(unreadable[:3])} …) and "
+            "would stop a run; replace them, or add --check, which gives the reasons and writes "
+            "a skip list of all unusable images"
         )
     if options.shards:
         shards = write_shards(
@@ -174,13 +172,15 @@ def _check_options(options: argparse.Namespace) -> None:
 
     if not (options.train_tar or options.parquet or (options.root / "train").is_dir()):
         raise UsageError(
-            f"there is no {options.root / 'train'}; give the folder that holds train/ and val/, "
+            f"there is no {options.root / 'train'}; give the folder that contains train/ and val/, "
             "--parquet, or the archives: --train-tar, --val-tar and --val-classes"
         )
     for option in ("train_tar", "val_tar", "val_classes"):
         file = getattr(options, option)
         if file and not file.is_file():
-            raise UsageError(f"--{option.replace('_', '-')} {file}: there is no such file")
+            raise UsageError(
+                f"--{option.replace('_', '-')} {file} does not exist; give an existing file"
+            )
     for option in ("processes", "shard_mb"):
         if (number := getattr(options, option)) < 1:
             raise UsageError(
@@ -191,7 +191,9 @@ def _check_options(options: argparse.Namespace) -> None:
     for option in ("index", "shards"):
         folder = getattr(options, option)
         if folder and folder.exists() and not folder.is_dir():
-            raise UsageError(f"--{option} {folder} is no folder; give one that is, or a new name")
+            raise UsageError(
+                f"--{option} {folder} is not a folder; give an existing folder, or a new name"
+            )
     taken = {"ROOT": options.root, "--index": options.index}
     taken |= {f"ROOT/{split}": options.root / split for split in ("train", "val")}
     for name, folder in taken.items():
@@ -225,7 +227,7 @@ def _fill(root: Path, options: argparse.Namespace, unpacked: "Journal | None") -
             f"{WHERE_FROM}"
         )
     if class_of is None and options.val_tar:
-        raise UsageError(f"--val-tar does not say which class an image is of; give {WHERE_FROM}")
+        raise UsageError(f"--val-tar does not give the class of an image; give {WHERE_FROM}")
     if unpacked:
         copy = copy_files(options.parquet)
         for line in missing_files(copy):

@@ -16,18 +16,18 @@ from lsgd.prepare import MAX_PIXELS, dali_check, png
 FATAL = {
     "empty": "no bytes at all",
     "truncated": "ends before the image does",
-    "not an image": "PIL knows no such format",
+    "not an image": "not in a format that PIL can read",
     "broken": "PIL or DALI cannot decode it",
     "too large": "more pixels than --max-pixels allows",
-    "unshared": "read by one loader only, or otherwise by each; save it as a plain JPEG or PNG",
+    "unshared": "read by one loader only, or differently by each; save it as a plain JPEG or PNG",
 }
 ODD = {
     "CMYK": "four inks, converted to RGB when read",
-    "other format": "another format than its name says",
-    "EXIF-rotated": "a camera's note to rotate it, which no loader here follows",
+    "other format": "a format other than its name's",
+    "EXIF-rotated": "a camera's orientation tag, which no loader here follows",
     "gray": "one channel, repeated",
     "tiny": "a side under 32 pixels",
-    "not by DALI": "neither JPEG nor PNG; whether DALI decodes it is not known without DALI",
+    "not by DALI": "neither JPEG nor PNG; whether DALI decodes it is unknown without DALI",
 }
 
 PLAIN = ("JPEG", "PNG")
@@ -186,5 +186,5 @@ def _unreachable(path: ImageSource, error: OSError) -> UsageError:
     """Return the UsageError for an image file that the disk cannot deliver."""
     # The disk is at fault, not the image.
     return UsageError(
-        f"{path} cannot be read ({error.strerror}); the same command goes on from there"
+        f"{path} cannot be read ({error.strerror}); fix that and rerun the same command to resume"
     )

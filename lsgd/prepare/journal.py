@@ -45,7 +45,7 @@ def inspect_folder(
         path = root / folder / name
         status = path.stat()
         if not S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is a pipe, a socket or a device, and no image; remove it")
+            raise UsageError(f"{path} is a pipe, a socket or a device, not an image; remove it")
         known = earlier.files.get(name) if earlier else None
         # ctime too: a moved file keeps its mtime.
         changed = max(status.st_mtime, status.st_ctime)

@@ -125,7 +125,7 @@ def _need_pyarrow() -> None:
     """Raise UsageError if pyarrow is not installed."""
     if not is_installed("pyarrow"):
         raise UsageError(
-            f"--parquet needs pyarrow, which is not installed; type {install_command('imagenet')}"
+            f"--parquet needs pyarrow, which is not installed; run {install_command('imagenet')}"
         )
 
 
@@ -215,7 +215,7 @@ def _tar_images(file: Path, split: str) -> Iterator[CopyImage]:
             for member in tar:
                 opened = tar.extractfile(member) if member.isreg() else None
                 if opened is None:
-                    raise _foreign(file, f"its member {member.name!r} is no plain file")
+                    raise _foreign(file, f"its member {member.name!r} is not a plain file")
                 place = _place(file, member.name, split, member.name)
                 yield CopyImage(place, opened.read())
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
@@ -242,11 +242,11 @@ def _place(
         raise _foreign(file, f"row {row} is {path} and has label {label}, which is {by_label}")
     wnid = by_path or by_label
     if wnid not in imagenet_classes():
-        raise _foreign(file, f"{path!r} does not say which of the 1000 classes it is of")
+        raise _foreign(file, f"{path!r} does not name one of the 1000 classes")
     if match and (split == "train") == bool(match["of_train"]):
         return f"{wnid}/{match['name']}.JPEG"
     if label is None:
-        raise _foreign(file, f"{path!r} is no image of {split}")
+        raise _foreign(file, f"{path!r} is not an image of {split}")
     return f"{wnid}/{file.stem}_{row:06}.JPEG"
 
 

@@ -47,8 +47,8 @@ def _results(
             yield future.result()
     except BrokenProcessPool:
         raise UsageError(
-            f"one of {processes} processes was ended from outside, perhaps for want of memory; "
-            "the same command goes on, and --processes gives it fewer"
+            f"one of {processes} processes was killed, perhaps as memory ran out; rerun the same "
+            "command to resume, with fewer --processes"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

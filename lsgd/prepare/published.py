@@ -87,7 +87,7 @@ CONLL2003 = PublishedDataset(
         "corpus/CoNLL-2003",
     ),
     summary="20,744 sentences of news with tagged names, 5 MB",
-    licence="its texts are news of Reuters, which NIST gives out for research only",
+    licence="its texts are Reuters news, which NIST distributes for research only",
 )
 """CoNLL-2003 in English: three files of tagged sentences."""
 

@@ -106,7 +106,9 @@ def _keep_plan(
     file = folder / "shards.json"
     if not file.exists():
         if foreign := sorted(folder.glob("[!.]*.tar")):
-            raise UsageError(f"{foreign[0]} is not from here; give --shards a folder of its own")
+            raise UsageError(
+                f"{foreign[0]} was not written by this command; give --shards a folder of its own"
+            )
         with atomic_write(file) as out:
             out.write(json.dumps(plan).encode())
     elif json.loads(file.read_bytes()) != plan:
@@ -146,9 +148,7 @@ def _write_shard(
             path = root / os.fsdecode(row["path"])
             content = read_bounded(path, MAX_FILE_BYTES)
             if len(content) != row["bytes"]:
-                raise UsageError(
-                    f"{path} changed since it was indexed; give the same command again"
-                )
+                raise UsageError(f"{path} changed since it was indexed; rerun the same command")
             out.write(image + _padded(content) + class_)
         out.write(bytes(2 * BLOCK))
         out.flush()

@@ -38,8 +38,8 @@ def prepare(root: Path, source: str | None = None) -> None:
             _unpack(root / ARCHIVE.name, root)
         if unreadable := index_folder(root):
             raise UsageError(
-                f"{len(unreadable)} images of {root} cannot be read, such as {unreadable[0]}; move "
-                "them away and run the same command again"
+                f"{len(unreadable)} images of {root} cannot be read, such as {unreadable[0]}; "
+                "move them away and rerun the same command"
             )
     print(f"{NAME} is complete at {root}")
 
@@ -82,8 +82,8 @@ def _places(zipped: zipfile.ZipFile) -> list[tuple[zipfile.ZipInfo, str]]:
                 continue
         if not re.fullmatch(r"n\d{8}", wnid) or not re.fullmatch(r"\w+\.JPEG", name):
             raise UsageError(
-                f"{zipped.filename} has {member.filename} of class {wnid!r}, which is no image of "
-                "Tiny-ImageNet; fetch it again"
+                f"{zipped.filename} has {member.filename} of class {wnid!r}, which is not an "
+                "image of Tiny-ImageNet; fetch it again"
             )
         places.append((member, f"{split}/{wnid}"))
     return places

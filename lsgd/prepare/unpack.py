@@ -85,8 +85,8 @@ def list_members(
         ) from None
     except tarfile.TarError as error:
         raise UsageError(
-            f"{where} is cut short or no tar ({error}); compare it with the MD5 in data/imagenet, "
-            "and fetch it again"
+            f"{where} is cut short or not a tar ({error}); compare it with the MD5 in "
+            "data/imagenet, and fetch it again"
         ) from None
     if not files:
         raise UsageError(f"{where} is empty; fetch it again")
@@ -98,8 +98,8 @@ def _check_plain(where: str, member: tarfile.TarInfo, suffixes: tuple[str, ...])
     plain = member.isreg() and PLAIN.fullmatch(member.name)
     if not plain or not member.name.lower().endswith(suffixes):
         raise UsageError(
-            f"{where} has a member {member.name!r}, and only plain files {', '.join(suffixes)} "
-            "were expected: it is not the archive of image-net.org; unpack it yourself, and give "
+            f"{where} has a member {member.name!r}, but only plain files {', '.join(suffixes)} "
+            "are expected: it is not the archive of image-net.org; unpack it yourself, and give "
             "the folder"
         )
 

@@ -45,7 +45,7 @@ class ValClasses:
                 f"it is damaged ({str(error) or type(error).__name__})"
             ) from None
         if unknown := sorted(set(by_name.values()) - set(imagenet_classes())):
-            raise self.usage_error(f"{unknown[0]} is no class of ILSVRC 2012")
+            raise self.usage_error(f"{unknown[0]} is not a class of ILSVRC 2012")
         self.by_name = by_name
 
     def __call__(self, name: str) -> str:
@@ -57,7 +57,7 @@ class ValClasses:
 
     def usage_error(self, why: str) -> UsageError:
         """Return a UsageError that names this file of classes and gives the reason."""
-        return UsageError(f"--val-classes {self.file} does not do: {why}; give {WHERE_FROM}")
+        return UsageError(f"--val-classes {self.file} cannot be used: {why}; give {WHERE_FROM}")
 
 
 def sort_val(folder: Path, class_of: ValClasses) -> int:
@@ -69,7 +69,7 @@ def sort_val(folder: Path, class_of: ValClasses) -> int:
     moves = [(folder / name, folder / class_of(name) / name) for name in image_files(folder)]
     for image, target in moves:
         if target.exists():
-            raise UsageError(f"{image} and {target} are both there; remove one of them")
+            raise UsageError(f"{image} and {target} both exist; remove one of them")
     for class_folder in {target.parent for _, target in moves}:
         class_folder.mkdir(exist_ok=True)
     for image, target in tqdm(moves, desc="sorting val", unit="", disable=None):
@@ -83,8 +83,8 @@ def check_sorted(folder: Path, class_of: ValClasses) -> None:
         for name in image_files(folder / wnid):
             if (own := class_of(name)) != wnid:
                 raise UsageError(
-                    f"{folder / wnid / name} is of class {own} by {class_of.file}; move it to "
-                    f"{folder / own}, and look how it came there"
+                    f"{folder / wnid / name} is of class {own} in {class_of.file}; move it to "
+                    f"{folder / own}, and check how it came there"
                 )
 
 
@@ -99,7 +99,7 @@ def _devkit(file: Path) -> dict[str, str]:
     except ImportError:
         raise UsageError(
             f"--val-classes {file} has a MATLAB file in it, which scipy reads, and scipy is not "
-            f"installed; type {install_command('imagenet')}, or give lines such as "
+            f"installed; run {install_command('imagenet')}, or give lines such as "
             "`ILSVRC2012_val_00000001.JPEG n01751748`"
         ) from None
     try:
@@ -124,7 +124,7 @@ def _devkit(file: Path) -> dict[str, str]:
     }
     if wnids.keys() != set(range(1, 1001)) or set(wnids.values()) != set(imagenet_classes()):
         raise UsageError(
-            f"--val-classes {file} numbers other classes than the 1000 of ILSVRC 2012; give "
+            f"--val-classes {file} numbers classes other than the 1000 of ILSVRC 2012; give "
             f"{WHERE_FROM}"
         )
     numbers = [int(line) for line in truth.decode("ascii").split()]
@@ -168,8 +168,8 @@ def _pairs(file: Path, pairs: Iterable[Iterable[str]]) -> dict[str, str]:
         words = list(pair)
         if len(words) != 2:
             raise UsageError(
-                f"--val-classes {file} has {' '.join(words)!r} where the name of an image and its "
-                f"class were expected; give {WHERE_FROM}"
+                f"--val-classes {file} has {' '.join(words)!r} instead of the name of an image "
+                f"and its class; give {WHERE_FROM}"
             )
         name = Path(words[0]).name
         name = name.rpartition(".")[0] if "." in name else name
@@ -183,8 +183,7 @@ def _pairs(file: Path, pairs: Iterable[Iterable[str]]) -> dict[str, str]:
     # A list that counts from 1 has a 1000 and no 0: every label of it would be wrong by one.
     if numbers != {str(i) for i in range(1000)}:
         raise UsageError(
-            f"--val-classes {file} has numbers for classes, and not all of 0 to 999; give "
-            f"{WHERE_FROM}"
+            f"--val-classes {file} has class numbers, but not all of 0 to 999; give {WHERE_FROM}"
         )
     by_number = list(imagenet_classes())
     return {name: by_number[int(number)] for name, number in by_name.items()}

@@ -27,7 +27,7 @@ def verify(root: Path, train_total: int, val_total: int) -> Verification:
     if odd := sorted(train.keys() ^ val.keys()):
         raise UsageError(
             f"train and val of {root} differ in {len(odd)} classes ({_some(odd)}); classes are "
-            "numbered by their place among the folders, so give both the same folders"
+            "numbered by the order of their folders, so give both the same folders"
         )
     for split, folders in counts.items():
         if empty := [name for name, number in folders.items() if number == 0]:
@@ -37,7 +37,7 @@ def verify(root: Path, train_total: int, val_total: int) -> Verification:
             )
     names, lines = list(train), []
     if hidden := [f"{split}/{name}" for split in SPLITS for name in leftovers(root / split)]:
-        lines.append(f"warning: left out, hidden or a system's own: {_some(hidden)}")
+        lines.append(f"warning: skipped, as hidden or system files: {_some(hidden)}")
     totals = sum(train.values()), sum(val.values())
     unknown = [name for name in names if name not in imagenet_classes()]
     missing = [name for name in imagenet_classes() if name not in train]
@@ -55,7 +55,9 @@ def verify(root: Path, train_total: int, val_total: int) -> Verification:
     elif uneven := [
         name for name, number in val.items() if number != val_total // len(imagenet_classes())
     ]:
-        lines.append(f"warning: {len(uneven)} classes have not 50 in val ({_some(uneven)})")
+        lines.append(
+            f"warning: {len(uneven)} classes do not have 50 images in val ({_some(uneven)})"
+        )
     wanted = (
         ("train_examples", totals[0], train_total),
         ("val_examples", totals[1], val_total),
@@ -66,11 +68,11 @@ def verify(root: Path, train_total: int, val_total: int) -> Verification:
     if overrides:
         lines.append(
             f"warning: {summary}, and all of ImageNet is {len(imagenet_classes())}, "
-            f"{train_total:,} and "
-            f"{val_total:,}; if that is meant, give lsgd {' '.join(overrides)}"
+            f"{train_total:,} and {val_total:,}; if that is intended, train with "
+            f"{' '.join(overrides)}"
         )
     else:
-        lines.append(f"verified: {summary}, as ILSVRC 2012 has them")
+        lines.append(f"verified: {summary}, as in ILSVRC 2012")
     return Verification(lines, overrides)
 
 
@@ -79,8 +81,8 @@ def _images(root: Path, split: str) -> Mapping[str, int]:
     folder = root / split
     if not folder.is_dir():
         raise UsageError(
-            f"there is no {folder}; give the folder that holds train/ and val/, --parquet, or the "
-            "archives: --train-tar, --val-tar and --val-classes"
+            f"there is no {folder}; give the folder that contains train/ and val/, --parquet, or "
+            "the archives: --train-tar, --val-tar and --val-classes"
         )
     if not (names := class_folders(folder)):
         raise UsageError(f"{folder} has no class folders; unpack the images into {folder}/<wnid>/")

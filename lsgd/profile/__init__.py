@@ -51,8 +51,8 @@ Steps {first} to {last}; of each process the mean over these steps, here over al
 
 {by_process}
 
-`communication` is what the sum of the gradients takes beyond the backward pass that it overlaps
-with, waiting for slower processes included. `{between}`: rows of metrics, checkpoints, evaluation.
+`communication` is the time of the gradients' all-reduce beyond the backward pass that it overlaps
+with, including the wait for slower processes. `{between}`: metric rows, checkpoints, evaluation.
 `trace-RANK.json.gz`, of each process, is for https://ui.perfetto.dev or chrome://tracing.
 """
 
@@ -120,7 +120,7 @@ class StepProfile:
         elif not self.reported:
             self.log.warn(
                 self.learner.next_step,
-                f"profile=true times no step before the {WARMUP + 1}th, and there were only "
+                f"profile=true times steps from the {WARMUP + 1}th on, and there were only "
                 f"{self.steps_ended}",
             )
 
@@ -229,7 +229,7 @@ def _unless_full(log: Log, step: int, folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
-        log.warn(step, f"no space left for the profile in {folder}; training goes on")
+        log.warn(step, f"no space left for the profile in {folder}; training continues")
 
 
 def _between_events(begin: Any, end: Any) -> float:

@@ -78,7 +78,7 @@ def describe_straggler(timings: list[ProcessTiming]) -> str:
     standard error of that difference over the steps.
     """
     if len(timings) == 1:
-        return "one process: it waits for no other"
+        return "one process, which waits for no other"
     slow = max(timings, key=lambda each: sum(each.own))
     others = [each for each in timings if each is not slow]
     excess = [

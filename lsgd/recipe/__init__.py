@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsgd.errors import UsageError
 from lsgd.recipe.fields import (
@@ -52,20 +52,24 @@ UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt
 """A pattern for library networks whose treatment did not change when parameter roles came in.
 Initialisation and weight decay used to depend on the classes of layers. For these networks the
 roles decide the same."""
-EXAMPLE_UNIT = {
-    "images": "images",
-    "language": "streams",
-    "tagging": "sentences",
-    "trees": "trees",
+
+
+class WorkloadUnits(NamedTuple):
+    """The plural nouns for what a minibatch and a dataset of a workload consist of."""
+
+    examples: str
+    """The examples of a worker's minibatch."""
+    dataset: str
+    """The items that `data.train_examples` counts."""
+
+
+UNITS = {
+    "images": WorkloadUnits("images", "images"),
+    "language": WorkloadUnits("streams", "tokens"),
+    "tagging": WorkloadUnits("sentences", "sentences"),
+    "trees": WorkloadUnits("trees", "trees"),
 }
-"""The plural noun for the training examples of a worker's minibatch, by workload."""
-DATASET_UNIT = {
-    "images": "images",
-    "language": "tokens",
-    "tagging": "sentences",
-    "trees": "trees",
-}
-"""The plural noun for the items that `data.train_examples` counts, by workload."""
+"""The units of each workload."""
 NO_REPLAY = (
     "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
     "strategy.order=live records its order"
@@ -414,7 +418,7 @@ class Target:
 
     top1_error: float | None = field(
         default=None,
-        metadata=at_least(0) | at_most(100, "is no percentage; write a number from 0 to 100"),
+        metadata=at_least(0) | at_most(100, "is not a percentage; write a number from 0 to 100"),
     )
     """The published top-1 error in percent; `std` is in percent too."""
     std: float | None = field(default=None, metadata=at_least(0))
@@ -909,7 +913,7 @@ class Recipe:
             f"{', then '.join(str(stage.steps_per_epoch) for stage in self.stages)} steps, seed "
             f"{self.seed}",
             f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} "
-            f"{EXAMPLE_UNIT[self.data.workload]}"
+            f"{UNITS[self.data.workload].examples}"
             + f" x {local_steps} local steps" * (local_steps > 1)
             + f", {ramp}",
             *(
@@ -918,7 +922,7 @@ class Recipe:
                 for stage in self.stages[1:]
             ),
             *([NO_REPLAY] if self.strategy.name == "hogwild" else []),
-            *([f"images left out (data.skip): {skipped}"] if skipped else []),
+            *([f"images skipped (data.skip): {skipped}"] if skipped else []),
             *self.replaced,
         ]
         return "\n".join(lines)
@@ -930,7 +934,7 @@ class Recipe:
         number, since its metric means nothing.
         """
         if self.rehearse:
-            return "rehearsal done: steps, evaluations and checkpoints all went through"
+            return "dry run done: steps, evaluations and checkpoints all worked"
         outcome = metric.format_labelled(number) + f" ({metric.aggregation})" * math.isfinite(
             number
         )

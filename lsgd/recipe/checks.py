@@ -95,7 +95,7 @@ def _check_limits(group: Any, workload: str, above: str = "") -> None:
         if not applies_to(entry, workload):
             if value != default(entry):
                 raise UsageError(
-                    f"{key}={value} says nothing with data.workload={workload}; leave it out"
+                    f"{key}={value} has no effect with data.workload={workload}; leave it out"
                 )
             continue
         for limit in limits(entry):
@@ -114,12 +114,12 @@ def _check_model(recipe: Recipe) -> None:
     for other, models in MODELS.items():
         if model in models and other != workload:
             raise UsageError(
-                f"model={model} does not learn data.workload={workload}; write "
+                f"model={model} does not support data.workload={workload}; write "
                 f"model={' or '.join(MODELS[workload])}"
             )
     if recipe.model.is_from_library and workload != "images":
         raise UsageError(
-            f"model={model} learns images, and data.workload={workload}; write "
+            f"model={model} is for images, and data.workload={workload}; write "
             f"model={' or '.join(MODELS[workload])}"
         )
     if workload == "images" and recipe.model.options and not recipe.model.is_from_library:
@@ -135,7 +135,7 @@ def _check_model(recipe: Recipe) -> None:
             )
     if workload == "images" and model != "lenet5" and recipe.model.hidden != Model.hidden:
         raise UsageError(
-            f"model.hidden={recipe.model.hidden} is of model=lenet5, and this is model={model}; "
+            f"model.hidden={recipe.model.hidden} is for model=lenet5, and this is model={model}; "
             "leave it out"
         )
 
@@ -155,7 +155,7 @@ def _check_optim(optim: Optim) -> None:
         )
     if name == "adam" and not optim.momentum:
         raise UsageError(
-            "optim.momentum=0 leaves Adam, whose beta1 it is, without a mean of gradients; write "
+            "optim.momentum=0 sets Adam's beta1 to 0, which keeps no mean of gradients; write "
             "optim.momentum=0.9"
         )
     if name in ("adam", "adagrad") and not optim.eps:
@@ -168,7 +168,7 @@ def _check_optim(optim: Optim) -> None:
         if name not in optimizers and value != none:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UsageError(
-                f"optim.{key}={shown} says nothing with optim.name={name}; write optim.{key}="
+                f"optim.{key}={shown} has no effect with optim.name={name}; write optim.{key}="
                 f"{str(none).lower()}, as optim={name} does, or leave it out"
             )
     if optim.clip_norm is not None and optim.equation == 10:
@@ -222,10 +222,14 @@ def _check_goal(recipe: Recipe) -> None:
     given = {"epochs_to": goal.epochs_to, "steps_to": goal.steps_to}
     targets = {f"metric.{key}.{name}": x for key, each in given.items() for name, x in each.items()}
     if len(targets) > 1:
-        raise UsageError(f"{' and '.join(targets)} are {len(targets)} numbers of a run; write one")
+        raise UsageError(
+            f"{' and '.join(targets)} are {len(targets)} final metrics of a run; write one"
+        )
     for key, target in targets.items():
         if (name := key.rpartition(".")[2]) not in rates:
-            raise UsageError(f"{key} is no rate of these runs; write one of {', '.join(rates)}")
+            raise UsageError(
+                f"{key} is not a metric of these runs; write one of {', '.join(rates)}"
+            )
         highest = METRICS[name].upper_bound
         if not 0 <= target <= (math.inf if highest is None else highest):
             raise UsageError(
@@ -244,20 +248,20 @@ def _check_averaging(recipe: Recipe) -> None:
     for key, name in {"half_life": "ema", "epochs": "last"}.items():
         if (value := getattr(averaging, key)) != getattr(Averaging, key) and averaging.name != name:
             raise UsageError(
-                f"averaging.{key}={value:g} says nothing with averaging={averaging.name}; leave it "
-                f"out, or write averaging={name}"
+                f"averaging.{key}={value:g} has no effect with averaging={averaging.name}; leave "
+                f"it out, or write averaging={name}"
             )
     if averaging.name == "none":
         return
     if strategy != "allreduce":
         raise UsageError(
-            f"averaging={averaging.name} is of a model that each process has after each update, "
-            f"and not of strategy={strategy}; write averaging=none, or strategy=allreduce"
+            f"averaging={averaging.name} needs the model on each process after each update, "
+            f"unlike strategy={strategy}; write averaging=none, or strategy=allreduce"
         )
     if recipe.bn_statistics.name == "last":
         raise UsageError(
-            f"bn_statistics=last is of the weights, and averaging={averaging.name} evaluates "
-            "others, by statistics of their own; leave it out"
+            f"bn_statistics=last belongs to the last weights, and averaging={averaging.name} "
+            "evaluates other weights with their own statistics; leave it out"
         )
 
 
@@ -268,11 +272,11 @@ def _check_bn_statistics(recipe: Recipe) -> None:
         return
     if recipe.model.name == "lenet5":
         raise UsageError(
-            f"bn_statistics={name} says nothing of model=lenet5, which has no BN; leave it out"
+            f"bn_statistics={name} has no effect with model=lenet5, which has no BN; leave it out"
         )
     if not recipe.strategy.is_synchronous:
         raise UsageError(
-            f"bn_statistics={name} is of whole steps, which strategy={recipe.strategy.name} does "
+            f"bn_statistics={name} needs whole steps, which strategy={recipe.strategy.name} does "
             "not make; write bn_statistics=moving, or strategy=allreduce"
         )
 
@@ -284,7 +288,8 @@ def _check_target(recipe: Recipe) -> None:
         rate = rates.get(recipe.data.workload)
         if given != [rate]:
             raise UsageError(
-                f"target has {' and '.join(given) or 'no number'}, and the number of this run is "
+                f"target has {' and '.join(given) or 'no number'}, and the final metric of this "
+                "run is "
                 + (f"a {rate}; write target.{rate}" if rate else "none of these; leave it out")
             )
 
@@ -298,8 +303,8 @@ def _check_workload(recipe: Recipe) -> None:
             _check_language(recipe)
         case "trees" if recipe.compile:
             raise UsageError(
-                "compile=true is for one forward pass, and a tree is made of calls of another "
-                "number for each pass; leave it out"
+                "compile=true is for one forward pass, and the number of calls of a tree differs "
+                "in every pass; leave it out"
             )
     if workload != "images" and recipe.inputs.loader not in (AUTO, "memory", "synthetic"):
         raise UsageError(
@@ -312,9 +317,8 @@ def _check_language(recipe: Recipe) -> None:
     data, streams = recipe.data, recipe.batch_size
     if recipe.strategy.is_asynchronous:
         raise UsageError(
-            f"strategy={recipe.strategy.name} gives a worker any next batch, and in a text each "
-            "window goes on with the state of the one before; write strategy=allreduce, sync or "
-            "local"
+            f"strategy={recipe.strategy.name} gives a worker any next batch, but in a text each "
+            "window needs the state of the one before; write strategy=allreduce, sync or local"
         )
     for name in ("val_examples", "test_examples"):
         if getattr(data, name) == 1:
@@ -324,7 +328,7 @@ def _check_language(recipe: Recipe) -> None:
             )
     if recipe.keeps_tail:
         raise UsageError(
-            "tail=keep says nothing with data.workload=language, whose streams are of equal "
+            "tail=keep has no effect with data.workload=language, whose streams are of equal "
             "length; leave it out"
         )
     if not recipe.train_examples:
@@ -393,7 +397,7 @@ def _check_decay(rule: Schedule) -> None:
     """Raise UsageError for schedule settings that contradict this kind of lr decay or warmup."""
     if rule.warmup_start is not None and rule.warmup == "none":
         raise UsageError(
-            f"schedule.warmup_start={rule.warmup_start:g} says nothing with schedule.warmup=none; "
+            f"schedule.warmup_start={rule.warmup_start:g} has no effect with schedule.warmup=none; "
             "leave it out, or write schedule.warmup=gradual"
         )
     if rule.warmup_start == 0 and rule.warmup == "constant":
@@ -423,8 +427,8 @@ def _check_decay(rule: Schedule) -> None:
         value = getattr(rule, key)
         if value != getattr(Schedule, key) and rule.decay not in decays:
             raise UsageError(
-                f"schedule.{key}={value:g} says nothing with schedule.decay={rule.decay}; leave it "
-                f"out, or write schedule={' or '.join(decays)}"
+                f"schedule.{key}={value:g} has no effect with schedule.decay={rule.decay}; leave "
+                f"it out, or write schedule={' or '.join(decays)}"
             )
 
 
@@ -434,8 +438,9 @@ def _check_growth(recipe: Recipe) -> None:
     if not milestones:
         if growth.factor != BatchGrowth.factor:
             raise UsageError(
-                f"batch_growth.factor={growth.factor} says nothing without batch_growth.milestones;"
-                " write the epochs at which the batch grows, such as batch_growth.milestones=[30]"
+                f"batch_growth.factor={growth.factor} has no effect without "
+                "batch_growth.milestones; write the epochs at which the batch grows, such as "
+                "batch_growth.milestones=[30]"
             )
         return
     for milestone in milestones:
@@ -494,8 +499,8 @@ def _check_strategy(recipe: Recipe) -> None:
     for key, strategies in STRATEGIES_OF_SETTING.items():
         if getattr(strategy, key) != getattr(StrategySettings(), key) and name not in strategies:
             raise UsageError(
-                f"strategy.{key}={getattr(strategy, key)} says nothing with strategy={name}; leave "
-                f"it out, or write strategy={' or '.join(strategies)}"
+                f"strategy.{key}={getattr(strategy, key)} has no effect with strategy={name}; "
+                f"leave it out, or write strategy={' or '.join(strategies)}"
             )
     if strategy.backup >= recipe.workers:
         raise UsageError(
@@ -512,12 +517,12 @@ def _check_strategy(recipe: Recipe) -> None:
         _check_sparse_rows(recipe.optim)
     if recipe.optim.name == "lars" and name not in ("allreduce", "local"):
         raise UsageError(
-            f"optim.name=lars needs the norm of each whole tensor, of which with strategy={name} "
-            "nobody has more than a part; write strategy=allreduce or local"
+            f"optim.name=lars needs the norm of each whole tensor, and with strategy={name} no "
+            "process has more than a part; write strategy=allreduce or local"
         )
     if recipe.noise_scale and name != "allreduce":
         raise UsageError(
-            f"noise_scale=true is measured in steps whose passes are at one model, and not with "
+            "noise_scale=true needs steps whose micro-batches share one model, unlike "
             f"strategy={name}; write strategy=allreduce, or leave it out"
         )
     speeds = recipe.cluster.speeds
@@ -540,9 +545,9 @@ def _check_sparse_rows(optim: Optim) -> None:
     for key, plain in {"name": "sgd", "momentum": 0, "weight_decay": 0, "equation": 9}.items():
         if (value := getattr(optim, key)) != plain:
             raise UsageError(
-                "strategy.sparse_rows=true is for plain SGD, by which a row without gradient "
-                f"stands still, and not for optim.{key}={value}; write optim.{key}={plain}, or "
-                "strategy.sparse_rows=false"
+                "strategy.sparse_rows=true is for plain SGD, which leaves a row without "
+                f"gradient unchanged, and does not support optim.{key}={value}; write "
+                f"optim.{key}={plain}, or strategy.sparse_rows=false"
             )
 
 
@@ -551,7 +556,7 @@ def _check_order(recipe: Recipe) -> None:
     if strategy.order not in ("virtual", "live") and not Path(strategy.order).is_file():
         raise UsageError(
             f"strategy.order={strategy.order} is neither virtual nor live, and no file; give the "
-            "orders.npz of a run that was made with strategy.order=live"
+            "orders.npz of a run with strategy.order=live"
         )
     if not strategy.has_live_order:
         return
@@ -562,9 +567,9 @@ def _check_order(recipe: Recipe) -> None:
         )
     if strategy.name == "backup" and recipe.optim.clip_norm is not None and strategy.servers > 1:
         raise UsageError(
-            f"optim.clip_norm={recipe.optim.clip_norm:g} is for the norm of a whole update, and of "
-            f"strategy.order=live with strategy.servers={strategy.servers} no server knows that; "
-            "write strategy.servers=1"
+            f"optim.clip_norm={recipe.optim.clip_norm:g} is for the norm of a whole update, "
+            "which no server has with strategy.order=live and "
+            f"strategy.servers={strategy.servers}; write strategy.servers=1"
         )
 
 
@@ -573,7 +578,7 @@ def _check_hogwild(recipe: Recipe) -> None:
     optim = recipe.optim
     if optim.name != "sgd" or optim.momentum:
         raise UsageError(
-            "strategy=hogwild is plain SGD, of which nothing but the model is shared, and not for "
+            "strategy=hogwild is plain SGD, which shares only the model, and does not support "
             f"optim.name={optim.name} with optim.momentum={optim.momentum:g}; write optim=sgd "
             "optim.momentum=0 optim.nesterov=false, or strategy=async"
         )
@@ -589,14 +594,14 @@ def _check_outer(strategy: StrategySettings, workers: int) -> None:
     for key, rules in OUTER_RULES_OF_SETTING.items():
         if getattr(strategy, key) != getattr(StrategySettings(), key) and outer not in rules:
             raise UsageError(
-                f"strategy.{key}={getattr(strategy, key):g} says nothing with strategy.outer="
+                f"strategy.{key}={getattr(strategy, key):g} has no effect with strategy.outer="
                 f"{outer}; leave it out, or write strategy.outer={' or '.join(rules)}"
             )
     if outer == "elastic" and strategy.is_push_based:
         raise UsageError(
-            "strategy.outer=elastic draws the copies of all workers to the model at one time, and "
-            f"with strategy={strategy.name} each pushes for itself; write strategy=local, or "
-            "strategy.outer=mean, sgd or nesterov"
+            "strategy.outer=elastic moves the copies of all workers towards the model at one "
+            f"time, but with strategy={strategy.name} each pushes for itself; write "
+            "strategy=local, or strategy.outer=mean, sgd or nesterov"
         )
     if outer == "nesterov" and not strategy.outer_momentum:
         raise UsageError(
@@ -605,8 +610,8 @@ def _check_outer(strategy: StrategySettings, workers: int) -> None:
         )
     if outer == "elastic" and not rate:
         raise UsageError(
-            f"strategy.moving_rate=0 draws no worker to the model; write at most 1 / {workers}, "
-            f"such as strategy.moving_rate={0.9 / workers:.2g}"
+            "strategy.moving_rate=0 moves no worker towards the model; write at most 1 / "
+            f"{workers}, such as strategy.moving_rate={0.9 / workers:.2g}"
         )
     if rate * workers > 1:
         raise UsageError(
@@ -631,9 +636,8 @@ def _check_own_updates(recipe: Recipe) -> None:
         )
     if recipe.gradient_compression != "none":
         raise UsageError(
-            f"gradient_compression={recipe.gradient_compression} is for sums over processes of the "
-            f"gradients of an update, and with strategy={name} there are none; write "
-            "gradient_compression=none"
+            f"gradient_compression={recipe.gradient_compression} is for the all-reduce of an "
+            f"update's gradients, and strategy={name} has none; write gradient_compression=none"
         )
 
 
@@ -656,9 +660,9 @@ def check_world_size(recipe: Recipe, world_size: int) -> None:
     if recipe.noise_scale and (most_workers == 1 or (world_size == 1 and one_pass)):
         how = "leave it out" if most_workers == 1 else f"write workers_per_pass={most_workers // 2}"
         raise UsageError(
-            f"noise_scale=true compares the gradients of a step's passes, and workers="
+            f"noise_scale=true compares the gradients of a step's micro-batches, and workers="
             f"{most_workers} with workers_per_pass={per_pass} on {world_size} "
-            f"process{'es' * (world_size > 1)} make one pass a step; {how}"
+            f"process{'es' * (world_size > 1)} make one micro-batch per step; {how}"
         )
     if recipe.strategy.name == "hogwild" and world_size < recipe.workers:
         raise UsageError(
@@ -693,7 +697,7 @@ def check_supported(
     ):
         if known is not None and value not in known:
             raise UsageError(
-                f"{command} knows only {key}={' or '.join(known)}, and {recipe.name} has "
+                f"{command} supports only {key}={' or '.join(known)}, and {recipe.name} has "
                 f"{key}={value}; {remedy}"
             )
 
@@ -702,7 +706,7 @@ def check_constant_batch(recipe: Recipe, command: str) -> None:
     """Raise UsageError if a recipe's batch size grows, for commands that allow one size only."""
     if recipe.batch_growth.milestones:
         raise UsageError(
-            f"{command} knows steps of one size, and batch_growth.milestones="
+            f"{command} supports steps of one size, and batch_growth.milestones="
             f"{_numbers(recipe.batch_growth.milestones)} makes others; write "
             f"batch_growth.milestones=[] workers={recipe.workers}, and for what follows "
             f"workers={recipe.stages[-1].workers}"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lsgd.recipe import DATASET_UNIT, Data, Evaluation, Model, Recipe, TimeToTargetSettings
+from lsgd.recipe import UNITS, Data, Evaluation, Model, Recipe, TimeToTargetSettings
 
 N = 2
 """The number of examples of a worker in a step."""
@@ -26,7 +26,7 @@ def make_dry_run(recipe: Recipe) -> Recipe:
     made_up = (
         f"images of {data.image_size} x {data.image_size}"
         if images
-        else DATASET_UNIT[data.workload]
+        else UNITS[data.workload].dataset
     )
     return replace(
         recipe,
@@ -40,9 +40,9 @@ def make_dry_run(recipe: Recipe) -> Recipe:
         log_steps=1,
         target=None,
         replaced=[
-            "rehearsal: this run shows that the machine, launch, communication, "
+            "dry run: this run shows that the machine, launch, communication, "
             + "BN groups, " * images
-            + "checkpoint and lr are right, and says nothing about accuracy",
+            + "checkpoint and lr are right, and does not measure accuracy",
             f"  worker_batch {recipe.worker_batch} -> {N}; schedule.reference_batch "
             f"{recipe.schedule.reference_batch:g} -> {reference_batch:g}, which leaves the lr of "
             "each step as it is",

@@ -46,7 +46,7 @@ def count_images(root: Path, index: Path | None = None) -> dict[str, int]:
     make = prepare_command("folder", root, index)
     if not root.is_dir():
         raise UsageError(
-            f"data.root={root} is no folder; write the one that has train/CLASS/ and val/CLASS/ "
+            f"data.root={root} is not a folder; write the one that has train/CLASS/ and val/CLASS/ "
             f"with images, which `{make}` indexes"
         )
     train, val = (_size(index_file(index or root, split), make) for split in SPLITS)
@@ -65,4 +65,4 @@ def _size(file: Path, make: str) -> tuple[int, int]:
             f"run {make}"
         ) from None
     except (OSError, ValueError, IndexError, EOFError) as error:
-        raise UsageError(f"{file} is no index ({error}); run {make}") from None
+        raise UsageError(f"{file} is not an index ({error}); run {make}") from None

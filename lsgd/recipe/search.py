@@ -119,7 +119,7 @@ class Search:
     seeds: list[int] = field(default_factory=lambda: [0])
     """The seeds that each trial is trained with; its value is the mean of their final metrics."""
     prune: Pruning | None = None
-    compared_seeds: list[int] = field(default_factory=list)
+    holdout_seeds: list[int] = field(default_factory=list)
     """The holdout seeds for the final comparison of the best trial with the unchanged recipe.
     They differ from `seeds`, by which the best trial was selected."""
 
@@ -143,7 +143,7 @@ def _dimension(search: str, key: str, given: Any) -> Dimension:
     where = f"search {search}: space.{key}"
     if not isinstance(given, dict) or not given:
         raise UsageError(
-            f"{where}={given} is no space; write {{from: …, to: …}} or {{choices: […]}}"
+            f"{where}={given} is not a search space; write {{from: …, to: …}} or {{choices: […]}}"
         )
     known = ["from", "to", "scale", "steps", "choices"]
     for word in given:
@@ -153,7 +153,7 @@ def _dimension(search: str, key: str, given: Any) -> Dimension:
         choices = given["choices"]
         if len(given) > 1 or not isinstance(choices, list) or not choices:
             raise UsageError(
-                f"{where}={given} is no list of choices; write {{choices: [a, b]}} alone"
+                f"{where}={given} is not a list of choices; write {{choices: [a, b]}} alone"
             )
         if len(set(map(repr, choices))) < len(choices):
             raise UsageError(f"{where} has a choice twice, in {choices}; write each once")
@@ -179,7 +179,7 @@ def _dimension(search: str, key: str, given: Any) -> Dimension:
 
 def _number(where: str, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        shown = "missing" if value is None else f"{value!r}, which is no number"
+        shown = "missing" if value is None else f"{value!r}, which is not a number"
         raise UsageError(f"{where} is {shown}; write one, such as 0.01")
     return value
 
@@ -205,10 +205,10 @@ def check_search(search: Search, recipes: list[str]) -> None:
         raise UsageError(f"sampler={search.sampler} is unknown; write one of {', '.join(SAMPLERS)}")
     if not _are_seeds(search.seeds) or not search.seeds:
         raise UsageError(f"{where} has seeds={search.seeds}; write different numbers, 0 or more")
-    if not _are_seeds(search.compared_seeds) or set(search.compared_seeds) & set(search.seeds):
+    if not _are_seeds(search.holdout_seeds) or set(search.holdout_seeds) & set(search.seeds):
         raise UsageError(
-            f"{where} has compared_seeds={search.compared_seeds}; write different numbers that are "
-            f"not among seeds={search.seeds}, by which the best point is chosen"
+            f"{where} has holdout_seeds={search.holdout_seeds}; write distinct numbers that are "
+            f"not among seeds={search.seeds}, which select the best trial"
         )
     if search.prune:
         _check_pruning(search.prune)

@@ -152,12 +152,12 @@ class VirtualCluster:
     """
 
     step: float = field(default=0.1, metadata=added_later(0.1) | above_0())
-    """The median seconds in which a worker computes a gradient of its n examples."""
+    """The median seconds the seconds in which a worker computes a gradient of its n examples."""
     spread: float = field(
         default=0.1,
         metadata=added_later(0.1)
         | at_least(0)
-        | at_most(10, "is no spread of steps; write 10 or less"),
+        | at_most(10, "is too large for a spread of steps; write 10 or less"),
     )
     """The standard deviation of the logarithm of these seconds."""
     slow_share: float = field(

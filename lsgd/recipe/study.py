@@ -85,8 +85,8 @@ def check_study(study: Study, recipes: list[str]) -> None:
     for entry in study.entries:
         if entry.words:
             raise UsageError(
-                f"study {study.name} has words for {entry.recipe}; write a recipe with them, or "
-                "the search that has found them"
+                f"study {study.name} has overrides for {entry.recipe}; write a recipe with them, "
+                "or the search that found them"
             )
     if len(set(trained)) < len(trained):
         raise UsageError(f"study {study.name} has a recipe twice; write each entry once")

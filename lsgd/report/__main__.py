@@ -25,7 +25,7 @@ from lsgd.untrusted_files import parse_json, read_bounded
 
 def main(argv: Sequence[str]) -> int:
     """Run `python -m lsgd.report` with these arguments; return the exit code."""
-    return run_alone(lambda: write(argv), go_on="the same words make the report anew")
+    return run_alone(lambda: write(argv), go_on="rerun the same command to write the report again")
 
 
 def write(argv: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def write(argv: Sequence[str]) -> int:
         print(options.table)
         return 0
     if not options.runs:
-        raise UsageError("no run is given; write run folders, or folders that have them")
+        raise UsageError("no run is given; write run folders, or folders that contain some")
     study = apply_search_results(config.load_study(options.study)) if options.study else None
     looks = read_looks(STUDIES / study.name) if study else None
     out = report(options.runs, study, options.out, looks=looks)
@@ -52,18 +52,18 @@ def write(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("lsgd.report", __doc__ or "")
     parser.add_argument("runs", nargs="*", type=paths.parse_path, metavar="RUN")
-    parser.add_argument("--study", metavar="NAME", help="the study that these runs belong to")
+    parser.add_argument("--study", metavar="NAME", help="the study of these runs")
     parser.add_argument(
         "--out",
         type=paths.parse_path,
         metavar="FOLDER",
-        help="where it is written (default: runs/studies/NAME or runs/report)",
+        help="the folder of the report (default: runs/studies/NAME or runs/report)",
     )
     parser.add_argument(
         "--table",
         type=paths.parse_path,
         metavar="PAGE",
-        help="only bring the results table up to date",
+        help="only update the results table",
     )
     return parser
 

@@ -58,12 +58,12 @@ def compose(
         Section("Figures", _figures(figures, findings.metric)),
         Section("Tuned", _tuned(findings)),
         Section("Speed", _speeds(findings)),
-        Section("Left out", _left_out(findings)),
-        Section("What next", _next(findings, trains)),
+        Section("Skipped", _left_out(findings)),
+        Section("Next steps", _next(findings, trains)),
         Section("Runs", _runs(findings)),
         Section("How the numbers are made", [BulletList(_rules(findings.metric))]),
         Section("Hardware and versions", _machines(findings)),
-        Section("Made by", [f"`{command}`", version]),
+        Section("Written by", [f"`{command}`", version]),
     ]
     lead = [findings.study.question, f"After {findings.study.source}."] if findings.study else []
     return Content(
@@ -94,8 +94,8 @@ def progress(findings: Findings) -> str:
             f"{format_count(findings.counted, 'run')} of {format_count(recipes, 'recipe')}{also}."
         )
     if findings.is_partial:
-        return f"Partial: {findings.counted} of {findings.planned} runs are there{also}."
-    return f"Complete: all {findings.planned} runs are there{also}."
+        return f"Partial: {findings.counted} of {findings.planned} runs are finished{also}."
+    return f"Complete: all {findings.planned} runs are finished{also}."
 
 
 def _verdict(findings: Findings) -> list[Block]:
@@ -120,9 +120,9 @@ def _looks(findings: Findings) -> list[Block]:
     if looks.first >= looks.last:
         return []
     return [
-        f"The claims are looked at with {looks.first} to {looks.last} seeds, and an interval of "
-        f"95 % at each look would be wrong too often: each has {percent(looks.level(0.95))} "
-        "instead, so that all of them together have 95 % (Pocock 1977)."
+        f"The claims are tested with {looks.first} to {looks.last} seeds, and an interval of 95 "
+        f"% at each look would be wrong too often: each has {percent(looks.level(0.95))} "
+        "instead, for 95 % over all looks (Pocock 1977)."
     ]
 
 
@@ -187,7 +187,7 @@ def _elbow(ladder: BatchSizeSweep, findings: Findings) -> str:
 def _published(findings: Findings) -> str:
     """Return a sentence that counts the recipes by their agreement with the published numbers."""
     if not findings.groups:
-        return "None: no run counts."
+        return "None: no run is counted."
     counts = Counter(verdict.outcome for verdict in findings.verdicts)
     if set(counts) == {"none published"}:
         return "These recipes name no published number."
@@ -204,7 +204,7 @@ def _numbers(findings: Findings) -> list[Block]:
     head += [metric.axis_label(metric.label_on(name)) for name in findings.other_evaluation_sets]
     head += ["n"]
     apart = findings.study is not None and any(group.missing for group in findings.groups)
-    head += ["still without an end"] if apart else []
+    head += ["not finished yet"] if apart else []
     head += ["against baseline (95 %)"] if base else []
     head += [metric.axis_label("paper")] if published else []
     head += ["paper, difference"] if published and base else []
@@ -307,13 +307,10 @@ def _notes(findings: Findings) -> list[Block]:
             f"{_guessing(findings)}."
         )
     notes += [
-        f"{group.label}: {group.never_reached} of {format_count(len(group.runs), 'run')} never had "
-        "it. The mean "
-        "is that of the others; in the claims such a run counts with "
-        f"{findings.metric.failed_label}, "
-        f"{group.chance_level:g}, which is too few: so it may be shown to be worse, and never to "
-        "be as "
-        "good."
+        f"{group.label}: {group.never_reached} of {format_count(len(group.runs), 'run')} never "
+        "reached it. The mean is that of the others; in the claims such a run counts with "
+        f"{findings.metric.failed_label}, {group.chance_level:g}, which is too few: so it may be "
+        "shown to be worse, and never to be as good."
         for group in findings.groups
         if group.never_reached
     ]
@@ -364,8 +361,8 @@ def _speeds(findings: Findings) -> list[Block]:
     head = ["recipe", "processes", unit, "of single epochs", "efficiency", "hardware"]
     return [
         Table(head, rows),
-        "Median over all epochs of all runs, as they were made: a machine that did other work too "
-        f"was slower. Efficiency: {unit} per process against the fewest processes there are.",
+        "Median over all epochs of all runs, as they ran: a machine under other load was "
+        f"slower. Efficiency: {unit} per process against the smallest number of processes.",
     ]
 
 
@@ -373,7 +370,7 @@ def _tuned(findings: Findings) -> list[Block]:
     """Return a list of a study's entries whose settings a search has tuned."""
     entries = findings.study.entries if findings.study else []
     items = [
-        f"{entry.label}: `{' '.join(entry.words)}`, the best point of `{SEARCHES / entry.search}`"
+        f"{entry.label}: `{' '.join(entry.words)}`, the best trial of `{SEARCHES / entry.search}`"
         for entry in entries
         if entry.search
     ]
@@ -383,7 +380,7 @@ def _tuned(findings: Findings) -> list[Block]:
 def _left_out(findings: Findings) -> list[Block]:
     """Return the list of the folders that a report skips, with the reasons."""
     if not findings.skipped_folders:
-        return ["Nothing: all folders that were given are runs that count."]
+        return ["Nothing: all given folders are runs that are counted."]
     return [
         BulletList([f"`{folder.path}`: {folder.reason}" for folder in findings.skipped_folders])
     ]
@@ -399,7 +396,7 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
     ]
     if items and findings.study:
         trains = trains or f"python -m lsgd.study +study={findings.study.name}"
-        items.append(f"`{trains}` makes what is missing")
+        items.append(f"`{trains}` trains the missing runs")
     items += [
         f"more seeds of both to decide whether {decision.claim.says}"
         for decision in findings.decisions
@@ -431,15 +428,16 @@ def _rules(metric: Metric) -> list[str]:
     return [
         f"{metric.noun.capitalize()} of a run: {metric.definition}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
-        "Differences have the 95 % interval of Welch's t, of all runs that have ended. A claim of "
-        "“no worse” holds if the whole interval is at or below the margin and does not hold if it "
-        "is all above; one of “worse” the other way round; one of “as good” holds if the interval "
-        "of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, and does not "
-        "hold if it is outside; else it is not resolved. One seed has no interval, nor have seeds "
-        "that all come out alike.",
-        "Inside: the 95 % interval of our mean less the paper's (5 runs) has 0 in it, which means "
-        "that no difference is shown, not that there is none; outside: it has not. Not comparable "
-        "if anything but the seeds differs, if a run diverged, or with fewer than 5 seeds.",
+        "Differences have the 95 % interval of Welch's t, of all runs that have ended. A claim "
+        "of “no worse” holds if the whole interval is at or below the margin and does not hold "
+        "if it is all above; one of “worse” the other way round; one of “as good” holds if the "
+        "interval of 90 % (two one-sided tests, 5 % each) is within the margin on both sides, "
+        "and does not hold if it is outside; else it is not resolved. One seed has no interval, "
+        "nor have seeds with equal results.",
+        "Inside: the 95 % interval of our mean less the paper's (5 runs) has 0 in it, which "
+        "means that no difference is shown, not that none exists; outside: it has not. Not "
+        "comparable if anything but the seeds differs, if a run diverged, or with fewer than 5 "
+        "seeds.",
         "Of runs with the same recipe and seed the first that ended counts, whatever its end. One "
         "that is still to end does not count.",
     ]

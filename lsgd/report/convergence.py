@@ -50,7 +50,7 @@ def judged_blocks(recipes: Sequence[ConvergedRuns], points: PublishedPoints | No
         return []
     head = ["recipe", "kn", "epochs of each run", "mean", "median", "olympic mean"]
     if points is None:
-        none = "Nothing is judged: no convergence points to this target are published."
+        none = "Not judged: no convergence points for this target are published."
         return [Table(head, [_epochs(each) for each in recipes]), none]
     found = [judge_convergence(points.pruned, each.batch_size, each.epochs) for each in recipes]
     pairs = list(zip(recipes, found, strict=True))
@@ -59,7 +59,7 @@ def judged_blocks(recipes: Sequence[ConvergedRuns], points: PublishedPoints | No
     return [
         Table([*head, "reference", "at least", "verdict"], rows),
         BulletList(reasons),
-        "How MLPerf judges, which says nothing of how sure a difference is:",
+        "The decisions by MLPerf's rules, which give no confidence of a difference:",
         BulletList([*_rules(points), *_late(recipes, points)]),
     ]
 
@@ -103,10 +103,11 @@ def _rules(points: PublishedPoints) -> list[str]:
         "the "
         f"best and the worst run. {NEVER} is a run that never reached the target; one may.",
         "At least: the smallest olympic mean that a one-sided t test (p = 0.05, equal variances) "
-        "does not tell from the reference. Who is faster than the reference, but not than that, "
-        "passes with a time multiplied by reference / own mean. Who is slower passes as it is.",
-        "A smaller minibatch than all has to pass the smallest point; for a larger one MLPerf asks "
-        f"for {REFERENCE_RUNS} runs of the reference.",
+        "does not tell from the reference. A submission that is faster than the reference, but "
+        "not than that, passes with a time multiplied by reference / own mean. A slower one "
+        "passes as it is.",
+        "A minibatch below all points has to pass the smallest point; for a larger one MLPerf "
+        f"asks for {REFERENCE_RUNS} runs of the reference.",
         "Mean and ± here are over all runs (n − 1 below the sum).",
     ]
 

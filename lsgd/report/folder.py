@@ -54,8 +54,8 @@ def report(
     if not found and command is None:
         reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
         raise UsageError(
-            f"there is no run in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
-            "folders that have them"
+            f"no run is in {', '.join(map(str, runs))} ({reasons}); write run folders, or "
+            "folders that contain some"
         )
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
@@ -89,7 +89,7 @@ def check_libraries(extra: str = "report") -> None:
             import_module(name)
         except ImportError:
             raise UsageError(
-                f"a report needs {name} for {use}, and it is not installed; type "
+                f"a report needs {name} for {use}, which is not installed; run "
                 f"{install_command(extra)}"
             ) from None
 
@@ -102,7 +102,7 @@ def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, bytes]) ->
     for name in written:
         if not _is_inside(out, name):
             raise UsageError(
-                f"--out {out} has a link to elsewhere in it, {name}; write a new folder"
+                f"--out {out} contains a link to another place, {name}; write a new folder"
             )
     for name in set(earlier) - set(written):
         (out / name).unlink(missing_ok=True)
@@ -129,12 +129,12 @@ def _check(out: Path, runs: Sequence[Path]) -> list[str]:
     earlier = _written_to(out)
     if earlier is None or (out / "config.yaml").exists():
         raise UsageError(
-            f"--out {out} has files in it that no report wrote; write a new or empty folder"
+            f"--out {out} contains files that no report wrote; write a new or empty folder"
         )
     if any(path.resolve().is_relative_to(out.resolve()) for path in runs):
         raise UsageError(
-            f"--out {out} has runs in it that are reported on, and a report replaces what it has "
-            "kept; write another folder"
+            f"--out {out} contains runs of this report, which a new report would replace; write "
+            "another folder"
         )
     return earlier
 

@@ -215,7 +215,7 @@ def _split_ended(runs: Sequence[Run]) -> tuple[list[Run], list[SkippedFolder]]:
             done.append(run)
         elif run.recipe.rehearse:
             left_out.append(
-                SkippedFolder(run.path, f"a rehearsal: its {run.metric.plural} mean nothing")
+                SkippedFolder(run.path, f"a dry run: its {run.metric.plural} mean nothing")
             )
         elif not run.rows:
             left_out.append(SkippedFolder(run.path, "empty: metrics.jsonl has no rows"))

@@ -40,8 +40,8 @@ def _kept(report: Path) -> dict[str, int]:
         return {}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
-            f"{path} says with how many seeds the claims have been looked at, and cannot be read "
-            f"({error}); restore it, or remove it to decide them as if nobody had looked"
+            f"{path} records the seeds of the earlier looks at the claims, and cannot be read ("
+            f"{error}); restore it, or remove it to decide the claims without earlier looks"
         ) from None
 
 
@@ -55,8 +55,8 @@ def plan_looks(report: Path, first: int, last: int) -> None:
     if kept and kept["planned"] not in (0, last):
         raise UsageError(
             f"--max-seeds {last} is not the {kept['planned']} that {looks_file(report)} has from "
-            f"the first such command, and a rule that is changed after a look decides nothing; "
-            f"write --max-seeds {kept['planned']}"
+            "the first such command, and a rule must not change after a look; write --max-seeds "
+            f"{kept['planned']}"
         )
     if kept and kept["last"] > last:
         raise UsageError(

@@ -28,7 +28,7 @@ def results_table(results: Path) -> str:
             rows.setdefault(metric, []).extend(_rows(path.parent, summary, metric))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"{path} is no summary of a report ({error}); mend or remove it"
+                f"{path} is not a summary of a report ({error}); fix or remove it"
             ) from None
     return "\n\n".join(_table(metric, rows.get(metric, [])) for metric in rows or [TOP1])
 
@@ -49,7 +49,7 @@ def with_table(text: str, results: Path) -> str:
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise UsageError(
-            f"the page has no lines {BEGIN} and {END}; write them where the table goes"
+            f"the page has no lines {BEGIN} and {END}; write them at the place of the table"
         )
     return f"{head}{BEGIN}\n{results_table(results)}\n{END}{tail}"
 

@@ -56,7 +56,7 @@ def _unpacked(archive: Path) -> "tempfile.TemporaryDirectory[str]":
                 unread -= member.size
                 content = tar.extractfile(member) if member.isreg() and unread > 0 else None
                 if content is None or {"", ".."} & {*member.name.split("/")}:
-                    raise tarfile.TarError(f"{member.name} is no file of a run")
+                    raise tarfile.TarError(f"{member.name} is not a file of a run")
                 path = Path(folder.name, member.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with content, path.open("xb") as copy:
@@ -66,6 +66,6 @@ def _unpacked(archive: Path) -> "tempfile.TemporaryDirectory[str]":
     except (OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         folder.cleanup()
         raise UsageError(
-            f"{archive} is no archive of runs ({error}); restore or remove it"
+            f"{archive} is not an archive of runs ({error}); restore or remove it"
         ) from None
     return folder

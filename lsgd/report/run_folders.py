@@ -31,14 +31,16 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[SkippedFolder]]:
     """
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f"{path} is no folder; write run folders, or folders that have them")
+            raise UsageError(
+                f"{path} is not a folder; write run folders, or folders that contain some"
+            )
     runs: list[Run] = []
     left_out: list[SkippedFolder] = []
     seen: set[Path] = set()
     for folder in (folder for path in paths for folder in _folders(path, seen, left_out)):
         try:
             if (folder / REPORT).exists():
-                raise NotARunError("it is a report; give it by itself to have the runs in it again")
+                raise NotARunError("it is a report; give it alone to report on its runs again")
             runs.append(read_run(folder))
         except NotARunError as error:
             left_out.append(SkippedFolder(folder, str(error), damaged=_has_run(folder)))

@@ -42,5 +42,5 @@ def olympic_mean(numbers: Sequence[float]) -> float:
     35.666666666666664
     """
     if len(numbers) <= 2 * TRIMMED_RUNS:
-        raise ValueError(f"an olympic mean is of 3 numbers or more, not of {len(numbers)}")
+        raise ValueError(f"an olympic mean needs 3 numbers or more, not {len(numbers)}")
     return statistics.fmean(sorted(numbers)[TRIMMED_RUNS:-TRIMMED_RUNS])

@@ -67,10 +67,9 @@ def _find() -> Any:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     if not any((folder / "optimizers").is_dir() for folder in folders):
         raise UsageError(
-            f"{NEEDED}, and the apex in {', '.join(map(str, folders))} is another package, as "
-            f"PyPI's of that name is; {installation.pip_command('uninstall', 'apex')}, then "
-            f"{_build()}, "
-            f"{INSTEAD}"
+            f"{NEEDED}, and the apex in {', '.join(map(str, folders))} is another package, such "
+            f"as the apex of PyPI; {installation.pip_command('uninstall', 'apex')}, then "
+            f"{_build()}, {INSTEAD}"
         )
     try:
         from apex.optimizers import FusedSGD
@@ -98,7 +97,7 @@ def _check_updates(fused_sgd: Any, tensor: Tensor) -> None:
             made.found_inf = probe.new_full((), skips)  # type: ignore[attr-defined]
             made.step()
             found.append(probe[0].item())
-        why = f"from 1 by 0.25 it came to {found[0]:g}, and in a skipped update to {found[1]:g}"
+        why = f"from 1 by 0.25 it gave {found[0]:g}, and in a skipped update {found[1]:g}"
     except (AttributeError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
     if found != [0.75, 0.75]:

@@ -178,13 +178,13 @@ def judge_convergence(
     reference = pruned[0] if smaller else reference_at(pruned, batch_size)
     if reference is None:
         runs = f"{REFERENCE_RUNS} runs of the reference"
-        return Judgement(OWN_POINT, f"no point is as large, and MLPerf asks for {runs}", mean)
+        return Judgement(OWN_POINT, f"no point is that large, and MLPerf asks for {runs}", mean)
     if mean >= reference.mean:
         return Judgement(PASSES, "no faster than the reference", mean, reference)
     if mean >= reference.minimum:
         factor = reference.mean / mean
-        return Judgement(SCALED, "faster by no more than chance explains", mean, reference, factor)
-    too_fast = "faster by more than chance explains"
+        return Judgement(SCALED, "faster within the noise", mean, reference, factor)
+    too_fast = "faster beyond the noise"
     if smaller:
-        return Judgement(OWN_POINT, f"{too_fast}, and no point is as small", mean, reference)
+        return Judgement(OWN_POINT, f"{too_fast}, and no point is that small", mean, reference)
     return Judgement(FAILS, too_fast, mean, reference)

@@ -197,7 +197,7 @@ class TimeToTarget(Metric):
     @property
     def aggregation(self) -> str:
         """The label of the evaluation at which the count of epochs or steps ends."""
-        return "at the first evaluation that has it"
+        return "at the first evaluation that reaches it"
 
     @property
     def failed_label(self) -> str:
@@ -207,7 +207,7 @@ class TimeToTarget(Metric):
     @property
     def definition(self) -> str:
         """The definition of a run's time to target, as a text for reports."""
-        return f"{self.label}, at the first evaluation that has it"
+        return f"{self.label}, at the first evaluation that reaches it"
 
     def label_on(self, evaluation_set: str) -> str:
         """Return the label of this time to target, with an evaluation set."""

@@ -173,7 +173,7 @@ def decode_checkpoint(content: bytes, name: str) -> Checkpoint:
             raise ValueError("its content does not match its check sum")
         fields = load_numbers(archive)
         if not isinstance(fields, dict) or "format" not in fields:
-            raise ValueError("it has no format")
+            raise ValueError("it has no format number")
         written = fields.pop("format")
         if written == 1:
             _from_format_1(fields)
@@ -181,21 +181,21 @@ def decode_checkpoint(content: bytes, name: str) -> Checkpoint:
         if written not in (1, FORMAT) or later:
             what = f"it has {', '.join(later)}" if later else f"it is of format {written}"
             raise UsageError(
-                f"{name} was written by a newer lsgd ({what}); go on with that version"
+                f"{name} was written by a newer lsgd ({what}); resume with that version"
             )
         loaded = Checkpoint(**fields)
         for entry in dataclasses.fields(Checkpoint):
             kind: Any = get_origin(entry.type) or entry.type
             if not isinstance(getattr(loaded, entry.name), (float, int) if kind is float else kind):
-                raise ValueError(f"its {entry.name} is no {kind.__name__}")
+                raise ValueError(f"its {entry.name} is not a {kind.__name__}")
         return loaded
     except UsageError:
         raise
     except Exception as error:  # any type, since the bytes may be anything
         why = (str(error) or repr(error)).splitlines()[0]
         raise DamagedCheckpointError(
-            f"{name} is damaged or no checkpoint of lsgd ({why}); move it away to start again, or "
-            "write run_dir=PATH of another run"
+            f"{name} is damaged or not a checkpoint of lsgd ({why}); move it away to start "
+            "again, or write run_dir=PATH of another run"
         ) from None
 
 
@@ -216,8 +216,8 @@ def load_numbers(content: bytes) -> Any:
         raise ValueError(str(error).splitlines()[0]) from None
     except Exception:  # any type, since the bytes may be anything
         raise ValueError(
-            "it is no file of torch.save, or has more than tensors, numbers and texts in it, which "
-            "is not loaded, as that could run a program"
+            "it is not a file of torch.save, or contains objects other than tensors, numbers and "
+            "texts, which are not loaded, as they could run code"
         ) from None
 
 
@@ -256,6 +256,6 @@ def read(path: Path) -> bytes:
             return file.read()
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read ({error.strerror}); make it readable, or move it away to go on "
-            "from the one before it"
+            f"{path} cannot be read ({error.strerror}); make it readable, or move it away to "
+            "resume from the checkpoint before it"
         ) from None

@@ -83,7 +83,7 @@ class Console:
 
     def show_evaluation(self, split: str, done: int, passes: int, seconds: float | None) -> None:
         """Show how many micro-batches of an evaluation set are evaluated, and the seconds left."""
-        text = f"evaluating {split}: pass {done}/{passes}"
+        text = f"evaluating {split}: batch {done}/{passes}"
         if seconds is not None and seconds >= WORTH_SAYING:
             text += f"  {duration(seconds)} left"
         self.bar.set_postfix_str(text)

@@ -113,27 +113,27 @@ def _checkpoint_of(recipe: Recipe, folder: Path) -> tuple[OpenRun, list[Path]]:
         theirs = _fingerprint_in(folder / "config.yaml")
     else:
         raise UsageError(
-            f"run_dir={folder} holds files of something else; write a new or empty folder"
+            f"run_dir={folder} holds files that are not of a run; write a new or empty folder"
         )
     if theirs != recipe.fingerprint:
         other = _recipe_of(folder)
         if other and other.rehearse and not recipe.rehearse:
             raise UsageError(
-                f"run_dir={folder} holds a rehearsal (rehearse=true), which no run goes on from; "
-                "write another run_dir"
+                f"run_dir={folder} holds a dry run (dry_run=true), which cannot be resumed as a "
+                "run; write another run_dir"
             )
         if theirs == recipe.earlier_fingerprint:
             raise UsageError(
-                f"run_dir={folder} holds a run of model={recipe.model.name} at step {step} that an "
-                "earlier lsgd began: since then any norm that ends a residual block starts at "
-                "model.last_gamma, scales and position embeddings do not decay, and BN of rows "
-                "that are no images keeps workers apart; write another run_dir"
+                f"run_dir={folder} holds a run of model={recipe.model.name} at step {step} that "
+                "an earlier lsgd started; since then any norm that ends a residual block starts "
+                "at model.last_gamma, scales and position embeddings do not decay, and BN of "
+                "rows that are not images keeps workers apart; write another run_dir"
             )
         old, new = _differing(recipe, other)
         raise UsageError(
             f"run_dir={folder} holds another run at step {step} (fingerprint {theirs[:12]}{old}, "
-            f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the words "
-            f"that this run was started with: they are in {folder / 'config.yaml'}"
+            f"this recipe has {recipe.fingerprint[:12]}{new}); write another run_dir, or the "
+            f"overrides of that run, which are in {folder / 'config.yaml'}"
         )
     return opened, damaged
 
@@ -171,8 +171,8 @@ def _newest_whole(folder: Path, paths: list[Path]) -> tuple[OpenRun, list[Path],
         if refusals:
             names = ", ".join(f"{path}.damaged" for path in paths[:number])
             warning = (
-                f"{refusals[0].partition(';')[0]}; the run goes on from {path.name}, at step "
-                f"{saved.step}, and what is damaged is now {names}"
+                f"{refusals[0].partition(';')[0]}; the run resumes from {path.name}, at step "
+                f"{saved.step}, and the damaged file is now {names}"
             )
         taken = saved.recipe["workers_per_pass"]
         return OpenRun(folder, content, str(path), warning, taken), paths[:number], saved
@@ -213,5 +213,6 @@ def _new_folder(recipe: Recipe, holding: ExitStack) -> Path:
 
 def _unwritable(folder: Path, error: OSError) -> ExitError:
     return disk_full_error(error, f"run_dir={folder}") or UsageError(
-        f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you may"
+        f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH for a folder "
+        "that you can write to"
     )

@@ -160,8 +160,8 @@ def _sentence(path: Path, holder: LockHolder | None) -> str:
     if holder:
         who = f"process {holder.pid} on {holder.host}, since {holder.since}"
     return (
-        f"run_dir={path.parent} is being written by another job ({who}); wait for its end or end "
-        "it, or write another run_dir"
+        f"run_dir={path.parent} is being written by another job ({who}); wait for it or stop it, "
+        "or write another run_dir"
     )
 
 
@@ -172,6 +172,6 @@ def _touch(path: Path, file: BinaryIO, over: Event) -> None:
             os.utime(file.fileno())
             if not _names(path, file) and path.exists():
                 other = _sentence(path, _holder(path.read_bytes()))
-                print(f"lsgd: passed for dead while it was stopped: {other}", file=sys.stderr)
+                print(f"lsgd: taken for dead while it was stopped: {other}", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(UsageError.exit_code)

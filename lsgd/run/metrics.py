@@ -183,7 +183,7 @@ class RunLog(Log):
         if self.first_step == self.console.total_steps or run.recipe.has_reached_target(
             run.epoch_metrics
         ):
-            lines.append("it is complete: nothing is left to train")
+            lines.append("it is complete; nothing is left to train")
         elif self.first_step:
             lines.append(f"resumes after step {self.first_step}")
         self.console.print_text("\n".join(lines))
@@ -204,7 +204,7 @@ class RunLog(Log):
             self._update_remaining(step)
         if kind == "epoch":
             self.remaining.end_evaluation(time.perf_counter())
-            with converting_disk_full(f"what is recorded of the run in {self.folder}"):
+            with converting_disk_full(f"the record of the run in {self.folder}"):
                 values |= self.run.save_artifacts(self.folder)
         row = {"kind": kind, "step": step} | {
             key: _writable(value) for key, value in values.items()
@@ -271,7 +271,7 @@ class RunLog(Log):
     def __exit__(self, *error: object) -> None:
         """Close the log's files and end its trackers; if the run diverged, write that row first."""
         if isinstance(error[1], DivergedError):
-            with converting_disk_full(f"what is recorded of the run in {self.folder}"):
+            with converting_disk_full(f"the record of the run in {self.folder}"):
                 self.run.save_artifacts(self.folder)
             self.write("diverged", self.last_step, text=str(error[1]))
             self.curves.add_text("outcome", str(error[1]))
@@ -363,8 +363,8 @@ def _set_damaged_aside(path: Path) -> str:
     with atomic_write(aside) as file:
         file.write(path.read_bytes())
     return (
-        f"{path} is damaged in line {line}; it goes on without that line and all behind it, and "
-        f"the file as it was is now {aside}"
+        f"{path} is damaged in line {line}; the run continues without that line and all after "
+        f"it, and the original file is now {aside}"
     )
 
 
@@ -393,10 +393,10 @@ def _of_speed(recipe: Recipe, device: torch.device) -> list[str]:
     if device.type == "cpu":
         return []
     if not recipe.deterministic:
-        return ["deterministic=false: the same run again differs in its last bits"]
+        return ["deterministic=false: a repeated run differs in its last bits"]
     if recipe.channels_last or recipe.compile:
         return []
-    options, precisions = "channels_last=true, compile=true and larger passes", "bfloat16"
+    options, precisions = "channels_last=true, compile=true and larger micro-batches", "bfloat16"
     if is_nvidia(device):
         options, precisions = f"hardware={preset(device)}, or {options}", "tf32 or bfloat16"
     return [

@@ -79,9 +79,9 @@ class Run:
 
     @property
     def state(self) -> str:
-        """The state of the run in words: finished, diverged, a rehearsal, or the epochs done."""
+        """The state of the run in words: finished, diverged, a dry run, or the epochs done."""
         if self.recipe.rehearse:
-            return "a rehearsal"
+            return "a dry run"
         if self.finished:
             return "finished"
         if self.diverged is not None:
@@ -140,7 +140,7 @@ def read_run(path: Path) -> Run:
         recipe = config.read_recipe(path / "config.yaml")
     except UsageError as error:
         what, _, _ = str(error).partition("; ")  # the suggested fix is for command lines
-        raise NotARunError(f"config.yaml is of no run of this lsgd: {what}") from None
+        raise NotARunError(f"config.yaml is not of a run of this lsgd: {what}") from None
     try:
         rows, line = scan_rows(path / "metrics.jsonl")
     except OSError as error:
@@ -153,7 +153,7 @@ def read_run(path: Path) -> Run:
     name = run.start.get("metric", TOP1.name)
     if name not in list(METRICS):
         raise NotARunError(
-            f"metrics.jsonl is of the metric {name}, and this lsgd knows {', '.join(METRICS)}"
+            f"metrics.jsonl has the metric {name}, and this lsgd supports {', '.join(METRICS)}"
         )
     keys = [f"{evaluation_set}_{run.metric.name}" for evaluation_set in run.sets]
     for epoch, row in run.epochs.items():

@@ -49,7 +49,7 @@ class CheckpointSaver:
         if failure and not failure.full:
             raise NotSavedError(failure.why)
         if failure:
-            self.log.warn(snapshot.step, f"{failure.why}; training goes on")
+            self.log.warn(snapshot.step, f"{failure.why}; training continues")
         if self.comm.rank == 0:
             copied, wait = _on_host(snapshot)
             self.pending_write = self.thread.submit(self._write, copied, wait, milestone)

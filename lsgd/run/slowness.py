@@ -54,18 +54,18 @@ def slowness(data_wait: float, core_wait: float, seconds_left: float, device: st
     """
     if core_wait >= CORE_WAIT:
         return (
-            f"slow: for {core_wait:.0%} of the time no core is free for training; other programs, "
-            "or too many threads or processes of this run, take them: end those, or start fewer "
-            "(OMP_NUM_THREADS=1 for one thread per process)"
+            f"slow: for {core_wait:.0%} of the time no core is free for training, because of "
+            "other programs, or too many threads or processes of this run; stop those, or start "
+            "fewer (OMP_NUM_THREADS=1 for one thread per process)"
         ).replace("%", " %")
     if data_wait >= DATA_WAIT:
         return (
-            f"slow: {data_wait:.0%} of the time training waits for its data; give the loader more "
+            f"slow: {data_wait:.0%} of the time is data wait; give the loader more "
             "cores (inputs.decoders=N), a faster disk or inputs=dali; `lsgd bench inputs` times it"
         ).replace("%", " %")
     if device == "cpu" and seconds_left >= HOPELESS:
         return (
-            "slow: on a CPU this run takes weeks or more; it is meant for GPUs. rehearse=true runs "
-            "it in miniature, and +recipe=fashion_bs256 is a run for a CPU"
+            "slow: on a CPU this run takes weeks or more; it is meant for GPUs. dry_run=true "
+            "runs it in miniature, and recipe=fashion_bs256 is a run for a CPU"
         )
     return ""

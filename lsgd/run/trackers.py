@@ -25,7 +25,7 @@ def check_installed(trackers: Sequence[str]) -> None:
     for name in trackers:
         if not is_installed(name):
             raise UsageError(
-                f"the tracker {name} needs its package, which is not installed; type "
+                f"the tracker {name} needs its package, which is not installed; run "
                 f"{install_command(name)}, or send the run later from a machine that has it (lsgd "
                 "track)"
             )
@@ -64,7 +64,7 @@ class TrackerProcesses:
         except OSError as error:  # a full disk, or no memory for a process
             self.say(f"not sent to {tracker} ({error.strerror}); {self._later(tracker)}")
         else:
-            self.say(f"sent to {tracker} by a process of its own: {log}")
+            self.say(f"sent to {tracker} by a separate process: {log}")
 
     def end(self, wait: float) -> None:
         """Let the tracker processes send their remaining rows; wait up to `wait` seconds for all.
@@ -82,8 +82,8 @@ class TrackerProcesses:
                 code = process.wait(max(0.0, until - time.monotonic()))
             if wait and code is None:
                 self.say(
-                    f"the process that sends the run to {tracker} goes on with the rest: {log}; if "
-                    f"the job's end ends it, {self._later(tracker)}"
+                    f"the process that sends the run to {tracker} continues with the rest: "
+                    f"{log}; if it ends with the job, {self._later(tracker)}"
                 )
             elif wait and code:
                 self.say(f"{tracker} does not have everything: {log}; {self._later(tracker)}")

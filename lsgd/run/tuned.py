@@ -37,7 +37,8 @@ def _overrides(study: Study, entry: Entry) -> list[str]:
         tried = sum(point["ended"] is not None for point in found["points"])
     except (OSError, ValueError, LookupError, TypeError):
         raise UsageError(
-            f"{where}, where no search is; run python -m lsgd.search +search={entry.search} first"
+            f"{where}, where no search exists; run python -m lsgd.search +search={entry.search} "
+            "first"
         ) from None
     if recipe != entry.recipe:
         raise UsageError(
@@ -45,7 +46,6 @@ def _overrides(study: Study, entry: Entry) -> list[str]:
         )
     if tried < budget or not overrides:
         raise UsageError(
-            f"{where}, which has tried {tried} of {budget} points; the command that began it goes "
-            "on with it"
+            f"{where}, which has tried {tried} of {budget} trials; rerun its command to resume it"
         )
     return [str(word) for word in overrides]

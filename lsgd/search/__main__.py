@@ -20,7 +20,7 @@ or another search has already finished is not trained again.
                                   others were at that epoch with the same seed, whatever they were
                                   before; their runs save a checkpoint, and run_dir=… resumes one
     seeds=[0,1]                   the seeds with which each trial is trained
-    compared_seeds=[2,3]          other seeds, to compare the best trial with the recipe itself
+    holdout_seeds=[2,3]           other seeds, to compare the best trial with the recipe itself
 
 Rerun the same command to resume, also after a kill: the trials are in a journal in
 runs/searches/NAME, which optuna-dashboard can open. A resumed search first finishes the trials that
@@ -108,7 +108,7 @@ def run_search(
     controller = Controller(request.space, engine, place, folder, signals)
     points = engine.all_trials()
     done = sum(point.state != RUNNING for point in points)
-    print_line(f"{folder}: {controller.budget} points, {done} of them tried")
+    print_line(f"{folder}: {controller.budget} trials, {done} of them done")
     if request.retries:
         controller.retry_failed()
     controller.search(request.jobs)
@@ -117,8 +117,8 @@ def run_search(
     if len(controller.ended_before_first_step) >= min(UNSTARTED, controller.budget):
         [(_, why), *_] = controller.ended_before_first_step.values()
         print_line(
-            f"the first points all ended before their first step ({why}), which is none of their "
-            "faults; mend that, and the same command tries them again"
+            f"the first trials all ended before their first step ({why}), which their values do "
+            "not cause; fix that and rerun the same command to retry them"
         )
         return 1
     elsewhere = sum(point.state == RUNNING for point in points if not signals)
@@ -127,18 +127,18 @@ def run_search(
             controller.compare(name, trials, request.jobs)
     write_results(request, points, folder)
     if signals:
-        print_line("stopped; the same command goes on")
+        print_line("stopped; rerun the same command to resume")
         return PreemptedError.exit_code
     if elsewhere:
         print_line(
-            f"{elsewhere} points are being tried from another folder; once they have ended, the "
-            "same command goes on"
+            f"{elsewhere} trials are running from another folder; rerun the same command once "
+            "they have ended"
         )
         return PreemptedError.exit_code
     if all(point.state == FAILED for point in points):
         print_line(
-            f"all points have failed, the last since {points[-1].why}; once that is mended, "
-            "--retry-failed tries them again"
+            f"all trials have failed, the last because: {points[-1].why}; fix that and retry "
+            "them with --retry-failed"
         )
         return 1
     return 0
@@ -146,13 +146,13 @@ def run_search(
 
 def comparison_runs(request: SearchRequest, points: Sequence[Trial]) -> dict[str, list[PlannedRun]]:
     """Return the runs that compare a search's best trial with the unchanged recipe, by label."""
-    space, seeds = request.space, request.space.search.compared_seeds
+    space, seeds = request.space, request.space.search.holdout_seeds
     best = best_trial(points)
     if best is None:
         return {}
     return {
-        "the best point": space.planned_runs(best.values, seeds),
-        "the recipe as it is": space.planned_runs({}, seeds),
+        "the best trial": space.planned_runs(best.values, seeds),
+        "the unchanged recipe": space.planned_runs({}, seeds),
     }
 
 
@@ -172,7 +172,7 @@ def write_results(request: SearchRequest, points: Sequence[Trial], folder: Path)
             f"{' '.join(overrides_of(best.values))}"
         )
     elif any(point.state == FINISHED for point in points):
-        print_line(f"no point has reached its target: {record.metric.label}")
+        print_line(f"no trial has reached its target: {record.metric.label}")
     print(f"report: {folder / 'index.html'}", flush=True)
 
 
@@ -189,7 +189,7 @@ def report(request: ReportRequest) -> int:
 
 def print_plan(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
     """Print the state of each trial, and the commands of the unfinished runs of running trials."""
-    print(f"# {folder}: {request.space.search.trial_count} points, {len(points)} of them begun")
+    print(f"# {folder}: {request.space.search.trial_count} trials, {len(points)} of them started")
     for point in points:
         value = "" if point.value is None else f" {point.value:.4g}"
         print(

@@ -124,7 +124,7 @@ def _outcome(job: str) -> tuple[int, str]:
     state = re.search(r"JobState=(\w+)", answer)
     code = re.search(r"ExitCode=(\d+):(\d+)", answer)
     if not state or not code:
-        return 1, f"job {job} is not known to Slurm any more"
+        return 1, f"job {job} is no longer known to Slurm"
     return int(code[1]) or int(code[2] != "0"), f"job {job} is {state[1]}"
 
 
@@ -136,8 +136,8 @@ def backend_for(launcher: RunLauncher) -> TrialBackend:
     """
     if launcher.name == "k8s":
         raise UsageError(
-            "a search does not see what becomes of jobs on Kubernetes, whose runs lie in the "
-            "claim; start the search itself in a pod that has the claim, with --launch local"
+            "a search cannot follow jobs on Kubernetes, whose runs are in the claim; start the "
+            "search itself in a pod that has the claim, with --launch local"
         )
     if launcher.name == "spark":
         # Imported here, since the other backends work without it.

@@ -53,15 +53,13 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
     options, rest = parser.parse_known_args(argv)
     if options.report:
         if rest or not options.out:
-            raise UsageError(
-                "--report FOLDER … takes --out FOLDER, where the page goes, and no more"
-            )
+            raise UsageError("--report FOLDER … takes only --out FOLDER, the folder of the page")
         return ReportRequest(options.report, options.out)
     if options.out:
         raise UsageError("--out is for --report; a search writes its page into its own folder")
     on_spark = options.launch == "spark"
     if options.master and not on_spark:
-        raise UsageError("--master is where Spark runs; write --launch spark with it")
+        raise UsageError("--master is for --launch spark; write both")
     overrides, launcher = (
         _on_spark(options, rest) if on_spark else read_launcher(parser, options, rest)
     )
@@ -79,14 +77,14 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
             of_search.append(word)
         elif field in SEARCH_FIELDS and field != "recipe":
             raise UsageError(
-                f"'{word}' is a field of a search's file; write a file of your own into "
+                f"'{word}' is a field of a search file; write your own file into "
                 f"{paths.display_path(paths.recipes_dir() / 'search')}"
             )
         else:
             of_recipe.append(word)
     if len(names) != 1:
         raise UsageError(
-            "which search? Write one, for example search=digits; --searches lists them"
+            "no search is given; write for example search=digits; --searches lists them"
         )
     space = SearchSpace(config.load_search(names[0], *of_search), of_recipe)
     rest = [*of_search, *of_recipe]
@@ -117,7 +115,7 @@ def _parser(about: str) -> Parser:
     parser.add_argument(
         "--retry-failed",
         action="store_true",
-        help="retry the trials that failed, but for those that diverged",
+        help="retry the trials that failed, except those that diverged",
     )
     parser.add_argument(
         "--report",
@@ -142,8 +140,8 @@ def _on_spark(options: argparse.Namespace, rest: Sequence[str]) -> tuple[list[st
     known, overrides = parser.parse_known_args(rest)
     if strange := [word for word in overrides if word.startswith("-")]:
         raise UsageError(
-            f"option {strange[0].partition('=')[0]} is not known to --launch spark, which takes "
-            "--np N, the processes of a trial, and --master URL"
+            f"option {strange[0].partition('=')[0]} is not an option of --launch spark, which "
+            "takes --np N, the processes of a trial, and --master URL"
         )
     master = {"--master": options.master} if options.master else {}
     return overrides, RunLauncher("spark", {"--np": str(known.np)} | master)
@@ -161,6 +159,6 @@ def _catalogue(part: str) -> str:
         text = file.read_text(encoding="utf-8")
         takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
         tried = ", ".join(search.space)
-        size = f"{search.trial_count} points of {search.recipe} by {search.sampler}"
+        size = f"{search.trial_count} trials of {search.recipe} by {search.sampler}"
         blocks.append(f"search={name}\n    {search.title}: {tried}\n    {size}. {takes}")
     return matching(blocks, part, "search", refusals)

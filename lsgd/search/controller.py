@@ -226,7 +226,7 @@ class Controller:
                 time.sleep(OTHERS)
                 continue
             except OSError as error:
-                raise UsageError(f"{trial} cannot be started ({error}); mend that first") from None
+                raise UsageError(f"{trial} cannot be started ({error}); fix that first") from None
             run = trial.saved_run
             if ending is None or ending.code == PreemptedError.exit_code or has_ended(run):
                 continue
@@ -236,7 +236,7 @@ class Controller:
             crashes += 1
             if crashes == CRASHES:
                 return why
-            say(f"{why}; started once more")
+            say(f"{why}; restarted once")
         return run.state if run and run.diverged is not None else ""
 
     def _report_epochs(self, job: RunningTrial) -> None:
@@ -258,9 +258,7 @@ class Controller:
         last = len(job.runs) * job.runs[0].recipe.epochs
         if job.reported_epochs < last and self.engine.should_prune(job.number):
             # Recorded before the run exits, so that a kill between the two loses nothing.
-            self._record_state(
-                job, PRUNED, f"given up after {job.reported_epochs} of {last} epochs"
-            )
+            self._record_state(job, PRUNED, f"pruned after {job.reported_epochs} of {last} epochs")
             job.stop.prune()
 
     def _end(self, job: RunningTrial, future: "Future[str]") -> None:
@@ -294,7 +292,7 @@ class Controller:
                 job, FINISHED, f"{runs[0].metric.format_labelled(value)}, {took}", value=value
             )
         elif not job.is_recorded:
-            self._say(job, "stopped; the same command goes on with it")
+            self._say(job, "stopped; rerun the same command to resume it")
         job.lock.close()
 
     def _note_first_step(self) -> None:
@@ -317,7 +315,7 @@ class Controller:
         """Print a message about a trial, after the trial's number and its values."""
         number = job.number + 1  # above the budget where failed ones are tried again
         print_line(
-            f"point {number} of {max(number, self.budget)} ({format_values(job.values)}): {what}"
+            f"trial {number} of {max(number, self.budget)} ({format_values(job.values)}): {what}"
         )
 
 

@@ -73,9 +73,9 @@ def check_folder(folder: Path, space: SearchSpace) -> None:
         different = [key for key in ours if key != "words" and theirs.get(key) != ours[key]]
         if different:
             raise UsageError(
-                f"{folder} is of a search with another {' and '.join(different)}: "
-                f"its file {space.search.name}.yaml has changed since; move the folder away, or "
-                "give the changed search a name of its own"
+                f"{folder} belongs to a search with a different {' and '.join(different)}: its "
+                f"file {space.search.name}.yaml has changed since; move the folder away, or "
+                "rename the changed search"
             )
 
 
@@ -84,10 +84,10 @@ def _definition_in(folder: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_bounded(folder / DEFINITION))
         if not isinstance(values, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{folder / DEFINITION} does not say which search this is ({error}); move the folder "
+            f"{folder / DEFINITION} does not define a search ({error}); move the folder "
             "away to begin again"
         ) from None
     return values

@@ -31,7 +31,7 @@ try:
         from optuna.storages.journal import JournalFileBackend
         from optuna.trial import FrozenTrial, TrialState, create_trial
 except ImportError:
-    raise UsageError(f"a search needs Optuna; type {install_command('search')}") from None
+    raise UsageError(f"a search needs Optuna; run {install_command('search')}") from None
 
 STATES = {
     TrialState.WAITING: RUNNING,
@@ -164,8 +164,8 @@ class OptunaStudy:
                 raise full from None
             why = str(error.__cause__ or error).splitlines()[0]
             raise PreemptedError(
-                f"{self.where} cannot be read or written ({why}); mend that, and the same command "
-                "goes on"
+                f"{self.where} cannot be read or written ({why}); fix that and rerun the same "
+                "command to resume"
             ) from None
 
     def _trial(self, number: int) -> optuna.Trial:
@@ -205,7 +205,7 @@ def _check(study: optuna.Study, search: Search, definition: str, where: str) -> 
     if not same:
         raise UsageError(
             f"{where} has a search {study.study_name} with another definition; write another "
-            "storage, or give the changed search a name of its own"
+            "storage, or rename the changed search"
         )
 
 

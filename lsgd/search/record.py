@@ -70,7 +70,7 @@ def make_record(
 ) -> SearchRecord:
     """Build the record of a search so far, with the final metrics of finished comparison runs."""
     search, best = space.search, best_trial(points)
-    seeds = search.compared_seeds if best else []
+    seeds = search.holdout_seeds if best else []
 
     def numbers(values: Values) -> list[float]:
         runs = [trial.saved_run for trial in space.planned_runs(values, seeds)]
@@ -127,7 +127,7 @@ def load_record(folder: Path) -> SearchRecord:
         return record
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         raise UsageError(
-            f"{folder} has no {POINTS} of a search; write the folder of one, such as "
+            f"{folder} has no {POINTS} of a search; write the folder of a search, such as "
             "runs/searches/digits"
         ) from None
 
@@ -145,7 +145,7 @@ def _check_alike(record: SearchRecord) -> None:
     }
     numbers = {len(each) for each in (record.best, record.default) if each}
     if len(kinds) > 1 or len(numbers) > 1:
-        raise ValueError("its points are not of one search")
+        raise ValueError("its trials are not of one search")
 
 
 def _finite(number: float | None) -> float | None:

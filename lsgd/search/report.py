@@ -51,15 +51,14 @@ def _content(records: Sequence[SearchRecord], figures: list[Figure], command: st
     states = Counter(point.state for point in points)
     told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     lead = [
-        f"{format_count(len(points), 'point')} of {sum(record.budget for record in records)}: "
-        f"{told}. A "
-        f"point's value is the {metric.definition}, and the lower, the better."
+        f"{format_count(len(points), 'trial')} of {sum(record.budget for record in records)}: "
+        f"{told}. A trial's value is the {metric.definition}; lower is better."
     ]
     best = best_trial(points)
     if best and best.value is not None:
         lead.append(f"Best: {format_values(best.values)}, {metric.format_labelled(best.value)}.")
     elif any(point.state == FINISHED for point in points):
-        lead.append(f"No point has reached its target: {metric.label}.")
+        lead.append(f"No trial has reached its target: {metric.label}.")
     sections = [Section("Found", [Figures(figures), _best_table(points, metric)])] if best else []
     if any(record.best and record.default for record in records):
         sections.insert(0, Section("Default against best", [*_comparison(records)]))
@@ -68,7 +67,7 @@ def _content(records: Sequence[SearchRecord], figures: list[Figure], command: st
     if failed:
         rows = [[format_values(point.values), point.why] for point in failed]
         sections.append(Section("Failed", [Table(["point", "why"], rows)]))
-    sections.append(Section("How it was made", [_versions(first), f"`{command}`"]))
+    sections.append(Section("How it was run", [_versions(first), f"`{command}`"]))
     return Content(first.title, lead, sections)
 
 
@@ -93,15 +92,15 @@ def _comparison(records: Sequence[SearchRecord]) -> list[Block]:
         )
     metric = records[0].metric
     head = [
-        "best point",
-        metric.axis_label("recipe as it is"),
+        "best trial",
+        metric.axis_label("recipe unchanged"),
         metric.axis_label("best"),
         "less by",
     ]
     return [
         Table([*head, "seeds"], rows),
-        "Mean ± standard deviation over seeds with which nothing was chosen; less by: the mean, "
-        "over these seeds, of the part of the recipe's own value that the best point saves.",
+        "Mean ± standard deviation over the holdout seeds, which selected nothing; less by: the "
+        "mean over these seeds of the share of the recipe's own value that the best trial saves.",
     ]
 
 
@@ -165,7 +164,7 @@ def _time_table(records: Sequence[SearchRecord]) -> Table:
         saved = f"{100 * record.saved_share:.0f} %"
         row = [record.name, str(ended), str(pruned), saved, duration(record.busy_seconds)]
         rows.append([*row, hour, at_a_time])
-    head = ["search", "points", "given up", "epochs saved", "took", "points per hour", "at a time"]
+    head = ["search", "trials", "pruned", "epochs saved", "took", "trials per hour", "at a time"]
     return Table(head, rows)
 
 
@@ -210,7 +209,7 @@ def _best_so_far(records: Sequence[SearchRecord]) -> Figure:
 
     several = max(map(len, groups.values())) > 1
     title = "Best so far" + (": median and interquartile range" if several else "")
-    return draw_figure("best", title, f"{title}, by the number of points", plot)
+    return draw_figure("best", title, f"{title}, by the number of trials", plot)
 
 
 def best_so_far(points: Iterable[Trial]) -> list[float]:

@@ -17,7 +17,7 @@ CORNERS = 64
 If it has more, each field is checked at its ends while the others are at their lower ends.
 """
 FIXED = FORBIDDEN_KEYS | {
-    "recipe": "a search has its recipe; write +search=NAME and words that hold for all trials",
+    "recipe": "a search has its recipe; write search=NAME and overrides for all trials",
     "seed": "write seeds=[0] for the seeds of every point, or sampler_seed=1 for another search",
 }
 """The keys that cannot be overridden in a search, and what to write instead."""
@@ -55,10 +55,10 @@ class SearchSpace:
         for word in self.overrides:
             key = word.lstrip("+~").partition("=")[0]
             if key in FIXED:
-                raise UsageError(f"'{word}' cannot be said to a search: {FIXED[key]}")
+                raise UsageError(f"'{word}' cannot be overridden in a search: {FIXED[key]}")
             if key in search.space:
                 raise UsageError(
-                    f"'{word}' cannot be said to a search that tries {key}; leave it out"
+                    f"'{word}' cannot be overridden in a search that varies {key}; leave it out"
                 )
 
     def recipe(self, values: Values) -> Recipe:
@@ -70,7 +70,7 @@ class SearchSpace:
             if not values:
                 raise
             at = " ".join(overrides_of(values))
-            raise UsageError(f"the recipe refuses the point {at}: {error}") from None
+            raise UsageError(f"the recipe refuses the trial {at}: {error}") from None
 
     def planned_runs(self, values: Values, seeds: Sequence[int]) -> list[PlannedRun]:
         """Return a point's runs, one for each seed; an empty point means the unchanged recipe."""

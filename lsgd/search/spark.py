@@ -95,7 +95,7 @@ class _JobFailedError(Exception):
         said = [
             line for line in lines if line and not re.match(r"at |Driver stacktrace|\.\.\. ", line)
         ]
-        return said[-1][:300] if said else "Spark does not say why"
+        return said[-1][:300] if said else "Spark gives no reason"
 
 
 class SparkBackend:
@@ -124,8 +124,8 @@ class SparkBackend:
                     session = replace(session, folder=os.getcwd())
                 elif prunes:
                     raise UsageError(
-                        f"the executors of Spark do not see {os.getcwd()}, so that no trial can be "
-                        "watched and pruned; start in a folder that they share, or write prune=null"
+                        f"the executors of Spark cannot see {os.getcwd()}, so no trial can be "
+                        "pruned; start in a shared folder, or write prune=null"
                     )
                 print(f"Spark is ready after {time.monotonic() - began:.0f} s", flush=True)
                 self._opened = session
@@ -145,7 +145,7 @@ class SparkBackend:
         sent = SparkRunSpec(
             trial, self.launcher, _environment(), session.folder, session.token, told
         )
-        say(f"goes to Spark, processes: {processes}")
+        say(f"submitted to Spark, processes: {processes}")
         told.parent.mkdir(parents=True, exist_ok=True)
         try:
             if session.folder:
@@ -166,7 +166,7 @@ def _train_without_shared_folder(
     ):
         if has_ended(trial.saved_run):
             return None
-        logbook.log_event("start", f"on Spark, processes: {processes}")
+        logbook.log_event("start", f"running on Spark, processes: {processes}")
         outcome = _outcome(session, sent, processes, stop)
         if outcome:
             output.write(outcome.log)
@@ -215,7 +215,7 @@ def _outcome(
             return None
         ending = RemoteFailure.read(str(failure))
         return SparkRunResult(
-            ending or ExitSummary(1, f"Spark has lost it: {failure.reason}", lost=True)
+            ending or ExitSummary(1, f"Spark lost it: {failure.reason}", lost=True)
         )
     assert isinstance(first, SparkRunResult)
     return first
@@ -247,8 +247,8 @@ def _collect(
             ) from None
         if _has_gone(context):
             raise PreemptedError(
-                f"Spark at {context.master} has gone; {session.log} says why, and the same command "
-                "goes on"
+                f"Spark at {context.master} has stopped; see {session.log} for the reason, and "
+                "rerun the same command to resume"
             ) from None
         raise _JobFailedError(str(error)) from None
 
@@ -316,8 +316,8 @@ def _open_spark(master: str | None, slots: int, log: Path) -> Iterator[Any]:
             )
         except PySparkException:
             raise UsageError(
-                f"Java cannot start Spark, which needs Java 17; {log} says why, and apt install "
-                "openjdk-17-jre-headless installs it"
+                f"Java cannot start Spark, which needs Java 17; see {log} for the reason, and "
+                "apt install openjdk-17-jre-headless installs it"
             ) from None
     conf = SparkConf(_jvm=gateway.jvm)
     if master is None and conf.get("spark.master") == "local[*]":  # spark-submit's own default
@@ -360,8 +360,8 @@ def _check_master(master: str) -> None:
             why = str(error)
     if places:
         raise UsageError(
-            f"no Spark can be reached at {master} ({why}); see that its master runs, or leave out "
-            "--master for one on this machine"
+            f"no Spark can be reached at {master} ({why}); check that its master runs, or leave "
+            "out --master for one on this machine"
         )
 
 
@@ -370,10 +370,10 @@ def _check_installed() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        raise UsageError(f"Spark is not installed; type {install_command('spark')}") from None
+        raise UsageError(f"Spark is not installed; run {install_command('spark')}") from None
     home = os.environ.get("JAVA_HOME")
     if shutil.which(f"{home}/bin/java" if home else "java") is None:
         where = f" at JAVA_HOME={home}" if home else ""
         raise UsageError(
-            f"Spark needs Java, and there is none{where}; apt install openjdk-17-jre-headless"
+            f"Spark needs Java, which is missing{where}; apt install openjdk-17-jre-headless"
         )

@@ -159,8 +159,8 @@ def train(sent: SparkRunSpec, tasks: Tasks) -> SparkRunResult:
         blind = tasks.allGather("" if shares_folder(sent.folder, sent.token) else platform.node())
         if any(blind):
             return SparkRunResult(error=UsageError(
-                f"{sent.folder} is not seen by the executor on {max(blind)}, though by others; "
-                "start the search in a folder that all executors share, or that none has"
+                f"{sent.folder} is not visible to the executor on {max(blind)}, but is to "
+                "others; start the search in a folder that all executors share, or that none has"
             ))  # fmt: skip
     with _place(sent.folder):
         return _other(sent, tasks) if tasks.partitionId() else _first(sent, tasks)

@@ -62,10 +62,10 @@ class NonFiniteGuard:
         while self.copied and not self.copied.query():
             if time.monotonic() - self.started > self.timeout:
                 raise PeerLostError(
-                    f"step {self.step} has waited for the other processes for "
-                    f"{self.timeout:g} s; one has gone, hangs or is slower than comm.timeout "
-                    "allows, its own message may say why, the checkpoint is intact, and the same "
-                    "words and run_dir resume it"
+                    f"step {self.step} has waited for the other processes for {self.timeout:g} "
+                    "s; one has exited, hangs or is slower than comm.timeout allows; its own "
+                    "message may say why; the checkpoint is intact, so rerun the same command "
+                    "with its run_dir to resume"
                 )
             time.sleep(pause)
             pause = min(2 * pause, PAUSE)
@@ -79,8 +79,8 @@ class NonFiniteGuard:
             self.wait()
         if self.seen[0]:
             raise DivergedError(
-                f"the loss or a gradient of step {self.step} is not finite, and nothing was saved "
-                f"since the step before; {LOWER_LR}"
+                f"the loss or a gradient of step {self.step} is not finite; nothing was saved "
+                f"after the step before; {LOWER_LR}"
             )
 
     def forget_save(self) -> None:

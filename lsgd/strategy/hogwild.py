@@ -60,7 +60,7 @@ class Hogwild:
         device = self.parameters[0].device
         if device.type != "cpu":
             raise UsageError(
-                f"strategy=hogwild updates a model in the memory of the CPU, and this one is on "
+                f"strategy=hogwild updates a model in CPU memory, and this model is on "
                 f"{device.type}; write device=cpu"
             )
         self.recipe, self.workload, self.comm, self.tally = recipe, workload, comm, tally
@@ -249,8 +249,8 @@ class Hogwild:
                 silent = ", ".join(map(str, np.flatnonzero(self.board[:, STOPPED] == 0)))
                 raise PeerLostError(
                     f"process {silent} has made no update for {self.recipe.comm.timeout:g} s; it "
-                    "hangs or is slower than comm.timeout allows, the checkpoint is intact, and "
-                    "the same words and run_dir resume it"
+                    "hangs or is slower than comm.timeout allows; the checkpoint is intact, so "
+                    "rerun the same command with its run_dir to resume"
                 )
 
     def _end(self) -> None:
@@ -261,7 +261,7 @@ class Hogwild:
         bad = self.rows[:, NONFINITE]
         if bad.any():
             raise DivergedError(
-                f"the loss or a gradient of step {int(bad[bad > 0].min()) - 1} is not finite, and "
+                f"the loss or a gradient of step {int(bad[bad > 0].min()) - 1} is not finite; "
                 f"nothing was saved since; {LOWER_LR}"
             )
         if self.rows[:, STOP_REQUESTED].any():

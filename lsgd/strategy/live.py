@@ -66,8 +66,8 @@ class LiveStrategy:
     ) -> None:
         if not isinstance(comm, PairwiseComm):
             raise UsageError(
-                f"strategy.order=live connects each worker with each server, and {comm.library} "
-                "cannot; write comm=torch, or strategy.order=virtual"
+                "strategy.order=live connects each worker with each server, which "
+                f"{comm.library} cannot do; write comm=torch, or strategy.order=virtual"
             )
         self.recipe, self.workload, self.model = recipe, workload, model
         self.comm: PairwiseComm = comm
@@ -131,8 +131,8 @@ class LiveStrategy:
         if serves and self.living and self.living.is_outside_group:
             raise PeerLostError(
                 f"process {self.process} was the server {self.server_ranks.index(self.process)}, "
-                "whose values are lost with it; the checkpoint is intact, and the same words and "
-                "run_dir resume it"
+                "and its values are lost; the checkpoint is intact, so rerun the same command with "
+                "its run_dir to resume"
             )
         comes_back = self.living is not None and not settings.pushes_deltas
         # Process 0 writes the run folder; with local steps a worker's momentum would be lost.
@@ -171,7 +171,7 @@ class LiveStrategy:
                 return
             else:
                 raise RuntimeError(
-                    f"the loader looks further ahead than {self.orders.ahead} passes"
+                    f"the loader prefetches more than {self.orders.ahead} micro-batches"
                 )
 
     def begin(self, task: StepTask, *, stop_requested: bool) -> None:
@@ -341,9 +341,9 @@ class LiveStrategy:
         ahead = max(self.comm.gather_objects(prefetch_limit(self.recipe) if self.hosted else 0))
         if ahead and self.one_gate:
             raise UsageError(
-                f"a loader that takes {ahead} passes ahead keeps tickets from other workers, and "
-                "updates of strategy=backup would wait for them; write inputs=torchvision "
-                "inputs.decoders=0, which does not look ahead"
+                f"a loader that prefetches {ahead} micro-batches holds tickets of other workers, "
+                "and updates of strategy=backup would wait for them; write inputs=torchvision "
+                "inputs.decoders=0, which does not prefetch"
             )
         self.orders.ahead = max(ahead, self.orders.ahead)
         self.layout = MessageLayout(self.orders.ahead, len(self.tally.counts))
@@ -423,16 +423,16 @@ class LiveStrategy:
         missing = sorted({worker for each in said_by for worker in each.missing})
         if missing:
             raise PeerLostError(
-                f"the workers {', '.join(map(str, missing))} are lost, and the others cannot go on "
-                "without them; the checkpoint is intact, and the same words and run_dir resume it"
+                f"the workers {', '.join(map(str, missing))} are lost, and the others cannot "
+                "continue without them; the checkpoint is intact, so rerun the same command with "
+                "its run_dir to resume"
             )
         if outcome.nonfinite_step is not None:
             step = self.epoch * self.recipe.steps_per_epoch + outcome.nonfinite_step
             raise DivergedError(
-                f"the loss or a gradient of step {step} is not finite, and nothing was saved "
-                f"since; {LOWER_LR}; strategy.order=PATH of the run folder's {ORDERS_FILE} comes "
-                "to the "
-                "same step again"
+                f"the loss or a gradient of step {step} is not finite; nothing was saved since; "
+                f"{LOWER_LR}; strategy.order=PATH of the run folder's {ORDERS_FILE} replays the "
+                "run up to this step"
             )
         if outcome.stop_requested:
             raise PreemptedError
@@ -489,8 +489,8 @@ class LiveStrategy:
         kind, life, epoch, told, tickets, last, *numbers = first.numbers.tolist()
         if epoch != self.epoch:
             raise StaleRestartError(
-                f"it has come back for epoch {self.epoch + 1}, and the others are in epoch "
-                f"{int(epoch) + 1} by now; its next life may be in time"
+                f"this process was restarted for epoch {self.epoch + 1}, and the others are in "
+                f"epoch {int(epoch) + 1} by now; its next restart may be in time"
             )
         assert self.layout is not None
         self.row = numbers[-self.layout.row_length :]

@@ -115,9 +115,9 @@ def play_orders(
     player = _Player(make_gates, tickets, workers)
     if not all(player.play(order) for order in orders):
         raise UsageError(
-            f"this order of pushes is one of another run: with {workers} workers and "
+            f"this event order belongs to another run: with {workers} workers and "
             f"{len(player.gates)} servers it stops after {len(player.pushes)} pushes; write the "
-            "recipe that it was made with"
+            "recipe that recorded it"
         )
     return EpochScript(player.pushes, player.dropped[:-1])
 

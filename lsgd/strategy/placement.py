@@ -57,8 +57,8 @@ def place_on_all(sizes: Sequence[int], servers: int, placement: str) -> list[lis
     slices = place(sizes, servers, placement)
     if not all(slices):
         raise UsageError(
-            f"strategy.servers={servers} are more than have any of this network's {len(sizes)} "
-            f"parameters; write strategy.servers={len(sizes)} or fewer"
+            f"strategy.servers={servers} are more than this network's {len(sizes)} parameters, "
+            f"and each server needs one; write strategy.servers={len(sizes)} or fewer"
         )
     return slices
 

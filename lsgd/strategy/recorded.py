@@ -80,7 +80,7 @@ class OrderHistory:
         orders = cls(workers, servers, ahead)
         table, events = arrays["rows"], arrays["events"].astype(np.int16)
         if int(table[:, 2].sum()) != len(events) or servers < 1 or len(table) % servers:
-            raise ValueError("its rows are not those of its events")
+            raise ValueError("its rows do not match its events")
         ends = np.cumsum(table[:, 2])
         for (epoch, server, length), end in zip(table.tolist(), ends.tolist(), strict=True):
             of_epoch = orders.epochs.setdefault(epoch, [])
@@ -122,8 +122,8 @@ def read_order_file(recipe: Recipe) -> bytes:
     content = _content(path)
     if hashlib.sha256(content).hexdigest() != recipe.order_digest:
         raise UsageError(
-            f"strategy.order={path} has changed since this job began to read it; copy the file, "
-            "and write the path of the copy"
+            f"strategy.order={path} has changed since this job started to read it; write the "
+            "path of a copy that does not change"
         )
     return content
 
@@ -153,9 +153,8 @@ def _content(path: Path) -> bytes:
 
 def _unreadable(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"strategy.order={path} cannot be read as orders of pushes ({why}); give the {ORDERS_FILE} "
-        "of a "
-        "run that was made with strategy.order=live"
+        f"strategy.order={path} cannot be read as an event order ({why}); give the {ORDERS_FILE} "
+        "of a run with strategy.order=live"
     )
 
 
@@ -170,9 +169,9 @@ class RecordedOrders:
         gates = len(make_gates(recipe.strategy, recipe.workers, recipe.tickets))
         if (orders.workers, orders.servers) != (recipe.workers, gates):
             raise UsageError(
-                f"strategy.order={recipe.strategy.order} has {orders.workers} workers whose pushes "
-                f"are handled in {orders.servers} orders, and this recipe has {recipe.workers} and "
-                f"{gates}; write the words of the run that it is of"
+                f"strategy.order={recipe.strategy.order} has {orders.workers} workers and event "
+                f"orders of {orders.servers} servers, and this recipe has {recipe.workers} and "
+                f"{gates}; write the overrides of the run that recorded it"
             )
         self.script = lru_cache(2)(self._script)
         """Function that returns the script of an epoch, with the versions that each push reads."""
@@ -181,8 +180,8 @@ class RecordedOrders:
         recipe = self.recipe
         if epoch not in self.orders.epochs:
             raise UsageError(
-                f"strategy.order={recipe.strategy.order} ends with epoch {epoch}, as the run that "
-                f"it is of did; write epochs={epoch}"
+                f"strategy.order={recipe.strategy.order} ends with epoch {epoch}, where the "
+                f"recorded run ended; write epochs={epoch}"
             )
         return play_orders(
             self.orders.epochs[epoch],

@@ -208,7 +208,7 @@ class Reducer:
     def _ready_hook(self, bucket: _Bucket, view: Tensor) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
             whose = parameter.grad is view or not bucket.attached
-            assert whose, "someone else has set the gradient of a parameter"
+            assert whose, "the gradient of a parameter was set by other code"
             bucket.left -= 1
             # All processes start their sums in the same order, whatever the order of completion.
             while self._launched < len(self.buckets) and not self.buckets[self._launched].left:

@@ -202,8 +202,8 @@ class ReplayStrategy:
         of_epoch = self.next_step % self.recipe.steps_per_epoch
         if of_epoch and of_epoch == len(self.script.steps):
             raise UsageError(
-                f"strategy.order={self.recipe.strategy.order} ends after step {self.next_step}, as "
-                "the run that it is of did, and this one has come as far"
+                f"strategy.order={self.recipe.strategy.order} ends after step {self.next_step}, "
+                "where the recorded run ended, and this run has reached that step"
             )
         self.save, self.saved = False, time.monotonic()
         for part in self.carried_states:
@@ -392,7 +392,7 @@ class ReplayStrategy:
             if doubt:
                 self._receive(self.given)  # or the others would wait in their all-reduce
                 raise DivergedError(
-                    f"the loss or a gradient of step {self._step_of(number)} is not finite, and "
+                    f"the loss or a gradient of step {self._step_of(number)} is not finite; "
                     f"nothing was saved since; {LOWER_LR}"
                 )
             self.leave |= note >= STOP_NOTE

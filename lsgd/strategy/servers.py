@@ -131,8 +131,8 @@ class SyncServers(AllReduce):
     ) -> None:
         if comm.world_size > 1 and not isinstance(comm, MessagingComm):
             raise UsageError(
-                f"strategy=sync sends messages from process to process, and {comm.library} is used "
-                "for sums alone; write comm=torch, or strategy=allreduce"
+                f"strategy=sync sends messages between processes, and {comm.library} is used for "
+                "all-reduce only; write comm=torch, or strategy=allreduce"
             )
         super().__init__(recipe, workload, model, comm, tally)
         self.messenger = cast(MessagingComm, comm)  # never called by a single process

@@ -52,15 +52,15 @@ class SharedMemoryGroup:
         """Raise PeerLostError if another process has exited; return at once otherwise."""
         for descriptor, _ in self.poll.poll(0):
             raise PeerLostError(
-                f"process {self.lives[descriptor]} has ended, and the others cannot go on without "
-                "it; its own message may say why, the checkpoint is intact, and the same words and "
-                "run_dir resume it"
+                f"process {self.lives[descriptor]} has ended, and the others cannot continue "
+                "without it; its own message may say why; the checkpoint is intact, so rerun the "
+                "same command with its run_dir to resume"
             )
 
 
 def _open(rank: int, path: str, token: bytes, size: int) -> mmap.mmap:
     """Map the shared memory that process 0 created at this path; raise UsageError on failure."""
-    why = "it finds other memory there"
+    why = "the memory there is not that of process 0"
     try:
         descriptor = os.open(path, os.O_RDWR)
         try:
@@ -71,9 +71,9 @@ def _open(rank: int, path: str, token: bytes, size: int) -> mmap.mmap:
     except OSError as error:
         why = str(error)
     raise UsageError(
-        f"strategy=hogwild is for processes that share memory, and process {rank} cannot open that "
-        f"of process 0 ({why}); start all of them on one machine, in one container and as one "
-        "user, or write strategy=async strategy.order=live"
+        f"strategy=hogwild needs processes that share memory, and process {rank} cannot open the "
+        f"memory of process 0 ({why}); start all processes on one machine, in one container and "
+        "as one user, or write strategy=async strategy.order=live"
     )
 
 

@@ -55,8 +55,8 @@ def sparse_tables(model: nn.Module) -> dict[int, nn.Parameter]:
     ]
     if not embeddings:
         raise UsageError(
-            "strategy.sparse_rows=true is for the tables of embeddings that no other layer shares, "
-            "and the model has none; write strategy.sparse_rows=false"
+            "strategy.sparse_rows=true needs an embedding table that no other layer shares, and "
+            "the model has none; write strategy.sparse_rows=false"
         )
     for layer in embeddings:
         layer.sparse = True

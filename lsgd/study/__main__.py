@@ -66,8 +66,8 @@ def run_study(argv: Sequence[str]) -> int:
         return 0
     if request.launcher.name == "k8s":
         raise UsageError(
-            "a study does not see what becomes of jobs on Kubernetes, whose runs lie in the "
-            "claim; write --print for the commands, and run lsgd.report on the runs"
+            "a study cannot follow jobs on Kubernetes, whose runs are in the claim; write "
+            "--print for the commands, and run lsgd.report on the runs"
         )
     # A missing library of the report must not show only after hours of training.
     check_libraries()
@@ -135,10 +135,13 @@ def train_or_submit(
     signals = catch_stop_signals()
     if LAUNCHERS[launcher.name].submits:
         failed |= submit_runs(launcher, todo, signals)
-        why = f"{launcher.name} has submitted the rest; the same command, later, ends the study"
+        why = (
+            f"{launcher.name} has submitted the rest; rerun the same command after the jobs for "
+            "the report"
+        )
     else:
         failed |= RunQueue(launcher, todo, signals).train(request.jobs)
-        why = "stopped; the same command goes on"
+        why = "stopped; rerun the same command to resume"
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
     if not signals:

@@ -55,9 +55,9 @@ def cost_lines(
         hours += taken * processes / 3600
     unit = "GPU hours" if gpus else "hours of a process"
     if not known:
-        return [f"cost: how fast {', '.join(unknown)} would be trained is not known"]
+        return [f"cost: how fast {', '.join(unknown)} would be trained is unknown"]
     sources = "; ".join(f"{', '.join(names)} by {source}" for source, names in known.items())
-    aside = f", without {', '.join(unknown)}, whose speed is not known" if unknown else ""
+    aside = f", without {', '.join(unknown)}, whose speed is unknown" if unknown else ""
     at_once = f", {jobs} at a time" if jobs > 1 else ""
     return [
         f"cost: {len(pending_runs)} trials to train, {hours:,.1f} {unit}, "
@@ -83,7 +83,7 @@ def _speed(
 ) -> tuple[float | None, str]:
     """Estimate a run's examples/s on `processes` processes, or None; return it and its source."""
     if (speed := _of_runs(group, processes)) is not None:
-        return speed, "runs that are there"
+        return speed, "existing runs"
     if on_gpus:
         return _planned(trial, processes), "lsgd.plan, on P100s"
     return _timed(trial, processes), "a step timed now"

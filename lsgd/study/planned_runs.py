@@ -11,7 +11,7 @@ from lsgd.planned.planned_run import FORBIDDEN_KEYS, PlannedRun
 from lsgd.recipe.study import Study
 
 FIXED = FORBIDDEN_KEYS | {
-    "recipe": "a study has its recipes; write +study=NAME and words that hold for all of them",
+    "recipe": "a study has its recipes; write study=NAME and overrides for all of them",
     "seed": "a study has its seeds; write seeds=[0,1] for some of them",
 }
 """The keys that no override of a study may set, with the reason and the fix."""
@@ -26,7 +26,7 @@ def planned_runs(study: Study, overrides: Sequence[str]) -> list[PlannedRun]:
     for word in overrides:
         key = word.lstrip("+~").partition("=")[0]
         if key in FIXED:
-            raise UsageError(f"'{word}' cannot be said to a study: {FIXED[key]}")
+            raise UsageError(f"'{word}' cannot be overridden in a study: {FIXED[key]}")
     said = [[*overrides, *entry.words] for entry in study.entries]
     recipes = [
         config.load_recipe([f"+recipe={entry.recipe}", *each])
@@ -37,9 +37,9 @@ def planned_runs(study: Study, overrides: Sequence[str]) -> list[PlannedRun]:
         other = same.setdefault(recipe.fingerprint, recipe.name)
         if other != recipe.name:
             raise UsageError(
-                f"{' '.join(overrides) or f'+study={study.name}'} makes {other} and {recipe.name} "
-                "the "
-                "same run; leave out the word that does, or train that run alone with lsgd.train"
+                f"{' '.join(overrides) or f'+study={study.name}'} makes {other} and "
+                f"{recipe.name} the same run; leave out that override, or train that run alone "
+                "with lsgd.train"
             )
     return [
         PlannedRun(replace(recipe, seed=seed), [f"seed={seed}", *each])

@@ -85,7 +85,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
         else:
             run_overrides.append(word)
     if len(names) != 1:
-        raise UsageError("which study? Write one, for example study=digits; --studies lists them")
+        raise UsageError("no study is given; write for example study=digits; --studies lists them")
     study = apply_search_results(config.load_study(names[0]))
     seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
@@ -115,7 +115,7 @@ def _seeds(text: str) -> list[int]:
         seeds = [int(number) for number in re.findall(r"\d+", text)]
     if not seeds or len(set(seeds)) < len(seeds):
         raise UsageError(
-            f"seeds={text} must be a number of seeds or a list of different ones; write seeds=5, "
+            f"seeds={text} must be a number of seeds or a list of distinct seeds; write seeds=5, "
             "seeds=[0..4] or seeds=[0,1]"
         )
     return seeds
@@ -130,7 +130,7 @@ def _most_seeds(options: argparse.Namespace, study: Study, seeds: Sequence[int])
     if not options.until_decided:
         if most is not None:
             raise UsageError(
-                f"--max-seeds {most} is of --until-decided; add that, or write seeds={most}"
+                f"--max-seeds {most} needs --until-decided; add that, or write seeds={most}"
             )
         return None
     most = 10 if most is None else most

@@ -62,7 +62,7 @@ class RunQueue:
                 if number not in announced:
                     announced.add(number)
                     self.print_progress(
-                        number, trial, "is being trained by another process; comes later"
+                        number, trial, "is being trained by another process; retried later"
                     )
                 self.waiting.append((number, trial))
                 time.sleep(1)
@@ -86,7 +86,7 @@ class RunQueue:
             if self.failed_starts == MAX_FAILED_STARTS:
                 for _, other in self.waiting:
                     self.failed[str(other)] = (
-                        f"not begun, as the first {MAX_FAILED_STARTS} trials ended before their "
+                        f"not started, as the first {MAX_FAILED_STARTS} trials ended before their "
                         "first step"
                     )
                 self.waiting.clear()

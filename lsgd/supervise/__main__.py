@@ -37,27 +37,27 @@ def _parser() -> Parser:
         "--processes",
         type=integer_from(1),
         metavar="N",
-        help="how many processes {np} in the command stands for at first",
+        help="the initial number of processes, for {np} in the command",
     )
     parser.add_argument(
         "--hosts",
         type=_hosts,
         metavar="HOST:N,...",
         default={},
-        help="what {hosts} stands for, and how many processes each has",
+        help="the hosts for {hosts} in the command, with the processes of each",
     )
     parser.add_argument(
         "--min-processes",
         type=integer_from(1),
         metavar="N",
         default=1,
-        help="never fewer (default 1)",
+        help="the smallest number of processes (default 1)",
     )
     parser.add_argument(
         "--restarts",
         type=integer_from(0),
         metavar="N",
-        help="at most so many (default: no limit)",
+        help="the most restarts (default: no limit)",
     )
     parser.add_argument(
         "--stall-timeout",
@@ -71,7 +71,7 @@ def _parser() -> Parser:
         type=seconds,
         metavar="SECONDS",
         default=SAVING,
-        help="what the job gets for saving when the supervisor is asked to end (default "
+        help="the time that the job gets to save when the supervisor is stopped (default "
         f"{SAVING:g})",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -86,31 +86,31 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     folder = last_text(options.command, "run_dir") or ""
     if NP in folder or HOSTS in folder:
         raise UsageError(
-            f"run_dir={folder} would be another folder with other processes, and so another run; "
-            f"write one without {NP if NP in folder else HOSTS}"
+            f"run_dir={folder} would change with the number of processes, and so name another "
+            f"run; write one without {NP if NP in folder else HOSTS}"
         )
     if found := SUBMITS.match(line):
         raise UsageError(
-            f"{found[0]} only submits a job, whose end the supervisor would not see; leave "
-            "lsgd.supervise out: the queue starts the job again by itself"
+            f"{found[0]} only submits a job, whose end the supervisor cannot see; leave "
+            "lsgd.supervise out: the queue restarts the job"
         )
     if options.processes and options.hosts:
-        raise UsageError("--hosts says how many processes there are; leave out --processes")
+        raise UsageError("--hosts already gives the number of processes; leave out --processes")
     most = options.processes or sum(options.hosts.values())
     if most and options.min_processes > most:
         raise UsageError(
-            f"--min-processes {options.min_processes} is more than the {most} to begin with; "
+            f"--min-processes {options.min_processes} is more than the {most} at the start; "
             f"write {most} or less"
         )
     if (NP in line) != bool(options.processes or options.hosts):
         raise UsageError(
-            f"{NP} in the command and --processes N belong together; for example "
+            f"{NP} in the command needs --processes N, and the other way round; write for example "
             f"--processes 4 python -m lsgd.launch torchrun digits run_dir=runs/a --np {NP}"
         )
     if (HOSTS in line) != bool(options.hosts):
         raise UsageError(
-            f"{HOSTS} in the command and --hosts HOST:N,... belong together; for example "
-            "--hosts a:8,b:8 python -m lsgd.launch mpirun bs8k run_dir=runs/a "
+            f"{HOSTS} in the command needs --hosts HOST:N,..., and the other way round; write "
+            "for example --hosts a:8,b:8 python -m lsgd.launch mpirun bs8k run_dir=runs/a "
             f"--hosts {HOSTS} --np {NP}"
         )
     return options

@@ -16,7 +16,7 @@ def run_folder(command: Sequence[str]) -> Path:
     folder = last_path(command, "run_dir")
     if folder is None:
         raise UsageError(
-            "the command names no run folder, so each start would begin another run; add for "
+            "the command has no run_dir, so each restart would begin another run; add for "
             "example run_dir=runs/a"
         )
     return Path(folder).absolute()

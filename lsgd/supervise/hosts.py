@@ -35,6 +35,6 @@ def reachable_hosts(hosts: Mapping[str, int]) -> dict[str, int]:
             reached[host] = slots
     if hosts and not reached:
         raise UsageError(
-            f"none of --hosts answers on port {SSH}; start sshd there, or write others"
+            f"no host of --hosts answers on port {SSH}; start sshd there, or write other hosts"
         )
     return reached

@@ -76,7 +76,7 @@ def open_logbook(
         known = {"config.yaml", CHECKPOINT, SUPERVISOR_LOG, LOCK, lock.FILE, "logs"}
         if names and not names & known:
             raise UsageError(
-                f"run_dir={folder} holds files of something else; write a new or empty folder"
+                f"run_dir={folder} holds files that are not of a run; write a new or empty folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")
@@ -84,8 +84,8 @@ def open_logbook(
         if full := disk_full_error(error, folder / SUPERVISOR_LOG):
             raise full from None
         raise UsageError(
-            f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH where you "
-            "may"
+            f"run_dir={folder} cannot be written ({error.strerror}); write run_dir=PATH for a "
+            "folder that you can write to"
         ) from None
     with held:
         # The helper of a killed supervisor holds the lock until it has stopped the job.
@@ -111,7 +111,6 @@ def open_logbook(
             file.close()
         if file.unwritten:
             raise NotSavedError(
-                f"{folder / SUPERVISOR_LOG} could not be written to its end, as the disk is full; "
-                "free "
-                "some space, and the same command goes on"
+                f"{folder / SUPERVISOR_LOG} could not be written completely, as the disk is "
+                "full; free some space and rerun the same command to resume"
             )

@@ -22,8 +22,8 @@ def supervise_job(options: argparse.Namespace) -> int:
     program = options.command[0]
     if not shutil.which(program):  # before there is a folder for it
         raise UsageError(
-            f"{program} cannot be started: it is no program here; look at its path, and at its "
-            "right to be executed"
+            f"{program} cannot be started: it is not a program here; check its path and its "
+            "permission to execute"
         )
     with open_logbook(folder) as logbook:
         signals = catch_stop_signals()
@@ -54,9 +54,9 @@ def supervise_job(options: argparse.Namespace) -> int:
                 if progress_marker(folder):
                     return 0
                 logbook.log_event(
-                    "nothing trained",
-                    f"the command has ended with exit code 0, but nothing has trained in {folder}; "
-                    "look at what it has printed, and give it as you would without a supervisor",
+                    "no run was trained",
+                    f"the command exited with code 0, but no run was trained in {folder}; read "
+                    "its output, and write the command as it works without a supervisor",
                 )
                 return 1
             preempted = ending.code == PreemptedError.exit_code
@@ -67,9 +67,9 @@ def supervise_job(options: argparse.Namespace) -> int:
                 ending, deaths, same_failure=ending.code == last and not saved
             )
             if not reason and restarts == options.restarts:
-                reason = f"--restarts {restarts} are used up"
+                reason = f"--restarts {restarts} is reached"
             if reason:
-                logbook.log_event("given up", f"not started again: {reason}")
+                logbook.log_event("given up", f"not restarted: {reason}")
                 return ending.code
             restarts += 1
             last = ending.code

@@ -53,8 +53,8 @@ class ProcessSlot:
                 )
             except OSError as error:
                 raise UsageError(
-                    f"{self.command[0]} cannot be started ({error.strerror}); write the path of a "
-                    "program that is there"
+                    f"{self.command[0]} cannot be started ({error.strerror}); write the path of "
+                    "an existing program"
                 ) from None
             return self._process
 

@@ -61,8 +61,8 @@ class RayProcessSlot:
             os.chdir(folder)
         except OSError as error:
             raise UsageError(
-                f"{folder} is no folder on {os.uname().nodename}, to which Ray has sent a process "
-                f"({error.strerror}); start in one that all machines see"
+                f"{folder} is not a folder on {os.uname().nodename}, where Ray placed a process ("
+                f"{error.strerror}); start in a folder that all machines share"
             ) from None
         own = {name: os.environ[name] for name in [GPUS] if name in os.environ}
         process = self.seat.start({**environment, **own}, output=PIPE)
@@ -110,8 +110,8 @@ class RayProcessSlots:
             places = ray.get([actor.place.remote() for actor in self.actors], timeout=PLACING)
         except ray.exceptions.GetTimeoutError:
             raise UsageError(
-                f"Ray has not found a place for {size} processes within {PLACING:g} s; see with "
-                "`ray status` what is taken, or write a smaller --np"
+                f"Ray could not place {size} processes within {PLACING:g} s; check `ray status` "
+                "for what is in use, or write a smaller --np"
             ) from None
         self.machines = [machine for machine, _ in places]
         self.master_addr, self.master_port = places[0]
@@ -209,21 +209,21 @@ def _begin(size: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError(f"Ray is not installed; type {install_command('ray')}") from None
+        raise UsageError(f"Ray is not installed; run {install_command('ray')}") from None
     try:
         ray.init(**settings)
     except ConnectionError as error:
         cause = str(error.__cause__ or error).strip().splitlines()[-1]
         raise UsageError(
-            f"no Ray can be joined at RAY_ADDRESS={address} ({cause[:200]}); see with `ray status` "
-            "that it runs, or unset RAY_ADDRESS, and one is started here"
+            f"no Ray cluster can be joined at RAY_ADDRESS={address} ({cause[:200]}); check with "
+            "`ray status` that it runs, or unset RAY_ADDRESS to start one here"
         ) from None
     except OSError as error:
         if "AF_UNIX" not in str(error):
             raise
         raise UsageError(
-            f"Ray has no place for its sockets in {tempfile.gettempdir()}, whose name is too long; "
-            "write TMPDIR=/tmp before the command"
+            f"the path {tempfile.gettempdir()} is too long for Ray's sockets; write TMPDIR=/tmp "
+            "before the command"
         ) from None
     return ray
 

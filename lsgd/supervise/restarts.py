@@ -130,17 +130,17 @@ def _code_of_job(
     death = f"process {process.rank} {how} after {lived:.0f} s"
     failed = exit_code if exit_code > 0 else 128 - exit_code
     if process.rank == 0:
-        _say(f"{death}, and with it the job has ended")
+        _say(f"{death}, and the job ended with it")
         return failed
     early = lived < SOON and _written(command) == process.seen
     process.early_deaths = process.early_deaths + 1 if early else 0
     if process.early_deaths == DEATHS:
         _say(
-            f"{death}, for the {DEATHS}rd time in a row without a row of the run meanwhile; the "
-            "job ends, as it would die for ever"
+            f"{death}, for the {DEATHS}rd time in a row without a new row of metrics; the job "
+            "ends, as it would die again"
         )
         return failed
-    _say(f"{death}; it is started again, as life {process.life + 1}")
+    _say(f"{death}; restarting it (restart {process.life + 1})")
     return None
 
 
@@ -161,7 +161,7 @@ def parse_launcher_arguments(
     Raises UsageError if one is missing.
     """
     parser = Parser(program, about, usage=f"python -m {program} N -- COMMAND ...")
-    parser.add_argument("size", type=integer_from(1), metavar="N", help="how many processes")
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="what each of them runs")
+    parser.add_argument("size", type=integer_from(1), metavar="N", help="the number of processes")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the command of each process")
     options = parser.parse_args(argv)
     return options.size, options.command

@@ -58,7 +58,7 @@ def run_job(
     dead = [member for member in (*watch.dead, *others) if not was_restarted(member, present)]
     ending = summarize_exit(dead, command[0], code)
     if ending.lost and memory_kills() > kills_before:
-        cause = f"{ending.cause}; the kernel has killed a process for want of memory meanwhile"
+        cause = f"{ending.cause}; meanwhile the kernel killed a process that was out of memory"
         return ExitSummary(ending.code, cause, lost=True)
     return ending
 
@@ -109,7 +109,7 @@ def _watch_to_the_end(
             _write_lives(watch, logbook, told)
         if passed_on < len(signals):
             passed_on += 1
-            logbook.log_event("asked", f"{signal.Signals(signals[-1]).name}: the job is to end")
+            logbook.log_event("asked", f"{signal.Signals(signals[-1]).name}: stopping the job")
             watch.wait(0)
             # Signal the processes themselves, as launchers give them too little time to save. Where
             # none has reported yet, signal the launcher's process group: a negative pid.
@@ -128,7 +128,7 @@ def _watch_to_the_end(
 def _write_lives(watch: PeerMonitor, logbook: Logbook, told: set[tuple[str, int]]) -> None:
     """Log, once each, the processes that a running job has lost and those that were restarted."""
     events = [
-        ("lost", member, f"{summarize_exit([member], '', None).cause}; it is to be started again")
+        ("lost", member, f"{summarize_exit([member], '', None).cause}; restarting it")
         for member in watch.dead
         if member.is_restartable
     ]
@@ -136,7 +136,7 @@ def _write_lives(watch: PeerMonitor, logbook: Logbook, told: set[tuple[str, int]
         (
             "returned",
             member,
-            f"process {member.rank} is back as pid {member.pid}, life {member.life}",
+            f"process {member.rank} has restarted as pid {member.pid} (restart {member.life})",
         )
         for member in watch.alive.values()
         if member.life

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 ABORTED = "Fatal Python error: Aborted"
 """The line that Python's faulthandler writes at SIGABRT."""
 CAUSES = {
-    UsageError.exit_code: "was refused",
+    UsageError.exit_code: "reported a usage error",
     DivergedError.exit_code: "diverged",
     InputFailedError.exit_code: "had an input that failed",
     PeerLostError.exit_code: "lost a peer",
@@ -64,11 +64,11 @@ def summarize_exit(
             return ExitSummary(first.code, f"{who} {CAUSES[first.code]}: {first.why}")
         return ExitSummary(1, f"{who} {_crash(first, launcher_code)}", lost=True)
     if launcher_code == UsageError.exit_code:
-        return ExitSummary(launcher_code, f"{launcher} was refused")
+        return ExitSummary(launcher_code, f"{launcher} reported a usage error")
     if launcher_code is None or launcher_code < 0:
         return ExitSummary(1, f"{launcher} was killed by signal {-(launcher_code or -9)}")
     return ExitSummary(
-        1, f"{launcher} ended with exit code {launcher_code}, and no process said why"
+        1, f"{launcher} ended with exit code {launcher_code}, and no process gave a reason"
     )
 
 
@@ -76,14 +76,14 @@ def _crash(member: ProcessRecord, launcher_code: int | None) -> str:
     if member.why == ABORTED:
         return (
             "was aborted by a library, as NCCL does a minute after comm.timeout, or once the "
-            "network reports that another process has gone; its own message stands above"
+            "network reports that another process has gone; its own message is above"
         )
     if member.why:
         return f"crashed: {member.why}"
     # Open MPI returns 128 + the signal's number; torchrun and horovodrun do not.
     if launcher_code and launcher_code > 128:
         return f"was killed by signal {launcher_code - 128}"
-    return "was killed, most likely by signal 9, as it left no words"
+    return "was killed, most likely by signal 9, as it printed nothing"
 
 
 def restart_obstacle(ending: ExitSummary, deaths: int, *, same_failure: bool) -> str:
@@ -93,16 +93,17 @@ def restart_obstacle(ending: ExitSummary, deaths: int, *, same_failure: bool) ->
     exit has the same code and place as the last.
     """
     if ending.code in (UsageError.exit_code, DivergedError.exit_code):
-        return "the same words would do the same"
+        return "the same command would fail again"
     if ending.code == INTERRUPTED:
-        return "somebody has ended it"
+        return "it was interrupted by the user"
     if ending.code == NotSavedError.exit_code:
-        return "what is written would be lost again; look after the disk, then give the same words"
+        return "writes would be lost again; check the disk, then rerun the same command"
     if ending.code == InputFailedError.exit_code and same_failure:
-        return "an input failed twice at the same place"
+        return "an input failed twice at the same step"
     if deaths == DEATHS:
         return (
-            f"{DEATHS} deaths in a row without a new checkpoint between them; what its processes "
-            "said stands above; if they came too early, save more often with checkpoint_steps=N"
+            f"{DEATHS} deaths in a row without a new checkpoint between them; the messages of "
+            "its processes are above; if they died before a save, save more often with "
+            "checkpoint_steps=N"
         )
     return ""

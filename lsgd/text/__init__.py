@@ -32,9 +32,7 @@ def read_corpus(data: Data, read: Callable[[Path], Corpus]) -> Corpus:
             "to train on made-up examples"
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{data.name} at {root} cannot be read ({error}); mend that file"
-        ) from None
+        raise UsageError(f"{data.name} at {root} cannot be read ({error}); fix that file") from None
 
 
 def read_lines(path: Path) -> list[str]:
@@ -72,9 +70,8 @@ def check_counts(data: Data, counts: Mapping[str, int]) -> None:
         expected = ", ".join(f"data.{name}={getattr(data, name)}" for name in others)
         overrides = " ".join(f"data.{name}={count}" for name, count in others.items())
         raise UsageError(
-            f"{data.name} at {dataset_folder(data)} is not that of the recipe, which has "
-            f"{expected}; "
-            f"complete it, or write {overrides} for another trajectory"
+            f"{data.name} at {dataset_folder(data)} differs from the recipe, which has "
+            f"{expected}; complete it, or write {overrides} for another trajectory"
         )
 
 

@@ -20,12 +20,12 @@ def _send(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="go on as rows are written, until standard input ends: a training run holds it open",
+        help="keep sending new rows until standard input ends, which a training run holds open",
     )
     options = parser.parse_args(argv)
     check_installed([options.to])
     if options.follow and len(options.runs) > 1:
-        raise UsageError("--follow is for one run; start a process for each")
+        raise UsageError("--follow takes one run; start a process for each")
     for run in options.runs:
         if options.follow:
             follow_run(run, options.to)

@@ -37,7 +37,7 @@ class MlflowRun:
         known = mlflow.get_experiment_by_name(name)
         if known and known.lifecycle_stage != LifecycleStage.ACTIVE:
             raise UsageError(
-                f"MLFLOW_EXPERIMENT_NAME={name} is deleted at MLflow; type `mlflow experiments "
+                f"MLFLOW_EXPERIMENT_NAME={name} is deleted at MLflow; run `mlflow experiments "
                 f"restore --experiment-id {known.experiment_id}`, or set it to another name"
             )
         experiment = mlflow.set_experiment(name).experiment_id
@@ -126,5 +126,5 @@ def _where(uri: str, page: str) -> str:
     uri = mask_passwords(uri)
     if uri.startswith("sqlite:"):
         command = shlex.join(["mlflow", "server", "--backend-store-uri", uri])
-        return f"{uri}; type {command} and open its page /{page}"
+        return f"{uri}; run {command} and open its page /{page}"
     return f"{uri}/{page}"

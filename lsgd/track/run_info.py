@@ -102,5 +102,5 @@ def _tracker_id(path: Path) -> str:
         found = ""
     # The id becomes part of queries in the tracker's search language, and of addresses.
     if not re.fullmatch(r"[\w-]{1,64}", found, re.ASCII):
-        raise UsageError(f"{path} has no id in it; remove it, and the run is sent as another one")
+        raise UsageError(f"{path} contains no id; remove it to send the run as a new one")
     return found

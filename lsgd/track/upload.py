@@ -47,8 +47,7 @@ def send_run(folder: Path, tracker_name: str) -> str:
         except Exception as error:  # each library raises its own types
             raise UsageError(
                 f"{folder} could not be sent to {tracker_name} ({_why(error)}); once it can be "
-                "reached, the "
-                "same words send what is missing"
+                "reached, rerun the same command to send the rest"
             ) from None
     return sanitize(f"{folder}: {sent} step{'s' * (sent != 1)} sent, {tracker.address}")
 
@@ -66,17 +65,17 @@ def follow_run(folder: Path, tracker_name: str) -> None:
         while True:
             try:
                 tracker = open_tracker(tracker_name, tracked_run_info(run, tracker_name))
-                _say(f"{tracker_name} {'is back' if down else 'has the run'}: {tracker.address}")
+                _say(
+                    f"{tracker_name} {'can be reached again' if down else 'has the run'}: "
+                    f"{tracker.address}"
+                )
                 down = False
                 _deliver(run, tracker, over)
             except UsageError:
                 raise
             except Exception as error:  # each library raises its own types
                 if not down:
-                    _say(
-                        f"{tracker_name} cannot be reached and is tried again and again "
-                        f"({_why(error)})"
-                    )
+                    _say(f"{tracker_name} cannot be reached; retrying ({_why(error)})")
                 # The pause also doubles if the tracker can be opened but rejects the rows.
                 again = time.monotonic() - failed < 2 * LONGEST_PAUSE
                 pause = min(2 * pause, LONGEST_PAUSE) if again else FIRST_PAUSE
@@ -121,13 +120,11 @@ def _upload_lock(folder: Path, to: str, *, wait: bool) -> Iterator[None]:
             alone = lock(file, wait=wait)
         except OSError as error:
             raise UsageError(
-                f"{path} cannot be written ({error.strerror}), nor what is to be remembered of the "
-                "run; copy the run folder to where you may write"
+                f"{path} cannot be written ({error.strerror}), which must hold the id of the "
+                "run; copy the run folder to where you can write"
             ) from None
         if not alone:
-            raise UsageError(
-                f"another process sends {folder} to {to} now and will send everything; read {path}"
-            )
+            raise UsageError(f"another process is sending {folder} to {to}; read {path}")
         yield
 
 
@@ -139,7 +136,7 @@ def _stdin_closed_event(to: str) -> Event:
         sys.stdin.buffer.read()
         over.set()
         time.sleep(DRAIN_TIMEOUT)
-        _say(f"{to} has not got everything in {DRAIN_TIMEOUT:g} s after the end of the run")
+        _say(f"{to} did not receive everything within {DRAIN_TIMEOUT:g} s after the end of the run")
         os._exit(1)
 
     Thread(target=watch, name="end of input", daemon=True).start()

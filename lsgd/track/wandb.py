@@ -34,7 +34,7 @@ class WandbRun:
         )
         if self._run.disabled:
             raise UsageError(
-                "Weights & Biases is disabled, so that nothing would be sent; write "
+                "Weights & Biases is disabled, so nothing would be sent; write "
                 "WANDB_MODE=offline before the command to keep the run on this machine, or "
                 "WANDB_MODE=online"
             )

@@ -88,7 +88,7 @@ def test_a_folder_is_gone_again_if_nothing_comes_of_it(tmp_path: Path, parts_sta
 def test_a_folder_that_cannot_be_new_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for out, why in (
-        (tmp_path, "is there already, and results are never overwritten; write another"),
+        (tmp_path, "exists already, and results are never overwritten; write another"),
         (tmp_path / "file" / "out", r"cannot be made \(Not a directory\); write another"),
     ):
         with pytest.raises(UsageError, match=f"^--out {out} {why}$"):

@@ -13,21 +13,21 @@ from lsgd.job.launcher import Launch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "no benchmark is named; write python -m lsgd.bench inputs"),
-        ("input", "there is no benchmark 'input'; did you mean inputs"),
+        ("", "no benchmark is given; write python -m lsgd.bench inputs"),
+        ("input", "benchmark 'input' does not exist; did you mean inputs"),
         ("step +recipe=digits", "in a checkout python -m benchmarks.step .recipe=digits"),
         ("fold +recipe=sst_treelstm", "in a checkout python -m benchmarks.fold .recipe=sst_"),
         ("inputs", "no recipe is given"),
         ("inputs +recipe=digits", "digits has no image files to load"),
-        ("inputs +recipe=bs256 rehearse=true", "a rehearsal has no image files to load"),
+        ("inputs +recipe=bs256 rehearse=true", "a dry run has no image files to load"),
         ("inputs +recipe=bs256 --rounds 3", "--rounds 3 is too few"),
         ("inputs +recipe=bs256 --rounds 0", "--rounds 0 .* measures nothing"),
         ("inputs +recipe=bs256 --images 0", "--images 0 is not possible; write 1"),
-        ("inputs +recipe=bs256 --image 9", "there is no option --image"),
+        ("inputs +recipe=bs256 --image 9", "option --image does not exist"),
         ("scaling +recipe=digits --limit 0", "--limit: 0 is not a number of seconds above 0"),
-        ("scaling +recipe=digits --np 0", "--np 0 is not a list of numbers from 1 on"),
-        ("scaling +recipe=digits --out .", "--out . is there already"),
-        ("inputs +recipe=bs256 data.root=nowhere --out new", "there is no such folder"),
+        ("scaling +recipe=digits --np 0", "--np 0 is not a list of numbers of 1 or more"),
+        ("scaling +recipe=digits --out .", "--out . exists already"),
+        ("inputs +recipe=bs256 data.root=nowhere --out new", "the folder does not exist"),
     ],
 )
 def test_they_are_refused(

@@ -1,4 +1,4 @@
-"""benchmarks.memory measures a process of its own, and sees what a step holds on to."""
+"""benchmarks.memory measures a separate process, and sees what a step holds on to."""
 
 import json
 from pathlib import Path

@@ -30,7 +30,7 @@ def golden() -> dict[str, calls.Counts]:
 
 @pytest.mark.slow
 def test_no_step_makes_other_calls(golden: dict[str, calls.Counts], tmp_path: Path) -> None:
-    """In a process of its own, which pytest and other tests do not disturb; and in another folder
+    """In a separate process, which pytest and other tests do not disturb; and in another folder
     and with more threads than the numbers were written with, which change nothing.
     """
     done = subprocess.run(

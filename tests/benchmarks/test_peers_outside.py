@@ -92,7 +92,7 @@ def test_what_is_between_two_lines_counts(tmp_path: Path, monkeypatch: pytest.Mo
         ("print('step 1 done'); print(); raise SystemExit('lost')", "after 1 steps: lost"),
         ("print('step 1 done', end='')", "after 1 steps: step 1 done"),
         ("import os, signal; os.kill(os.getpid(), 11)", "after 0 steps: it crashed with SIGSEGV"),
-        ("raise SystemExit(7)", "after 0 steps: it ended with exit code 7 and said nothing"),
+        ("raise SystemExit(7)", "after 0 steps: it exited with code 7 without a message"),
         (
             "print('step 1 done\\nwaits for'); import time; time.sleep(600)",
             "longer than 10 s for step 2, and said last: waits for",

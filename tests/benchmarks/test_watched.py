@@ -63,7 +63,7 @@ def test_rows_and_their_cpu_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (["raise ValueError('lost')", WAITS], "ValueError: lost"),
         ([WAITS, "raise ValueError('lost')"], "ValueError: lost"),
-        ([WAITS], "it did not end in 1.5 s; --limit, where there is one, allows more"),
+        ([WAITS], "it did not end in 1.5 s; raise --limit if the command has it"),
         (["pass"], "its rows were seen 0 times, .* such as data.train_examples=3200"),
     ],
 )

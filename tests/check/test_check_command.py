@@ -269,7 +269,7 @@ def test_a_fault_in_the_code_is_named(
     fault(monkeypatch)
     found = check.rule_results(check.build_learner(recipe))
     assert {finding.rule for finding in found if not finding.is_followed} == before | rules
-    with pytest.raises(UsageError, match="does not say so") as refused:
+    with pytest.raises(UsageError, match="does not declare it") as refused:
         verdict(recipe, found)
     for rule in rules:
         assert f"+deviations.{rule}='" in str(refused.value)
@@ -298,7 +298,7 @@ def test_the_papers_resize_and_colours_are_found() -> None:
     run = {finding.rule: finding.run for finding in found if finding.is_followed}
     assert run["resize"] == "antialiased bicubic"
     assert run["colour"].startswith("jitter by 0.60 to 1.40, lighting of standard deviation 0.1")
-    with pytest.raises(UsageError, match="resize and colour that is not there") as refused:
+    with pytest.raises(UsageError, match="resize and colour that does not exist") as refused:
         verdict(recipe, found)
     assert "deviations.resize=null deviations.colour=null" in str(refused.value)
 
@@ -370,7 +370,7 @@ def test_made_up_images_are_other_data(name: str) -> None:
 
 def test_a_reason_that_is_empty_is_none() -> None:
     recipe = config.load_recipe(["+recipe=digits", "deviations.epochs=''"])
-    with pytest.raises(UsageError, match="epochs and does not say so"):
+    with pytest.raises(UsageError, match="epochs and does not declare it"):
         verdict(recipe, check.rule_results(check.build_learner(recipe)))
 
 
@@ -398,8 +398,8 @@ def test_the_command_refuses_what_is_not_declared(capsys: pytest.CaptureFixture[
     assert main(["+recipe=digits", "optim.nesterov=false"]) == 2
     said = capsys.readouterr()
     assert said.err == (
-        "lsgd: digits deviates from the paper in momentum and does not say so: put it right, or "
-        "say why with \"+deviations.momentum='…'\"\n"
+        "lsgd: digits deviates from the paper in momentum and does not declare it: correct it, "
+        "or declare the reason with \"+deviations.momentum='…'\"\n"
     )
     assert "why: not declared" in said.out
 
@@ -409,8 +409,8 @@ def test_what_the_refusals_say_to_write_is_accepted(capsys: pytest.CaptureFixtur
     long = ["+recipe=digits", "epochs=90", "schedule.milestones=[30,60,80]"]
     assert main(long) == 2
     assert capsys.readouterr().err == (
-        "lsgd: digits declares a deviation in drops and epochs that is not there: take it back "
-        "with deviations.drops=null deviations.epochs=null\n"
+        "lsgd: digits declares a deviation in drops and epochs that does not exist: remove it with"
+        " deviations.drops=null deviations.epochs=null\n"
     )
     assert main([*long, "deviations.drops=null", "deviations.epochs=null"]) == 0
 
@@ -418,4 +418,4 @@ def test_what_the_refusals_say_to_write_is_accepted(capsys: pytest.CaptureFixtur
 def test_a_rehearsal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+recipe=bs8k", "rehearse=true"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("lsgd: rehearse=true is the run in miniature; check the run itself")
+    assert said.startswith("lsgd: dry_run=true is a miniature of the run; leave it out")

@@ -143,7 +143,9 @@ def test_evaluations_every_four_epochs_are_mlperfs() -> None:
     assert deviating(*RUNS["mlperf"]) - deviating(*words) == {"evaluation_epochs"}
     asked = compose_recipe(*words)
     results = check.rule_results(check.build_learner(asked))
-    with pytest.raises(UsageError, match=r"declares a deviation in evaluation_epochs that is not"):
+    with pytest.raises(
+        UsageError, match=r"declares a deviation in evaluation_epochs that does not"
+    ):
         verdict(asked, results)
 
 

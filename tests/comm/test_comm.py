@@ -198,7 +198,7 @@ def test_the_process_that_never_came_is_named(monkeypatch: pytest.MonkeyPatch) -
     first.set("joined/0", "")
     torchrun(monkeypatch, rank=1, size=3, local=3)
     monkeypatch.setenv("MASTER_PORT", str(port))
-    with pytest.raises(UsageError, match=rf"{port} within 1 s \(without word from process 2\)"):
+    with pytest.raises(UsageError, match=rf"{port} within 1 s \(no answer from process 2\)"):
         open_comm(CommSettings(library="torch", timeout=600, join_timeout=1), CPU)
 
 

@@ -81,4 +81,4 @@ def test_an_answer_that_cannot_be_had_now_is_had_later(
     comm._answer(answer, store)
     assert pickle.loads(store["answer/1"]) == 2
     assert pickle.loads(store["answer/2"]) == 3
-    assert "who is back gets no answer yet" in capsys.readouterr().err
+    assert "a restarted process gets no answer yet" in capsys.readouterr().err

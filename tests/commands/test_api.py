@@ -136,5 +136,5 @@ def test_an_evaluation_is_that_of_the_command(finished: Path) -> None:
     for checkpoint in (str(run.path / "checkpoint.pt"), run.path):
         scores = api.evaluate(checkpoint, "val_batch=50")
         assert scores["val"].metrics["top1_error"] == run.epochs[2]["val_top1_error"]
-    with pytest.raises(api.UsageError, match="would make another run"):
+    with pytest.raises(api.UsageError, match="would change the run"):
         api.evaluate(run.path / "checkpoint.pt", "seed=1")

@@ -117,7 +117,7 @@ def test_a_shorter_run_is_compared_as_far_as_it_goes(
     assert compare_metrics((first, second), 0.0).rows == 4
     assert main([str(second.path), str(first.path)]) == 0
     assert capsys.readouterr().out == (
-        "The recipes are the same.\n\nThe runs do not part: equal to the bit in the 4 rows that "
+        "The recipes are the same.\n\nThe runs do not differ: equal to the bit in the 4 rows that "
         f"both have up to step 15. {second.path} ends at step 15, {first.path} at step 20.\n"
     )
 
@@ -146,7 +146,7 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
     second = run(tmp_path / "second", *ROWS[:5], nan)
     metrics = compare_metrics((first, second), 0.0)
     assert metrics.first_mismatch == FirstMismatch(
-        "diverged", 15, "text", ("goes on", "loss is nan")
+        "diverged", 15, "text", ("continues", "loss is nan")
     )
     assert metrics.rows == 4
     other = run(tmp_path / "other", *ROWS[:5], nan | {"text": "a gradient is inf"})
@@ -173,13 +173,13 @@ def test_exit_codes_and_sentences(
     printed = capsys.readouterr().out
     assert printed.startswith("The recipes differ in 1 field, first in seed:\n\n| field |")
     assert printed.endswith(
-        "The runs part at step 5, in loss of the train row: 1.5 and 3.0, a relative difference of "
-        "0.5. It is the first that both have.\n"
+        "The runs first differ at step 5, in loss of the train row: 1.5 and 3.0, a relative "
+        "difference of 0.5. It is the first row that both have.\n"
     )
     assert main([*pair, "--tolerance", "0.5"]) == 0
-    assert "equal to a relative difference of 0.5 in the row" in capsys.readouterr().out
+    assert "equal within a relative difference of 0.5 in the row" in capsys.readouterr().out
     for words, says in (
-        ([pair[0], str(tmp_path)], f"{tmp_path} is no run folder: it has no config.yaml; give"),
+        ([pair[0], str(tmp_path)], f"{tmp_path} is not a run folder: it has no config.yaml; give"),
         (pair[:1], "required: RUN"),
         ([*pair, "--tolerance", "nan"], "nan is not a number of 0 or more"),
     ):

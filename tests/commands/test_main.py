@@ -125,14 +125,14 @@ def test_another_word_is_refused_with_the_nearest_names(
     said = usage_error(
         lambda words: run_alone(lambda: lsgd.__main__.dispatch(words)), capsys, command
     )
-    assert f"there is no command '{command}'; " in said
+    assert f"command '{command}' does not exist; " in said
     assert all(name in said for name in names)
 
 
 @pytest.mark.parametrize(
     ("command", "own", "says"),
     [
-        (lsgd.check.__main__.main, [], "lsgd.check .*; the paper has no rules for another"),
+        (lsgd.check.__main__.main, [], "lsgd.check .*; the paper has no rules for it"),
         (lsgd.plan.__main__.main, ["nodes=1", "gpus=1"], "lsgd.plan .*; a short run of it with"),
         (lsgd.bench.__main__.main, ["inputs"], "this benchmark .* profile=true"),
         (lsgd.bench.__main__.main, ["scaling"], "this benchmark .* profile=true"),
@@ -159,6 +159,6 @@ def test_what_knows_only_images_and_allreduce_says_so(
         other = with_fields(recipe, **{key.replace(".", "__"): value})
         monkeypatch.setattr(config, "load_recipe", lambda _, other=other: other)
         said = usage_error(command, capsys, *own, "+recipe=bs256")
-        assert f"knows only {key}={known}, and bs256 has {key}={value}; " in said
+        assert f"supports only {key}={known}, and bs256 has {key}={value}; " in said
         assert re.search(says, said)
     assert list(tmp_path.iterdir()) == []

@@ -182,7 +182,7 @@ def test_what_is_not_finite_ends_it_on_all_processes(out: Path) -> None:
 
 def test_a_killed_process_is_missed_at_once_and_leaves_nothing(out: Path) -> None:
     lost = json.loads((out / "lost.json").read_text())
-    assert lost.startswith("process 1 has ended, and the others cannot go on without it;")
+    assert lost.startswith("process 1 has ended, and the others cannot continue without it;")
     assert newest_checkpoint(out / "killed").step == 40
     assert not [name for name in os.listdir("/dev/shm") if "lsgd" in name]
 

@@ -230,7 +230,8 @@ def test_a_wrong_master_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     done = launch("horovod-mpi", 2, "-m", "lsgd.train", "+recipe=digits", *RUN[1:], *words)
     assert done.returncode == 2
     assert re.search(
-        r"process \d of 2 could not meet the others at 198.51.100.7:2\d{4} within 3 s", done.stderr
+        r"process \d of 2 could not rendezvous with the others at 198.51.100.7:2\d{4} within 3 s",
+        done.stderr,
     )
     assert not (tmp_path / "run").exists()
 
@@ -253,7 +254,7 @@ def test_a_study_is_submitted_once(tmp_path: Path, slurm: SlurmCluster, installa
     job = re.search(r"1 of 1  digits, seed 0: Submitted batch job (\d+), processes: 1\n", said)[1]
     code, said = study(*submit)
     assert code == 75
-    assert f"digits, seed 0: job {job} is queued or running already\n" in said
+    assert f"digits, seed 0: job {job} is already queued or running\n" in said
     code, said = study("--np", "1")
     assert code == 1
     assert f"failed: digits, seed 0: job {job} is to train it; wait for that or cancel it" in said

@@ -170,7 +170,7 @@ def test_what_diverges_diverges_again_at_the_same_step(live: Path, tmp_path: Pat
 
 
 def test_an_order_that_ends_early_says_so(live: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"orders\.npz ends after step \d+, as the run that it is"):
+    with pytest.raises(Exception, match=r"orders\.npz ends after step \d+, where the recorded"):
         replay(tmp_path / "again", NO_NUMBER, live / "no number")
 
 

@@ -229,7 +229,7 @@ def test_without_its_server_the_job_ends_and_goes_on_from_the_last_epoch(tmp_pat
         job.until(lambda: job.rows("epoch"))
         process_of(WORKERS, job).send_signal(signal.SIGKILL)
         assert job.wait() == 5, job.output_text[-3000:]
-        assert "another process has left the job" in job.output_text
+        assert "another process has exited" in job.output_text
         job.start(start)
         assert job.wait() == 0, job.output_text[-3000:]
     again(folder, tmp_path / "again", "epochs=3")

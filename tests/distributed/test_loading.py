@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_ends_all_processes_with_a_sentence(
     assert f"{file} cannot be read (it has 700 bytes" in text
     needed = re.search(r"needed in step (\d+) of epoch 1\b", text)
     assert needed, text
-    assert "another process has left the job" in text
+    assert "another process has exited" in text
     assert "Traceback" not in text.partition("lsgd: process")[0]
     assert 4 <= newest_checkpoint(run).step < int(needed[1])
     file.write_bytes(content)

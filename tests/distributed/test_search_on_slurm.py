@@ -41,14 +41,14 @@ def test_trials_stay_in_the_queue_while_nobody_watches(
     said, _ = first.communicate(timeout=600)
     assert first.returncode == 75, said
     assert len(queued()) == 2
-    assert "stopped; the same command goes on with it" in said
+    assert "stopped; rerun the same command to resume it" in said
     requeued = queued()[0].split()[0]
     slurm.ask("scontrol", "requeue", requeued)
     second = search()
     rest, _ = second.communicate(timeout=1800)
     assert second.returncode == 0, rest
     # The other job goes on meanwhile, and may be through before anyone looks at it.
-    assert f"job {requeued} is queued or running already" in rest
+    assert f"job {requeued} is already queued or running" in rest
     [folder] = (tmp_path / "runs/searches").iterdir()
     points = load_record(folder).points
     assert len(points) == 6

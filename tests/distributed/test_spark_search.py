@@ -84,7 +84,7 @@ def test_one_fails_one_is_given_up_and_nothing_is_left(small: StudyFolder) -> No
     assert states == ["failed", "failed", "finished", "pruned", "pruned", "finished"], said
     logs = [path.read_text() for path in (small.folder / TRIALS).glob("*.log")]
     assert len(logs) == 6
-    assert sum("the job is to end" in log for log in logs) == 2
+    assert sum("stopping the job" in log for log in logs) == 2
     assert len(pids := started(small)) == 6
     assert not any(map(psutil.pid_exists, pids))
     assert not [*(small.folder / "runs").glob("spark-*")]
@@ -102,8 +102,8 @@ def test_executors_that_do_not_see_the_folder_prune_nothing(
     monkeypatch.setenv("PYSPARK_PYTHON", python)
     code, said = search(small, "local[1]", "prune={rule: median}")
     assert code == 2
-    assert f"lsgd: the executors of Spark do not see {small.folder}, so that no trial" in said
-    assert "start in a folder that they share, or write prune=null" in said
+    assert f"lsgd: the executors of Spark cannot see {small.folder}, so no trial" in said
+    assert "start in a shared folder, or write prune=null" in said
     assert not (small.folder / TRIALS).exists()
 
 
@@ -124,7 +124,7 @@ def test_at_ctrl_c_the_trial_saves_and_the_search_leaves(small: StudyFolder) -> 
     os.killpg(job.pid, signal.SIGINT)
     said, _ = job.communicate(timeout=HANG_TIMEOUT)
     assert job.returncode == 75, said
-    assert "stopped; the same command goes on with it" in said
+    assert "stopped; rerun the same command to resume it" in said
     [log] = (small.folder / TRIALS).glob("*.log")
     assert "was preempted and has saved" in log.read_text()
     assert not any(map(psutil.pid_exists, started(small)))
@@ -213,7 +213,7 @@ def test_what_is_killed_leaves_nothing(one: SparkBackend, victim: str, seed: int
         ending = job.result(timeout=HANG_TIMEOUT)
     assert ending
     assert (ending.code, ending.lost) == (1, True), ending
-    assert ending.cause.startswith("Spark has lost it: ")
+    assert ending.cause.startswith("Spark lost it: ")
     try:
         wait_until(lambda: not process.is_running(), seconds=HANG_TIMEOUT)
     finally:

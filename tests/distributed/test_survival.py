@@ -110,7 +110,7 @@ def test_on_a_full_disk_training_goes_on(
 ) -> None:
     """Full to the end, the last state cannot be saved and the exit code says so; freed, and
     filled for a while, the run ends as if nothing had been, with all its rows."""
-    run, failed = small_disk / "run", "training goes on"
+    run, failed = small_disk / "run", "training continues"
     start = [sys.executable, *stopping(run, 4, 6, 8)]
     with start_job(start, run, output=tmp_path / "first.txt") as job:
         for step in (4, 6, 8):  # a save under way may free some: it removes an older checkpoint
@@ -206,7 +206,7 @@ def test_a_run_that_stops_at_its_target_is_killed_between_and_on_evaluations(
     for _ in range(2):  # the second time nothing is left to train
         assert train(config.load_recipe([*words, f"run_dir={run}"])) == 3
         assert_equal(run, whole)
-    assert "it is complete: nothing is left to train" in capsys.readouterr().out
+    assert "it is complete; nothing is left to train" in capsys.readouterr().out
 
 
 POISONED = """

@@ -77,7 +77,7 @@ def test_a_server_that_is_killed_in_mid_run_misses_nothing(
             job.until(mlflow.metrics)
             mlflow.kill()
         assert job.wait() == 0, job.output_text
-        assert job.output_text.count("sends the run to mlflow goes on with the rest") == 1
+        assert job.output_text.count("sends the run to mlflow continues with the rest") == 1
         assert_equal(folder, undisturbed, within=0)
         mlflow.start()
         job.wait_until_no_processes()
@@ -143,7 +143,7 @@ def test_a_run_without_a_server_says_how_it_is_seen(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/runs.db"
     with start_job(tracking(folder), folder, MLFLOW_TRACKING_URI=uri) as job:
         assert job.wait() == 0, job.output_text
-        said = f"{folder}: 2 steps sent, {uri}; type mlflow server --backend-store-uri {uri} and"
+        said = f"{folder}: 2 steps sent, {uri}; run mlflow server --backend-store-uri {uri} and"
         assert f"{said} open " in job.output_text
 
 

@@ -284,7 +284,7 @@ def test_a_process_that_is_killed_is_missed_by_all(together: Path) -> None:
     paths = sorted(together.glob("lost-*.json"))
     assert len(paths) == PROCESSES - 1
     for path in paths:
-        assert "another process has left the job" in json.loads(path.read_text())
+        assert "another process has exited" in json.loads(path.read_text())
 
 
 if __name__ == "__main__":

@@ -84,12 +84,12 @@ def test_without_torch_and_a_place_to_write_no_run_is_possible(tmp_path: Path) -
     assert lines["Horovod"].startswith("-     Horovod")
     assert lines["Horovod"].endswith("optional: not installed")
     assert lines["DALI, CPU"].endswith("optional: not installed")
-    assert lines["all-reduce torch gloo"].endswith("not needed here: torch does not load")
+    assert lines["all-reduce torch gloo"].endswith("not needed here: torch cannot be imported")
     assert "      -> change to a folder that you can write to, or write run_dir=FOLDER" in (
         done.stdout
     )
     assert done.stdout.splitlines()[-1] == (
-        "No run is possible here before this is mended: torch, torchvision, recipes, tensorboard, "
+        "No run is possible here until this is fixed: torch, torchvision, recipes, tensorboard, "
         "run folder."
     )
 
@@ -116,7 +116,7 @@ def test_only_what_every_run_needs_decides() -> None:
     fails = CheckItem("MPI", FAIL, "mpirun is not found", "apt")
     assert command.verdict([fails]).startswith("A run is possible here, but this fails: MPI;")
     required = CheckItem("torch", FAIL, "it crashed", "pip", required=True)
-    assert command.verdict([fails, required]).endswith("is mended: torch.")
+    assert command.verdict([fails, required]).endswith("is fixed: torch.")
 
 
 def test_no_advice_stands_beside_what_is_not_needed() -> None:

@@ -84,7 +84,7 @@ def test_gpus_are_needed_only_where_there_are_some() -> None:
     found = gpu_items("580.65", version="2.13.0+cpu")
     assert found["GPU driver"] == (PASS, "580.65")
     assert found["CUDA"] == (FAIL, "torch 2.13.0+cpu is a CPU build")
-    assert found["GPUs"] == (FAIL, "torch can use none")
+    assert found["GPUs"] == (FAIL, "torch finds no usable GPU")
     old = "The NVIDIA driver on your system is too old (found version 11040)."
     assert gpu_items("470.1", cuda="13.0", problem=old)["CUDA"] == (
         FAIL, f"13.0 of torch does not fit: {old}",

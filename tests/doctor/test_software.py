@@ -64,7 +64,7 @@ def test_srun_is_needed_inside_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_horovod_says_what_it_is_built_with() -> None:
     assert software.horovod(BUILT).found == "0.28.1, built with Gloo and MPI, without NCCL"
-    unfit = ProbeResult({}, "ImportError: its compiled part does not fit this torch")
+    unfit = ProbeResult({}, "ImportError: its compiled extension does not match this torch")
     item = software.horovod(unfit)
     assert (item.status, item.required) == (FAIL, False)
     assert "setup/horovod.sh" in item.fix
@@ -77,7 +77,7 @@ WRONG = ProbeResult({}, "RuntimeError: it does something else")
     ("item", "fix"),
     [
         (software.setuptools(WRONG, horovod=BUILT), "setuptools"),
-        (software.dali(WRONG, where="GPU"), "inputs=torchvision does without"),
+        (software.dali(WRONG, where="GPU"), "inputs=torchvision works without"),
         (software.compiler(WRONG), "install gcc"),
         (software.compiler(ProbeResult({"why": "it does something else"})), "install gcc"),
         (software.apex(WRONG), "setup/apex.sh"),
@@ -107,7 +107,7 @@ def test_pypis_apex_is_no_apex_of_nvidia(tmp_path: Path) -> None:
     found = run_probe(
         "apex", limit=100, environment=broken_environment(tmp_path, apex="import pyramid_mailer")
     )
-    assert "is another package, as PyPI's of that name is" in software.apex(found).found
+    assert "is another package, such as the apex of PyPI" in software.apex(found).found
 
 
 def test_a_folder_that_a_desktop_has_looked_into_is_no_dataset(
@@ -153,4 +153,4 @@ def test_a_reader_that_crashes_keeps_what_was_read(tmp_path: Path) -> None:
     assert [item.status for item in found] == [PASS, FAIL]
     assert found[1].found == "reading stopped after digits: it crashed with SIGSEGV"
     [item] = datasets(ProbeResult({"datasets": []}), {"LSGD_DATA": str(tmp_path / "typo")})
-    assert (item.status, item.found) == (FAIL, f"{tmp_path}/typo is no folder")
+    assert (item.status, item.found) == (FAIL, f"{tmp_path}/typo is not a folder")

@@ -53,8 +53,12 @@ def test_what_cannot_be_summed_is_not_tried() -> None:
 @pytest.mark.parametrize(
     ("facts", "why", "found"),
     [
-        ({"processes": 2, "wrong": [1], "mb_per_s": 9.0}, "", "the sum is wrong on process 1"),
-        ({"processes": 1, "wrong": [], "mb_per_s": 9.0}, "", "1 processes have met, not 2"),
+        (
+            {"processes": 2, "wrong": [1], "mb_per_s": 9.0},
+            "",
+            "the all-reduce result is wrong on process 1",
+        ),
+        ({"processes": 1, "wrong": [], "mb_per_s": 9.0}, "", "1 processes joined, not 2"),
         ({}, "it crashed with SIGSEGV", "it crashed with SIGSEGV"),
     ],
 )

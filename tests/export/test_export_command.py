@@ -29,9 +29,9 @@ def test_a_file_says_where_it_is_and_is_not_overwritten(
     assert main([run, "--to", "torchvision", "--out", "a.pth", "val_batch=7"]) == 0
     kept = Path("a.pth").read_bytes()
     said = usage_error(main, capsys, run, "--to", "safetensors", "--out", "a.pth")
-    assert said.startswith("lsgd: a.pth is there already, and is not overwritten; write another")
+    assert said.startswith("lsgd: a.pth exists already and is not overwritten; write another")
     said = usage_error(main, capsys, run, "--to", "torchvision")
-    assert said.startswith("lsgd: digits-seed0-step2.pth is there already")
+    assert said.startswith("lsgd: digits-seed0-step2.pth exists already")
     assert Path("a.pth").read_bytes() == kept
     assert sorted(map(str, Path().iterdir())) == ["a.pth", "digits-seed0-step2.pth", "run"]
 
@@ -61,7 +61,7 @@ def test_a_missing_library_is_named(
     monkeypatch.setattr(command, "is_installed", lambda name: name != library)
     said = usage_error(main, capsys, "nowhere", "--to", form)
     assert said == (
-        f"lsgd: --to {form} needs {library}, which is not installed; type "
+        f"lsgd: --to {form} needs {library}, which is not installed; run "
         f"{install_command('export')}\n"
     )
     monkeypatch.setattr(command, "is_installed", lambda name: name != "huggingface_hub")

@@ -82,7 +82,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     checkpoint.write(saved, tmp_path)
     for form in ("torchvision", "onnx", "hub"):
         sentence = (
-            rf"^--to {form} knows only data.workload=images, and ptb_small has "
+            rf"^--to {form} supports only data.workload=images, and ptb_small has "
             "data.workload=language; write --to safetensors, which takes"
         )
         with pytest.raises(UsageError, match=sentence):
@@ -91,12 +91,14 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="empty has no checkpoint; give a run folder that has one"):
         read(tmp_path / "empty", "onnx")
     (tmp_path / "page.pt").write_bytes(b"<html>")
-    with pytest.raises(UsageError, match=r"page\.pt is damaged or no .*; give another checkpoint"):
+    with pytest.raises(
+        UsageError, match=r"page\.pt is damaged or not a .*; give another checkpoint"
+    ):
         read(tmp_path / "page.pt", "onnx")
 
 
 def test_words_make_no_other_network(tmp_path: Path) -> None:
     trained_learner("small_resnet", tmp_path)
-    with pytest.raises(UsageError, match=r"seed=7 would make another run of .*checkpoint-2"):
+    with pytest.raises(UsageError, match=r"seed=7 would change the run of .*checkpoint-2"):
         read(tmp_path, "onnx", "seed=7")
     assert read(tmp_path, "onnx", "val_batch=7").recipe.val_batch == 7

@@ -83,7 +83,7 @@ def test_no_number_is_claimed_of_another_step(step: int, tmp_path: Path) -> None
     exported = replace(exported, checkpoint=saved)
     assert validation_metrics(exported) == {}
     text = model_card(exported)
-    assert "The run was not evaluated after this very step." in text
+    assert "The run was not evaluated after this step." in text
     assert ModelCard(text).data.eval_results is None
 
 

@@ -61,7 +61,9 @@ def test_a_folder_is_uploaded_and_none_is_overwritten(
     pushing.check_push("me/digits")
     assert pushing.push(folder, "me/digits") == "https://huggingface.co/me/digits"
     assert hub.repositories["me/digits"] == {".gitattributes", "README.md"}
-    with pytest.raises(UsageError, match="me/digits has files, and none is overwritten; write"):
+    with pytest.raises(
+        UsageError, match="me/digits has files already, and none is overwritten; write"
+    ):
         pushing.check_push("me/digits")
 
 
@@ -70,7 +72,7 @@ def test_an_upload_that_fails_leaves_the_folder_and_may_be_tried_again(
 ) -> None:
     hub.fails = "no route to host"
     with pytest.raises(
-        UsageError, match=r"\(no route to host\); .* is whole: type hf upload me/d "
+        UsageError, match=r"\(no route to host\); .* is complete: run hf upload me/d "
     ):
         pushing.push(folder, "me/d")
     hub.fails = ""
@@ -83,10 +85,12 @@ def test_without_a_token_it_says_how_to_get_one(
 ) -> None:
     monkeypatch.setattr(pushing.huggingface_hub, "get_token", lambda: None)
     with pytest.raises(
-        UsageError, match=r"needs a token of the Hub, .*; type hf auth login, or set"
+        UsageError, match=r"needs a token of the Hub, .*; run hf auth login, or set"
     ):
         pushing.check_push("me/digits")
-    with pytest.raises(UsageError, match="--push digits is no OWNER/NAME; write one, such as"):
+    with pytest.raises(
+        UsageError, match="--push digits is not of the form OWNER/NAME; write one, such as"
+    ):
         pushing.check_push("digits")
 
 

@@ -161,9 +161,9 @@ def test_unfold_refuses_what_fold_does(arg: Any) -> None:
 def test_unfold_refuses_parts_that_are_not_there() -> None:
     f = Unfold(module := PairNetwork())
     leaf = f.add("leaf", 1)
-    with pytest.raises(ValueError, match=r"no tuple of tensors where split\(2\)"):
+    with pytest.raises(ValueError, match=r"no tuple of tensors, not the 2 of split\(2\)"):
         f.apply(module, [[leaf.split(2)[1]]])
-    with pytest.raises(ValueError, match=r"returned 2 tensors where split\(1\)"):
+    with pytest.raises(ValueError, match=r"returned 2 tensors, not the 1 of split\(1\)"):
         f.apply(module, [[f.add("halves", leaf).split(1)[0]]])
 
 
@@ -177,7 +177,7 @@ def test_other_outputs(fold: Callable[..., Any], members: list[Any]) -> None:
     """Targets beside the nodes: torch would cut 0.5 to 0, and two rows would shift all others."""
     module = PairNetwork()
     f = fold(module) if fold is Unfold else fold()
-    with pytest.raises(TypeError, match=r"an output has .*; let it have nodes alone, ints alone"):
+    with pytest.raises(TypeError, match=r"an output has .*; use only nodes, only ints"):
         f.apply(module, [[f.add("leaf", 1)], members])
 
 

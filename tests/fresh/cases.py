@@ -58,7 +58,7 @@ WHEEL = (
     Command("venv/bin/python -m pip install ./lsgd-*.whl", 1800, "Successfully installed"),
 )
 SHORT = "epochs=3 schedule.milestones=[2] schedule.warmup_epochs=1"
-SEARCH = "search +search=digits trials=2 compared_seeds=[] epochs=3 schedule.milestones=[2]"
+SEARCH = "search +search=digits trials=2 holdout_seeds=[] epochs=3 schedule.milestones=[2]"
 FLOWERS = """import os, PIL.Image
 for s in 'train', 'val':
     for n, c in ('poppy', 'red'), ('violet', 'blue'):

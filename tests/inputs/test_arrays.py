@@ -324,4 +324,4 @@ def test_a_pickle_whose_table_would_take_all_memory_is_refused(tmp_path: Path) -
     make_cifar(tmp_path)
     put = pickle.EMPTY_DICT + pickle.LONG_BINPUT + struct.pack("<I", 1_476_489_569)
     (tmp_path / "data_batch_1").write_bytes(pickle.PROTO + b"\2" + put + pickle.STOP)
-    assert "numbers an object 1476489569" in refusal("cifar10", tmp_path)
+    assert "gives an object the number 1476489569" in refusal("cifar10", tmp_path)

@@ -155,7 +155,7 @@ def believed(root: Path, example: int, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("tiff 1", "#3'\": TIFF with pixels of 1 is not read alike by every loader"),
+        ("tiff 1", "#3'\": TIFF with pixels of 1 is not decoded the same way by every loader"),
         ("png sum wrong", "Failed to decode sample #0 :'"),
     ],
 )
@@ -170,7 +170,7 @@ def test_what_pil_reads_and_dali_does_not_is_named(tmp_path: Path, name: str, wh
     with pytest.raises(InputFailedError) as failure:
         list(open_folder_inputs(root, "dali", data).train(passes))
     message = str(failure.value)
-    assert message.startswith(f"{bad} cannot be read (PIL decodes it and DALI does not, which says")
+    assert message.startswith(f"{bad} cannot be read (PIL decodes it, and DALI fails with")
     assert f"{why}; inputs=torchvision reads it), needed in step 3 of epoch 3; " in message
     assert f"lsgd.prepare imagenet {root} --check" in message
 
@@ -194,8 +194,8 @@ def test_an_error_that_is_of_no_single_image_names_the_batch(
         next(batches)
     first, last = (root / "train" / f"n00{i}" / "one.JPEG" for i in (3, 2))
     assert str(failure.value).startswith(
-        "DALI has stopped (No memory.) in the batch of 2 images needed in step 2 of epoch 1, "
-        f"{first} to {last}, each of which it decodes by itself; resume with the same words"
+        "DALI stopped (No memory.) in the batch of 2 images needed in step 2 of epoch 1, "
+        f"{first} to {last}, each of which it decodes alone; resume with the same run_dir"
     )
 
 

@@ -93,7 +93,9 @@ def test_the_others_are_refused_by_name(
         ) as failure:
             list(inputs.train([MicroBatch(0, np.array([ids[name]]))]))
         if name not in HEADER_ONLY:
-            assert "no whole image that every loader reads alike" in str(failure.value)
+            assert "not a complete image that every loader decodes the same way" in str(
+                failure.value
+            )
 
 
 @given(

@@ -85,7 +85,7 @@ def test_a_member_without_end_is_not_read(root: Path) -> None:
     index = ImageIndex(root, index_file(root, "train"))
     index.rows = index.rows.copy()
     index.rows["bytes"][1] = 10**10
-    with pytest.raises(InputFailedError, match="an image of more than"):
+    with pytest.raises(InputFailedError, match="it has more than"):
         index.read(1)
 
 
@@ -110,8 +110,9 @@ def refusal(root: Path, **change: object) -> str:
         ),
         (
             {"skip": ["train/n00/odd.JPEG"], "train_examples": 10},
-            "has 11 beside those left out; complete it and run python -m lsgd.prepare made ROOT, "
-            "or write data.train_examples=12 for another trajectory (a skip list is taken off",
+            "has 11 without the skipped ones; complete it and run python -m lsgd.prepare made "
+            "ROOT, or write data.train_examples=12 for another trajectory (not counting a skip "
+            "list, which is subtracted off",
         ),
         ({"index": "/nowhere"}, "no index yet (/nowhere/train.index.npy is missing)"),
     ],
@@ -149,14 +150,14 @@ def as_file(rows: NDArray) -> bytes:  # type: ignore[type-arg]
     [
         (lambda rows: as_file(rows[["path", "shard", "offset", "bytes"]]), "label, width"),
         (lambda rows: as_file(np.zeros(3, [(name, "f8") for name in rows.dtype.names])), "path"),
-        (lambda rows: as_file(rows[None]), "of more dimensions"),
-        (lambda rows: HEADER + b"\n" + bytes(8), "no index"),
-        (changed("path", b"train/n00/../../../secret.JPEG"), "no image in a class of train"),
-        (changed("path", b"train/n00/.."), "no image in a class of train"),
-        (changed("path", b"/etc/n00/passwd"), "no image in a class of train"),
-        (changed("path", b"train/a.JPEG"), "no image in a class of train"),
+        (lambda rows: as_file(rows[None]), "more dimensions"),
+        (lambda rows: HEADER + b"\n" + bytes(8), "not an index"),
+        (changed("path", b"train/n00/../../../secret.JPEG"), "not an image in a class of train"),
+        (changed("path", b"train/n00/.."), "not an image in a class of train"),
+        (changed("path", b"/etc/n00/passwd"), "not an image in a class of train"),
+        (changed("path", b"train/a.JPEG"), "not an image in a class of train"),
         (changed("shard", b"../secret.tar"), "'../secret.tar:train/n00/"),
-        (changed("shard", b"/secret.tar"), "no image in a class of train"),
+        (changed("shard", b"/secret.tar"), "not an image in a class of train"),
         (lambda rows: as_file(rows[:0]), "lists no image"),
     ],
 )
@@ -239,7 +240,7 @@ def new_class(root: Path) -> None:
             "(label 0 is n00 to train and None to valid",
             id="labels-moved",
         ),
-        (half, "train.index.npy is no index"),
+        (half, "train.index.npy is not an index"),
         (new_image, "train.index.npy is older than ROOT: ROOT/train/n01/new.JPEG is new; "),
         (
             lambda root: (root / "val/n02/gray.JPEG").unlink(),
@@ -326,9 +327,9 @@ def test_shards_that_are_not_there_are_refused(root: Path, tmp_path: Path) -> No
     shards = write_folder_shards(root, tmp_path / "shards")
     with (shards / "val-000000.tar").open("rb+") as file:
         file.truncate(1000)
-    assert f"{shards}/val-000000.tar is gone or shorter" in refusal(shards)
+    assert f"{shards}/val-000000.tar is missing or shorter" in refusal(shards)
     (shards / "train-000000.tar").unlink()
-    assert f"{shards}/train-000000.tar is gone or shorter" in refusal(shards)
+    assert f"{shards}/train-000000.tar is missing or shorter" in refusal(shards)
     assert f"lsgd.prepare imagenet FOLDER_OF_THE_IMAGES --shards {shards}" in refusal(shards)
 
 

@@ -82,7 +82,7 @@ def test_the_first_row_that_differs_is_named(row: int, rank: int) -> None:
     assert str(refused.value).startswith(
         f"process {rank} on {host} reads other data than process 0 on {host}, from row {row} of "
         f"train label on (path train/a/{row}.png, label {label + 7}; process 0: path "
-        f"train/a/{row}.png, label {label}); let data.root be the same files on all machines"
+        f"train/a/{row}.png, label {label}); use the same files in data.root on all machines"
     )
 
 
@@ -166,7 +166,7 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path) -> None:
     Learner(recipe(), SingleComm(), cpu, own).restore(saved)
     Learner(recipe(), SingleComm(), cpu, own).restore(replace(saved, data={}))
     learner = Learner(recipe(), SingleComm(), cpu, own | {"val labels": "c"})
-    with pytest.raises(UsageError, match=r"val labels differ; let data\.root be the same files as"):
+    with pytest.raises(UsageError, match=r"val labels differ; use the same files in data\.root as"):
         learner.restore(saved)
     assert learner.checkpoint().data == own | {"val labels": "c"}
     with pytest.raises(UsageError, match="train labels, test labels differ"):
@@ -182,6 +182,6 @@ def test_a_checkpoint_is_evaluated_on_its_own_data_alone(tmp_path: Path) -> None
     assert evaluate_checkpoint(tmp_path)["val"].counts["images"] == made.data.val_examples
     checkpoint.write(replace(saved, data=own | {"val labels": "0"}), tmp_path)
     with pytest.raises(
-        UsageError, match=r"the run was trained on other data .*: val labels differ"
+        UsageError, match=r"are not those that the run was trained on: val labels differ"
     ):
         evaluate_checkpoint(tmp_path)

@@ -151,9 +151,11 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     image = root / "train" / "n01" / "odd.JPEG"
     image.unlink()
     os.mkfifo(image)
-    with pytest.raises(InputFailedError, match=f"^{image} cannot be read .it is no regular file"):
+    with pytest.raises(
+        InputFailedError, match=f"^{image} cannot be read .it is not a regular file"
+    ):
         next(inputs.train([MicroBatch(0, np.array([6]))]))
-    with pytest.raises(UsageError, match=f"{image} is no regular file; run .*lsgd.prepare"):
+    with pytest.raises(UsageError, match=f"{image} is not a regular file; run .*lsgd.prepare"):
         open_folder_inputs(root, "torchvision")
 
 

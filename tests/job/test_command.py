@@ -27,7 +27,8 @@ def full() -> int:
 
 
 FULL = (
-    "runs/a could not be written (No space left on device); free some space, and the same command"
+    "runs/a could not be written (No space left on device); free some space and rerun the same "
+    "command"
 )
 
 
@@ -83,7 +84,7 @@ def test_a_parser_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
     for run in (run_alone, run_command):
         assert run(lambda: parser.parse_args(["--tol", "1"])) == 2
         assert capsys.readouterr().err == (
-            "lsgd: there is no option --tol; did you mean --tolerance?\n"
+            "lsgd: option --tol does not exist; did you mean --tolerance?\n"
         )
 
 

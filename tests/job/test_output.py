@@ -78,7 +78,7 @@ def test_a_command_goes_on_where_a_disk_is_full(tmp_path: Path) -> None:
             [sys.executable, str(program)],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=200,
         )  # fmt: skip
-    lost = "lsgd: what is printed is lost (No space left on device); the command goes on\n"
+    lost = "lsgd: the output is lost (No space left on device); the command continues\n"
     assert (done.returncode, done.stderr) == (4, f"{lost}here\n")
 
 

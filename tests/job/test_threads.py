@@ -65,7 +65,7 @@ def test_a_run_sets_them_and_its_log_says_so(
     monkeypatch.setattr(lsgd.comm, "detect_launch", lambda: Launch("none"))
     monkeypatch.setattr(lsgd.comm, "cores", lambda launch: 8)
     monkeypatch.setattr(lsgd.comm, "get_num_threads", lambda: threads)
-    said = f"threads per process: {threads}{' (passes this small' * (threads < 8)}"
+    said = f"threads per process: {threads}{' (micro-batches this small' * (threads < 8)}"
     assert said in describe(SingleComm(), CPU)
 
 

@@ -125,7 +125,7 @@ def test_one_machine_does_without_a_name(
     """Of which Horovod's Gloo would crash, whatever interface it is told."""
     monkeypatch.setattr(commands, "hostname", lambda: Hostname("node7", addresses))
     monkeypatch.setattr(commands, "list_interfaces", lambda: [LO, ETH])
-    why = f"{finding}, at which Horovod would crash; write `192.0.2.2 node7` into /etc/hosts"
+    why = f"{finding}, which would crash Horovod; write `192.0.2.2 node7` into /etc/hosts"
     assert main(["horovodrun", "digits", "--np", "2"]) == 2
     assert f"{why}, or start the run with `python -m lsgd.launch torchrun`" in (
         capsys.readouterr().err
@@ -154,8 +154,9 @@ def test_where_processes_could_not_meet_at_all(
         commands, "list_interfaces", lambda: [NetworkInterface("lo", False, ()), ETH]
     )
     assert main([launcher, "digits", "--np", "2"]) == 2
-    assert "no interface here has the address 127.0.0.1, where processes would meet; `ip link" in (
-        capsys.readouterr().err
+    assert (
+        "no interface here has the address 127.0.0.1, which the processes need to connect; `ip link"
+        in (capsys.readouterr().err)
     )
     assert not started
 

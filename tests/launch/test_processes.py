@@ -58,5 +58,7 @@ def test_a_python_that_is_not_there(
 
     monkeypatch.setenv("PYTHON", "/no/python")
     assert main(["mpirun", "digits", "--np", "2", "--print"]) == 2
-    assert "there is no Python at /no/python; set PYTHON to one" in capsys.readouterr().err
+    assert (
+        "there is no Python at /no/python; set PYTHON to an existing one" in capsys.readouterr().err
+    )
     assert " python3 -m lsgd.train " in printed("slurm", "digits", "--container", "image")

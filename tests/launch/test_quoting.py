@@ -82,7 +82,7 @@ def test_sbatch_reads_one_option_in_a_line(value: str) -> None:
     if value.isprintable():
         assert read_by_sbatch(sbatch_line(f"--time={value}")) == [f"--time={value}"]
     else:
-        with pytest.raises(UsageError, match=r"--time is .* but a line of a batch script"):
+        with pytest.raises(UsageError, match=r"--time is .* but a batch script must not"):
             sbatch_line(f"--time={value}")
 
 

@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         ("slurm digits --np 2", "sbatch is not installed; on a machine without Slurm"),
         (
             "k8s digits --kind mpijob --image i --claim c",
-            "kubectl is not installed; or save what --print shows",
+            "kubectl is not installed; or save the output of --print",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_last_gammas_of_norms_that_are_no_bn() -> None:
 def test_blocks_that_end_in_a_convolution_start_as_their_library_has_them() -> None:
     made = make_network(of("timm/resnetv2_18"))
     assert all(m.weight.any() for m in made.modules() if isinstance(m, nn.Conv2d))
-    with pytest.raises(UsageError, match=r"last_gamma=0\.5 is of residual blocks"):
+    with pytest.raises(UsageError, match=r"last_gamma=0\.5 needs residual blocks"):
         make_network(of("timm/resnetv2_18", "model.last_gamma=0.5"))
 
 
@@ -183,14 +183,14 @@ def test_taken(network: str) -> None:
         (["torchvision/resnet81"], "does not exist; did you mean resnet18"),
         (["torchvision/alexnet"], r"does not take images of 3 x 32 x 32 \("),
         (["torchvision/resnet18", "model.options.width=2"], "cannot be built with .*'width'"),
-        (["timm/convnext_atto", "model.last_gamma=1.0"], "last_gamma=1 is of residual blocks"),
+        (["timm/convnext_atto", "model.last_gamma=1.0"], "last_gamma=1 needs residual blocks"),
         (
             ["timm/vit_tiny_patch16_224", "model.options.attn_drop_rate=0.1"],
-            r"draws numbers by itself in blocks\.0\.attn",
+            r"draws random numbers in blocks\.0\.attn",
         ),
-        (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws numbers by itself"),
+        (["timm/resnet10t", "model.options.drop_rate=0.1"], "draws random numbers"),
         *(
-            ([name, f"model.options.{option}"], r"fetch or load a file.*leave it out")
+            ([name, f"model.options.{option}"], r"load weights from a file.*leave it out")
             for name, option in (
                 ("timm/resnet10t", "checkpoint_path=evil.pth"),
                 ("timm/resnet10t", "pretrained=true"),
@@ -240,11 +240,11 @@ class Odd(nn.Module):
     [
         ("plain", None),
         ("tokens", None),
-        ("places", "normalises in rows rows of which those of an image do not follow each other"),
-        ("mean", "normalises in rows rows of which those of an image do not follow each other"),
+        ("places", "normalises in rows rows in which those of an image are not adjacent"),
+        ("mean", "normalises in rows rows in which those of an image are not adjacent"),
         ("seven", "normalises in rows 7 rows for 5 images"),
         ("buffer", "changes count in every pass"),
-        ("turned", "drops in drop what has no row for each image"),
+        ("turned", "has dropout in drop on a tensor without a row for each image"),
         ("several", "gives tuple for 5 images of 7 classes"),
         ("volume", "normalises by BatchNorm3d in norm"),
     ],

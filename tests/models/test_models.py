@@ -153,7 +153,9 @@ def test_a_language_model_starts_as_its_paper_has_it() -> None:
 )  # fmt: skip
 def test_a_layer_without_a_rule_is_an_error(layer: nn.Module, name: str) -> None:
     """Else it would start by torch's global generator, as its author may not notice."""
-    with pytest.raises(TypeError, match=f"{name} has no rule .* lsgd.models.initialise") as caught:
+    with pytest.raises(
+        TypeError, match=f"{name} has no initialisation rule, .* lsgd.models.initialise"
+    ) as caught:
         initialise(nn.Sequential(nn.Linear(4, 4), layer), last_gamma=0.0, seed=0)
     assert "\n" not in str(caught.value)
 

@@ -86,7 +86,7 @@ def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "**First: minibatch 4096 on 128 GPUs, 2.1 min for 11,179 steps of 11.5 ms" in text
     assert "(modelled); 4.6 GPU hours, 11.43 at 2.5 each.**" in text
-    assert "Left out, as slower than a line between others: 4096, 8192, 13056, 58880" in text
+    assert "Skipped, as slower than a line between others: 4096, 8192, 13056, 58880" in text
     assert "batch norm was over 64 to 424 images, here it is over 32" in text
     assert "| 32768     |   56.00 |  2,189 |" in text
     assert "38.64 ~" in text
@@ -103,8 +103,8 @@ def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ([*PLAN[2:], "--price", "2"], "add --to 75.9"),
         ([*PLAN, "worker_batch=70000", "workers=1"], "write a smaller worker_batch="),
         ([*PLAN, "model=resnet101"], "bs8k is of resnet101 on imagenet"),
-        ([*PLAN, "data.image_size=160"], "on imagenet at 160; write a recipe of these"),
-        (WORDS, "how fast a GPU of --preset h200 trains resnet50 is not known"),
+        ([*PLAN, "data.image_size=160"], "on imagenet at 160; write a recipe for these"),
+        (WORDS, "how fast a GPU of --preset h200 trains resnet50 is unknown"),
     ],
 )
 def test_refusals_to_a_target(

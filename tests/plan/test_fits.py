@@ -1,4 +1,4 @@
-"""`lsgd.plan memory`: which passes fit which GPUs."""
+"""`lsgd.plan memory`: which micro-batches fit which GPUs."""
 
 import pytest
 from helpers.usage_errors import usage_error
@@ -41,7 +41,7 @@ def test_a_plan_says_it_of_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(memory, "count_step", counted)
     recipe = load_recipe(["+recipe=bs8k", "workers_per_pass=4"])
     assert memory.memory_line(recipe, 256).startswith(
-        "Memory of each GPU: 34.00 GB for passes of 1 worker in float32, which fits 40 GB;"
+        "Memory of each GPU: 34.00 GB for micro-batches of 1 worker in float32, which fits 40 GB;"
     )
     assert "passes of 4 workers" in memory.memory_line(recipe, 8)
     assert asked == [([1], 256), ([4], 8)]
@@ -53,7 +53,7 @@ def test_a_plan_says_it_of_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None
         (["+recipe=ptb_small"], "lsgd.plan memory"),
         (["+recipe=bs256", "--processes", "9"], "9 processes cannot share workers=8"),
         (["+recipe=bs256", "--processes", "0"], "0 is not a whole number of 1 or more"),
-        (["+recipe=bs256", "rehearse=true"], "leave it out to plan the real one"),
+        (["+recipe=bs256", "rehearse=true"], "leave it out to plan the real run"),
     ],
 )
 def test_refusals(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,9 @@ RUN = [
     "channels_last=true",
     "--run",
 ]
-STEP = r"Memory of each GPU: [23]\.\d\d GB for passes of 1 worker in float32, which fits 16 GB;"
+STEP = (
+    r"Memory of each GPU: [23]\.\d\d GB for micro-batches of 1 worker in float32, which fits 16 GB;"
+)
 STUDY = Path(__file__).resolve().parents[2] / "results/2026-11-20-fashion-bs1k"
 RUNS = unpack(STUDY / FILE)
 
@@ -38,8 +40,8 @@ def test_the_cluster_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(PLAN) == 0
     text = capsys.readouterr().out
     assert "60.3 min for 90 epochs" in text
-    assert "What bounds: compute" in text
-    assert "in 161 sums" in text
+    assert "Bottleneck: compute" in text
+    assert "in 161 all-reduces" in text
     for gpus in (8, 256, 352, 65536):
         assert text.count(f"\n| {gpus:<5} ") == 2
     for constant in ("network bandwidth", "spread", "its backward pass"):
@@ -55,12 +57,12 @@ def test_a_step_on_a_p100_fits_its_memory(capsys: pytest.CaptureFixture[str]) ->
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     """The ring on 256 GPUs waits for its 2 x 255 messages, 1 Gbit/s for the bytes of any sum."""
     assert main([*PLAN, "--allreduce", "ring"]) == 0
-    assert "What bounds: latency" in capsys.readouterr().out
+    assert "Bottleneck: latency" in capsys.readouterr().out
     assert main([*PLAN, "--fused", "--network-gbits", "1"]) == 0
     text = capsys.readouterr().out
-    assert "What bounds: bandwidth" in text
-    assert "(1 Gbit/s are there)" in text
-    assert "in 5 sums" in text
+    assert "Bottleneck: bandwidth" in text
+    assert "(1 Gbit/s are available)" in text
+    assert "in 5 all-reduces" in text
 
 
 def run_folder(run: Path, **start: object) -> Path:
@@ -93,7 +95,7 @@ def test_a_run_says_how_fast_and_how_long_it_waited(
     text = capsys.readouterr().out
     assert f"worked out from 300.0 images/s ({run}: median of 3 rows" in text
     assert f"{32 / 300 * 1000:.1f} ms for 32 images" in text
-    assert "What bounds: data" in text
+    assert "Bottleneck: data" in text
     assert "How far the model is off" not in text
 
 
@@ -122,13 +124,13 @@ def test_how_far_it_is_off_is_said_of_the_papers_own_machine_alone(
         ([*PLAN, "nodes=2"], "nodes= is given twice"),
         (["+recipe=bs8k", "nodes=0", "gpus=8"], "nodes=0 is not a whole number above 0"),
         (["+recipe=bs8k", "nodes=44", "gpus=8"], "352 processes cannot share workers=256"),
-        ([*PLAN, "rehearse=true"], "leave it out to plan the real one"),
+        ([*PLAN, "rehearse=true"], "leave it out to plan the real run"),
         ([*PLAN, "model=resnet101"], "add --images-per-second X"),
         ([*PLAN, "--preset", "h200"], "add --images-per-second X"),
         ([*PLAN, "--images-per-second", "-3"], "-3 is not a number above 0"),
-        ([*PLAN, "--out", str(STUDY)], "is there already"),
+        ([*PLAN, "--out", str(STUDY)], "exists already"),
         ([*PLAN, "--out", str(STUDY / "README.md/plan")], "cannot be made (Not a directory)"),
-        ([*PLAN, "--run", "nowhere"], "--run nowhere is no run folder"),
+        ([*PLAN, "--run", "nowhere"], "--run nowhere is not a run folder"),
         ([*PLAN, "--run", str(RUNS / "float64-one")], "has model=small_resnet and bs8k has"),
         ([*RUN, str(RUNS / "float64-two"), "precision=float64"], "was made by 2 processes"),
         ([*RUN, str(RUNS / "float64-one")], "has precision=float64"),

@@ -87,10 +87,10 @@ def test_a_run_says_how_long_a_step_is(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (LENET, "add --step SECONDS for its 32 images, or --run FOLDER"),
         ([*LENET, "--step", "0"], "0 is not a number of seconds above 0"),
-        ([*LENET, "--run", "nowhere"], "--run nowhere is no run folder"),
-        ([*LENET, *STEP, "rehearse=true"], "leave it out to plan the real one"),
-        ([*LENET, *STEP, "strategy.servers=3"], "says nothing with strategy=allreduce"),
-        ([*LENET, *STEP, "strategy=local"], "knows only strategy.name=allreduce or"),
+        ([*LENET, "--run", "nowhere"], "--run nowhere is not a run folder"),
+        ([*LENET, *STEP, "rehearse=true"], "leave it out to plan the real run"),
+        ([*LENET, *STEP, "strategy.servers=3"], "has no effect with strategy=allreduce"),
+        ([*LENET, *STEP, "strategy=local"], "supports only strategy.name=allreduce or"),
     ],
 )
 def test_refusals(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,9 @@ def test_kinds(tmp_path: Path) -> None:
         save(tmp_path / "exif.JPEG", exif=rotated): [("EXIF-rotated", "orientation 6")],
         save(tmp_path / "gray.JPEG", "L"): [("gray", "L")],
         save(tmp_path / "tiny.JPEG", side=31): [("tiny", "31 x 31")],
-        tiff: [("unshared", "TIFF with pixels of I;16 is not read alike by every loader")],
+        tiff: [
+            ("unshared", "TIFF with pixels of I;16 is not decoded the same way by every loader")
+        ],
         text: [("not an image", "16 bytes, beginning with b'<html>40'")],
         empty: [("empty", "0 bytes")],
     }
@@ -101,8 +103,8 @@ def test_what_no_loader_or_not_every_one_reads_is_unusable(tmp_path: Path) -> No
     assert kinds == {name: refused.get(name, []) for name in kinds}
     assert set(without_size) == refused.keys() - set(HEADER_ONLY)
     for name, detail in (
-        ("gif", "GIF is none of the formats that every loader reads"),
-        ("png 16 bits x 1", "PNG with pixels of I;16B is not read alike"),
+        ("gif", "GIF is not a format that every loader reads"),
+        ("png 16 bits x 1", "PNG with pixels of I;16B is not decoded the same way"),
         ("png rows missing", "8648 of 9568 bytes of pixels"),
         ("bmp cut by 1", "8701 of 8702 bytes"),
     ):
@@ -118,7 +120,7 @@ def test_what_dali_cannot_decode_is_unusable(tmp_path: Path) -> None:
         found = image_problems(path)
         assert [kind for kind, _ in found] == kinds
         assert usable_size(path) == ((0, 0) if kinds else photo().size)
-    assert "PIL decodes this TIFF and DALI does not, which says" in found[0][1]
+    assert "PIL decodes this TIFF and DALI fails with" in found[0][1]
     content = encoded(photo(), "TIFF")
     assert dali_check.dali_difference(content, photo()) is None
     inverted = ImageOps.invert(photo())

@@ -152,7 +152,7 @@ def test_subset_of_a_read_only_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(words) == 0
     said = capsys.readouterr().out
     left = (
-        "warning: left out, hidden or a system's own: train/.ipynb_checkpoints, val/mine/._0.JPEG"
+        "warning: skipped, as hidden or system files: train/.ipynb_checkpoints, val/mine/._0.JPEG"
     )
     assert left in said
     assert "warning: 998 of the 1000 classes are missing (n01484850 great_white_shark" in said
@@ -167,7 +167,7 @@ def test_bad_images_fail_unless_checked(tmp_path: Path, capsys: pytest.CaptureFi
     (root / "train/n01440764/0.JPEG").write_text("no image")
     assert main(["imagenet", str(root), "--processes", "1"]) == 2
     said = capsys.readouterr()
-    assert "1 images are cut short, none, not for every loader, or of more than" in said.err
+    assert "1 images are cut short, not images, not for every loader, or of more than" in said.err
     assert "(train/n01440764/0.JPEG …)" in said.err
     assert "ready" not in said.out
     assert main(["imagenet", str(root), "--processes", "1", "--check"]) == 0
@@ -181,7 +181,7 @@ def test_all_of_imagenet(tmp_path: Path) -> None:
     root = images(tmp_path, list(imagenet_classes()), each=1)
     assert verify(root, 1000, 1000).overrides == []
     assert verify(root, 1000, 1000).lines == [
-        "verified: 1,000 classes, 1,000 images in train and 1,000 in val, as ILSVRC 2012 has them"
+        "verified: 1,000 classes, 1,000 images in train and 1,000 in val, as in ILSVRC 2012"
     ]
     (root / "train/n01440764/0.JPEG").rename(root / "train/n01443537/1.JPEG")
     with pytest.raises(UsageError, match=r"1 classes of .*train have no image .*\(n01440764\)"):
@@ -199,20 +199,24 @@ def test_all_of_imagenet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words", "why"),
     [
-        (None, [], "there is no .*train; give the folder that holds train/ and val/"),
+        (None, [], "there is no .*train; give the folder that contains train/ and val/"),
         ("val/n02", [], r"differ in 1 classes \(n02\)"),
         (
             "val/a.JPEG",
             [],
             r"has 1 images in no class folder \(a.JPEG …\); give --val-cl",
         ),
-        ("x.tar", ["--val-tar", "ROOT/x.tar"], "which class an image is of; give --val-classes"),
-        ("ok", ["--train-tar", "nowhere.tar"], "--train-tar nowhere.tar: there is no such file"),
+        (
+            "x.tar",
+            ["--val-tar", "ROOT/x.tar"],
+            "not give the class of an image; give --val-classes",
+        ),
+        ("ok", ["--train-tar", "nowhere.tar"], "--train-tar nowhere.tar does not exist"),
         ("ok", ["--processes", "0"], "--processes 0 is not possible"),
         ("ok", ["--shards", "ROOT"], "is ROOT itself"),
         ("ok", ["--shards", "ROOT/val"], "itself; give a folder of its own"),
         ("ok", ["--index", "ROOT/val", "--shards", "ROOT/val"], "itself; give a folder of its own"),
-        ("x.tar", ["--index", "ROOT/x.tar"], "is no folder"),
+        ("x.tar", ["--index", "ROOT/x.tar"], "is not a folder"),
     ],
 )
 def test_refusals(

@@ -94,7 +94,7 @@ def test_a_folder_that_is_no_utf_8_is_no_word_of_a_run(
     other = root.rename(root.parent / os.fsdecode(b"caf\xe9"))
     for name in ("folder", "imagenet"):
         assert prepare([name, str(other)]) == 2
-        assert r"caf\xe9 is not UTF-8, as recipes are; rename" in capsys.readouterr().err
+        assert r"caf\xe9 is not UTF-8, which recipes require; rename" in capsys.readouterr().err
     monkeypatch.chdir(other)
     assert prepare(["folder", "."]) == 0
     assert config.load_recipe(words(Path())).data.train_examples == 24
@@ -183,10 +183,13 @@ def test_images_left_out_are_taken_off(root: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ([], "which folder of images; write data.root=FOLDER"),
-        (["data.root=nowhere"], "data.root=nowhere is no folder; .* lsgd.prepare folder nowhere"),
+        ([], "needs the folder of images; write data.root=FOLDER"),
+        (
+            ["data.root=nowhere"],
+            "data.root=nowhere is not a folder; .* lsgd.prepare folder nowhere",
+        ),
         (["data.root=."], "train.index.npy, which is missing; run python -m lsgd.prepare folder ."),
-        (["data.root=damaged"], "train.index.npy is no index .*; run .* folder"),
+        (["data.root=damaged"], "train.index.npy is not an index .*; run .* folder"),
         (["data.root=.", "data.index=there"], "missing; run .* folder . --index there"),
     ],
 )
@@ -209,7 +212,9 @@ def test_all_that_a_run_would_stumble_over_is_said_at_once(
     (root / "train" / "emu" / "notes.txt").write_text("no image here")
     assert prepare(["folder", str(root)]) == 2
     told = capsys.readouterr()
-    assert told.out.startswith("warning: 1 entry is left out, no image by the name or not in the")
+    assert told.out.startswith(
+        "warning: 1 entry is skipped, as not an image by name or not directly in"
+    )
     assert told.out.endswith("(train/emu/notes.txt)\n")
     for fault in (
         f"1 class is only in {root / 'val'} (dog)", f"1 class is only in {root / 'train'} (emu)",
@@ -229,7 +234,7 @@ def test_files_that_are_no_images_are_named_with_the_reason(
     (root / "val" / "9" / "empty.png").touch()
     assert prepare(["folder", str(root)]) == 2
     told = capsys.readouterr().err
-    assert "3 files are no image that can be used (train/cat/text.jpg, not an image" in told
+    assert "3 files are unusable (train/cat/text.jpg, not an image" in told
     assert "val/cat/half.jpg, truncated" in told
     assert "val/9/empty.png, empty" in told
     for name in ("train/cat/text.jpg", "val/cat/half.jpg", "val/9/empty.png"):
@@ -263,7 +268,7 @@ def test_hidden_folders_are_no_classes(root: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert prepare(["folder", str(root)]) == 0
     warning, *_ = capsys.readouterr().out.splitlines()
-    assert warning.startswith("warning: 7 entries are left out, hidden or left by a system")
+    assert warning.startswith("warning: 7 entries are skipped, as hidden or system files")
     assert "train/.ipynb_checkpoints, " in warning
     for split, rows in zip(("train", "val"), plain, strict=True):
         assert np.load(root / f"{split}.index.npy").tolist() == rows.tolist()
@@ -304,5 +309,5 @@ def test_another_form_of_folder_is_refused(
 ) -> None:
     shutil.rmtree(root / missing)
     assert prepare(["folder", str(root)]) == 2
-    assert f"there is no {root / missing}/CLASS; give the folder" in capsys.readouterr().err
+    assert f"{root / missing}/CLASS does not exist; give the folder" in capsys.readouterr().err
     assert not list(root.glob("*.npy"))

@@ -260,7 +260,7 @@ def test_refusals_before_anything_is_written(
     copy.mkdir()
     for name, why in (
         ("train-00000-of-00294.parquet.incomplete", "has no file of the copy; give a folder with"),
-        ("train-00000-of-00294.parquet", "needs pyarrow, which is not installed; type "),
+        ("train-00000-of-00294.parquet", "needs pyarrow, which is not installed; run "),
         ("train-00000-of-00257.parquet", "has two copies of train, with train-00000-of-00257"),
     ):
         (copy / name).touch()

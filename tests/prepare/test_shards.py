@@ -143,7 +143,7 @@ def test_folders_with_other_shards_are_left_alone(root: Path, tmp_path: Path) ->
         write_shards(root, root, folder, megabytes=1, processes=1)
     assert shards(folder) == before
     (folder / "shards.json").unlink()
-    with pytest.raises(UsageError, match="is not from here"):
+    with pytest.raises(UsageError, match="was not written by this command"):
         write_shards(root, root, folder, megabytes=1, processes=1)
 
 

@@ -122,7 +122,7 @@ def test_cifar_batches_may_lie_at_the_root(
 
 def test_cifar_beside_jpegs_would_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "train.npz").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"has CIFAR-10 as train\.npz.*name another folder"):
+    with pytest.raises(UsageError, match=r"has CIFAR-10 as train\.npz.*write another folder"):
         cifar10.prepare(tmp_path)
 
 
@@ -301,7 +301,9 @@ def test_nothing_leaves_the_folder_of_a_zip(
     site: FaultySite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: bytes
 ) -> None:
     publish_tiny(site, monkeypatch, archive)
-    with pytest.raises(UsageError, match=r"tiny.zip has .*, which is no image of Tiny-ImageNet"):
+    with pytest.raises(
+        UsageError, match=r"tiny.zip has .*, which is not an image of Tiny-ImageNet"
+    ):
         tiny_imagenet.prepare(tmp_path / "root")
     assert set(tree(tmp_path)) == {"root/tiny.zip"}
 

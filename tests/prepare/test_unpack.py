@@ -82,7 +82,7 @@ def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
 def test_links_and_folders_are_refused(tmp_path: Path, kind: bytes) -> None:
     archive = write_tar(tmp_path / "train.tar", {"n01440764.tar": link("a.JPEG", kind)})
-    with pytest.raises(UsageError, match=r"'a.JPEG', and only plain files"):
+    with pytest.raises(UsageError, match=r"'a.JPEG', but only plain files"):
         unpack_train(archive, tmp_path / "train", processes=1)
 
 

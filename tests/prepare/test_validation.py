@@ -103,7 +103,7 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
     (tmp_path / "val" / LABELS[0]).mkdir(parents=True)
     for folder in (tmp_path / "val", tmp_path / "val" / LABELS[0]):
         (folder / twice).write_text(str(folder))
-    with pytest.raises(UsageError, match="are both there; remove one"):
+    with pytest.raises(UsageError, match="both exist; remove one"):
         sort_val(tmp_path / "val", class_of)
     assert (tmp_path / "val" / LABELS[0] / twice).read_text() == str(tmp_path / "val" / LABELS[0])
 
@@ -112,13 +112,16 @@ def test_no_image_replaces_another(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("", "does not name"),
-        ("a.JPEG n00000001\n", "n00000001 is no class of ILSVRC 2012"),
-        ("490\n361\n171\n", "has '490' where the name of an image and its class"),
+        ("a.JPEG n00000001\n", "n00000001 is not a class of ILSVRC 2012"),
+        ("490\n361\n171\n", "has '490' instead of the name of an image and its class"),
         (all_numbers(1), "not all of 0 to 999"),
         ("a.JPEG 3\nb.JPEG 5\n", "not all of 0 to 999"),
         ("a.JPEG 3\nb.JPEG n01440764\n", "not all of 0 to 999"),
         (f"a.JPEG {WNIDS[0]}\na.JPEG {WNIDS[1]}\n", "names a twice, with two classes"),
-        (f"ImageId,PredictionString\na,{WNIDS[0]} 1 2 3 4 {WNIDS[1]} 1 2 3 4\n", "where the name"),
+        (
+            f"ImageId,PredictionString\na,{WNIDS[0]} 1 2 3 4 {WNIDS[1]} 1 2 3 4\n",
+            "instead of the name",
+        ),
         (b"\xff\xfe\x00", "neither text nor a tar"),
     ],
 )
@@ -154,7 +157,7 @@ def test_without_scipy_the_devkit_is_refused_before_anything_is_unpacked(
     assert main(words) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert f"scipy is not installed; type {install_command('imagenet')}" in told
+    assert f"scipy is not installed; run {install_command('imagenet')}" in told
     assert [path.name for path in (root / "val").iterdir()] == [f"{NAMES[0]}.JPEG"]
     written(tmp_path, "wnids")
     assert main(words) == 2

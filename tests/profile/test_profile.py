@@ -58,7 +58,7 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
     (folder,) = (tmp_path / "p" / "profile").iterdir()
     said = capsys.readouterr().out
     assert f"after 5 steps 20 are timed and then 2 traced, into {folder}" in said
-    assert "steps 6 to 25: one process: it waits for no other\n| ms per step" in said
+    assert "steps 6 to 25: one process, which waits for no other\n| ms per step" in said
     readme = (folder / "README.md").read_text()
     assert "Steps 6 to 25;" in readme
     times = {
@@ -86,7 +86,7 @@ def test_a_run_too_short_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) 
     (folder,) = (tmp_path / "some" / "profile").iterdir()
     assert [path.name for path in folder.iterdir()] == ["README.md"]
     rows = run(tmp_path / "none", "profile=true", "epochs=1", "workers=20")
-    said = "profile=true times no step before the 6th, and there were only 4"
+    said = "profile=true times steps from the 6th on, and there were only 4"
     assert [row["text"] for row in rows if row["kind"] == "warning"] == [said]
     assert not (tmp_path / "none" / "profile").exists()
 
@@ -179,5 +179,5 @@ def test_a_full_disk_costs_the_trace_and_not_the_run(small_disk: Path) -> None:
             torch.ones(3) + torch.rand(3)
         trace.step()
     trace.close()
-    assert log.warnings == [f"no space left for the profile in {small_disk}; training goes on"]
+    assert log.warnings == [f"no space left for the profile in {small_disk}; training continues"]
     assert not (small_disk / "trace-0.json.gz").exists()

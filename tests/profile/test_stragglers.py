@@ -76,7 +76,7 @@ def test_who_hosts_more_workers_has_a_reason() -> None:
 
 
 def test_alone_there_is_no_one_to_wait_for() -> None:
-    assert describe_straggler([alike(0, 1, 10, 20, 0)]) == "one process: it waits for no other"
+    assert describe_straggler([alike(0, 1, 10, 20, 0)]) == "one process, which waits for no other"
 
 
 def test_the_split_is_over_processes_of_means_over_steps() -> None:

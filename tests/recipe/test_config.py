@@ -159,7 +159,7 @@ def test_a_skip_list_is_recorded_by_what_it_names(tmp_path: Path) -> None:
     file.unlink()
     again = config.recipe_from_mapping(yaml.safe_load(config.to_yaml(recipe)))
     assert again == recipe
-    assert "images left out (data.skip): 2" in recipe.summary()
+    assert "images skipped (data.skip): 2" in recipe.summary()
     empty = tmp_path / "empty.txt"
     empty.write_text("# none\n")
     nothing = config.load_recipe(["+recipe=bs256", f"data.skip_list={empty}"])
@@ -269,7 +269,7 @@ def own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "begins with a byte order mark, .* save it",
         ),
         (b"# @package _global_\n# \xe4\n", "own.yaml cannot be read .* mend it"),
-        (b"# @package _global_\n# x\nname: [", "own.yaml, line 3: .* mend that file"),
+        (b"# @package _global_\n# x\nname: [", "own.yaml, line 3: .* fix that file"),
         (b"# @package _global_\n# x\n- a", "recipe=own: .*ListConfig"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_recipe_that_is_none_stops_no_other(
     assert "\ndigits " in said
     assert "own.yaml" in said or "\nown " in said
     assert config.load_all_points() == [config.load_points("mlperf_resnet")]
-    assert re.search("passed over: .*own", capsys.readouterr().err)
+    assert re.search("skipped: .*own", capsys.readouterr().err)
 
 
 def test_a_recipe_needs_no_comment(own_recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +327,7 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k schedule.warmup_epoch=3", "'schedule.warmup_epoch'", "warmup_epochs?"),
         ("+recipes=bs8k", "'recipes'", "+recipe"),
         ("+recipe=bs8k deviations.crop=why", "'deviations.crop'", "+deviations.crop=VALUE"),
-        ("+recipe=bs8k +deviations.crop=5", "deviations.crop=5 is no reason", "as a text"),
+        ("+recipe=bs8k +deviations.crop=5", "deviations.crop=5 is not a reason", "as a text"),
         ("+recipe=bs8k deviations={crop:5}", "deviations are given one", "+deviations.RULE=REASON"),
         ("+recipe=bs8k rehearse=2", "rehearse=2 is not true or false", "rehearse=true"),
         ("+recipe=bs64 target.top1_error=9", "'target.top1_error'", "+target.top1_error=VALUE"),

@@ -134,7 +134,7 @@ def test_a_growing_batch_is_another_run() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("batch_growth.factor=3",), "factor=3 says nothing without batch_growth.milestones"),
+        (("batch_growth.factor=3",), "factor=3 has no effect without batch_growth.milestones"),
         (("batch_growth.milestones=[9]",), r"milestones=\[9\] has 9, which is outside a run of 9"),
         (("batch_growth.milestones=[0]",), r"milestones=\[0\] has 0, which is outside"),
         (("batch_growth.milestones=[7,5]",), r"milestones=\[7,5\] does not rise"),

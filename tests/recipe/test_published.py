@@ -243,7 +243,7 @@ def test_a_finished_run_has_nothing_left_to_train(
     before = read_run(run)
     assert (before.finished, before.epoch, before.starts[0]["torch"]) == (True, 4, "2.13.0+cpu")
     error = train(config.load_recipe([*DIGITS, f"run_dir={run}"]))
-    assert "it is complete: nothing is left to train" in capsys.readouterr().out
+    assert "it is complete; nothing is left to train" in capsys.readouterr().out
     assert error == before.final_metric
     assert_equal_rows(results(run), results(OLD / "finished"))
 

@@ -73,7 +73,7 @@ def test_what_only_texts_have_is_theirs_alone(recipe: Recipe) -> None:
         for key in field_values(its).keys() - field_values(mine).keys():
             default = attrgetter(key)(mine)
             other = with_fields(mine, **{key.replace(".", "__"): another(default)})
-            with pytest.raises(UsageError, match=rf"{key}=.* says nothing with data.workload="):
+            with pytest.raises(UsageError, match=rf"{key}=.* has no effect with data.workload="):
                 check_recipe(other)
 
 

@@ -1,13 +1,16 @@
 """What a search may be: its space, its grid, and the sentences for what makes none."""
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from lsgd import config
+from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.recipe.search import CategoricalChoices, NumericRange, Pruning, Search, check_search
+from lsgd.search.command_line import SearchRequest, read_request
 from lsgd.search.space import SearchSpace
 
 SEARCH = Search("one", "One", "digits", {"optim.momentum": {"from": 0.1, "to": 0.9}}, trials=3)
@@ -28,17 +31,17 @@ def test_every_shipped_search_suits_its_recipe(name: str) -> None:
         ({"name": "a/b"}, "does not make a folder's name"),
         ({"recipe": "digit"}, "the recipe digit, which does not exist; did you mean digits?"),
         ({"space": {}}, "has an empty space; write at least one field"),
-        ({"space": {"seed": 3}}, "space.seed=3 is no space; write {from: …, to: …} or {choices"),
-        ({"space": {"seed": {}}}, "is no space"),
+        ({"space": {"seed": 3}}, "space.seed=3 is not a search space; write {from: …, to: …}"),
+        ({"space": {"seed": {}}}, "is not a search space"),
         ({"space": {"a": {"form": 1}}}, "space.a has 'form'; did you mean from?"),
-        ({"space": {"a": {"choices": []}}}, "is no list of choices"),
+        ({"space": {"a": {"choices": []}}}, "is not a list of choices"),
         ({"space": {"a": {"choices": [1], "from": 1}}}, "write {choices: [a, b]} alone"),
         ({"space": {"a": {"choices": [1, 1]}}}, "has a choice twice, in [1, 1]"),
         ({"space": {"a": {"choices": [[1]]}}}, "has the choice [1]; write numbers, texts, true or"),
         ({"space": {"a": {"from": 1}}}, "space.a.to is missing; write one, such as 0.01"),
-        ({"space": {"a": {"from": "x", "to": 2}}}, "space.a.from is 'x', which is no number"),
-        ({"space": {"a": {"from": True, "to": 2}}}, "is True, which is no number"),
-        ({"space": {"a": {"from": 0, "to": float("inf")}}}, "is inf, which is no number"),
+        ({"space": {"a": {"from": "x", "to": 2}}}, "space.a.from is 'x', which is not a number"),
+        ({"space": {"a": {"from": True, "to": 2}}}, "is True, which is not a number"),
+        ({"space": {"a": {"from": 0, "to": float("inf")}}}, "is inf, which is not a number"),
         ({"space": {"a": {"from": 2, "to": 1}}}, "goes from 2 to 1; write the smaller number as"),
         ({"space": {"a": RANGE | {"scale": "ln"}}}, "scale=ln is unknown; write linear or log"),
         ({"space": {"a": {"from": 0, "to": 1, "scale": "log"}}}, "begins at 0, which has no logar"),
@@ -49,7 +52,7 @@ def test_every_shipped_search_suits_its_recipe(name: str) -> None:
         ({"sampler": "grid"}, "sampler=grid needs the number of values of optim.momentum; write"),
         ({"seeds": []}, "has seeds=[]; write different numbers"),
         ({"seeds": [1, 1]}, "has seeds=[1, 1]; write different numbers"),
-        ({"compared_seeds": [0]}, "not among seeds=[0], by which the best point is chosen"),
+        ({"holdout_seeds": [0]}, "not among seeds=[0], which select the best trial"),
         ({"prune": Pruning("mean")}, "prune.rule=mean is unknown; write median or"),
         ({"prune": Pruning("median", after_epochs=0)}, "write 0 or more, and 1 or more"),
     ],
@@ -59,6 +62,24 @@ def test_a_search_that_makes_no_sense(wrong: dict, sentence: str) -> None:
     with pytest.raises(UsageError, match=re.escape(sentence)) as refused:
         check_search(replace(SEARCH, **wrong), config.sorted_recipe_names())
     assert "\n" not in str(refused.value)
+
+
+def test_the_older_name_of_the_holdout_seeds_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file and on the command line, as searches of users have it."""
+    shutil.copytree(paths.recipes_dir() / "recipe", tmp_path / "recipe")
+    file = tmp_path / "search/one.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        "title: One\nrecipe: digits\nspace: {optim.momentum: {from: 0.1, to: 0.9}}\n"
+        "trials: 3\ncompared_seeds: [1, 2]\n"
+    )
+    monkeypatch.setattr(paths, "recipes_dir", lambda: tmp_path)
+    assert config.load_search("one").holdout_seeds == [1, 2]
+    request = read_request("", ["search=one", "compared_seeds=[3]"])
+    assert isinstance(request, SearchRequest)
+    assert request.space.search.holdout_seeds == [3]
 
 
 def test_a_grid_has_its_ends_as_they_are_written() -> None:

@@ -85,7 +85,7 @@ def test_a_study_that_makes_no_sense(wrong: dict, sentence: str) -> None:
         ("title: a\n", "study mine: "),
         ("titel: a\n", "study mine: Key 'titel' not in 'Study'"),
         ("seeds: [a]\n", "study mine: Value 'a' of type 'str' could not be converted"),
-        ("[a]\n", "mine.yaml is no mapping of keys to values"),
+        ("[a]\n", "mine.yaml is not a mapping of keys to values"),
         ("{a\n", "mine.yaml cannot be read"),
     ],
 )

@@ -86,7 +86,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
 def test_an_archive_of_something_else_is_refused(tmp_path: Path, make: Callable[[], bytes]) -> None:
     (tmp_path / FILE).write_bytes(make())
     before = {*tmp_path.parent.rglob("*")}
-    with pytest.raises(UsageError, match=r"runs\.tar\.xz is no archive of runs"):
+    with pytest.raises(UsageError, match=r"runs\.tar\.xz is not an archive of runs"):
         unpack(tmp_path / FILE)
     assert {*tmp_path.parent.rglob("*")} == before
 
@@ -94,5 +94,5 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path, make: Callable[
 def test_an_archive_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsgd.report.run_archive.MOST", 900)
     (tmp_path / FILE).write_bytes(pack(FILES))
-    with pytest.raises(UsageError, match="is no file of a run"):
+    with pytest.raises(UsageError, match="is not a file of a run"):
         unpack(tmp_path / FILE)

@@ -84,7 +84,7 @@ def test_the_numbers_are_the_same_in_all_three_forms(made: Path) -> None:
         assert "8.10 ± 0.10" in text
         assert "+8.00 (+7.77 to +8.23)" in text
         assert "2 of 2 diverged" in text
-        assert "Partial: 15 of 18 runs are there; 2 of them diverged." in text
+        assert "Partial: 15 of 18 runs are finished; 2 of them diverged." in text
         assert "Claims that hold: 3 of 5; that do not hold: 1; not resolved: 1." in text
         assert "23.74 ± 0.09" in text  # the paper's, beside
         assert "counts with the error of guessing: 90 % with 10 classes" in text
@@ -184,9 +184,9 @@ def test_a_report_on_epochs_to_a_target_says_who_never_had_it_and_judges_as_mlpe
         "## Epochs\n",
         "epochs to top-1 error 24.10 %",
         "35.50 ± 1.29",
-        "1 of 5 runs never had it. The mean is that of the others; in the claims such a run counts "
-        "with all epochs of its run, 38, which is too few: so it may be shown to be worse, and "
-        "never to be as good.",
+        "1 of 5 runs never reached it. The mean is that of the others; in the claims such a run "
+        "counts with all epochs of its run, 38, which is too few: so it may be shown to be "
+        "worse, and never to be as good.",
         "## Judged as MLPerf does",
         "36 35 34 37 ∞",
         "| never ",
@@ -218,13 +218,13 @@ def test_whatever_lies_there_is_left_out_with_a_reason(tmp_path: Path) -> None:
 
     told = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     reasons = {each["folder"]: each["reason"] for each in told["left_out"]}
-    assert reasons.pop(odd.name).startswith("config.yaml is of no run of this lsgd: there is")
+    assert reasons.pop(odd.name).startswith("config.yaml is not of a run of this lsgd: there is")
     assert reasons == {
         "running": "2 of 9 epochs done: it is running, or was stopped",
-        "rehearsed": "a rehearsal: its errors mean nothing",
+        "rehearsed": "a dry run: its errors mean nothing",
         "no rows": "empty: metrics.jsonl has no rows",
         "nothing": "it has no config.yaml",
-        "out": "it is a report; give it by itself to have the runs in it again",
+        "out": "it is a report; give it alone to report on its runs again",
     }
     assert summary(out)["fashion_bs64"]["errors"] == {"0": 8.0}
     page = (out / "index.html").read_text(encoding="utf-8")
@@ -268,7 +268,7 @@ def test_a_full_disk_is_a_sentence(
 @pytest.mark.usefixtures("undrawn")
 def test_only_a_study_has_a_report_without_runs(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with pytest.raises(UsageError, match=r"there is no run in .*write run folders"):
+    with pytest.raises(UsageError, match=r"no run is in .*write run folders"):
         report([tmp_path / "runs"], None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     study = config.load_study("fashion_table1_warmup")
@@ -356,7 +356,7 @@ def test_a_report_overwrites_nothing_but_a_report(tmp_path: Path) -> None:
     for where, why in {
         trials: "no report wrote",
         run: "no report wrote",
-        out: "has runs in it that are reported on",
+        out: "contains runs of this report",
         kept: "results are never overwritten",
         tmp_path / "mine": "no report wrote",
         tmp_path / "mine/README.md": "is a file",
@@ -444,7 +444,7 @@ def test_links_in_the_folder_of_a_report_lead_nowhere(tmp_path: Path) -> None:
     assert (mine / "note").read_text() == "mine"
     shutil.rmtree(out / "arms")
     (out / "arms").symlink_to(mine)
-    with pytest.raises(UsageError, match="has a link to elsewhere in it"):
+    with pytest.raises(UsageError, match="contains a link to another place"):
         report([trials], None, out)
     assert [path.name for path in mine.iterdir()] == ["note"]
 
@@ -496,8 +496,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("words", "sentence"),
     [
         ([], "no run is given"),
-        (["nowhere"], "nowhere is no folder"),
-        (["tests/golden"], "no run in tests/golden (tests/golden/launch: it has no config.yaml)"),
+        (["nowhere"], "nowhere is not a folder"),
+        (
+            ["tests/golden"],
+            "no run is in tests/golden (tests/golden/launch: it has no config.yaml)",
+        ),
         (["results", "--study", "nothing"], "+study=nothing does not exist"),
         (["--table", "nowhere.md"], "cannot be read"),
     ],

@@ -197,7 +197,7 @@ def test_a_missing_apex_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pypis_apex_is_told_apart_without_being_imported(tmp_path: Path) -> None:
     """It begins with `from pyramid_mailer.interfaces import IMailer`, and has a folder lib."""
     sentence = refusal(tmp_path, __init__="raise SystemExit('imported')", lib="")
-    assert f"the apex in {tmp_path}/apex is another package, as PyPI's of that" in sentence
+    assert f"the apex in {tmp_path}/apex is another package, such as the apex" in sentence
     assert re.search("pip uninstall apex, then .*setup/apex.sh", sentence)
     assert sentence.endswith(", or write optim.fused=torch")
 
@@ -219,13 +219,13 @@ STAND_IN = f"from {apex_stand_in.__name__} import FusedSGD as Real\n"
         ),
         (
             "class FusedSGD(Real):\n    def step(self): self.param_groups[0]['lr'] = 0.0",
-            r"from 1 by 0.25 it came to 1, and in a skipped update to 1",
+            r"from 1 by 0.25 it gave 1, and in a skipped update 1",
         ),
         (
             "class FusedSGD(Real):\n    def get_momentums(self, params):\n"
             "        self._dummy_overflow_buf.zero_()\n"
             "        return super().get_momentums(params)",
-            r"from 1 by 0.25 it came to 0.75, and in a skipped update to 0.375",
+            r"from 1 by 0.25 it gave 0.75, and in a skipped update 0.375",
         ),
     ],
 )

@@ -140,11 +140,11 @@ def test_a_checkpoint_is_read_without_running_code(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "executed"),)
 
     saved = content(replace(tiny(), recipe={"name": Malicious()}), tmp_path)
-    with pytest.raises(UsageError, match="runs/a is damaged or no checkpoint") as refusal:
+    with pytest.raises(UsageError, match="runs/a is damaged or not a checkpoint") as refusal:
         checkpoint.decode_checkpoint(saved, "runs/a")
     assert not (tmp_path / "executed").exists()
     # torch's own words are how to load it all the same.
-    assert "could run a program" in str(refusal.value)
+    assert "could run code" in str(refusal.value)
     assert "weights_only" not in str(refusal.value)
 
 
@@ -171,7 +171,7 @@ def test_a_zip_that_cannot_be_listed_is_no_traceback(at: int) -> None:
     content = bytearray(file.getvalue())
     entry = content.index(b"PK\1\2")
     content[entry + at - 2 : entry + at + 2] = b"\xff\xff\xff\xff"
-    with pytest.raises(ValueError, match=r"it is no (whole zip archive|file of torch.save)"):
+    with pytest.raises(ValueError, match=r"it is not a (complete zip archive|file of torch.save)"):
         checkpoint.load_numbers(bytes(content))
 
 
@@ -185,7 +185,7 @@ def test_another_content_is_refused(tmp_path: Path) -> None:
     odd: Any = "much"
     contents.append(content(replace(tiny(), recipe=odd), tmp_path))
     for each in contents:
-        with pytest.raises(UsageError, match="runs/a is damaged or no checkpoint"):
+        with pytest.raises(UsageError, match="runs/a is damaged or not a checkpoint"):
             checkpoint.decode_checkpoint(each, "runs/a")
 
 
@@ -204,7 +204,7 @@ def test_a_newer_lsgd_is_named_and_its_file_stays(
         fields = vars(tiny(1)) | {"averages": 1, "trace": 2}
         patch.setattr(checkpoint, "vars", lambda _: fields, raising=False)
         checkpoint.write(tiny(1), tmp_path)
-    with pytest.raises(UsageError, match=r"\(it has averages, trace\); go on with that version"):
+    with pytest.raises(UsageError, match=r"\(it has averages, trace\); resume with that version"):
         open_once(made)
     assert not list(tmp_path.glob("*.damaged"))
 

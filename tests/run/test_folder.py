@@ -120,9 +120,7 @@ def test_the_fingerprint_of_a_network_that_goes_as_it_did_stays(network: str, al
 def test_a_rehearsal_is_named_as_what_is_there(tmp_path: Path) -> None:
     """The words of the real run differ from it in numbers that its user has never written."""
     open_once(recipe("rehearse=true", f"run_dir={tmp_path}"))
-    with pytest.raises(
-        UsageError, match=r"holds a rehearsal \(rehearse=true\), .* another run_dir"
-    ):
+    with pytest.raises(UsageError, match=r"holds a dry run \(dry_run=true\), .* another run_dir"):
         open_once(recipe(f"run_dir={tmp_path}"))
 
 
@@ -156,8 +154,8 @@ def test_a_damaged_newest_one_gives_way_to_the_one_before(tmp_path: Path, copied
     made = recipe(f"run_dir={tmp_path}")
     opened = open_once(made)
     assert (opened.content, opened.checkpoint_path) == (older, f"{tmp_path}/checkpoint-2.pt")
-    assert f"{tmp_path}/{name} is damaged or no checkpoint" in opened.warning
-    assert "goes on from checkpoint-2.pt, at step 2, and what is damaged is" in opened.warning
+    assert f"{tmp_path}/{name} is damaged or not a checkpoint" in opened.warning
+    assert "resumes from checkpoint-2.pt, at step 2, and the damaged file is" in opened.warning
     assert (tmp_path / f"{name}.damaged").read_bytes() == newer[:-100]
     assert checkpoint.read(tmp_path / checkpoint.FILE) == older
     assert open_once(made) == replace(opened, warning="")
@@ -244,7 +242,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(
         ("file", r"cannot be written \(.*write run_dir=PATH"),
         ("file/below", r"cannot be written \(.*write run_dir=PATH"),
         ("null", r"cannot be written \(.*write run_dir=PATH"),
-        (".", "run_dir=. holds files of something else"),
+        (".", "run_dir=. holds files that are not of a run"),
     ],
 )
 def test_files_in_the_way_are_refused_and_left_alone(

@@ -53,7 +53,7 @@ def test_a_follower_is_no_process_of_the_job(
     assert not [line for line in lines if line.startswith(("RANK=", "WORLD", "OMPI", "SLURM"))]
     assert str(os.getsid(0)) not in [line.strip() for line in lines]
     assert lines[-1] == "released"
-    assert said == [f"sent to mlflow by a process of its own: {tmp_path}/tracker-mlflow.log"]
+    assert said == [f"sent to mlflow by a separate process: {tmp_path}/tracker-mlflow.log"]
 
 
 def test_what_is_not_sent_at_the_end_is_said_once(
@@ -79,7 +79,7 @@ def test_what_is_still_on_its_way_is_not_said_to_be_missing(
     made.end(0.1)
     (tmp_path / "go").write_text("\n")
     assert made.processes["mlflow"].wait(200) == 0
-    assert "the process that sends the run to mlflow goes on with the rest: " in said[-1]
+    assert "the process that sends the run to mlflow continues with the rest: " in said[-1]
     assert f"`lsgd track {tmp_path} --to mlflow` sends the rest later" in said[-1]
 
 

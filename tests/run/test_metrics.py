@@ -223,9 +223,11 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], ["faster on this GPU: hardware=a100, or channels_last=true, compile=true and larger "
-              "passes one by one; and precision=tf32 or bfloat16, which makes another run"]),
-        (["hardware=a100"], ["deterministic=false: the same run again differs in its last bits"]),
+        ([], [(
+            "faster on this GPU: hardware=a100, or channels_last=true, compile=true and larger "
+            "micro-batches one by one; and precision=tf32 or bfloat16, which makes another run"
+        )]),
+        (["hardware=a100"], ["deterministic=false: a repeated run differs in its last bits"]),
         (["hardware=a100", "deterministic=true"], []),
         (["compile=true"], []),
     ],

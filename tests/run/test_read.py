@@ -50,7 +50,10 @@ def test_a_run_that_names_no_metric_is_of_the_top_1_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"metric": "bleu"}, "of the metric bleu, and this lsgd knows loss, top1_error, top5_err"),
+        (
+            {"metric": "bleu"},
+            "has the metric bleu, and this lsgd supports loss, top1_error, top5_err",
+        ),
         ({"test_perplexity": None}, "metrics.jsonl has no number for test_perplexity of epoch 9"),
     ],
 )
@@ -116,24 +119,24 @@ def test_a_rehearsal_is_never_finished(tmp_path: Path) -> None:
     words = ("+recipe=fashion_bs64", "rehearse=true")
     run = read_run(write_run(tmp_path / "a", *words, errors=[30.0] * 9))
     assert not run.finished
-    assert run.state == "a rehearsal"
+    assert run.state == "a dry run"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("config.yaml", "- a\n- b\n", "config.yaml is no mapping of keys to values"),
+        ("config.yaml", "- a\n- b\n", "config.yaml is not a mapping of keys to values"),
         ("config.yaml", "name: [", "config.yaml cannot be read"),
         ("config.yaml", "\udcff\udcfe\0", "config.yaml cannot be read"),
-        ("config.yaml", "data: [1]\n", "config.yaml is of no run of this lsgd"),
+        ("config.yaml", "data: [1]\n", "config.yaml is not of a run of this lsgd"),
         (
             "config.yaml",
             "data: {workload: speech, window: 35}\n",
-            "of no run of this lsgd: data.workload=speech is unknown to this version of lsgd",
+            "not of a run of this lsgd: data.workload=speech is unknown to this version of lsgd",
         ),
         ("config.yaml", "trainer: {max_epochs: 3}\n", "there is no key 'trainer'"),
-        ("config.yaml", "name: ${oc.env:HOME}\n", "'${oc.env:HOME}' in it, which stands for"),
-        ("config.yaml", "data: {skip_list: /etc/passwd}\n", "in data.skip, and not in a file"),
+        ("config.yaml", "name: ${oc.env:HOME}\n", "'${oc.env:HOME}' in it, which refers to"),
+        ("config.yaml", "data: {skip_list: /etc/passwd}\n", "in data.skip, not in a file"),
         ("config.yaml", "a: &a [1]\nb: [*a, *a]\n", "config.yaml cannot be read (an alias"),
         ("config.yaml", "a: " + "[" * 1000 + "]" * 1000, "more than 20 levels"),
         ("config.yaml", "a: [" + "1," * 100_000 + "]", "more than 50000 values"),

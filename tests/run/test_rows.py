@@ -31,7 +31,7 @@ def test_rows_end_at_the_first_damaged_line(
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read_rows(tmp_path / "metrics.jsonl")
 
 

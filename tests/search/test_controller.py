@@ -237,9 +237,9 @@ def test_what_would_befall_all_of_them_ends_the_search(ends: type[ExitError]) ->
 def test_a_folder_of_something_else_is_refused(content: str) -> None:
     work = Work(search())
     (work.folder / DEFINITION).write_text(content)
-    with pytest.raises(UsageError, match=r"not say which search this is .*; move the folder away"):
+    with pytest.raises(UsageError, match=r"not define a search .*; move the folder away"):
         folder_id(work.folder)
-    with pytest.raises(UsageError, match=r"not say which search this is .*; move the folder away"):
+    with pytest.raises(UsageError, match=r"not define a search .*; move the folder away"):
         check_folder(work.folder, work.space)
 
 

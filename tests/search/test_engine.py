@@ -270,5 +270,7 @@ def test_a_journal_that_cannot_be_written_ends_the_search_with_a_sentence(tmp_pa
     number = engine.ask()
     (tmp_path / JOURNAL).rename(tmp_path / "away")
     (tmp_path / JOURNAL).mkdir()
-    with pytest.raises(PreemptedError, match=r"journal\.log cannot be read or written .* goes on"):
+    with pytest.raises(
+        PreemptedError, match=r"journal\.log cannot be read or written .* to resume"
+    ):
         engine.tell(number, FAILED)

@@ -40,7 +40,7 @@ def test_the_page_says_who_never_arrived(points: list[Trial], tmp_path: Path) ->
     write_page([record], tmp_path, "command")
     text = (tmp_path / "README.md").read_text()
     if len(points) == 1:
-        assert "No point has reached its target: steps to top-1 error 5.00 %" in text
+        assert "No trial has reached its target: steps to top-1 error 5.00 %" in text
     else:
         assert "2 of 2 never" in text
         assert "200.00, 1 of 2 never" in text

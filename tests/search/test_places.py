@@ -57,5 +57,5 @@ def test_a_queue_that_does_not_answer_is_asked_again(
     assert asked.read_text().count("\n") == 4
     monkeypatch.setattr(backends, "PATIENCE", 0)
     asked.write_text("")
-    with pytest.raises(UsageError, match="squeue says: Socket timed out"):
+    with pytest.raises(UsageError, match="squeue fails: Socket timed out"):
         backends._queued(trial)

@@ -45,23 +45,23 @@ def points(place: StudyFolder, name: str = "small") -> list[tuple[str, dict]]:
 @pytest.mark.distributed
 def test_it_ends_with_a_page_and_goes_on_with_more_points(place: StudyFolder) -> None:
     """One diverges; the same words train nothing; two searches at once share what is left."""
-    code, said = search(place, "trials=3", "compared_seeds=[5]", **{"lr>0.3": "3"})
+    code, said = search(place, "trials=3", "holdout_seeds=[5]", **{"lr>0.3": "3"})
     assert code == 0, said
-    assert "runs/searches/small: 3 points, 0 of them tried" in said
-    assert re.search(r"point 2 of 3 \(reference_lr \S+, momentum 0.\d\): top-1 error \S+ %, ", said)
+    assert "runs/searches/small: 3 trials, 0 of them done" in said
+    assert re.search(r"trial 2 of 3 \(reference_lr \S+, momentum 0.\d\): top-1 error \S+ %, ", said)
     assert (
-        "point 1 of 3 (reference_lr 0.417, momentum 0.9): failed: diverged in epoch 2 of 4" in said
+        "trial 1 of 3 (reference_lr 0.417, momentum 0.9): failed: diverged in epoch 2 of 4" in said
     )
-    assert "the best point, seed 5: top-1 error" in said
-    assert "the recipe as it is, seed 5: top-1 error 15.00 %" in said
+    assert "the best trial, seed 5: top-1 error" in said
+    assert "the unchanged recipe, seed 5: top-1 error 15.00 %" in said
     assert re.search(
         r"best: top-1 error \S+ % with schedule.reference_lr=\S+ optim.momentum=", said
     )
     page = (place.folder / FOLDER / "README.md").read_text()
-    assert "3 points of 3: 2 finished, 1 failed." in page
+    assert "3 trials of 3: 2 finished, 1 failed." in page
     assert "diverged in epoch 2 of 4" in page
     starts = place.starts()
-    code, said = search(place, "trials=3", "compared_seeds=[5]")
+    code, said = search(place, "trials=3", "holdout_seeds=[5]")
     assert (code, place.starts()) == (0, starts)
     # More points, by two searches, each with two jobs; both end when all is done.
     both = [place.start(*SEARCH, "trials=5", "--jobs", "2", command="search") for _ in range(2)]
@@ -80,12 +80,12 @@ def test_told_to_stop_its_trials_save_and_the_same_command_goes_on(place: StudyF
     job.send_signal(signal.SIGTERM)
     said, _ = job.communicate(timeout=600)
     assert job.returncode == 75, said
-    assert "stopped; the same command goes on with it" in said
+    assert "stopped; rerun the same command to resume it" in said
     [folder] = (place.folder / TRIALS).glob("*[0-9a-f]/")
     assert members.job_pids(folder) == []
     code, said = search(place, "epochs=400", "trials=1")
     assert code == 0, said
-    assert "goes on after epoch" in said
+    assert "resumes after epoch" in said
     assert place.epochs(folder) == list(range(1, 401))
 
 
@@ -172,23 +172,23 @@ def test_killed_at_thirty_random_moments(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("", "which search? Write one, for example search=digits; --searches lists them"),
+        ("", "no search is given; write for example search=digits; --searches lists them"),
         ("+search=smal", "+search=smal does not exist; did you mean small?"),
         ("+search=small seed=1", "write seeds=[0] for the seeds of every point"),
-        ("+search=small space.a=1", "is a field of a search's file; write a file of your own"),
+        ("+search=small space.a=1", "is a field of a search file; write your own file"),
         ("+search=small trials=0", "search small: trials is too small; write 1"),
         ("+search=small sampler=cma", "sampler=cma is unknown; write one of grid, random, tpe, gp"),
         ("+search=small epoch=1", "there is no key 'epoch'; did you mean epochs?"),
-        ("+search=small optim.momentum=0.3", "a search that tries optim.momentum; leave it out"),
+        ("+search=small optim.momentum=0.3", "a search that varies optim.momentum; leave it out"),
         ("+search=small schedule.reference_batch=0", "schedule.reference_batch=0 is not possible"),
         ("+search=small --jobs 0", "0 is not a whole number of 1 or more"),
         (
             "+search=small --launch k8s --kind mpijob --image a --claim c",
-            "a search does not see what becomes of jobs on Kubernetes",
+            "a search cannot follow jobs on Kubernetes",
         ),
-        ("+search=small --report a --out b", "--report FOLDER … takes --out FOLDER"),
-        ("--report a", "takes --out FOLDER, where the page goes"),
-        ("--report a --out b", "a has no points.json of a search; write the folder of one"),
+        ("+search=small --report a --out b", "--report FOLDER … takes only --out FOLDER"),
+        ("--report a", "takes only --out FOLDER, the folder of the page"),
+        ("--report a --out b", "a has no points.json of a search; write the folder of a search"),
         ("+search=small --out b", "--out is for --report"),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_search_that_was_changed_since_is_told_from_the_old(
     file = tmp_path / "recipes/search/small.yaml"
     file.write_text(file.read_text().replace("1e-4", "1e-3"))
     assert main(["+search=small", "--print"]) == 2
-    assert "is of a search with another space: its file small.yaml has changed" in (
+    assert "belongs to a search with a different space: its file small.yaml has changed" in (
         capsys.readouterr().err
     )
 
@@ -227,7 +227,7 @@ def test_what_is_printed_leaves_nothing(
     monkeypatch.setattr(paths, "_PACKAGE", installation / "lsgd")
     monkeypatch.chdir(tmp_path)
     assert main(["+search=small", "--print"]) == 0
-    assert capsys.readouterr().out == "# runs/searches/small: 6 points, 0 of them begun\n"
+    assert capsys.readouterr().out == "# runs/searches/small: 6 trials, 0 of them started\n"
     assert not [*tmp_path.iterdir()]
 
     FOLDER.mkdir(parents=True)
@@ -236,7 +236,7 @@ def test_what_is_printed_leaves_nothing(
     before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
     assert main(["+search=small", "--print"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("# runs/searches/small: 6 points, 1 of them begun\n# 1: reference_lr ")
+    assert said.startswith("# runs/searches/small: 6 trials, 1 of them started\n# 1: reference_lr ")
     assert " run_dir=runs/trials/digits-seed0-" in said
     assert {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()} == before
 
@@ -250,6 +250,5 @@ def test_without_optuna_it_says_what_to_type(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["+search=digits", "--print"]) == 2
     assert (
-        capsys.readouterr().err
-        == f"lsgd: a search needs Optuna; type {install_command('search')}\n"
+        capsys.readouterr().err == f"lsgd: a search needs Optuna; run {install_command('search')}\n"
     )

@@ -73,7 +73,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     write_page([RECORD], tmp_path, "the command")
     page = (tmp_path / "README.md").read_text()
     for part in (
-        "6 points of 6: 4 finished, 1 pruned, 1 failed.",
+        "6 trials of 6: 4 finished, 1 pruned, 1 failed.",
         "Best: reference_lr 0.01, hidden 30, top-1 error 12.00 %.",
         "| one: reference_lr 0.01, hidden 30 |     17.50 ± 3.54 | 11.00 ± 1.41 | 35.0 ± 21.2 % |",
         "|   1 | 0.01 | 30 | 12.00 |",
@@ -93,7 +93,7 @@ def test_several_searches_make_one_page(tmp_path: Path) -> None:
         save_record(replace(RECORD, name=name, sampler=sampler), tmp_path / name)
     folders = [str(tmp_path / name) for name in "abc"]
     assert main(["--report", *folders, "--out", str(tmp_path / "out")]) == 0
-    assert "18 points of 18" in (tmp_path / "out/README.md").read_text()
+    assert "18 trials of 18" in (tmp_path / "out/README.md").read_text()
     assert "tpe, 2 searches" in (tmp_path / "out/best.svg").read_text()
     assert main(["--report", *folders, "--out", str(tmp_path / "out")]) == 2
 

@@ -45,8 +45,8 @@ def test_the_recipe_as_it_is_needs_no_values() -> None:
         ("seed=1", r"write seeds=\[0\] for the seeds of every point"),
         ("run_dir=a", "the folder of a trial is named by recipe"),
         ("++name=a", "a trial has the name of its recipe"),
-        ("rehearse=true", "a rehearsal has no result"),
-        (f"{LR}=0.1", "cannot be said to a search that tries schedule.reference_lr"),
+        ("rehearse=true", "a dry run has no result"),
+        (f"{LR}=0.1", "cannot be overridden in a search that varies schedule.reference_lr"),
     ],
 )
 def test_words_that_cannot_be_said(word: str, sentence: str) -> None:
@@ -93,7 +93,7 @@ def test_words_that_change_the_search_change_its_folder() -> None:
         return search_folder(SearchSpace(config.load_search("digits", *words), of_recipe)).name
 
     assert folder() == "digits"
-    assert folder("trials=50", "compared_seeds=[7]") == "digits"
+    assert folder("trials=50", "holdout_seeds=[7]") == "digits"
     assert folder("sampler=tpe", of_recipe=("epochs=8",)) == "digits"
     others = [
         folder("sampler=gp"), folder("sampler_seed=1"), folder("seeds=[3]"),

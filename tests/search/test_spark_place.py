@@ -30,12 +30,15 @@ SPARK = "+search=small --launch spark"
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("+search=small --master local[2]", "--master is where Spark runs; write --launch spark"),
-        (f"{SPARK} --nodes 2", "option --nodes is not known to --launch spark, which takes --np N"),
+        ("+search=small --master local[2]", "--master is for --launch spark"),
+        (
+            f"{SPARK} --nodes 2",
+            "option --nodes is not an option of --launch spark, which takes --np N",
+        ),
         (f"{SPARK} --np 0", "0 is not a whole number of 1 or more"),
-        (SPARK, "Spark needs Java, and there is none; apt install openjdk-17-jre-headless"),
-        (f"java {SPARK}", "Spark needs Java, and there is none at JAVA_HOME=/no/java; apt install"),
-        (f"pyspark {SPARK}", "Spark is not installed; type"),
+        (SPARK, "Spark needs Java, which is missing; apt install openjdk-17-jre-headless"),
+        (f"java {SPARK}", "Spark needs Java, which is missing at JAVA_HOME=/no/java; apt install"),
+        (f"pyspark {SPARK}", "Spark is not installed; run"),
     ],
 )
 def test_what_cannot_begin(
@@ -100,7 +103,7 @@ def test_what_a_process_has_said_is_how_the_trial_ended(
     monkeypatch.setattr(module, "_collect", fail)
     returned = module._outcome(session, sent, 2, StopRequest([]))
     assert returned
-    assert returned.ending == ExitSummary(1, "Spark has lost it: Job aborted", lost=True)
+    assert returned.ending == ExitSummary(1, "Spark lost it: Job aborted", lost=True)
     refused = ExitSummary(2, "process 1 on b (pid 3) was refused: no data")
     said += f"Lost: {RemoteFailure(refused)}\n"
     returned = module._outcome(session, sent, 2, StopRequest([]))
@@ -168,7 +171,7 @@ def test_an_executor_that_does_not_see_the_folder_is_named(
 ) -> None:
     (tmp_path / "token").unlink()
     error = train(sent, Tasks("", "4321")).error
-    assert f"{tmp_path} is not seen by the executor on {os.uname().nodename}, though" in str(error)
+    assert f"{tmp_path} is not visible to the executor on {os.uname().nodename}, but" in str(error)
 
 
 OUTLIVES = """

@@ -225,7 +225,7 @@ def test_no_number_leaves_the_model_as_it_is() -> None:
         return str(diverged.value)
 
     (text,) = set(both(body))
-    assert text.startswith("the loss or a gradient of step 0 is not finite, and nothing was saved")
+    assert text.startswith("the loss or a gradient of step 0 is not finite; nothing was saved")
 
 
 def test_who_makes_no_update_is_given_up() -> None:
@@ -244,7 +244,5 @@ def test_a_model_elsewhere_is_refused() -> None:
     made = recipe("workers=1", "strategy=hogwild")
     workload = Learner(made, SingleComm(), CPU).workload
     model = workload.network().to("meta")
-    with pytest.raises(
-        UsageError, match=r"in the memory of the CPU, .* is on meta; write device=cpu"
-    ):
+    with pytest.raises(UsageError, match=r"in CPU memory, .* is on meta; write device=cpu"):
         Hogwild(made, workload, model, SingleComm(), MetricSums(2, CPU))

@@ -21,7 +21,7 @@ from lsgd.strategy.virtual import make_gates
 
 class Comm:
     def wait_for_restart(self, worker: int, after: int) -> int:
-        raise RuntimeError("the job is over")
+        raise RuntimeError("the job has ended")
 
 
 def a_server(comm: Any, tickets: int) -> LiveServer:

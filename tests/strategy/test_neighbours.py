@@ -38,7 +38,7 @@ def test_no_file_has_it() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (lambda path, token: (path, token[::-1]), "it finds other memory there"),
+        (lambda path, token: (path, token[::-1]), "the memory there is not that of process 0"),
         (lambda path, token: (f"{path}0000", token), "No such file or directory"),
     ],
     ids=["another machine", "nothing there"],
@@ -56,7 +56,7 @@ def test_who_cannot_share_it_is_refused_and_so_are_all(changed: Any, why: str) -
         return str(refused.value)
 
     (text,) = set(run_on_threads(2, body))
-    assert text.startswith("process 1: strategy=hogwild is for processes that share memory, and ")
+    assert text.startswith("process 1: strategy=hogwild needs processes that share memory, and ")
     assert why in text
     assert text.endswith("on one machine, in one container and as one user, or write "
                          "strategy=async strategy.order=live")  # fmt: skip
@@ -75,7 +75,7 @@ def test_the_end_of_a_process_is_seen_at_once() -> None:
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(
-            PeerLostError, match=r"^process 1 has ended, and the others cannot go on"
+            PeerLostError, match=r"^process 1 has ended, and the others cannot continue"
         ):
             neighbours.check()
         (descriptor,) = neighbours.lives

@@ -200,7 +200,7 @@ def test_rows_and_curves_have_it(tmp_path: Path) -> None:
 def test_strategies_with_other_steps_are_refused(strategy: str) -> None:
     made = compose_recipe("+recipe=fashion_lenet5", f"strategy={strategy}")
     with pytest.raises(
-        UsageError, match=f"not with strategy={strategy}; write strategy=allreduce, or"
+        UsageError, match=f"unlike strategy={strategy}; write strategy=allreduce, or"
     ):
         check_recipe(replace(made, noise_scale=True))
 
@@ -211,7 +211,7 @@ def test_strategies_with_other_steps_are_refused(strategy: str) -> None:
 )
 def test_steps_of_one_pass_have_nothing_to_compare(words: str, how: str) -> None:
     made = compose_recipe("+recipe=fashion_bs64", ON, *words.split())
-    with pytest.raises(UsageError, match=f"make one pass a step; {how}"):
+    with pytest.raises(UsageError, match=f"make one micro-batch per step; {how}"):
         check_world_size(made, 1)
     several = compose_recipe("+recipe=fashion_bs64", ON, "workers=8", "workers_per_pass=8")
     check_world_size(several, 2)

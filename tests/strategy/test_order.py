@@ -18,7 +18,7 @@ def played(gates: list[AdmissionGate], tickets: int, workers: int, *rows: list[i
     left = Tickets(tickets)
     script = play_orders([order(*rows)], lambda _: gates, left, workers)
     if left.left:
-        raise UsageError("this order of pushes is one of another run: it is too short")
+        raise UsageError("this event order belongs to another run: it is too short")
     return script
 
 
@@ -68,7 +68,7 @@ def test_the_first_pushes_make_the_update_and_the_late_one_is_dropped() -> None:
     ],
 )
 def test_an_order_of_another_run_is_refused(rows: list[list[int]]) -> None:
-    with pytest.raises(UsageError, match=r"^this order of pushes is one of another run"):
+    with pytest.raises(UsageError, match=r"^this event order belongs to another run"):
         played(asynchronous(1, 2), 5, 2, *rows)
 
 

@@ -31,7 +31,7 @@ def test_the_fullest_server(network: str, servers: int, placement: str) -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_no_server_is_without_a_parameter(placement: str) -> None:
     assert all(place_on_all(LENET5, 10, placement))
-    with pytest.raises(UsageError, match="servers=11 are more than have any of this network's 10"):
+    with pytest.raises(UsageError, match="servers=11 are more than this network's 10 parameters"):
         place_on_all(LENET5, 11, placement)
 
 

@@ -55,23 +55,23 @@ def test_an_order_has_at_most_two_bytes_per_push(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
 def test_what_is_no_order_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "orders.npz").write_bytes(content)
-    with pytest.raises(UsageError, match=r"orders\.npz cannot be read as orders of pushes \("):
+    with pytest.raises(UsageError, match=r"orders\.npz cannot be read as an event order \("):
         load_orders(tmp_path / "orders.npz")
 
 
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "orders.npz", run=np.arange(3), rows=np.ones((1, 3)), events=np.arange(7))
-    with pytest.raises(UsageError, match=r"its rows are not those of its events"):
+    with pytest.raises(UsageError, match=r"its rows do not match its events"):
         load_orders(tmp_path / "orders.npz")
     np.savez(tmp_path / "orders.npz", weights=np.arange(3))
-    with pytest.raises(UsageError, match=r"cannot be read as orders of pushes"):
+    with pytest.raises(UsageError, match=r"cannot be read as an event order"):
         load_orders(tmp_path / "orders.npz")
 
 
 def test_an_order_of_another_run_is_refused(tmp_path: Path) -> None:
     some().save(tmp_path / "orders.npz")
     words = {"strategy__name": "async", "strategy__order": str(tmp_path / "orders.npz")}
-    sentence = "has 2 workers whose pushes are handled in 2 orders, and this recipe has 3 and 1"
+    sentence = "has 2 workers and event orders of 2 servers, and this recipe has 3 and 1"
     with pytest.raises(UsageError, match=sentence):
         RecordedOrders(with_fields(BASE, workers=3, **words), some())
 

@@ -479,7 +479,7 @@ def test_an_order_that_ends_in_mid_epoch_is_trained_to_its_end(tmp_path: Path) -
     assert [task.step for task in tasks] == list(range(7))
     for task in tasks:
         train_step(learner, task, inputs.train(task.micro_batches))
-    with pytest.raises(UsageError, match=r"recorded\.npz ends after step 7, as the run"):
+    with pytest.raises(UsageError, match=r"recorded\.npz ends after step 7, where the"):
         learner.strategy.synchronize()
     assert learner.next_step == 7
 
@@ -505,5 +505,5 @@ def test_an_order_is_read_once_and_kept_with_the_run(tmp_path: Path) -> None:
     learner.strategy.save_artifacts(tmp_path)
     kept = replace(made, strategy=replace(made.strategy, order=str(tmp_path / "orders.npz")))
     assert kept.fingerprint == fingerprint != replace(made).fingerprint
-    with pytest.raises(UsageError, match="has changed since this job began to read it; copy"):
+    with pytest.raises(UsageError, match="has changed since this job started to read it;"):
         Learner(made, SingleComm(), CPU)

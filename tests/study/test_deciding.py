@@ -30,7 +30,7 @@ def test_a_claim_that_is_decided_gets_no_more_seeds(place: StudyFolder) -> None:
     assert {name for name, times in starts.items() if times > 1} <= {"digits-seed3"}
     assert "not resolved with 4 seeds: a is worse than b" in said
     page = (place.folder / "runs/studies/claimed/README.md").read_text()
-    assert "looked at with 3 to 4 seeds" in page
+    assert "tested with 3 to 4 seeds" in page
     claims = json.loads((place.folder / "runs/studies/claimed/summary.json").read_text())["claims"]
     assert [claim["outcome"] for claim in claims] == ["holds", "not resolved"]
     assert [claim["level"] > least for claim, least in zip(claims, (0.9, 0.95), strict=True)] == [

@@ -34,7 +34,7 @@ def test_a_failure_costs_no_other(place: StudyFolder) -> None:
     code, said = place.run(*QUICK)
     assert code == 1, said
     assert "small: 4 trials, 2 to train" in said
-    assert "1 of 2  digits, seed 0: goes on after epoch 1" in said
+    assert "1 of 2  digits, seed 0: resumes after epoch 1" in said
     assert place.starts() == ALL | {"digits-seed0": 2}
     assert place.epochs(place.run_folder("digits")) == list(range(1, 31))
     # The same words would diverge again.
@@ -50,7 +50,7 @@ def test_told_to_stop(place: StudyFolder) -> None:
     job.send_signal(signal.SIGINT)
     said, _ = job.communicate(timeout=600)
     assert job.returncode == 75, said
-    assert "stopped; the same command goes on" in said
+    assert "stopped; rerun the same command to resume" in said
     assert place.starts() == {"digits-seed0": 1, "digits-seed1": 1}
     for seed in (0, 1):
         folder = place.run_folder("digits", seed)
@@ -109,7 +109,7 @@ def test_a_real_trial_through_a_launch_script(place: StudyFolder) -> None:
     folder = place.run_folder("digits")
     assert place.epochs(folder) == list(range(1, 31))
     assert place.starts() == {"digits-seed0": 2}
-    assert re.search(r"1 of 1  digits, seed 0: goes on after epoch \d+, processes: 1\n", said)
+    assert re.search(r"1 of 1  digits, seed 0: resumes after epoch \d+, processes: 1\n", said)
     assert re.search(r"1 of 1  digits, seed 0: top-1 error \d\.\d\d %", said)
     assert "top-1 error" in folder.with_name(f"{folder.name}.log").read_text()
     assert members.job_pids(folder) == []
@@ -123,5 +123,5 @@ def test_trials_that_all_end_before_their_first_step_are_not_all_tried(place: St
     dead = dict.fromkeys((*ALL, "digits-seed2", "digits_unscaled-seed2"), "dead")
     code, said = place.run(*QUICK, "seeds=[0,1,2]", **dead)
     assert code == 1, said
-    assert said.count("not begun, as the first 3 trials ended before their first step") == 3
+    assert said.count("not started, as the first 3 trials ended before their first step") == 3
     assert len(place.starts()) == 3

@@ -62,22 +62,22 @@ def test_a_study_that_cannot_be_read_stops_no_other(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("", "which study? Write one, for example study=digits; --studies lists them"),
+        ("", "no study is given; write for example study=digits; --studies lists them"),
         ("small", "'small' is not of the form key=value; write study=small"),
         ("+study=smal", "+study=smal does not exist; did you mean small?"),
-        ("+study=small +study=digits", "which study? Write one"),
-        ("+study=small name=a", "'name=a' cannot be said to a study"),
+        ("+study=small +study=digits", "no study is given; write"),
+        ("+study=small name=a", "'name=a' cannot be overridden in a study"),
         ("+study=small seed=1", "write seeds=[0,1] for some of them"),
         ("+study=small ++run_dir=a", "the folder of a trial is named by recipe, seed"),
         ("+study=small +recipe=digits", "a study has its recipes"),
-        ("+study=small rehearse=true", "a rehearsal has no result"),
+        ("+study=small rehearse=true", "a dry run has no result"),
         (
             "+study=small seeds=[0,0]",
             "seeds=[0,0] must be a number of seeds or a list of",
         ),
         (
             "+study=small --max-seeds 5",
-            "--max-seeds 5 is of --until-decided; add that, or",
+            "--max-seeds 5 needs --until-decided; add that, or",
         ),
         ("+study=small --until-decided", "study small has no claim to decide; leave out"),
         (
@@ -90,7 +90,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
             "model.last_gamma=0 makes fashion_bs64 and fashion_bs64_gamma0 the same run",
         ),
         ("+study=small --launch k8s --kind mpijob --image a --claim c", "write --print for the"),
-        ("+study=small seeds=x", "seeds=x must be a number of seeds or a list of different ones"),
+        ("+study=small seeds=x", "seeds=x must be a number of seeds or a list of distinct seeds"),
         ("+study=small epoch=1", "there is no key 'epoch'; did you mean epochs?"),
         ("+study=small --launch sbatch", "write one of horovodrun, k8s, local, mpirun"),
         ("+study=small --nodes 2", "--nodes is an option of torchrun,"),
@@ -119,7 +119,7 @@ def test_a_queue_that_does_not_answer_is_no_reason_to_train_twice(
     trial.job_path.parent.mkdir(parents=True)
     trial.job_path.write_text("Submitted batch job 12\n")
     with pytest.raises(
-        UsageError, match=r"whether job 12 .* is not known \(squeue is not installed"
+        UsageError, match=r"it is unknown whether job 12 .* \(squeue is not installed"
     ):
         assert trial.active_job
 

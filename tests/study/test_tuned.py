@@ -51,7 +51,7 @@ def test_a_recipe_is_trained_with_what_its_search_has_found(searched: Path) -> N
         write_run(trial.folder, config.to_yaml(trial.recipe))
     page = report([Path("runs/trials")], study, Path("out")) / "README.md"
     text = page.read_text()
-    assert "`schedule.reference_lr=1.0`, the best point of `runs/searches/mine`" in text
+    assert "`schedule.reference_lr=1.0`, the best trial of `runs/searches/mine`" in text
     assert re.search(r"\| tuned +\|.*10\.00", text)
 
 
@@ -68,8 +68,8 @@ def write_run(folder: Path, recipe: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("gone", "where no search is; run python -m lsgd.search +search=mine first"),
-        ("more", "which has tried 2 of 3 points; the command that began it goes on with it"),
+        ("gone", "where no search exists; run python -m lsgd.search +search=mine first"),
+        ("more", "which has tried 2 of 3 trials; rerun its command to resume it"),
         ("other", "which is a search of fashion_bs64; write a search of digits"),
     ],
 )
@@ -89,5 +89,5 @@ def test_a_search_that_does_not_suit_is_told(wrong: str, sentence: str, searched
 
 def test_only_a_search_gives_an_entry_words() -> None:
     entries = [replace(STUDY.entries[0], words=["epochs=3"]), STUDY.entries[1]]
-    with pytest.raises(UsageError, match="has words for digits; write a recipe with them"):
+    with pytest.raises(UsageError, match="has overrides for digits; write a recipe with them"):
         check_study(replace(STUDY, entries=entries), config.sorted_recipe_names())

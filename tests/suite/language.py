@@ -1,9 +1,10 @@
-"""A check of names and docstrings by the rules of this project's language: `make lint` runs it.
+"""A check of names, docstrings and messages by the rules of this project; `make lint` runs it.
 
     python tests/suite/language.py
 
 A class is a noun phrase, no function word and no bare participle. The first line of a docstring is
-understandable alone, and some idioms say less than a noun or a number.
+understandable alone, and some idioms say less than a noun or a number. Neither these nor the words
+that only this project used are in a message of lsgd.
 """
 
 import ast
@@ -26,6 +27,11 @@ IDIOMS = re.compile(
     r"\b(com(e|es|ing) to [a-z0-9 ]*\b(number|value|result)|so many|alike|by itself|told to leave|"
     r"comes? back|what (it|they|some|all) comes? to)\b"
 )
+MESSAGES = re.compile(
+    r"\b(the same (words|command goes on)|go(es)? on|says nothing|mend(ed|s)?|for want of|told|"
+    r"(is|are) no (?!longer\b|more\b|such\b)[a-z]+|left no words|comes? back|is back)\b"
+)
+"""Idioms that a message has a standard term for: rerun, resume, has no effect, fix, is not a …"""
 
 
 def faults(source: str) -> Iterator[tuple[int, str]]:
@@ -46,12 +52,30 @@ def faults(source: str) -> Iterator[tuple[int, str]]:
                     yield node.lineno, f"a docstring has the idiom {idiom[0]!r}"
 
 
+def message_faults(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, sentence) for each text of a module, other than docstrings, with an idiom.
+
+    >>> [*message_faults("raise UsageError('a is no folder')")]
+    [(1, "a message has the idiom 'is no folder'")]
+    """
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):  # parents before their children
+        if isinstance(node, ast.Expr):
+            docstrings.add(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            idiom = MESSAGES.search(node.value) or IDIOMS.search(node.value)
+            if idiom and node not in docstrings:
+                yield node.lineno, f"a message has the idiom {idiom[0]!r}"
+
+
 def main() -> int:
     """Print each fault with its file and line; return 1 if there is one."""
     code = 0
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for line, sentence in faults(path.read_text("utf-8")):
+            source = path.read_text("utf-8")
+            messages = message_faults(source) if folder == "lsgd" else ()
+            for line, sentence in (*faults(source), *messages):
                 print(f"{path.relative_to(ROOT)}:{line}: {sentence}")
                 code = 1
     return code

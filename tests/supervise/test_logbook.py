@@ -111,7 +111,7 @@ def test_on_a_full_disk_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_never_has_its_space_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = pytest.raises(NotSavedError, match=r"supervise\.log could not be written to its end")
+    said = pytest.raises(NotSavedError, match=r"supervise\.log could not be written completely")
     with said, open_logbook(tmp_path, screen=io.StringIO()) as logbook:
         fill(logbook, monkeypatch)
         logbook.log_event("start", "it starts")

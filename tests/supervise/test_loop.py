@@ -59,15 +59,15 @@ def starts(folder: Path) -> list[int]:
     ("plan", "code", "made", "says"),
     [
         (["0"], 0, 1, "done"),
-        (["2"], 2, 1, "was refused: so it was planned, after step 0"),
-        (["2-early"], 2, 1, "was refused"),
+        (["2"], 2, 1, "reported a usage error: so it was planned, after step 0"),
+        (["2-early"], 2, 1, "reported a usage error"),
         (["3"], 3, 1, "process 1 on {host} (pid "),
         (["killed", "0"], 0, 2, "was killed, most likely by signal 9"),
         (["segfault", "0"], 0, 2, "crashed: Fatal Python error: Segmentation fault"),
         (["launcher-killed", "0"], 0, 2, "was killed by signal 9"),
-        (["4", "save-4", "4"], 4, 3, "an input failed twice at the same place"),
-        (["6"], 6, 1, "look after the disk"),
-        (["130"], 130, 1, "somebody has ended it"),
+        (["4", "save-4", "4"], 4, 3, "an input failed twice at the same step"),
+        (["6"], 6, 1, "check the disk"),
+        (["130"], 130, 1, "it was interrupted by the user"),
         (["75", "75", "75", "0"], 0, 4, "was preempted and has saved"),
         (
             ["raises", "save-raises", "5", "raises", "raises"],
@@ -102,7 +102,7 @@ def test_restarts_can_be_limited(tmp_path: Path, supervised) -> None:
     plan = ["save-raises", "save-raises", "save-raises"]
     code, said = supervised("--restarts", "1", *words(tmp_path / "run", *plan))
     assert code == 1
-    assert "--restarts 1 are used up" in said
+    assert "--restarts 1 is reached" in said
     assert starts(tmp_path / "run") == [3, 3]
 
 
@@ -210,4 +210,4 @@ def test_a_command_that_ends_well_has_trained(supervised, tmp_path: Path) -> Non
     """Where it has not, its exit code is no news of the run."""
     code, said = supervised("true", f"run_dir={tmp_path / 'run'}")
     assert code == 1
-    assert f"nothing has trained in {tmp_path / 'run'}" in said
+    assert f"no run was trained in {tmp_path / 'run'}" in said

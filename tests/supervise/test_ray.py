@@ -27,7 +27,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     assert main(["2", "--", "true"]) == 2
-    assert capsys.readouterr().err == f"lsgd: Ray is not installed; type {install_command('ray')}\n"
+    assert capsys.readouterr().err == f"lsgd: Ray is not installed; run {install_command('ray')}\n"
 
 
 def test_what_it_prints_last_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_who_is_killed_is_back(tmp_path: Path, victim: str, start) -> None:
     said, _ = program.communicate(timeout=200)
     assert program.returncode == 75, said
     assert "lsgd: process 1 was killed by signal 9 after" in said
-    assert "started again, as life 1\n" in said
+    assert "restarting it (restart 1)\n" in said
 
 
 @pytest.mark.ray

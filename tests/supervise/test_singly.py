@@ -54,8 +54,8 @@ def test_who_is_killed_is_back_and_nothing_stays(tmp_path: Path, start) -> None:
     said, _ = program.communicate(timeout=200)
     assert program.returncode == 0, said
     assert lives(tmp_path) == ["0.0", "1.0", "1.1", "2.0", "2.1"]
-    assert re.search("lsgd: process 1 was killed by signal 9 after [0-9]+ s; it is started", said)
-    assert "s; it is started again, as life 1\n" in said
+    assert re.search("lsgd: process 1 was killed by signal 9 after [0-9]+ s; restarting it", said)
+    assert "s; restarting it (restart 1)\n" in said
     assert "process 2 crashed with code 1 after" in said
     child = int((tmp_path / "child").read_text())
     wait_until(lambda: not psutil.pid_exists(child))  # it is dead, and to be reaped by init
@@ -115,7 +115,7 @@ def test_a_supervisor_lets_the_others_go_on(tmp_path: Path, start) -> None:
     assert program.returncode == 0, said
     rows = [("start", None), ("lost", 2), ("returned", 2), ("end", None)]
     assert events(tmp_path) == rows
-    assert "was killed, most likely by signal 9, as it left no words; it is to be started" in said
+    assert "was killed, most likely by signal 9, as it printed nothing; restarting it" in said
     assert members.job_pids(tmp_path) == []
 
 

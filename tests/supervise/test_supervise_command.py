@@ -18,11 +18,11 @@ from lsgd.supervise.__main__ import main, read
         ("--hosts a:0,b:1 true {hosts}{np}", "a:0,b:1 is not of the form HOST:N,HOST:N"),
         (
             "--processes 2 --min-processes 4 true {np}",
-            "--min-processes 4 is more than the 2 to begin with; write 2 or less",
+            "--min-processes 4 is more than the 2 at the start; write 2 or less",
         ),
         (
             "--hosts a:1,b:1 --min-processes 3 true {hosts}{np}",
-            "--min-processes 3 is more than the 2 to begin with; write 2 or less",
+            "--min-processes 3 is more than the 2 at the start; write 2 or less",
         ),
     ],
 )
@@ -37,14 +37,14 @@ def test_numbers_that_make_no_sense_are_refused(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("true", "names no run folder"),
-        ("--processes 2 true run_dir=run", "belong together"),
-        ("true run_dir=run {np}", "belong together"),
-        ("--hosts a:8 true run_dir=run {np}", "{hosts} in the command and --hosts"),
-        ("--hosts a true run_dir=run {np}", "a is not of the form HOST:N,HOST:N; --help"),
+        ("true", "has no run_dir"),
+        ("--processes 2 true run_dir=run", "and the other way round"),
+        ("true run_dir=run {np}", "and the other way round"),
+        ("--hosts a:8 true run_dir=run {np}", "{hosts} in the command needs --hosts"),
+        ("--hosts a true run_dir=run {np}", "a is not of the form HOST:N,HOST:N; see --help"),
         ("no-such-program run_dir=run", "no-such-program cannot be started"),
-        ("--processes 2 true run_dir=run{np}", "would be another folder with other processes"),
-        ("true run_dir=.", "holds files of something else"),
+        ("--processes 2 true run_dir=run{np}", "would change with the number of processes"),
+        ("true run_dir=.", "holds files that are not of a run"),
     ],
 )
 def test_what_makes_no_sense_leaves_nothing(

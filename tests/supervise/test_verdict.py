@@ -25,8 +25,8 @@ def test_who_is_blamed() -> None:
     assert blamed(0, 0, launcher=0).code == 0
     assert "process 0" in blamed(None, None, launcher=137).cause
     assert "killed by signal 6" in blamed(None, launcher=134).cause
-    assert (
-        blamed(0, 0, launcher=1).cause == "mpirun ended with exit code 1, and no process said why"
+    assert blamed(0, 0, launcher=1).cause == (
+        "mpirun ended with exit code 1, and no process gave a reason"
     )
 
 

@@ -55,7 +55,7 @@ def test_what_cannot_be_read(own: Data) -> None:
         open_texts(own)
     (root / "own.valid.txt").unlink()
     os.mkfifo(root / "own.valid.txt")
-    with pytest.raises(UsageError, match=r"cannot be read .*it is no regular file"):
+    with pytest.raises(UsageError, match=r"cannot be read .*it is not a regular file"):
         open_texts(own)
     (root / "own.valid.txt").unlink()
     with pytest.raises(

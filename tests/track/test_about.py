@@ -55,7 +55,7 @@ def test_an_id_of_others_is_a_word(content: str, tmp_path: Path) -> None:
     """And neither a condition of a search nor a traceback."""
     run = read_run(write_run(tmp_path / "a", *WORDS))
     (tmp_path / "a/tracker-mlflow.json").write_text(content)
-    with pytest.raises(UsageError, match=r"tracker-mlflow.json has no id in it; remove it"):
+    with pytest.raises(UsageError, match=r"tracker-mlflow.json contains no id; remove it"):
         tracked_run_info(run, "mlflow")
 
 

@@ -143,7 +143,7 @@ def test_one_process_at_a_time_sends_a_run(
     with log_of(folder, "mlflow").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         says = usage_error(command.main, capsys, str(folder), "--to", "mlflow")
-    assert "another process sends" in says
+    assert "another process is sending" in says
     assert not tracker.has
 
 
@@ -189,8 +189,12 @@ def test_a_run_is_followed_to_its_last_row(
     assert tracker.has[-1].values["outcome"] == 7.5
     assert [conclusion.finished for conclusion in tracker.conclusions] == [True]
     lines = [re.sub(r"^\S+ \S+  ", "", line) for line in capsys.readouterr().out.splitlines()]
-    down = "mlflow cannot be reached and is tried again and again"
-    assert lines[:3] == [f"{down} (open)", "mlflow is back: in memory", f"{down} (sent)"]
+    down = "mlflow cannot be reached; retrying"
+    assert lines[:3] == [
+        f"{down} (open)",
+        "mlflow can be reached again: in memory",
+        f"{down} (sent)",
+    ]
     assert lines[-1] == "mlflow has everything"
 
 

@@ -51,7 +51,7 @@ def test_auto_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert_same_run(tmp_path / "auto", tmp_path / "fixed")
     start = read_rows(tmp_path / "auto" / "metrics.jsonl")[0]
     line = start["machine"].split("; ")[-1]
-    before, _, after = said.partition("timing passes of 1, 2, 4, … workers\n")
+    before, _, after = said.partition("timing micro-batches of 1, 2, 4, … workers\n")
     assert not before
     assert line in after
     name, _, rest = line.partition(": ")

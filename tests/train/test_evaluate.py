@@ -92,7 +92,7 @@ def test_the_command_says_the_error(
     assert capsys.readouterr().out.startswith("3 images: top-1 error ")
     torch.save(models.resnet50().state_dict(), tmp_path / "resnet50.pth")
     assert main([str(tmp_path / "resnet50.pth"), *words(root)]) == 2
-    assert "has not the weights of resnet50 for 3 classes" in capsys.readouterr().err
+    assert "does not have the weights of resnet50 for 3 classes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
     saved = Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint()
     changed = saved.recipe | {group: saved.recipe[group] | fields}
     checkpoint.write(replace(saved, recipe=changed), tmp_path)
-    sentence = f"^{unknown} is unknown to this version of lsgd; go on with the version that wrote"
+    sentence = f"^{unknown} is unknown to this version of lsgd; resume with the version that wrote"
     with pytest.raises(UsageError, match=sentence):
         evaluate_checkpoint(tmp_path / checkpoint.FILE)
 
@@ -129,7 +129,7 @@ def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
     torch.save({"model": plain, "args": None}, tmp_path / "theirs.pth")
     assert evaluate_weights(tmp_path / "theirs.pth", recipe) == expected
     torch.save(plain | {"module.x": torch.zeros(2)}, tmp_path / "theirs.pth")
-    with pytest.raises(UsageError, match="has not the weights of small_resnet"):
+    with pytest.raises(UsageError, match="does not have the weights of small_resnet"):
         evaluate_weights(tmp_path / "theirs.pth", recipe)
 
 
@@ -142,13 +142,11 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path) -> None:
         evaluate_weights(tmp_path / "text.pth", ["+recipe=bs256"])
     for values in ([1], {1: torch.zeros(2)}):
         torch.save(values, tmp_path / "list.pth")
-        with pytest.raises(
-            UsageError, match=r"list\.pth holds no weights by their names; give a file"
-        ):
+        with pytest.raises(UsageError, match=r"list\.pth holds no weights by name; give a file"):
             evaluate_weights(tmp_path / "list.pth", ["+recipe=bs256"])
     torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "plain.pth")
     with pytest.raises(
-        UsageError, match=r"plain\.pth is damaged or no .* weights, add a recipe .*\+recipe="
+        UsageError, match=r"plain\.pth is damaged or not a .* weights, add a recipe .*\+recipe="
     ):
         evaluate_checkpoint(tmp_path / "plain.pth")
     torch.save({"fingerprint": "f", "model": {}}, tmp_path / "checkpoint.pt")
@@ -170,7 +168,7 @@ def test_weights_are_read_without_running_code(
     torch.save(Malicious(), "old.pth", _use_new_zipfile_serialization=False)
     Path("pickled.pth").write_bytes(pickle.dumps(Malicious()))
     for name in ("new.pth", "old.pth", "pickled.pth"):
-        assert "could run a program" in usage_error(main, capsys, name, "+recipe=digits")
+        assert "could run code" in usage_error(main, capsys, name, "+recipe=digits")
     assert not Path("executed").exists()
 
 
@@ -181,7 +179,7 @@ def test_a_word_that_would_make_another_run_is_refused(
     checkpoint.write(saved.checkpoint(), tmp_path)
     path = str(tmp_path / checkpoint.FILE)
     for word in ("model=resnet20", "data=fashion-mnist", "model.name=resnet20", "seed=5"):
-        assert f"{word} would make another run of {path}" in usage_error(main, capsys, path, word)
-    assert "this one was started alone; leave it out" in usage_error(
+        assert f"{word} would change the run of {path}" in usage_error(main, capsys, path, word)
+    assert "this process was started without one; leave it out" in usage_error(
         main, capsys, path, "comm=torch"
     )

@@ -121,7 +121,7 @@ def test_a_checkpoint_is_evaluated_to_the_error_it_was_saved_with(
     assert found["val"].counts["images"] == 355
     # How it was loaded is no part of it, and a group's word chooses as on the training's line.
     assert evaluate_checkpoint(file, ["val_batch=7", "inputs=memory"]) == found
-    with pytest.raises(UsageError, match="would make another run"):
+    with pytest.raises(UsageError, match="would change the run"):
         evaluate_checkpoint(file, ["inputs=synthetic"])
 
 
@@ -177,7 +177,7 @@ def test_rehearsal(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (step, pytest.approx(original.lr(step), rel=1e-12)) for step in steps
     ]
     printed = capsys.readouterr().out
-    assert "rehearsal done: steps, evaluations and checkpoints" in printed
+    assert "dry run done: steps, evaluations and checkpoints" in printed
     for replaced in (
         "worker_batch 32 -> 2",
         "model resnet50 -> small_resnet",

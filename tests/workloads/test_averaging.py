@@ -150,9 +150,12 @@ def test_a_network_without_bn_may_be_averaged() -> None:
     ("words", "message"),
     [
         (("averaging=ema", "strategy=local"), "not of strategy=local; write averaging=none, or"),
-        (("averaging=ema", "bn_statistics=last"), "bn_statistics=last is of the weights, and"),
-        (("averaging.half_life=5",), "half_life=5 says nothing with averaging=none; leave it"),
-        (("averaging=ema", "averaging.epochs=5"), "epochs=5 says nothing with averaging=ema"),
+        (
+            ("averaging=ema", "bn_statistics=last"),
+            "bn_statistics=last belongs to the last weights, and",
+        ),
+        (("averaging.half_life=5",), "half_life=5 has no effect with averaging=none; leave it"),
+        (("averaging=ema", "averaging.epochs=5"), "epochs=5 has no effect with averaging=ema"),
         (("averaging=ema", "averaging.half_life=0"), "averaging.half_life=0"),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_run_goes_on_and_says_what_its_checkpoint_is_evaluated_to(
         (("+recipe=digits", "bn_statistics.examples=0"), "bn_statistics.examples=0"),
         (
             ("+recipe=ptb_small", "bn_statistics=precise"),
-            "bn_statistics.name=precise says nothing with data.workload=language",
+            "bn_statistics.name=precise has no effect with data.workload=language",
         ),
     ],
 )

@@ -132,7 +132,9 @@ def test_a_processor_without_an_lstm_in_bfloat16_is_named(monkeypatch: pytest.Mo
 
     model = LanguageModeling(PTB, CPU).network()
     monkeypatch.setattr(torch.nn.LSTM, "forward", fails)
-    said = r"precision=bfloat16 is not for the LSTM .* cpu \(could not create a .*\); write"
+    said = (
+        r"precision=bfloat16 is not supported by the LSTM .* cpu \(could not create a .*\); write"
+    )
     with pytest.raises(UsageError, match=said):
         check_bfloat16(model, CPU)
     check_bfloat16(model.output, CPU)

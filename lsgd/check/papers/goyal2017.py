@@ -10,7 +10,7 @@ from lsgd.recipe import Recipe
 
 TITLE = "Goyal et al. 2017"
 WHO = "the paper"
-NOTE = "[12] is fb.resnet.torch, to which section 5.1 refers for what becomes of an image."
+NOTE = "[12] is fb.resnet.torch, to which section 5.1 refers for the augmentation of images."
 
 
 def rules(recipe: Recipe) -> dict[str, Rule]:

@@ -16,7 +16,7 @@ from lsgd.recipe import Recipe
 
 TITLE = "Hoffer, Hubara, Soudry 2017"
 WHO = "the code of Hoffer et al."
-NOTE = "code is github.com/eladhoffer/bigBatch, by which their networks were trained."
+NOTE = "code is github.com/eladhoffer/bigBatch, which trained their networks."
 WD = frozenset([1e-4])
 
 
