@@ -6,22 +6,31 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, replace
+from copy import deepcopy
+from dataclasses import MISSING, fields, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.conf import HydraConf
+from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import (
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
 from yaml import YAMLError
 
 from lsgd import paths
@@ -58,17 +67,66 @@ RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 
 
-class RecipesSearchPath(SearchPathPlugin):
-    """A Hydra plugin that adds lsgd's folder recipes/ to Hydra's search path, beside conf/."""
+class ShippedConfigs(ConfigSource):
+    """A Hydra source of YAML files that parses each version of a file once per process."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme of this source's addresses, such as lsgd:///work/conf."""
+        return "lsgd"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Load a copy of a configuration file, whose name has no ending."""
+        file = self._file(config_path)
+        state = file.stat()
+        config, package = _parse_config(file, state.st_mtime_ns, state.st_size)
+        return ConfigResult(self.provider, self.full_path(), deepcopy(config), {"package": package})
+
+    def available(self) -> bool:
+        """Return whether the folder of this source exists."""
+        return self.is_group("")
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether a path is a folder of this source."""
+        return Path(self.path, config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether a path is a configuration file of this source."""
+        return self._file(config_path).is_file()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """List the configuration files of a folder; lsgd has no folders inside of these."""
+        return paths.yaml_names(Path(self.path, config_path))
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path, f"{config_path.removesuffix('.yaml')}.yaml")
+
+
+@cache
+def _parse_config(file: Path, _modified: int, _size: int) -> tuple[Any, str | None]:
+    """Parse a YAML file of Hydra's into its configuration and the package that it names."""
+    header = file.read_text(encoding="utf-8")[:512]  # as far as Hydra's own source of files looks
+    package = re.search(r"^\s*#+\s*@package\s+(\S+)", header, re.MULTILINE)
+    return OmegaConf.load(file), package and package[1]
+
+
+class ShippedSearchPath(SearchPathPlugin):
+    """A Hydra plugin that puts lsgd's folders conf/ and recipes/ first on Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append lsgd's folder recipes/ to the search path of a Hydra composition."""
-        search_path.append("lsgd", f"file://{paths.recipes_dir()}")
+        """Prepend lsgd's two folders of configurations to the search path of a composition."""
+        for folder in (paths.recipes_dir(), paths.conf_dir()):
+            search_path.prepend("lsgd", f"{ShippedConfigs.scheme()}://{folder}")
 
 
-Plugins.instance().register(RecipesSearchPath)
-# No defaults for Hydra's own logs and launchers, which would double the size of a composition.
-ConfigStore.instance().store("config", HydraConf(defaults=[]), group="hydra")
+Plugins.instance().register(ShippedConfigs)
+Plugins.instance().register(ShippedSearchPath)
+# Of Hydra's own settings only those that a composition writes: no logs, launchers and sweepers.
+ConfigStore.instance().store(
+    "config",
+    {"overrides": OverridesConf(), "runtime": RuntimeConf(), "job": JobConf()},
+    group="hydra",
+)
 
 
 class RecipeParser(Parser):
@@ -218,14 +276,15 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
         plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
         given = plain, _parse_overrides(overrides, _text_keys())
         merged = OmegaConf.merge(_schema(Recipe), *given)
+        if missing := [name for name in _required_groups() if not any(name in g for g in given)]:
+            raise UsageError(_missing_message(missing))
         for key in PATH_FIELDS:
             value = OmegaConf.select(merged, key)
             if isinstance(value, str) and value.startswith("~"):
                 OmegaConf.update(merged, key, paths.expand_home(value))
-        missing = sorted(OmegaConf.missing_keys(merged))
-        if missing:
-            raise UsageError(_missing_message(missing))
         recipe = OmegaConf.to_object(merged)
+    except MissingMandatoryValue:
+        raise UsageError(_missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
     except ConfigKeyError as error:
         _refuse_key(str(error.full_key))
     except ValidationError as error:
@@ -241,25 +300,34 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
             f"a value in {' '.join(overrides)} cannot be read; close its brackets and quotes"
         ) from None
     assert isinstance(recipe, Recipe)
-    for key, entry in all_fields(Recipe):
-        # OmegaConf checks the elements of a list, but not nested lists.
-        if entry.type in (list[int], list[float], list[str]):
-            elements = OmegaConf.select(merged, key)
-            if not all(isinstance(element, get_args(entry.type)) for element in elements):
-                _refuse_type(key, elements)
-        # OmegaConf takes any number for true …
-        for source in given if entry.type is bool else ():
-            value = OmegaConf.select(source, key)
-            if isinstance(value, int) and value not in (0, 1):
-                _refuse_type(key, value)
-    for source in given:  # … and any number for a string
-        for rule, reason in (OmegaConf.select(source, "deviations") or {}).items():
-            if not isinstance(reason, str):
-                _refuse_type(f"deviations.{rule}", reason)
+    _check_loose_types(recipe, [OmegaConf.to_container(source) for source in given])
     if recipe.data.skip_list:
         recipe = replace(recipe, data=_without_skipped(recipe.data))
     check_recipe(recipe)
     return recipe
+
+
+def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
+    """Raise UsageError for values of a wrong type that OmegaConf accepts.
+
+    `sources` are the nested dictionaries from which the recipe was built.
+    """
+    for key, entry in all_fields(Recipe):
+        # OmegaConf checks the elements of a list, but not nested lists.
+        if entry.type in (list[int], list[float], list[str]):
+            elements = attrgetter(key)(recipe)
+            if not all(isinstance(element, get_args(entry.type)) for element in elements):
+                _refuse_type(key, elements)
+        # OmegaConf takes any number for true …
+        for source in sources if entry.type is bool else ():
+            group, _, name = key.rpartition(".")
+            value = ((source.get(group) or {}) if group else source).get(name)
+            if isinstance(value, int) and value not in (0, 1):
+                _refuse_type(key, value)
+    for source in sources:  # … and any number for a string
+        for rule, reason in (source.get("deviations") or {}).items():
+            if not isinstance(reason, str):
+                _refuse_type(f"deviations.{rule}", reason)
 
 
 def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recipe:
@@ -525,9 +593,19 @@ def _schema(kind: type[Recipe]) -> DictConfig:
     for entry in fields(kind):
         if group_of(entry.type):
             OmegaConf.set_readonly(schema[entry.name], None)
-            if entry.default_factory is MISSING:
-                schema[entry.name] = "???" if entry.default is MISSING else entry.default
+            if entry.default is None:
+                schema[entry.name] = None
     return schema
+
+
+@cache
+def _required_groups() -> tuple[str, ...]:
+    """Return the names of the groups that a recipe does not have by default."""
+    return tuple(
+        entry.name
+        for entry in fields(Recipe)
+        if group_of(entry.type) and entry.default is MISSING and entry.default_factory is MISSING
+    )
 
 
 def _with_placeholders(kind: Any) -> Any:
@@ -541,36 +619,25 @@ def _with_placeholders(kind: Any) -> Any:
     return kind(**values)
 
 
-def _defaults() -> dict[str, Any]:
-    """Return the untyped default of each recipe field, from which Hydra composes a recipe.
-
-    They are untyped since recipe_from_mapping has better messages for a wrong type.
-    """
-    none = {entry.name: None for entry in fields(Recipe) if entry.default is None}
-    values = asdict(_with_placeholders(Recipe)) | none
-    del values["replaced"]  # only a dry run sets it
-    return values
-
-
 def _compose(overrides: Sequence[str]) -> DictConfig:
     _check_overrides(overrides)
-    ConfigStore.instance().store("fields", _defaults())
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
             composed: DictConfig = compose("config", overrides=_ordered_overrides(overrides))
-            if isinstance(composed.deviations, DictConfig):
+            OmegaConf.set_struct(composed, False)
+            if isinstance(declared := composed.get("deviations"), DictConfig):
                 # null removes a deviation that a recipe in `defaults` declares.
-                declared = composed.deviations.items()
-                composed.deviations = {rule: why for rule, why in declared if why is not None}
-            _fill_folder_counts(composed.data)
+                for rule in [rule for rule, why in declared.items() if why is None]:
+                    del declared[rule]
+            _fill_folder_counts(composed.get("data"))
             return composed
     except (YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name}, line {mark.line + 1}" if mark else " ".join(overrides)
         raise UsageError(f"{where}: {_first_line(error)}; fix that file") from None
     except OverrideParseException as error:
-        _refuse_override(str(error.override))
+        _refuse_override(str(error.override).removeprefix("++"))
     except HydraException as error:
         _refuse_composition(error, overrides)
     except OmegaConfBaseException as error:
@@ -587,16 +654,22 @@ def _fill_folder_counts(data: Any) -> None:
     """
     if not isinstance(data, DictConfig) or OmegaConf.select(data, "name") != "folder":
         return
-    missing = [key for key in INDEXED_FIELDS if OmegaConf.is_missing(data, key)]
-    if missing and data.root is None:
+    missing = [key for key in INDEXED_FIELDS if key not in data]
+    root, index = data.get("root"), data.get("index")
+    if missing and root is None:
         raise UsageError(
             "data=folder needs the folder of images; write data.root=FOLDER, once `python "
             "-m lsgd.prepare folder FOLDER` has indexed it"
         )
-    if missing and isinstance(data.root, str) and isinstance(data.index, str | None):
-        index = paths.parse_path(data.index) if data.index else None
-        counted = count_images(paths.parse_path(data.root), index)
+    if missing and isinstance(root, str) and isinstance(index, str | None):
+        counted = count_images(paths.parse_path(root), paths.parse_path(index) if index else None)
         data.update({key: counted[key] for key in missing})
+
+
+@cache
+def _field_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields and of their groups."""
+    return frozenset(key for key, _ in all_fields(Recipe))
 
 
 @cache
@@ -634,17 +707,21 @@ def _ordered_overrides(overrides: Sequence[str]) -> list[str]:
 def _to_hydra_overrides(override: str) -> list[str]:
     """Translate one command-line override of a recipe into overrides in Hydra's grammar.
 
-    A key that may be new in an empty group gets plus signs, a text field quotes, and a network of a
-    library becomes model=library with its name.
+    Every value is forced into the configuration, whether a file has set the field or not, and a
+    field is set before it is deleted. Which keys there are is checked by the schema of Recipe. A
+    text field gets quotes, and a network of a library becomes model=library with its name.
     """
     key, value = key_and_value(override)
     if key == "model" and is_within(value, LIBRARIES):
-        return ["model=library", f"model.name={value}"]
-    if key in _text_keys() and "=" in override and not override.startswith("~"):
+        return ["model=library", f"++model.name={value}"]
+    if override.startswith("~"):
+        return [f"++{key}=0", override] if key in _field_keys() else [override]
+    if key == "recipe" or (key in _groups() and not value.startswith("{")):
+        return [override]
+    if key in _text_keys() and "=" in override:
         text = parse_text(key, value)
-        return [f"{override.partition('=')[0]}={'null' if text is None else quote(text)}"]
-    opens = override.startswith(("metric.epochs_to", "metric.steps_to", "model.options."))
-    return [f"++{override}" if opens else override]
+        value = "null" if text is None else quote(text)
+    return [f"++{key}={value}" if "=" in override else override]
 
 
 def _expand_group_override(override: str) -> str:
@@ -666,6 +743,7 @@ def _canonical(words: Sequence[str]) -> list[str]:
 
 def _check_overrides(overrides: Sequence[str]) -> None:
     """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
+    groups, recipes = _groups(), sorted_recipe_names()
     chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
@@ -681,13 +759,13 @@ def _check_overrides(overrides: Sequence[str]) -> None:
                 "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
             )
         if key == "recipe":
-            _check_choice(word, value, sorted_recipe_names())
-            if value in sorted_recipe_names():  # and not several, which are refused later
+            _check_choice(word, value, recipes)
+            if value in recipes:  # and not several, which are refused later
                 _check_recipe(value)
-        if key in _groups() and word == f"~{key}":
+        if key in groups and word == f"~{key}":
             raise UsageError(_missing_message([key]))
         of_library = key == "model" and is_within(value, LIBRARIES)
-        if key in _groups() and "=" in word and not of_library:
+        if key in groups and "=" in word and not of_library:
             _check_choice(word, value, choices(key))
         if re.match(r"hydra\b", key):
             raise UsageError(
@@ -701,7 +779,7 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
     if not value:
         raise UsageError(
             NO_RECIPE
-            if known == sorted_recipe_names()
+            if key_and_value(override)[0] == "recipe"
             else f"'{override}' has no value; write {override}NAME"
         )
     mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
@@ -732,26 +810,19 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         _refuse_key(unknown.group(1) or unknown.group(2))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         raise UsageError(
-            f"'{several.group(1)}' has several values and a run has one; write one, or a list in "
+            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write one, or a list in "
             "brackets where the key takes a list"
         ) from None
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
 
 
 def _refuse_key(key: str) -> NoReturn:
-    known = _keys()
-    if key == "deviations":
-        raise UsageError(
-            "deviations are given one by one, each with its reason; write +deviations.RULE=REASON"
-        ) from None
-    if key in known or key.startswith("deviations."):
-        raise UsageError(f"'{key}' is not in the recipe yet; write +{key}=VALUE") from None
     if key in _groups():
         raise UsageError(
-            f"the value of '{key}' is neither one of its choices nor keys that it has; write "
-            f"{key}=NAME for one of `--fields {key}`, or {key}.KEY=VALUE"
+            f"{key} is a choice without keys of its own; write {key}=NAME for one of `--fields "
+            f"{key}`"
         ) from None
-    hint = did_you_mean(key, [*known, *_groups(), "+recipe"])
+    hint = did_you_mean(key, [*_keys(), *_groups(), "+recipe"])
     raise UsageError(f"key '{key}' does not exist; {hint}") from None
 
 
