@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.differences import largest_difference
 from helpers.steps import copied, plain_optimizer, train, train_until_preempted, train_with_nan_loss
 from helpers.threaded import run_on_threads
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError
@@ -46,7 +46,7 @@ CUT = 4
 @cache
 def recipe(*words: str) -> Recipe:
     """The small recipe with these words; kept, since reading takes long."""
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 def difference(one: Checkpoint, other: Checkpoint) -> float:
@@ -96,7 +96,7 @@ def test_one_local_step_and_their_mean_is_synchronous_sgd(
 
     def made(strategy: str) -> Recipe:
         if base:
-            return config.load_recipe([*base, *ANY, *words, strategy, "strategy.local_steps=1"])
+            return compose_recipe(*base, *ANY, *words, strategy, "strategy.local_steps=1")
         return recipe(*words, strategy, "strategy.local_steps=1")
 
     one, other = (train(made(f"strategy={name}"), SingleComm()) for name in ("local", "allreduce"))
@@ -112,9 +112,7 @@ def test_outer_sgd_of_lr_1_without_momentum_is_the_mean() -> None:
 
 def test_diloco_is_a_word_for_the_numbers_of_its_paper() -> None:
     words = ["strategy=local", *RULES["nesterov"], "strategy.local_steps=500"]
-    one, other = (
-        config.load_recipe(["+recipe=digits", *each]) for each in (["strategy=diloco"], words)
-    )
+    one, other = (compose_recipe("+recipe=digits", *each) for each in (["strategy=diloco"], words))
     assert one.fingerprint == other.fingerprint
 
 

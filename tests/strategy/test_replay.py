@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.differences import largest_difference
 from helpers.steps import copied, plain_optimizer, train, train_until_preempted, train_with_nan_loss
 from helpers.threaded import run_on_threads
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.learner import Learner
@@ -63,7 +63,7 @@ OPTIMIZERS = [(), ("optim=adam",), ("optim=adagrad",), ("optim.clip_norm=0.5",),
 @cache
 def recipe(*words: str) -> Recipe:
     """The small recipe with these words; kept, since reading takes long."""
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 def difference(one: Checkpoint, other: Checkpoint) -> float:
@@ -229,7 +229,7 @@ def test_a_local_step_is_divided_by_what_its_own_examples_weigh() -> None:
     ]  # fmt: skip
     asynchronous = ["strategy=async", "strategy.local_steps=3"]
     plain, local = (
-        train(config.load_recipe([*words, *each]), SingleComm()) for each in ([], asynchronous)
+        train(compose_recipe(*words, *each), SingleComm()) for each in ([], asynchronous)
     )
     assert (plain.next_step, local.next_step) == (34, 12)
     assert largest_difference(local.model.state_dict(), plain.model.state_dict()) < 1e-12
@@ -420,14 +420,14 @@ def test_who_is_told_to_leave_tells_all(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["async on servers", "local steps"])
 def test_a_rehearsal_makes_its_six_steps(kind: str) -> None:
-    made = config.load_recipe([*WORDS, *KINDS[kind], "rehearse=true", "epochs=4"])
+    made = compose_recipe(*WORDS, *KINDS[kind], "rehearse=true", "epochs=4")
     steps = [step for _, each in made.epochs_from(0) for step in each]
     learner = train(made, SingleComm())
     assert learner.next_step == steps[-1] + 1
     assert len(steps) < made.total_steps
     # Of the steps left out nobody reads anything.
     assert len(learner.strategy.copies) <= 2 * made.workers
-    whole = config.load_recipe([*WORDS, *KINDS[kind], "epochs=4"])
+    whole = compose_recipe(*WORDS, *KINDS[kind], "epochs=4")
     assert [made.lr(step) for step in steps] == pytest.approx([whole.lr(step) for step in steps])
 
 
