@@ -6,6 +6,7 @@ from functools import cache
 from omegaconf import DictConfig
 
 from lsgd import config
+from lsgd.config import load_recipe
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -27,8 +28,9 @@ def _loaded(words: tuple[str, ...]) -> Recipe:
     """Compose a recipe; Hydra sees its config groups alone, once for all values of its fields."""
     groups = tuple(word for word in words if key_and_value(word)[0] in CONFIG_GROUPS)
     fields = [word for word in words if word not in groups]
-    if "data=folder" in words or any(word.startswith(("+", "~")) for word in fields):
-        return config.load_recipe(words)
+    as_typed = ("+", "~", "deviations.")  # what Hydra adds, removes or takes back
+    if "data=folder" in words or any(word.startswith(as_typed) for word in fields):
+        return load_recipe(words)
     recipe = config.recipe_from_mapping(_groups_composed(groups), *fields)
     if recipe.target and not config._is_as_published(recipe, words):
         recipe = replace(recipe, target=None)
