@@ -13,11 +13,11 @@ import torch
 from helpers import capabilities
 from helpers import reference_run as undisturbed_run
 from helpers.budget import CpuTimeReport
+from helpers.composed import compose_recipe
 from helpers.launching import SERVERS
 from helpers.soak import FaultSeries
 from hypothesis import settings
 
-from lsgd import config
 from lsgd.train import train
 
 # On busy cores, threads that wait for each other are far slower than a single one. This holds in
@@ -85,7 +85,7 @@ def test_data() -> Path:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run folder to which every disturbed run of the same overrides must be equal."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    train(config.load_recipe([*undisturbed_run.WORDS, f"run_dir={folder}"]))
+    train(compose_recipe(*undisturbed_run.WORDS, f"run_dir={folder}"))
     return folder
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from PIL import Image
 
-from lsgd import config
 from lsgd.bench import inputs
 from lsgd.bench.__main__ import main
 from lsgd.bench.loader_memory import resident_bytes
@@ -82,7 +82,7 @@ def test_the_whole_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_every_loader_does_the_same_work(root: Path) -> None:
     """In each round so many images of the same shape and range, with nothing left over."""
-    common = loader_setting(config.load_recipe(words(root)))
+    common = loader_setting(compose_recipe(*words(root)))
     loaders = open_loaders(common, rounds=3, batches=2)
     assert len(loaders.alone) + len(loaders.missing) == 4
     means = []
@@ -101,7 +101,7 @@ def test_every_loader_does_the_same_work(root: Path) -> None:
 
 def test_the_plan_is_the_runs_own_order(root: Path) -> None:
     """Of its first epoch, then its second: nothing twice before all were there."""
-    recipe = config.load_recipe(words(root))
+    recipe = compose_recipe(*words(root))
     plan = plan_batches(recipe, 4, 3)
     assert [[each.epoch for each in passes] for passes in plan] == [[0] * 3] * 2 + [[1] * 3] * 2
     for epoch in (plan[:2], plan[2:]):
@@ -150,7 +150,7 @@ def test_dalis_reader_leaves_out_what_is_skipped(root: Path) -> None:
     counted = words(root, "data.skip=[train/n00/0.JPEG]")
     for old, new in (*changed.items(), ("workers=2", "workers=1")):
         counted = [word.replace(old, new) for word in counted]
-    recipe = config.load_recipe(counted)
+    recipe = compose_recipe(*counted)
     common = loader_setting(recipe)
     ((images, labels),) = dali_reader(common, 1)(0)
     assert len(images) == 23

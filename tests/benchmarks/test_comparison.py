@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch import Tensor, nn
 
 from benchmarks import batchnorm, comparison, lars, step
 from benchmarks.bare_loop import BareLoop
 from benchmarks.scripts import with_plain_batchnorm
-from lsgd import config
 from lsgd.bench.loaders import micro_batches_of_step
 from lsgd.comm.single import SingleComm
 from lsgd.inputs.synthetic import SyntheticInputs
@@ -27,7 +27,7 @@ SMALL = ["+recipe=digits", "device=cpu", "data.train_examples=512", "model.last_
 
 
 def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*SMALL, *words])
+    return compose_recipe(*SMALL, *words)
 
 
 def task_of_step(made: Recipe, number: int) -> StepTask:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch import Tensor
 
 from benchmarks import fold, folded_steps
@@ -28,7 +29,6 @@ from benchmarks.folded_steps import (
     make_forest,
 )
 from benchmarks.torchfold import fetch_wheel, load_module
-from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 
 SST = "+recipe=sst_treelstm"
@@ -110,7 +110,7 @@ def test_torchfold_does_the_same() -> None:
     """Checked to be so before it is timed, and without a call less."""
     torchfold = load_module(fetch_wheel())
     assert counted(ways(torchfold)[TORCHFOLD]).rows == {"leaf": 6 * 8, "node": 6 * 7}
-    real, facts = RecipeTrees(load_recipe(SMALL)).methods(
+    real, facts = RecipeTrees(compose_recipe(*SMALL)).methods(
         torchfold, batch=5, count=1, training=True
     )
     assert TORCHFOLD in real
@@ -150,7 +150,7 @@ def test_a_way_to_other_values_or_gradients_is_refused(way: Callable[..., Tensor
 
 @pytest.fixture(scope="module")
 def real() -> RecipeTrees:
-    return RecipeTrees(load_recipe(SMALL))
+    return RecipeTrees(compose_recipe(*SMALL))
 
 
 def test_real_trees_are_all_gone_through(

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 
 from benchmarks import padding
 from benchmarks.padded_steps import PaddedSentences, PaddedSteps
 from lsgd.comm.single import SingleComm
-from lsgd.config import load_recipe
 from lsgd.recipe import PADDINGS, Recipe
 
 CONLL = "+recipe=conll_bilstm"
@@ -29,7 +29,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return load_recipe(SMALL)
+    return compose_recipe(*SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_what_is_wasted_is_what_the_cells_have_no_words_for(
 @pytest.mark.data
 def test_conll_wastes_87_percent(test_data: Path) -> None:
     """1 - sum of the lengths / (sentences x longest), and less in the order of the others."""
-    recipe = load_recipe([CONLL, f"data.root={test_data / 'conll2003'}"])
+    recipe = compose_recipe(CONLL, f"data.root={test_data / 'conll2003'}")
     wasted = {name: PaddedSentences(recipe, name, 16).wasted_share() for name in PADDINGS}
     assert wasted["global"] == 1 - 203621 / (14041 * 113)
     assert f"{100 * wasted['global']:.1f}" == "87.2"

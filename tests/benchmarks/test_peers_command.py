@@ -9,6 +9,7 @@ from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.folders import make_folder
 from helpers.usage_errors import usage_error
 
@@ -17,7 +18,6 @@ from benchmarks.peer_scripts import TIMM, TORCHVISION, lsgd_training
 from benchmarks.peers import OURS, OURS_DALI, OURS_GIVING_BACK, main, report
 from benchmarks.process_measurement import TrainingCommand
 from benchmarks.usage import Usage
-from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.inputs.index import open_indexes
 from lsgd.recipe import Recipe
@@ -50,7 +50,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Its recipe, of an epoch of several steps."""
     monkeypatch.setattr(peers, "BATCH", 2)
-    return load_recipe(peers.recipe_overrides(images, tmp_path / "index", 40, 3))
+    return compose_recipe(*peers.recipe_overrides(images, tmp_path / "index", 40, 3))
 
 
 def test_a_line_of_each_step_is_known_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,13 +70,13 @@ def test_the_images_are_indexed_elsewhere_and_counted(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "BATCH", 2)
-    few = load_recipe(peers.recipe_overrides(images, tmp_path / "index", 40, 3))
+    few = compose_recipe(*peers.recipe_overrides(images, tmp_path / "index", 40, 3))
     train, val = open_indexes(few.data, images)
     assert (len(train), len(val), len(train.classes())) == (12, 6, 3)
     assert train.file.parent != images
     assert (few.data.image_size, few.inputs.decoders, few.batch_size) == (40, 3, 2)
     assert (few.log_steps, few.inputs.loader, few.workers) == (1, "torchvision", 1)
-    assert load_recipe(["+recipe=bs256"]).model.name == few.model.name == "resnet50"
+    assert compose_recipe("+recipe=bs256").model.name == few.model.name == "resnet50"
 
 
 def test_the_scripts_get_what_the_recipe_has(few: Recipe, images: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 
 from benchmarks import strategies
 from benchmarks.strategies import LSGD, MIRRORED, SERVERS, TENSORFLOW, StrategyCell
 from lsgd.bench import results
-from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.job.children import OURS
 from lsgd.job.system import tagged_pids
@@ -58,7 +58,7 @@ def test_torch_and_tensorflow_train_the_same(
 
 def test_each_worker_gets_its_images_of_every_update(tmp_path: Path) -> None:
     """And their labels, as the loader of the recipe brings them."""
-    recipe = load_recipe([*LENET, "workers=3", "data.train_examples=400", "worker_batch=40"])
+    recipe = compose_recipe(*LENET, "workers=3", "data.train_examples=400", "worker_batch=40")
     of_workers = [np.fromfile(file, np.float32) for file in strategies._examples(recipe, tmp_path)]
     workload = open_workload(recipe, torch.device("cpu"))
     order = workload.example_order(0)

@@ -14,7 +14,7 @@ from helpers.composed import compose_recipe
 from torch import nn
 
 import lsgd.inputs.torchvision
-from lsgd import check, config, models, vision
+from lsgd import check, models, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.errors import UsageError
 from lsgd.inputs import decoder
@@ -339,7 +339,7 @@ def state(learner: Learner) -> dict[str, Any]:
     ],
 )
 def test_a_word_that_deviates_has_to_be_declared(word: str, rule: str | None) -> None:
-    recipe = config.load_recipe(["+recipe=digits", word])
+    recipe = compose_recipe("+recipe=digits", word)
     with pytest.raises(UsageError, match=r"^digits (deviates|declares)") as refused:
         verdict(recipe, check.rule_results(check.build_learner(recipe)))
     assert (rule or "deviations.epochs=null") in str(refused.value)
@@ -361,7 +361,7 @@ def test_made_up_images_are_other_data(name: str) -> None:
     """And no rule says what becomes of them: no crop, no resize, no colour."""
     words = SMALL if name == "bs1k" else (f"+recipe={name}",)
     data, *rest = check.rule_results(
-        check.build_learner(config.load_recipe([*words, "inputs=synthetic"]))
+        check.build_learner(compose_recipe(*words, "inputs=synthetic"))
     )
     assert data.run.startswith("made-up images for ")
     assert not data.is_followed
@@ -369,7 +369,7 @@ def test_made_up_images_are_other_data(name: str) -> None:
 
 
 def test_a_reason_that_is_empty_is_none() -> None:
-    recipe = config.load_recipe(["+recipe=digits", "deviations.epochs=''"])
+    recipe = compose_recipe("+recipe=digits", "deviations.epochs=''")
     with pytest.raises(UsageError, match="epochs and does not declare it"):
         verdict(recipe, check.rule_results(check.build_learner(recipe)))
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.joined_run import NaNLossImages, early_ends, train_with_comm
 from helpers.launching import launch
 from helpers.reference_run import newest_checkpoint, rows
 
-from lsgd import config
 from lsgd.comm import Comm, joined
 from lsgd.errors import PeerLostError
 from lsgd.recipe import CommSettings, Recipe
@@ -47,7 +47,7 @@ LEARNED = [
 @cache
 def recipe(*words: str) -> Recipe:
     """The small recipe with these words; kept, since reading takes long."""
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 class Noted(Hogwild):

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.joined_run import NaNLossImages, early_ends, train_with_comm, write_ends
 from helpers.launching import launch
 from helpers.reference_run import newest_checkpoint, rows
 
-from lsgd import config
 from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
 from lsgd.recipe import CommSettings, Recipe
@@ -75,7 +75,7 @@ class Told(LiveStrategy):
 @cache
 def recipe(*words: str) -> Recipe:
     """The small recipe with these words; kept, since reading takes long."""
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 def run(

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.launching import fork_command
 from helpers.reference_run import newest_checkpoint
 from helpers.soak import FaultSeries
 from helpers.started import Job, start_job
 
-from lsgd import config
 from lsgd.strategy.gate import Tickets
 from lsgd.strategy.order import play_orders
 from lsgd.strategy.recorded import load_orders
@@ -107,7 +107,7 @@ def again(recorded: Path, folder: Path, *words: str) -> None:
 
 def assert_each_batch_once(folder: Path, *words: str) -> None:
     """In each epoch every batch has been computed and applied, by one worker."""
-    recipe = config.load_recipe([*WORDS, *words])
+    recipe = compose_recipe(*WORDS, *words)
     orders = load_orders(folder / "orders.npz")
     assert [*orders.epochs] == [*range(recipe.epochs)]
     for of_epoch in orders.epochs.values():

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.launching import command
 from helpers.reference_run import LINGERING, WORDS, assert_equal
 from helpers.soak import FaultSeries
 from helpers.started import Job, start_job
 
-from lsgd import config
 from lsgd.job import members
 from lsgd.run.rows import read_rows
 from lsgd.train import train
@@ -86,7 +86,7 @@ def test_sixty_four_processes_lose_one_and_the_others_go_on(
 ) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
     words = ["workers=64", "worker_batch=4", "epochs=2", "schedule.milestones=[]"]
-    train(config.load_recipe([*WORDS, *words, f"run_dir={whole}"]))
+    train(compose_recipe(*WORDS, *words, f"run_dir={whole}"))
     with start_job(supervised("torch", folder, *words, LINGERING, size=64), folder) as job:
         job.until(lambda: job.step >= 3)
         os.kill(members.process_records(folder)[40].pid, signal.SIGKILL)

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import sparse
+from helpers.composed import compose_recipe
 from helpers.launching import command, fork_command, launch
 from helpers.reference_run import WORDS, assert_equal, newest_checkpoint, rows
 from helpers.started import start_job
 
-from lsgd import config
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.run import checkpoint, lock
 from lsgd.train import train
@@ -58,7 +58,7 @@ def test_a_signal_to_one_process_makes_all_leave_after_the_same_step(
             ), job.output_text
     assert 3 <= left.step <= 6
     assert [row["step"] for row in rows(run, "train")] == list(range(1, left.step + 1))
-    train(config.load_recipe([*WORDS, f"run_dir={run}"]))
+    train(compose_recipe(*WORDS, f"run_dir={run}"))
     assert_equal(run, undisturbed)
 
 
@@ -162,7 +162,7 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
     """Of four epochs only the third and fourth are evaluated, or all; see helpers/sparse.py."""
     words = [*WORDS, "data.val_examples=200", f"evaluation.every={every}"]
     whole, run = tmp_path / "undisturbed", tmp_path / "disturbed"
-    train(config.load_recipe([*words, f"run_dir={whole}"]))
+    train(compose_recipe(*words, f"run_dir={whole}"))
     epochs = rows(whole, "epoch")
     assert [row["epoch"] for row in epochs] == [1, 2, 3, 4]
     evaluated = [row["epoch"] for row in epochs if "val_top1_error" in row]
@@ -175,7 +175,7 @@ def test_evaluated_after_some_epochs_it_survives_between_and_on_them(
         assert tuple(rows(run, kind)[-1]["step"] for kind in ("epoch", "train")) == ROWS_LEFT[stop]
         if stop == "leave 8":
             assert (newest_checkpoint(run).step, list(newest_checkpoint(run).rates)) == (10, [1])
-    train(config.load_recipe([*words, f"run_dir={run}"]))
+    train(compose_recipe(*words, f"run_dir={run}"))
     assert_equal(run, whole)
 
 
@@ -184,7 +184,7 @@ def test_told_to_leave_in_an_evaluation_it_is_not_counted_as_made(
 ) -> None:
     disturb(2, "leave-evaluation 10", WORDS, tmp_path)
     assert (newest_checkpoint(tmp_path).step, list(newest_checkpoint(tmp_path).rates)) == (10, [1])
-    train(config.load_recipe([*WORDS, f"run_dir={tmp_path}"]))
+    train(compose_recipe(*WORDS, f"run_dir={tmp_path}"))
     assert_equal(tmp_path, undisturbed)
 
 
@@ -198,13 +198,13 @@ def test_a_run_that_stops_at_its_target_is_killed_between_and_on_evaluations(
     goal = ["metric.epochs_to={top1_error:100}", "metric.stop=true", "evaluation.every=3"]
     words = [*WORDS, "data.val_examples=200", *goal]
     whole, run = tmp_path / "undisturbed", tmp_path / "disturbed"
-    assert train(config.load_recipe([*words, f"run_dir={whole}"])) == 3
+    assert train(compose_recipe(*words, f"run_dir={whole}")) == 3
     assert "3 epochs to top-1 error 100.00 % (at the first evaluation" in capsys.readouterr().out
     assert ["val_top1_error" in row for row in rows(whole, "epoch")] == [False, False, True]
     for stop in stops:
         disturb(processes, stop, words, run)
     for _ in range(2):  # the second time nothing is left to train
-        assert train(config.load_recipe([*words, f"run_dir={run}"])) == 3
+        assert train(compose_recipe(*words, f"run_dir={run}")) == 3
         assert_equal(run, whole)
     assert "it is complete; nothing is left to train" in capsys.readouterr().out
 

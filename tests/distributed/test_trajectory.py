@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.capabilities import require_capability
+from helpers.composed import compose_recipe
 from helpers.differences import distance
 from helpers.joined_run import (
     NaNLossImages,
@@ -28,7 +29,6 @@ from helpers.joined_run import (
 from helpers.launching import launch
 from helpers.reference_run import WORDS, assert_equal, assert_equal_rows, newest_checkpoint, rows
 
-from lsgd import config
 from lsgd.comm import Comm, joined
 from lsgd.comm.single import SingleComm
 from lsgd.errors import PeerLostError
@@ -116,7 +116,7 @@ BY_ALLREDUCE = dict.fromkeys(("servers", "rows"), "strategy=allreduce")
 @cache
 def recipe(*words: str) -> Recipe:
     """The recipe of these words; kept, since reading takes long."""
-    return config.load_recipe([*words])
+    return compose_recipe(*words)
 
 
 def run(

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 from helpers.broken_machine import broken_environment
+from helpers.composed import compose_recipe
 
-from lsgd import config
 from lsgd.doctor import ABSENT, FAIL, PASS, CheckItem, ProbeResult, probe, run_probe, software
 from lsgd.doctor.datasets import datasets
 
@@ -114,7 +114,7 @@ def test_a_folder_that_a_desktop_has_looked_into_is_no_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LSGD_DATA", str(tmp_path))
-    data = config.load_recipe(["+recipe=bs256"]).data
+    data = compose_recipe("+recipe=bs256").data
     (root := tmp_path / "imagenet").mkdir()
     (root / ".DS_Store").touch()
     (root / "README.md").touch()

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.checkpoints import learner_after
+from helpers.composed import compose_recipe
 from helpers.exported import read, trained_learner
 from helpers.sparse_row_runs import PLAIN, RUNS
 
@@ -37,7 +38,7 @@ def test_tensors_are_equal_and_say_what_they_are_of(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("workload", ["language", "tagging", "trees"])
 def test_texts_give_their_tensors_too(workload: str, tmp_path: Path) -> None:
     """And the expression that is said to make their network makes it."""
-    learner = learner_after(config.load_recipe([*RUNS[workload], *PLAIN]), 0, 1)
+    learner = learner_after(compose_recipe(*RUNS[workload], *PLAIN), 0, 1)
     checkpoint.write(learner.checkpoint(), tmp_path)
     how = write(read(tmp_path, "safetensors"), "safetensors", tmp_path / "a.safetensors")
     tensors, _ = loaded(tmp_path / "a.safetensors")

@@ -3,18 +3,40 @@
 from dataclasses import replace
 from functools import cache
 
+from omegaconf import DictConfig
+
 from lsgd import config
+from lsgd.config import load_recipe
+from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
+from lsgd.recipe.dry_run import make_dry_run
+
+CONFIG_GROUPS = frozenset((*config._groups(), "recipe"))
 
 
 def compose_recipe(*words: str) -> Recipe:
     """Return a new copy of the recipe composed from these overrides, composed once per process.
 
-    A copy has no cached properties of earlier tests.
+    It is the recipe of config.load_recipe, without its explanations of errors. A copy has no
+    cached properties of earlier tests.
     """
     return replace(_loaded(words))
 
 
 @cache
 def _loaded(words: tuple[str, ...]) -> Recipe:
-    return config.load_recipe(words)
+    """Compose a recipe; Hydra sees its config groups alone, once for all values of its fields."""
+    groups = tuple(word for word in words if key_and_value(word)[0] in CONFIG_GROUPS)
+    fields = [word for word in words if word not in groups]
+    as_typed = ("+", "~", "deviations.")  # what Hydra adds, removes or takes back
+    if "data=folder" in words or any(word.startswith(as_typed) for word in fields):
+        return load_recipe(words)
+    recipe = config.recipe_from_mapping(_groups_composed(groups), *fields)
+    if recipe.target and not config._is_as_published(recipe, words):
+        recipe = replace(recipe, target=None)
+    return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+@cache
+def _groups_composed(groups: tuple[str, ...]) -> DictConfig:
+    return config._compose(config._canonical(groups))

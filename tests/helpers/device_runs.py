@@ -20,7 +20,8 @@ from torch import Tensor
 
 from helpers import accelerator
 from helpers.accelerator import Counts
-from lsgd import config, train
+from helpers.composed import compose_recipe
+from lsgd import train
 from lsgd.errors import UsageError
 from lsgd.learner import Learner
 from lsgd.prepare.indexing import index_folder
@@ -148,7 +149,7 @@ class ComparedRun:
 @cache
 def base(workload: str) -> Recipe:
     """Return the small base recipe of a workload, composed once per process."""
-    return config.load_recipe(WORKLOADS[workload])
+    return compose_recipe(*WORKLOADS[workload])
 
 
 FOLDER = Data("folder", 40, 8, 4, 3, 8, [0.5] * 3, [0.25] * 3, augmentation="crop_flip")

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from helpers import sentences, trees
-from lsgd import config
+from helpers.composed import compose_recipe
 from lsgd.recipe import Recipe
 
 # 7 steps an epoch, the last of 2 + 2 + 2 + 0 examples.
@@ -22,12 +22,10 @@ TAGGER = [
 @cache
 def recipe(corpus: Path, *words: str) -> Recipe:
     """Return the recipe of a small tagger for this corpus with these overrides, cached."""
-    return config.load_recipe([*TAGGER, *EVERY, *sentences.corpus_overrides(corpus), *words])
+    return compose_recipe(*TAGGER, *EVERY, *sentences.corpus_overrides(corpus), *words)
 
 
 @cache
 def tree_recipe(corpus: Path, *words: str) -> Recipe:
     """Return the recipe of a small TreeLSTM for this corpus with these overrides, cached."""
-    return config.load_recipe(
-        ["+recipe=sst_treelstm", *EVERY, *trees.corpus_overrides(corpus), *words]
-    )
+    return compose_recipe("+recipe=sst_treelstm", *EVERY, *trees.corpus_overrides(corpus), *words)

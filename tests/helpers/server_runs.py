@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from helpers.composed import compose_recipe
 from helpers.differences import distance
-from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
@@ -88,7 +88,7 @@ class NaNGradientImages(TinyImages):
 @cache
 def recipe(*words: str) -> Recipe:
     """Return the recipe of the runs with these overrides, cached since composing takes long."""
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 def make_learner(comm: Comm, strategy: StrategySettings, *words: str) -> Learner:

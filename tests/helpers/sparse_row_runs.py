@@ -5,9 +5,9 @@ from functools import cache
 
 import torch
 
+from helpers.composed import compose_recipe
 from helpers.differences import distance
 from helpers.server_runs import ALLREDUCE, make_steps
-from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.learner import Learner
@@ -59,7 +59,7 @@ CASES = {
 @cache
 def recipe(name: str, *words: str) -> Recipe:
     """Return the recipe of a run, cached since composing takes long and is not thread-safe."""
-    return config.load_recipe([*RUNS[name], *PLAIN, *words])
+    return compose_recipe(*RUNS[name], *PLAIN, *words)
 
 
 def make_learner(

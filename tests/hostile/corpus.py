@@ -22,10 +22,10 @@ import numpy as np
 import torch
 import yaml
 from helpers.checkpoints import WORDS, tiny
+from helpers.composed import compose_recipe
 from helpers.folders import make_folder
 from helpers.run_folders import write_finished_run
 
-from lsgd import config
 from lsgd.job.members import FOLDER
 from lsgd.rules.metric import TOP1
 from lsgd.run import checkpoint
@@ -235,7 +235,7 @@ _SAVED: list[checkpoint.Checkpoint] = []
 def _saved() -> checkpoint.Checkpoint:
     """Return a checkpoint of the digits recipe that can be evaluated; its weights are arbitrary."""
     if not _SAVED:
-        recipe = config.load_recipe([*WORDS, "inputs=synthetic"])
+        recipe = compose_recipe(*WORDS, "inputs=synthetic")
         _SAVED.append(replace(tiny(), recipe=asdict(recipe), fingerprint=recipe.fingerprint))
     return _SAVED[0]
 

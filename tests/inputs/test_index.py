@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.folders import DATA, copy, make_folder, write_folder_shards
 from numpy.typing import NDArray
 
-from lsgd import config
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.inputs import open_inputs
 from lsgd.inputs.index import ImageIndex, index_file, open_indexes, write_index
@@ -335,7 +335,7 @@ def test_shards_that_are_not_there_are_refused(root: Path, tmp_path: Path) -> No
 
 def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSGD_DATA", "nowhere")
-    recipe = config.load_recipe(["+recipe=bs8k"])
+    recipe = compose_recipe("+recipe=bs8k")
     with pytest.raises(UsageError, match="no imagenet at nowhere/imagenet") as refused:
         open_inputs(recipe, torch.device("cpu"))
     for help_ in ("data.root=", "inputs=synthetic", "rehearse=true", "+recipe=digits"):
@@ -355,4 +355,4 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
 )
 def test_a_loader_that_does_not_suit_the_dataset_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        open_inputs(config.load_recipe(words), torch.device("cpu"))
+        open_inputs(compose_recipe(*words), torch.device("cpu"))

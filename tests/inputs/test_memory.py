@@ -3,12 +3,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.micro_batches import evaluation_micro_batches
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lsgd import config
 from lsgd.inputs import memory, open_inputs
 from lsgd.inputs.arrays import ImageArrays
 from lsgd.inputs.memory import MemoryInputs
@@ -86,7 +86,7 @@ def test_validation_is_never_augmented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_digits_of_the_shipped_configuration() -> None:
     """Normalised by the mean and deviation of the training images that conf/ names."""
-    recipe = config.load_recipe(["+recipe=digits"])
+    recipe = compose_recipe("+recipe=digits")
     inputs = open_inputs(recipe, CPU)
     assert isinstance(inputs, MemoryInputs)
     everything = MicroBatch(0, np.arange(recipe.data.train_examples))

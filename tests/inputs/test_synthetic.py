@@ -1,8 +1,8 @@
 import numpy as np
 import torch
+from helpers.composed import compose_recipe
 from helpers.micro_batches import evaluation_micro_batches
 
-from lsgd import config
 from lsgd.inputs import open_inputs
 from lsgd.inputs.synthetic import SyntheticInputs
 from lsgd.recipe import Data
@@ -38,5 +38,5 @@ def test_another_seed_makes_other_images() -> None:
 
 
 def test_no_dataset_is_needed() -> None:
-    recipe = config.load_recipe(["+recipe=bs8k", "inputs=synthetic", "data.root=nowhere"])
+    recipe = compose_recipe("+recipe=bs8k", "inputs=synthetic", "data.root=nowhere")
     assert isinstance(open_inputs(recipe, CPU), SyntheticInputs)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 
 import lsgd.learner
 from lsgd.comm import describe
 from lsgd.comm.single import SingleComm
-from lsgd.config import load_recipe
 from lsgd.job import system
 from lsgd.job import threads as threads_module
 from lsgd.job.launcher import Launch
@@ -60,7 +60,7 @@ def test_a_run_sets_them_and_its_log_says_so(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(lsgd.learner, "set_num_threads", chosen.append)
     monkeypatch.setattr(lsgd.learner, "cores", lambda launch: 8)
-    Learner(load_recipe(words.split()), SingleComm(), CPU)
+    Learner(compose_recipe(*words.split()), SingleComm(), CPU)
     assert chosen == [threads]
     monkeypatch.setattr(lsgd.comm, "detect_launch", lambda: Launch("none"))
     monkeypatch.setattr(lsgd.comm, "cores", lambda launch: 8)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.models import make_network
 from lsgd.models.lenet import LeNet5
@@ -14,8 +14,8 @@ from lsgd.recipe.fields import trajectory
 def test_the_first_fully_connected_layer_is_as_wide_as_its_field() -> None:
     """The recipe of the published width keeps its fingerprint, and any other has one of its own."""
     words = ["+recipe=fashion_lenet5"]
-    published, wide = (config.load_recipe([*words, *w]) for w in ([], ["model.hidden=240"]))
-    assert config.load_recipe([*words, "model.hidden=120"]).fingerprint == published.fingerprint
+    published, wide = (compose_recipe(*words, *w) for w in ([], ["model.hidden=240"]))
+    assert compose_recipe(*words, "model.hidden=120").fingerprint == published.fingerprint
     assert trajectory(published, "images")["model"].keys() == {"name", "last_gamma"}
     assert wide.fingerprint != published.fingerprint
     network = make_network(wide)
@@ -25,7 +25,7 @@ def test_the_first_fully_connected_layer_is_as_wide_as_its_field() -> None:
     with pytest.raises(
         UsageError, match=r"model\.hidden=240 is for model=lenet5, and this is model=re"
     ):
-        config.load_recipe(["+recipe=fashion_resnet20", "model.hidden=240"])
+        compose_recipe("+recipe=fashion_resnet20", "model.hidden=240")
 
 
 def test_logits_are_those_of_the_formula() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
 from lsgd import config
@@ -29,7 +30,7 @@ PLAN = [*WORDS, "--images-per-second", "3000"]
 
 @cache
 def found() -> list[TargetPlan]:
-    recipe = config.load_recipe(["+recipe=bs8k"])
+    recipe = compose_recipe("+recipe=bs8k")
     sums = tuple(gradient_buckets(recipe, fused=True))
     machine = ModelledCluster(H200, 8, sums, measured_step.from_speed(3000, recipe))
     return plan_to_target(machine, recipe, POINTS.pruned, 2048)

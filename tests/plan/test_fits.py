@@ -1,9 +1,9 @@
 """`lsgd.plan memory`: which micro-batches fit which GPUs."""
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
-from lsgd.config import load_recipe
 from lsgd.plan import memory
 from lsgd.plan.__main__ import main
 from lsgd.profile.memory import StepMemory
@@ -39,7 +39,7 @@ def test_a_plan_says_it_of_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None
         return {workers[0]: of(34)}
 
     monkeypatch.setattr(memory, "count_step", counted)
-    recipe = load_recipe(["+recipe=bs8k", "workers_per_pass=4"])
+    recipe = compose_recipe("+recipe=bs8k", "workers_per_pass=4")
     assert memory.memory_line(recipe, 256).startswith(
         "Memory of each GPU: 34.00 GB for micro-batches of 1 worker in float32, which fits 40 GB;"
     )

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from helpers.capabilities import require_capability
+from helpers.composed import compose_recipe
 from torch import nn
 
 from lsgd.comm.single import SingleComm
-from lsgd.config import load_recipe
 from lsgd.models import make_model
 from lsgd.plan import gradients
 from lsgd.plan.gradients import gradient_buckets, multiply_adds
@@ -19,7 +19,7 @@ FLAGS = 2 * 4
 
 @pytest.fixture(scope="module")
 def resnet50() -> Recipe:
-    return load_recipe(["+recipe=bs256"])
+    return compose_recipe("+recipe=bs256")
 
 
 def test_the_tensors_of_resnet50(resnet50: Recipe) -> None:
@@ -64,13 +64,13 @@ def test_a_layer_that_is_called_again_works_again(monkeypatch: pytest.MonkeyPatc
     assert counts == {model.conv: 3 * 144, model.first: 192, model.second: 192}
     monkeypatch.setattr(gradients, "make_network", lambda recipe: Shared())
     shape = ["data.channels=3", "data.mean=[0,0,0]", "data.std=[1,1,1]", "data.image_size=4"]
-    recipe = load_recipe(["+recipe=fashion_bs256", *shape])
+    recipe = compose_recipe("+recipe=fashion_bs256", *shape)
     found = gradient_buckets(recipe, fused=False)
     assert [piece.ready_share for piece in found] == [384 / 816, 1.0]
 
 
 def test_fused_they_are_the_buckets_of_a_run() -> None:
-    recipe = load_recipe(["+recipe=fashion_bs256", "comm.bucket_mb=0.02"])
+    recipe = compose_recipe("+recipe=fashion_bs256", "comm.bucket_mb=0.02")
     model = make_model("small_resnet", classes=10, channels=1, last_gamma=0.0, seed=0)
     reducer = Reducer(model.parameters(), SingleComm(), bucket_mb=0.02, compression="none")
     found = gradient_buckets(recipe, fused=True)
@@ -85,7 +85,7 @@ def test_fused_they_are_the_buckets_of_a_run() -> None:
     ("word", "width"), [("gradient_compression=fp16", 2), ("precision=float64", 8)]
 )
 def test_bytes_on_the_wire(word: str, width: int) -> None:
-    recipe = load_recipe(["+recipe=fashion_bs256", word])
+    recipe = compose_recipe("+recipe=fashion_bs256", word)
     assert sum(piece.size for piece in gradient_buckets(recipe, fused=True)) == width * (19_890 + 2)
 
 
@@ -100,6 +100,6 @@ def test_bytes_on_the_wire(word: str, width: int) -> None:
 def test_networks_of_libraries_have_shapes_without_values(network: str, numbers: int) -> None:
     if network.startswith("timm/"):
         require_capability("timm")
-    sums = gradient_buckets(load_recipe(["+recipe=bs256", f"model={network}"]), fused=True)
+    sums = gradient_buckets(compose_recipe("+recipe=bs256", f"model={network}"), fused=True)
     assert sum(each.size for each in sums) == 4 * numbers + FLAGS
     assert sums[-1].ready_share == 1.0

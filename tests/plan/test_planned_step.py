@@ -4,10 +4,10 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
+from helpers.composed import compose_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.config import load_recipe
 from lsgd.plan.gradients import GradientBucket
 from lsgd.plan.hardware import H200, PAPER, Hardware
 from lsgd.plan.network import MAX_WAIT_SHARE, required_gbits
@@ -35,7 +35,7 @@ def machine(hardware: Hardware = PAPER, **words: float) -> ModelledCluster:
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
     """256 workers of 32."""
-    return load_recipe(["+recipe=bs8k"])
+    return compose_recipe("+recipe=bs8k")
 
 
 @pytest.mark.parametrize("gpus", [1, 4, 8])

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
-from lsgd.config import load_recipe
 from lsgd.plan.__main__ import main
 from lsgd.plan.strategy import simulate_strategies, strategies
 from lsgd.report.run_archive import FILE, unpack
@@ -45,14 +45,14 @@ def test_the_network_and_the_stragglers_decide(capsys: pytest.CaptureFixture[str
 def test_the_recipe_s_own_servers_and_numbers_are_those_of_all() -> None:
     lenet = ["+recipe=fashion_lenet5", "workers_per_pass=1"]
     words = ["strategy=backup", "strategy.backup=2", "strategy.servers=3", "workers=8"]
-    recipe = load_recipe([*lenet, *words])
+    recipe = compose_recipe(*lenet, *words)
     settings = strategies(recipe)
     assert [*settings] == ["allreduce", "sync", "backup 2", "bounded 3", "async"]
     assert [each.servers for each in settings.values()] == [1, 3, 3, 3, 3]
     assert settings["backup 2"] == recipe.strategy
-    bounded = load_recipe([*lenet, "strategy=bounded", "strategy.slack=0"])
+    bounded = compose_recipe(*lenet, "strategy=bounded", "strategy.slack=0")
     assert "bounded 0" in strategies(bounded)
-    local = load_recipe([*lenet, "strategy=async", "strategy.local_steps=8", "workers=8"])
+    local = compose_recipe(*lenet, "strategy=async", "strategy.local_steps=8", "workers=8")
     settings = strategies(local)
     assert [*settings][-2:] == ["bounded 3, 8 local steps", "async, 8 local steps"]
     assert [each.batches_per_push for each in settings.values()] == [1, 1, 1, 8, 8]
@@ -61,7 +61,7 @@ def test_the_recipe_s_own_servers_and_numbers_are_those_of_all() -> None:
 def test_fewer_workers_have_the_speeds_of_the_first_and_no_more_servers_beside_them() -> None:
     words = ["strategy=sync", "strategy.servers=3", "strategy.topology=colocated", "workers=3"]
     speeds = ["cluster.speeds=[1,1,9]", "cluster.spread=0", "cluster.worker_gbits=1e9"]
-    recipe = load_recipe(["+recipe=fashion_lenet5", *words, *speeds, "cluster.latency_us=0"])
+    recipe = compose_recipe("+recipe=fashion_lenet5", *words, *speeds, "cluster.latency_us=0")
     paces = simulate_strategies(recipe, [6, 6, 6])
     assert {count for count, _ in paces} == {1, 2, 3}
     step = recipe.cluster.step

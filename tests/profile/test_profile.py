@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Inputs, open_inputs
 from lsgd.learner import Learner
@@ -40,7 +40,7 @@ def make_steps(learner: Learner, inputs: Inputs, count: int) -> None:
 
 def run(folder: Path, *words: str) -> list[dict]:
     """The rows of a run without what is different each time it is made."""
-    train(config.load_recipe([*WORDS, f"run_dir={folder}", *words]))
+    train(compose_recipe(*WORDS, f"run_dir={folder}", *words))
     rows = read_rows(folder / "metrics.jsonl")
     timing = ("images_per_second", "data_wait", "time")
     return [{key: row[key] for key in row if key not in timing} for row in rows]
@@ -92,7 +92,7 @@ def test_a_run_too_short_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) 
 
 
 def test_a_resumed_run_is_profiled_beside_the_first(tmp_path: Path) -> None:
-    made = config.load_recipe([*WORDS, "profile=true"])
+    made = compose_recipe(*WORDS, "profile=true")
     learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
 
     def profile() -> None:
@@ -117,7 +117,7 @@ def wrapped(learner: Learner, inputs: Inputs) -> set[str]:
 
 def test_nothing_is_wrapped_unless_it_is_profiled(tmp_path: Path) -> None:
     """Neither with profile=false, nor after a profile, nor after one that an error has ended."""
-    made = config.load_recipe(WORDS)
+    made = compose_recipe(*WORDS)
     learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
     with profiling(learner, inputs, tmp_path, Log()):
         assert not wrapped(learner, inputs)
@@ -131,7 +131,7 @@ def test_nothing_is_wrapped_unless_it_is_profiled(tmp_path: Path) -> None:
 
 def test_each_phase_is_told_of_as_it_begins() -> None:
     """In a step of two passes; the names are those that the table has."""
-    made = config.load_recipe([*WORDS, "workers_per_pass=2"])
+    made = compose_recipe(*WORDS, "workers_per_pass=2")
     learner, inputs = Learner(made, SingleComm(), CPU), open_inputs(made, CPU)
     phases: list[str] = []
     with (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch import nn
 
 from lsgd.comm.single import SingleComm
-from lsgd.config import load_recipe
 from lsgd.learner import Learner
 from lsgd.models import make_network
 from lsgd.profile import memory
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def recipe(*words: str) -> Recipe:
-    return load_recipe(["+recipe=digits", "workers=4", "worker_batch=4", *words])
+    return compose_recipe("+recipe=digits", "workers=4", "worker_batch=4", *words)
 
 
 def real_peak(recipe: Recipe, workers: int) -> int:

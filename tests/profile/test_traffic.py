@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd.config import load_recipe
 from lsgd.profile.traffic import (
     OperatorCall,
     OperatorTraffic,
@@ -65,7 +65,7 @@ def test_what_is_written_over_is_written_once() -> None:
 
 
 def test_passes_and_types_differ_as_they_should() -> None:
-    recipe = load_recipe(["+recipe=digits", "workers=4", "worker_batch=8"])
+    recipe = compose_recipe("+recipe=digits", "workers=4", "worker_batch=8")
     one, two = count_traffic(recipe, 4).eager, count_traffic(recipe, 2).eager
     flops = [sum(call.flops for call in calls) for calls in (one, two)]
     assert flops[0] == flops[1] > 0
@@ -77,7 +77,7 @@ def test_passes_and_types_differ_as_they_should() -> None:
 def test_passes_between_the_first_and_the_last_are_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recipe = load_recipe(["+recipe=digits", "workers=6", "worker_batch=8"])
+    recipe = compose_recipe("+recipe=digits", "workers=6", "worker_batch=8")
     few = count_traffic(recipe, 1)
     monkeypatch.setattr("lsgd.profile.traffic.COUNTED_MICRO_BATCHES", 6)
     all_of_them = count_traffic(recipe, 1)
@@ -91,7 +91,7 @@ def test_passes_between_the_first_and_the_last_are_counted_once(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_step_moves_hardly_more_than_plain_pytorch(precision: str) -> None:
     """3 % more would be a cast, a copy or a pass over gradients that nobody asked for."""
-    recipe = load_recipe(["+recipe=bs256", f"precision={precision}"])
+    recipe = compose_recipe("+recipe=bs256", f"precision={precision}")
     ours, bare = count_traffic(recipe, 8).eager, count_bare_traffic(recipe, 256)
     assert sum(call.flops for call in ours) == sum(call.flops for call in bare)
     moved = [sum(call.bytes_moved for call in calls) for calls in (ours, bare)]

@@ -1,14 +1,15 @@
 """The fields in which two recipes differ are all named, those that decide most first."""
 
-from lsgd import config
+from helpers.composed import compose_recipe
+
 from lsgd.recipe.differences import DifferingField, differing_fields
 
 
 def test_fields_that_decide_what_is_computed_come_first() -> None:
     words = ["+recipe=digits", "run_dir=a"]
-    one = config.load_recipe(words)
-    other = config.load_recipe(
-        [*words[:1], "run_dir=b", "log_steps=7", "seed=3", "optim.momentum=0.8", "comm.timeout=9"]
+    one = compose_recipe(*words)
+    other = compose_recipe(
+        *words[:1], "run_dir=b", "log_steps=7", "seed=3", "optim.momentum=0.8", "comm.timeout=9"
     )
     assert differing_fields((one, other)) == [
         DifferingField("optim.momentum", (0.9, 0.8), True),
@@ -16,7 +17,7 @@ def test_fields_that_decide_what_is_computed_come_first() -> None:
         DifferingField("comm.timeout", (one.comm.timeout, 9.0), False),
         DifferingField("log_steps", (one.log_steps, 7), False),
     ]
-    synthetic = config.load_recipe([*words, "inputs=synthetic"])
+    synthetic = compose_recipe(*words, "inputs=synthetic")
     fields = differing_fields((one, synthetic))
     assert fields[0] == DifferingField("data.synthetic", (False, True), True)
     assert DifferingField("inputs.loader", (one.inputs.loader, "synthetic"), False) in fields

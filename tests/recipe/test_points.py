@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.errors import UsageError
@@ -36,7 +37,7 @@ def test_every_number_says_how_it_is_known(points: PublishedPoints) -> None:
 def test_they_are_of_what_lsgd_has(points: PublishedPoints) -> None:
     assert points.rate in METRICS
     assert config.load_data(points.data).name == points.data
-    assert config.load_recipe(["+recipe=bs8k", f"model={points.model}"]).model.name == points.model
+    assert compose_recipe("+recipe=bs8k", f"model={points.model}").model.name == points.model
 
 
 def test_mlperfs_runs_leave_no_coarser_grid() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from helpers.base_recipe import BASE, field_values, with_fields
+from helpers.composed import compose_recipe
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.recipe import Optim, Recipe, Target
 from lsgd.recipe.checks import check_recipe
@@ -57,7 +57,7 @@ def test_a_field_changes_the_fingerprint_unless_it_is_execution(key: str) -> Non
 
 
 TEXTS = [
-    load_recipe([f"+recipe={name}"]) for name in ("ptb_small", "conll_bilstm_crf", "sst_treelstm")
+    compose_recipe(f"+recipe={name}") for name in ("ptb_small", "conll_bilstm_crf", "sst_treelstm")
 ]
 
 

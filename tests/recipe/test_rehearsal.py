@@ -4,10 +4,10 @@ from fractions import Fraction
 
 import pytest
 from helpers.base_recipe import BASE, field_values, with_fields
+from helpers.composed import compose_recipe
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lsgd.config import load_recipe
 from lsgd.recipe import Target
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -99,7 +99,7 @@ def test_a_strategy_is_rehearsed_as_it_is() -> None:
 @pytest.mark.parametrize("words", [[], ["workers=3", "worker_batch=7", "data.window=9"]])
 def test_a_text_is_rehearsed_with_its_windows(words: list[str]) -> None:
     """As many steps of as many tokens of each stream, at the same lr."""
-    recipe = load_recipe(["+recipe=ptb_small", *words])
+    recipe = compose_recipe("+recipe=ptb_small", *words)
     small = make_dry_run(recipe)
     check_recipe(small)
     assert (small.workers, small.worker_batch) == (recipe.workers, 2)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from helpers.composed import compose_recipe
 
 from lsgd import config
 from lsgd.report.blocks import BulletList, Table
@@ -72,5 +73,5 @@ def test_without_published_points_nothing_is_judged() -> None:
 def test_points_are_of_one_network_dataset_and_target(
     words: list[str], rate: str, target: float, known: bool
 ) -> None:
-    found = points_for(config.load_recipe(words), rate, target)
+    found = points_for(compose_recipe(*words), rate, target)
     assert (found == MLPERF) is known

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import apex_stand_in
+from helpers.composed import compose_recipe
 from helpers.halted import train_until
 from torch import Tensor, nn
 
-from lsgd import config
 from lsgd.check import build_learner, rule_results
 from lsgd.errors import UsageError
 from lsgd.recipe import Optim, Recipe
@@ -157,7 +157,7 @@ def test_the_state_goes_from_torch_to_apex_and_back(device: torch.device) -> Non
 def recipe(folder: Path, *words: str) -> Recipe:
     short = ["epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=0.5"]
     size = ["workers=2", "worker_batch=128"]
-    return config.load_recipe(["+recipe=digits", *short, *size, f"run_dir={folder}", *words])
+    return compose_recipe("+recipe=digits", *short, *size, f"run_dir={folder}", *words)
 
 
 def test_a_run_goes_on_with_the_other(device: torch.device, tmp_path: Path) -> None:
@@ -249,5 +249,5 @@ def test_what_apex_passes_over_is_refused(device: torch.device, dtype: torch.dty
 def test_a_check_of_the_recipe_needs_no_apex() -> None:
     """It is made on the CPU, and of equation 9 torch's updates are as good."""
     words = ["+recipe=digits", "optim.fused=apex"]
-    found = {each.rule: each for each in rule_results(build_learner(config.load_recipe(words)))}
+    found = {each.rule: each for each in rule_results(build_learner(compose_recipe(*words)))}
     assert found["momentum"].is_followed

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.event_file import points
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lsgd.comm.single import SingleComm
-from lsgd.config import load_recipe
 from lsgd.errors import NotSavedError
 from lsgd.job.device import device_name
 from lsgd.run import metrics
@@ -31,7 +31,7 @@ from lsgd.workloads.images import ImageClassification
 TRAIN = {"epoch": 0.5, "lr": 0.1, "images_per_second": 100.0}
 RATES = {"val_top1_error": 40.0, "train_top1_error": 50.0, "val_top5_error": 10.0}
 EPOCH = TRAIN | RATES | {"epoch": 3}
-IMAGES = ImageClassification(load_recipe(["+recipe=digits"]), torch.device("cpu"))
+IMAGES = ImageClassification(compose_recipe("+recipe=digits"), torch.device("cpu"))
 
 
 def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleNamespace:
@@ -236,7 +236,7 @@ def test_a_run_on_a_gpu_says_what_would_be_faster_or_what_speed_costs(
     words: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    recipe = load_recipe(["+recipe=digits", *words])
+    recipe = compose_recipe("+recipe=digits", *words)
     assert metrics._of_speed(recipe, torch.device("cuda", 0)) == said
     assert metrics._of_speed(recipe, torch.device("cpu")) == []
 
@@ -321,8 +321,8 @@ def test_progress_is_of_passes_and_its_time_of_the_whole_run(
     """4 passes of a second each make a step, and an evaluation of 20 s ends each epoch."""
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: clock[0])
-    recipe = load_recipe(
-        ["+recipe=digits", "epochs=3", "schedule.milestones=[2]", "schedule.warmup_epochs=1"]
+    recipe = compose_recipe(
+        "+recipe=digits", "epochs=3", "schedule.milestones=[2]", "schedule.warmup_epochs=1"
     )
     run, steps = progress(), recipe.steps_per_epoch
     run.recipe, run.micro_batches_per_step = recipe, 4

@@ -4,8 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 
-from lsgd import config
 from lsgd.errors import UsageError
 from lsgd.planned.launch import RunLauncher
 from lsgd.planned.planned_run import PlannedRun
@@ -50,7 +50,7 @@ def test_a_queue_that_does_not_answer_is_asked_again(
         "{ echo Socket timed out >&2; exit 1; }\n"
     )
     (answers / "squeue").chmod(0o755)
-    trial = PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+    trial = PlannedRun(compose_recipe("+recipe=digits"), [])
     trial.job_path.parent.mkdir(parents=True)
     trial.job_path.write_text("Submitted batch job 6\n")
     assert backends._queued(trial) is None

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from helpers.composed import compose_recipe
 from helpers.studies import wait_until
 
-from lsgd import config, paths
+from lsgd import paths
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.launcher import Launch, detect_launch
 from lsgd.planned.launch import RunLauncher
@@ -137,7 +138,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkRunSpec:
     python.write_text("#!/bin/sh\nenv > environment\nexit $CODE\n")
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON", str(python))
-    trial = PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+    trial = PlannedRun(compose_recipe("+recipe=digits"), [])
     launcher = RunLauncher("spark", {"--np": "2"})
     (tmp_path / "token").touch()
     return SparkRunSpec(

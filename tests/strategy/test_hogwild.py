@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.differences import largest_difference
 from helpers.threaded import ThreadComm, run_on_threads
 from torch import Tensor
 
-from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.errors import DivergedError, PeerLostError, PreemptedError, UsageError
@@ -34,7 +34,7 @@ WORDS = [
 
 @cache
 def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 def values(learner: Learner) -> list[Tensor]:
@@ -112,7 +112,7 @@ def test_running_statistics_are_the_mean_of_those_of_all_workers() -> None:
         "schedule.milestones=[]", "schedule.warmup=none", "strategy=hogwild", "optim.momentum=0",
         "optim.nesterov=false",
     ]  # fmt: skip
-    made = config.load_recipe(words)
+    made = compose_recipe(*words)
 
     def body(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
         learner = Learner(made, comm, CPU)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.micro_batches import training_micro_batch
 from helpers.threaded import ThreadComm, run_on_threads, seeded
 from hypothesis import given, settings
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lsgd.comm.single import SingleComm
-from lsgd.config import load_recipe
 from lsgd.learner import Learner
 from lsgd.strategy.reducer import Reducer
 
@@ -216,7 +216,7 @@ def test_sums_start_before_the_backward_pass_of_a_compiled_model_ends(
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     plain, compiled = (
         Learner(
-            load_recipe(["+recipe=digits", "comm.bucket_mb=0.02", f"compile={word}"]),
+            compose_recipe("+recipe=digits", "comm.bucket_mb=0.02", f"compile={word}"),
             SingleComm(),
             torch.device("cpu"),
         )

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 
-from lsgd import config
 from lsgd.errors import NotSavedError
 from lsgd.planned import attempt as module
 from lsgd.planned.attempt import attempt_run
@@ -21,7 +21,7 @@ LAUNCHER = RunLauncher("local", {"--np": "1"})
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlannedRun:
     monkeypatch.chdir(tmp_path)
-    return PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+    return PlannedRun(compose_recipe("+recipe=digits"), [])
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, ending: ExitSummary) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
 from lsgd import config, paths
@@ -112,7 +113,7 @@ def test_what_makes_no_sense_is_said_in_a_sentence(
 def test_a_queue_that_does_not_answer_is_no_reason_to_train_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = PlannedRun(config.load_recipe(["+recipe=digits"]), [])
+    trial = PlannedRun(compose_recipe("+recipe=digits"), [])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     assert trial.active_job is None

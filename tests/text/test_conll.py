@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 
-from lsgd.config import load_recipe
 from lsgd.text.conll import DOCUMENT, UNKNOWN, read_sentences, read_tagged_corpus
 from lsgd.text.spans import SpanCounts
 
@@ -99,7 +99,7 @@ def test_files_of_two_corpora_are_not_mixed(tmp_path: Path) -> None:
 def test_conll_2003_has_its_published_counts(test_data: Path) -> None:
     """Tjong Kim Sang and De Meulder 2003, tables 1 and 2."""
     read = read_tagged_corpus(test_data / "conll2003", lowercase=True)
-    of_the_recipe = load_recipe(["+recipe=conll_bilstm"]).data
+    of_the_recipe = compose_recipe("+recipe=conll_bilstm").data
     assert {name: getattr(of_the_recipe, name) for name in read.counts} == read.counts
     published = {
         "train": (14041, 203621, {"LOC": 7140, "MISC": 3438, "ORG": 6321, "PER": 6600}),

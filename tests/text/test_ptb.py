@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.composed import compose_recipe
 
-from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.recipe import Data
 from lsgd.text.ptb import open_texts
@@ -66,7 +66,7 @@ def test_what_cannot_be_read(own: Data) -> None:
 
 @pytest.mark.data
 def test_penn_treebank(test_data: Path) -> None:
-    recipe = load_recipe(["+recipe=ptb_small", f"data.root={test_data / 'ptb'}"])
+    recipe = compose_recipe("+recipe=ptb_small", f"data.root={test_data / 'ptb'}")
     texts = open_texts(recipe.data)  # which refuses other counts than the recipe's
     assert [len(tokens) for tokens in texts.sets.values()] == [929_589, 73_760, 82_430]
     assert len(texts.vocabulary) == 10_000

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.composed import compose_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.config import load_recipe
 from lsgd.text.sst import ABSENT, UNKNOWN, Tree, parse, read_tree_corpus, read_trees
 
 TRAIN = "(3 (2 It) (4 (2 's) (1 good)))\n(2 Yes)\n"
@@ -119,7 +119,7 @@ def test_sst_has_its_published_counts(test_data: Path) -> None:
     """Socher et al. 2013, section 5, and the classes that are not neutral: 6920, 872 and 1821."""
     read = read_tree_corpus(test_data / "sst", lowercase=False)
     assert (len(read.words), read.classes) == (18_280, 5)
-    of_the_recipe = load_recipe(["+recipe=sst_treelstm"]).data  # which has all in lower case
+    of_the_recipe = compose_recipe("+recipe=sst_treelstm").data  # which has all in lower case
     in_lower_case = read.counts | {"words": 1 + len({word.lower() for word in read.words})}
     assert {name: getattr(of_the_recipe, name) for name in read.counts} == in_lower_case
     expected = {

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.checkpoints import open_once
+from helpers.composed import compose_recipe
 from helpers.folders import DATA, make_folder, open_folder_inputs
 from helpers.threaded import run_on_threads
 
-from lsgd import autotune, config
+from lsgd import autotune
 from lsgd.autotune import choose_workers_per_pass, measure_speeds, resolve_workers_per_pass
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 
 def recipe(*words: str) -> Recipe:
     short = ["epochs=2", "schedule.milestones=[1.5]", "schedule.warmup_epochs=1", "log_steps=2"]
-    return config.load_recipe(["+recipe=digits", "precision=float64", *short, *words])
+    return compose_recipe("+recipe=digits", "precision=float64", *short, *words)
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:

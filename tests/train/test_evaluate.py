@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.folders import LOADERS
 from helpers.usage_errors import usage_error
 from PIL import Image
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.evaluate import evaluate_checkpoint, evaluate_weights, main
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
     group: str, fields: dict[str, object], unknown: str, tmp_path: Path
 ) -> None:
     """Its workload or strategy is named, and not a field that came with that."""
-    recipe = config.load_recipe(["+recipe=digits"])
+    recipe = compose_recipe("+recipe=digits")
     saved = Learner(recipe, SingleComm(), torch.device("cpu")).checkpoint()
     changed = saved.recipe | {group: saved.recipe[group] | fields}
     checkpoint.write(replace(saved, recipe=changed), tmp_path)
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_an_unknown_kind_is_of_a_newer_lsgd(
 def test_weights_as_other_scripts_save_them(tmp_path: Path) -> None:
     """With what DistributedDataParallel and torch.compile put before names, within a checkpoint."""
     recipe = ["+recipe=digits", "device=cpu"]
-    model = open_workload(config.load_recipe(recipe), torch.device("cpu")).network()
+    model = open_workload(compose_recipe(*recipe), torch.device("cpu")).network()
     plain = model.state_dict()
     torch.save(plain, tmp_path / "plain.pth")
     expected = evaluate_weights(tmp_path / "plain.pth", recipe)
@@ -175,7 +175,7 @@ def test_weights_are_read_without_running_code(
 def test_a_word_that_would_make_another_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = Learner(config.load_recipe(["+recipe=digits"]), SingleComm(), torch.device("cpu"))
+    saved = Learner(compose_recipe("+recipe=digits"), SingleComm(), torch.device("cpu"))
     checkpoint.write(saved.checkpoint(), tmp_path)
     path = str(tmp_path / checkpoint.FILE)
     for word in ("model=resnet20", "data=fashion-mnist", "model.name=resnet20", "seed=5"):

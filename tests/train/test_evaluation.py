@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.threaded import run_on_threads
 from torch import Tensor, nn
 
-from lsgd import config
 from lsgd.comm import Comm
 from lsgd.comm.single import SingleComm
 from lsgd.evaluation import TrainedModel, evaluate
@@ -19,7 +19,7 @@ from lsgd.workloads import open_workload
 
 CPU = torch.device("cpu")
 EXAMPLES, CLASSES = 53, 7
-DIGITS = config.load_recipe(["+recipe=digits", "precision=float64"])
+DIGITS = compose_recipe("+recipe=digits", "precision=float64")
 
 
 class Images:

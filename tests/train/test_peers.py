@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from torch import Tensor
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.inputs import Batch, open_inputs
 from lsgd.job.launcher import detect_launch
@@ -40,7 +40,7 @@ WORDS = [
 
 
 def recipe(*words: str) -> Recipe:
-    return config.load_recipe([*WORDS, *words])
+    return compose_recipe(*WORDS, *words)
 
 
 def after(made: Recipe, *steps: int) -> Learner:

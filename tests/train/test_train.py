@@ -10,7 +10,6 @@ import torch
 from helpers.composed import compose_recipe
 from helpers.event_file import points, texts
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.evaluate import evaluate_checkpoint
@@ -30,7 +29,7 @@ SHORT = ["epochs=4", "schedule.milestones=[3]", "schedule.warmup_epochs=1", "log
 
 
 def recipe(folder: Path, *words: str):
-    return config.load_recipe(["+recipe=digits", *SHORT, f"run_dir={folder}", *words])
+    return compose_recipe("+recipe=digits", *SHORT, f"run_dir={folder}", *words)
 
 
 def curves(folder: Path) -> list[dict]:
@@ -153,7 +152,7 @@ def test_a_diverged_run_stops_with_its_own_code_and_keeps_its_checkpoint(
         pixels.Normalise, "__call__", lambda self, images: images.float() * torch.nan
     )
     fields = checkpoint.decode_checkpoint(saved, "checkpoint")
-    longer = config.load_recipe([*words, f"run_dir={tmp_path / 'longer'}"])
+    longer = compose_recipe(*words, f"run_dir={tmp_path / 'longer'}")
     (tmp_path / "longer").mkdir()
     taken_over = replace(fields, fingerprint=longer.fingerprint)
     checkpoint.write(taken_over, tmp_path / "longer")
@@ -189,7 +188,7 @@ def test_rehearsal(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.slow
 def test_a_checkpoint_of_resnet50_is_torchvisions(tmp_path: Path) -> None:
     """Its model loads by plain keys, all of them, and answers the same."""
-    made = config.load_recipe(["+recipe=bs64", "inputs=synthetic"])
+    made = compose_recipe("+recipe=bs64", "inputs=synthetic")
     checkpoint.write(Learner(made, SingleComm(), torch.device("cpu")).checkpoint(), tmp_path)
     saved = weights(tmp_path)
     theirs = models.resnet50()

@@ -4,19 +4,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.micro_batches import evaluation_micro_batches
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd.config import load_recipe
 from lsgd.metric_sums import MetricSums, Scores
 from lsgd.workloads import compute_metrics
 from lsgd.workloads.images import ImageClassification
 
 CPU = torch.device("cpu")
-IMAGES = ImageClassification(load_recipe(["+recipe=digits", "precision=float64"]), CPU)
+IMAGES = ImageClassification(compose_recipe("+recipe=digits", "precision=float64"), CPU)
 
 
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 40))
@@ -65,7 +65,7 @@ def test_equal_outputs_are_as_good_as_guessing(classes: int) -> None:
 def test_labels_are_smoothed_in_training_alone() -> None:
     """A tenth of the label is spread over all ten classes, the right one among them."""
     smooths = ImageClassification(
-        load_recipe(["+recipe=digits", "precision=float64", "label_smoothing=0.1"]), CPU
+        compose_recipe("+recipe=digits", "precision=float64", "label_smoothing=0.1"), CPU
     )
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 10, generator=generator, dtype=torch.float64)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from helpers.base_recipe import with_fields
 from helpers.capabilities import skip_or_fail
+from helpers.composed import compose_recipe
 from helpers.reference_run import newest_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.models.lstm import LSTMLanguageModel, check_bfloat16
 from lsgd.recipe import Recipe
@@ -23,7 +23,7 @@ from lsgd.train import train
 from lsgd.workloads.language import IGNORED_TARGET, LanguageModeling, TextInputs
 
 CPU = torch.device("cpu")
-PTB = load_recipe(["+recipe=ptb_small", "inputs=synthetic"])
+PTB = compose_recipe("+recipe=ptb_small", "inputs=synthetic")
 
 
 def recipe(tokens: int, workers: int, worker_batch: int, window: int, streams: int = 1) -> Recipe:
@@ -121,7 +121,7 @@ def test_a_state_of_autocast_is_carried_in_full(tmp_path: Path) -> None:
         skip_or_fail("bfloat16", "this processor has no LSTM in bfloat16", "a newer one has")
     words = ["precision=bfloat16", "epochs=1", "schedule.milestones=[]", "device=cpu"]
     small = ["data.train_examples=90", "data.val_examples=9", "data.test_examples=0"]
-    made = load_recipe(["+recipe=ptb_small", "inputs=synthetic", *words, *small, "data.window=2"])
+    made = compose_recipe("+recipe=ptb_small", "inputs=synthetic", *words, *small, "data.window=2")
     train(replace(made, run_dir=str(tmp_path / "run")))
     assert newest_checkpoint(tmp_path / "run").parts["hidden"]["values"].dtype == torch.float32
 

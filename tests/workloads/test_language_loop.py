@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.composed import compose_recipe
 from helpers.reference_run import newest_checkpoint, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lsgd import config
 from lsgd.evaluate import evaluate_checkpoint
 from lsgd.recipe import Recipe
 from lsgd.run.checkpoint import FILE
@@ -59,7 +59,7 @@ def made_by_hand(workload: LanguageModeling, made: Recipe) -> tuple[nn.Module, l
 def test_it_is_that_of_a_plain_loop(tmp_path: Path, workers_per_pass: int) -> None:
     """Weights, hidden state and both perplexities, of every token of a set but its first."""
     words = [*WORDS, f"workers_per_pass={workers_per_pass}", f"run_dir={tmp_path}"]
-    made = config.load_recipe(words)
+    made = compose_recipe(*words)
     train(made)
     workload = LanguageModeling(made, CPU)
     model, state = made_by_hand(workload, made)

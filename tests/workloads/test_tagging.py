@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import sentence_jobs as jobs
+from helpers.composed import compose_recipe
 from helpers.micro_batches import evaluation_micro_batches
 from helpers.sentences import write_corpus
 from torch import Tensor, nn
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel, evaluate
@@ -217,7 +217,7 @@ def test_a_sentence_whose_scores_are_not_finite_is_wrong(corpus: Path, name: str
 
 
 def test_f1_is_of_sums() -> None:
-    workload = SequenceTagging(config.load_recipe(["+recipe=conll_bilstm"]), CPU)
+    workload = SequenceTagging(compose_recipe("+recipe=conll_bilstm"), CPU)
     rates = workload.metrics(1.0, [100, 90, 10, 6, 4])
     precision, recall = 4 / 6, 4 / 10
     f1 = 2 * precision * recall / (precision + recall)
@@ -227,14 +227,14 @@ def test_f1_is_of_sums() -> None:
 def test_another_corpus_is_refused_with_the_words_that_make_its_recipe(corpus: Path) -> None:
     words = ["+recipe=conll_bilstm", f"data.root={corpus}"]
     with pytest.raises(UsageError) as refused:
-        SequenceTagging(config.load_recipe(words), CPU).inputs()
+        SequenceTagging(compose_recipe(*words), CPU).inputs()
     remedy = [word for word in str(refused.value).split() if word.startswith("data.")]
     written = [word for word in remedy if not word.endswith(",")][-5:]
-    SequenceTagging(config.load_recipe([*words, *written]), CPU).inputs()
+    SequenceTagging(compose_recipe(*words, *written), CPU).inputs()
 
 
 def test_a_missing_or_broken_corpus_is_refused(tmp_path: Path) -> None:
-    recipe = config.load_recipe(["+recipe=conll_bilstm", f"data.root={tmp_path}"])
+    recipe = compose_recipe("+recipe=conll_bilstm", f"data.root={tmp_path}")
     with pytest.raises(
         UsageError, match=r"eng\.train is missing; run `python -m lsgd\.prepare conll2003"
     ):
@@ -246,7 +246,7 @@ def test_a_missing_or_broken_corpus_is_refused(tmp_path: Path) -> None:
 
 
 def test_made_up_sentences_are_the_recipes(corpus: Path) -> None:
-    recipe = config.load_recipe(["+recipe=conll_bilstm", "inputs=synthetic", "data.classes=5"])
+    recipe = compose_recipe("+recipe=conll_bilstm", "inputs=synthetic", "data.classes=5")
     one, other = (SequenceTagging(recipe, CPU).corpus for _ in range(2))
     assert one.counts == {name: getattr(recipe.data, name) for name in one.counts}
     for name, sentences in one.sets.items():

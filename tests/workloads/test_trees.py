@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import sentence_jobs as jobs
+from helpers.composed import compose_recipe
 from helpers.micro_batches import evaluation_micro_batches
 from helpers.trees import write_trees
 from torch import Tensor, nn
 
-from lsgd import config
 from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.fold import Ragged
@@ -212,14 +212,14 @@ def test_a_passs_trees_are_its_examples(root: Path) -> None:
 def test_other_trees_are_refused_with_the_words_that_make_their_recipe(root: Path) -> None:
     words = ["+recipe=sst_treelstm", f"data.root={root}"]
     with pytest.raises(UsageError) as refused:
-        TreeClassification(config.load_recipe(words), CPU).inputs()
+        TreeClassification(compose_recipe(*words), CPU).inputs()
     remedy = [word for word in str(refused.value).split() if word.startswith("data.")]
     written = [word for word in remedy if not word.endswith(",")][-4:]
-    TreeClassification(config.load_recipe([*words, *written]), CPU).inputs()
+    TreeClassification(compose_recipe(*words, *written), CPU).inputs()
 
 
 def test_missing_or_broken_trees_are_refused(tmp_path: Path) -> None:
-    recipe = config.load_recipe(["+recipe=sst_treelstm", f"data.root={tmp_path}"])
+    recipe = compose_recipe("+recipe=sst_treelstm", f"data.root={tmp_path}")
     with pytest.raises(
         UsageError, match=r"train\.txt is missing; run `python -m lsgd\.prepare sst"
     ):
@@ -238,7 +238,7 @@ def test_a_network_of_trees_is_not_compiled(root: Path) -> None:
 
 
 def made_up(*words: str) -> Recipe:
-    return config.load_recipe(["+recipe=sst_treelstm", "inputs=synthetic", *words])
+    return compose_recipe("+recipe=sst_treelstm", "inputs=synthetic", *words)
 
 
 def test_made_up_trees_are_the_recipes() -> None:
