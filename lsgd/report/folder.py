@@ -48,7 +48,7 @@ def report(
     out = out or (STUDIES / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
     check_libraries()
-    found, left_out = find_runs(runs)
+    found, left_out = find_runs(runs, train_rows=False)
     # With a command, a study asks for the report, and its runs may still be missing.
     if not found and command is None:
         reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
