@@ -15,17 +15,17 @@ import json
 import math
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
 from lsgd.recipe.differences import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
-from lsgd.run.rows import PER_SECOND, WAITS, Row
+from lsgd.run.rows import PER_SECOND, WAITS, Row, RowReader
 from lsgd.tables import markdown_table
 
 LAST_STEP_KEYS = {"epoch", "lr", "gradient_norm"}
@@ -76,22 +76,24 @@ def relative_difference(first: Any, second: Any) -> float:
 def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     """Compare the metrics.jsonl rows of two runs up to the first difference above the tolerance.
 
-    Raises UsageError if the runs have no row in common.
+    The rows are read from the run folders, in pairs. Raises UsageError if the runs have no row in
+    common, or if the rows of one are not in the order of their steps.
     """
-    first, second = map(_rows, runs)
     rows, last_step, largest = 0, 0, 0.0
-    for kind, step in (place for place in first if place in second):
-        (row, begin), (other, other_begin) = first[kind, step], second[kind, step]
+    for first, second in _common_rows(*map(_compared_rows, runs)):
+        row, other = first.row, second.row
         keys = [key for key in row if key in other and not _is_not_compared(key)]
-        if begin != other_begin:
+        if first.begin != second.begin:
             keys = [key for key in keys if key in LAST_STEP_KEYS]
         differences = {key: relative_difference(row[key], other[key]) for key in keys}
         for key, difference in differences.items():
             # Written so that a difference of NaN is above any tolerance.
             if not difference <= tolerance:
                 values = row[key], other[key]
-                return Comparison(rows, last_step, largest, FirstMismatch(kind, step, key, values))
-        rows, last_step = rows + 1, step
+                return Comparison(
+                    rows, last_step, largest, FirstMismatch(row["kind"], row["step"], key, values)
+                )
+        rows, last_step = rows + 1, row["step"]
         largest = max([largest, *differences.values()])
     parting = _divergence(runs)
     if not rows and not parting:
@@ -109,21 +111,48 @@ def _is_not_compared(key: str) -> bool:
     return key in (*WAITS, "wire_bytes") or key.endswith(PER_SECOND)
 
 
-def _rows(run: Run) -> dict[tuple[str, int], tuple[Row, int | None]]:
-    """Return a run's metrics rows by (kind, step), each with the first step that its means cover.
+class ComparedRow(NamedTuple):
+    """A train or epoch row of a run, with the place at which the other run's is looked for."""
 
-    That step is None for an epoch row.
-    """
-    rows: dict[tuple[str, int], tuple[Row, int | None]] = {}
-    begin = 0
-    for row in run.rows:
+    place: tuple[int, bool]
+    """The step, and whether it is an epoch's row, which stands behind that of its last step."""
+    row: Row
+    begin: int | None
+    """The first step that the means of a train row cover; None for an epoch row."""
+
+
+def _compared_rows(run: Run) -> Iterator[ComparedRow]:
+    """Read a run's train and epoch rows one by one; raises UsageError if they are out of order."""
+    begin, before = 0, (-1, False)
+    for row in RowReader(run.path / "metrics.jsonl"):
         kind, step = row["kind"], row["step"]
         if kind in ("train", "epoch"):
-            rows[kind, step] = row, begin if kind == "train" else None
+            place = step, kind == "epoch"
+            if place <= before:
+                raise UsageError(
+                    f"metrics.jsonl of {run.path} has a {kind} row of step {step} behind one of "
+                    f"step {before[0]}, and rows are compared in the order of steps, once each; "
+                    "give the file as lsgd wrote it"
+                )
+            before = place
+            yield ComparedRow(place, row, begin if kind == "train" else None)
         # Means restart with each epoch, and where a run resumes.
         if kind in ("start", "train", "epoch"):
             begin = step
-    return rows
+
+
+def _common_rows(
+    first: Iterator[ComparedRow], second: Iterator[ComparedRow]
+) -> Iterator[tuple[ComparedRow, ComparedRow]]:
+    """Yield the pairs of rows of the same step and kind, reading both runs side by side."""
+    other = next(second, None)
+    for row in first:
+        while other and other.place < row.place:
+            other = next(second, None)
+        if other is None:
+            return
+        if other.place == row.place:
+            yield row, other
 
 
 def _divergence(runs: tuple[Run, Run]) -> FirstMismatch | None:
@@ -195,7 +224,7 @@ def metrics_report(runs: tuple[Run, Run], metrics: Comparison) -> str:
 
 def _run(folder: Path) -> Run:
     try:
-        return read_run(folder)
+        return read_run(folder, train_rows=False)
     except NotARunError as reason:
         raise UsageError(
             f"{folder} is not a run folder: {reason}; give one that lsgd wrote"

@@ -6,9 +6,10 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
@@ -64,6 +65,12 @@ MAX_DEPTH, MAX_VALUES = 20, 50_000
 """The maximum nesting depth and number of values of a configuration, with its skip list."""
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
+OTHER_SEED = 987_654_321_987
+"""The seed with which a recipe is kept whose text is read or written for several seeds."""
+SEED_LINE = re.compile(r"^seed: (?P<seed>0|[1-9][0-9]{0,8})$", re.MULTILINE)
+HEAD_COMMENTS = re.compile(r"(#[ -~]*\n)*")
+CACHED = 256
+"""The maximum number of recipes that are kept as read or written, whatever their seed."""
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 
 
@@ -121,6 +128,7 @@ class ShippedSearchPath(SearchPathPlugin):
 
 Plugins.instance().register(ShippedConfigs)
 Plugins.instance().register(ShippedSearchPath)
+_yaml_by_recipe: dict[str, str] = {}
 # Of Hydra's own settings only those that a composition writes: no logs, launchers and sweepers.
 ConfigStore.instance().store(
     "config",
@@ -383,7 +391,25 @@ def _check_choices(values: DictConfig) -> None:
 
 def read_recipe(path: Path) -> Recipe:
     """Read the recipe from the config.yaml of a run folder of any version; raises UsageError."""
-    return from_saved(_read_yaml(path, follow=False))  # a link may point to any other file
+    text = _read_text(path, follow=False)  # a link may point to any other file
+    if (only := SEED_LINE.search(text)) and not SEED_LINE.search(text, only.end()):
+        head = HEAD_COMMENTS.match(text)
+        begin, end = only.span("seed")
+        other = f"{text[head.end() if head else 0 : begin]}{OTHER_SEED}{text[end:]}"
+        with suppress(UsageError):
+            recipe = _recipe_of_text(other)
+            # Else that line is part of another value.
+            if recipe.seed == OTHER_SEED and str(OTHER_SEED) not in text:
+                recipe = replace(recipe, seed=int(only["seed"]))
+                check_recipe(recipe)
+                return recipe
+    return from_saved(_parse_yaml(text, path.name))
+
+
+@lru_cache(maxsize=CACHED)
+def _recipe_of_text(text: str) -> Recipe:
+    """Read a recipe from the text of a config.yaml; OmegaConf takes 50 ms for it."""
+    return from_saved(_parse_yaml(text, "config.yaml"))
 
 
 def load_study(name: str) -> Study:
@@ -472,14 +498,26 @@ def study_names() -> list[str]:
 
 def _read_yaml(path: Path, *, follow: bool = True) -> DictConfig:
     """Read an untrusted YAML file; raises UsageError if it is not a mapping or cannot be read."""
+    return _parse_yaml(_read_text(path, follow=follow), path.name)
+
+
+def _read_text(path: Path, *, follow: bool) -> str:
+    """Read an untrusted text file of a bounded size; raises UsageError."""
     try:
-        text = read_bounded(path, MAX_FILE_BYTES, follow=follow).decode()
+        return read_bounded(path, MAX_FILE_BYTES, follow=follow).decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path.name} cannot be read ({_first_line(error)})") from None
+
+
+def _parse_yaml(text: str, name: str) -> DictConfig:
+    """Parse the text of an untrusted YAML file of this name; raises UsageError."""
+    try:
         _check_events(text)
         values = OmegaConf.load(io.StringIO(text))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{path.name} cannot be read ({_first_line(error)})") from None
+        raise UsageError(f"{name} cannot be read ({_first_line(error)})") from None
     if not isinstance(values, DictConfig):
-        raise UsageError(f"{path.name} is not a mapping of keys to values")
+        raise UsageError(f"{name} is not a mapping of keys to values")
     return values
 
 
@@ -567,12 +605,25 @@ def to_yaml(recipe: Recipe) -> str:
         + f"# lr: {recipe.lr(0):g} at step 0\n"
         f"# fingerprint: {recipe.fingerprint}\n"
     )
+    # Most runs of a report differ in their seed alone, and OmegaConf takes 25 ms for one.
+    other = replace(recipe, seed=OTHER_SEED)
+    key = repr(other)
+    if key not in _yaml_by_recipe:
+        if len(_yaml_by_recipe) >= CACHED:
+            _yaml_by_recipe.clear()
+        _yaml_by_recipe[key] = _values_to_yaml(other)
+    head, _, tail = _yaml_by_recipe[key].partition(f"\nseed: {OTHER_SEED}\n")
+    return f"{derived}{head}\nseed: {recipe.seed}\n{tail}"
+
+
+def _values_to_yaml(recipe: Recipe) -> str:
+    """Format a recipe's fields as YAML, without those of other workloads."""
     values: Any = OmegaConf.to_container(OmegaConf.structured(recipe))
     for key, entry in all_fields(Recipe):
         if not applies_to(entry, recipe.data.workload):
             group, _, name = key.rpartition(".")
             del (values[group] if group else values)[name]
-    return derived + OmegaConf.to_yaml(OmegaConf.create(values))
+    return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def sorted_recipe_names() -> list[str]:
@@ -810,8 +861,8 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         _refuse_key(unknown.group(1) or unknown.group(2))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         raise UsageError(
-            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write one, or a list in "
-            "brackets where the key takes a list"
+            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write "
+            "one, or a list in brackets where the key takes a list"
         ) from None
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
 

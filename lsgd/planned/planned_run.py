@@ -47,7 +47,7 @@ class PlannedRun:
     def saved_run(self) -> Run | None:
         """The run read from its run folder, or None if there is none of this fingerprint."""
         try:
-            run = read_run(self.folder)
+            run = read_run(self.folder, train_rows=False)
         except NotARunError:
             return None
         return run if run.recipe.fingerprint == self.recipe.fingerprint else None

@@ -7,10 +7,12 @@ every run, which results/ keeps.
 import contextlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import BinaryIO
 
 from lsgd import config, files
 from lsgd.errors import UsageError
@@ -49,7 +51,7 @@ def report(
     out = out or (STUDIES / study.name if study else Path("runs/report"))
     earlier = _check(out, runs)
     check_libraries()
-    found, left_out = find_runs(runs)
+    found, left_out = find_runs(runs, train_rows=False)
     # With a command, a study asks for the report, and its runs may still be missing.
     if not found and command is None:
         reasons = "; ".join(f"{each.path}: {each.reason}" for each in left_out[:3])
@@ -64,7 +66,7 @@ def report(
     made_by = command or shlex.join([*arguments, "--out", str(out)])
     composed = content.compose(findings, drawn, made_by, provenance.version(), command)
 
-    written = {
+    written: dict[str, bytes | Callable[[BinaryIO], None]] = {
         "index.html": html_page.render(composed).encode(),
         **{f"{figure.name}.svg": figure.svg.encode() for figure in drawn},
         **{f"{figure.name}.png": figure.png for figure in drawn},
@@ -94,10 +96,13 @@ def check_libraries(extra: str = "report") -> None:
             ) from None
 
 
-def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, bytes]) -> None:
+def _replace(
+    out: Path, earlier: Sequence[str], written: Mapping[str, bytes | Callable[[BinaryIO], None]]
+) -> None:
     """Write files into a report's folder, in order, and remove an earlier report's others.
 
-    Raises UsageError, having written nothing, if a link in the folder leads a file elsewhere.
+    A file's content is given as bytes, or by a function that writes it. Raises UsageError, having
+    written nothing, if a link in the folder leads a file elsewhere.
     """
     for name in written:
         if not _is_inside(out, name):
@@ -112,7 +117,10 @@ def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, bytes]) ->
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_write(path) as file:
-            file.write(data)
+            if callable(data):
+                data(file)
+            else:
+                file.write(data)
 
 
 def _check(out: Path, runs: Sequence[Path]) -> list[str]:
@@ -153,26 +161,28 @@ def _is_inside(out: Path, name: str) -> bool:
     return (out / name).parent.resolve().is_relative_to(out.resolve())
 
 
-def _copies(findings: Findings) -> dict[str, bytes]:
+def _copies(findings: Findings) -> dict[str, bytes | Callable[[BinaryIO], None]]:
     """Return copies of a report's runs: an archive of all, and one configuration per recipe.
 
-    The configurations are those of the first run of each group, in arms/ under that run's name.
+    The configurations are those of the first run of each group, in arms/ under that run's name. The
+    rows are read as the archive is written, those of one run at a time.
     """
-    copies: dict[str, bytes] = {}
+    copies: dict[str, bytes | Path] = {}
     names: dict[Path, str] = {}
+    configurations: dict[str, bytes] = {}
     for run in findings.runs:
         name, number = run.path.resolve().name, 1  # resolved, as the path may be ".."
-        while f"{name}/config.yaml" in copies:
+        while name in configurations:
             number += 1
             name = f"{run.path.resolve().name}-{number}"
         names[run.path] = name
         data = replace(run.recipe.data, root=None, index=None, skip_list=None)
         text = config.to_yaml(replace(run.recipe, run_dir=None, data=data))
-        copies[f"{name}/config.yaml"] = text.encode()
-        copies[f"{name}/metrics.jsonl"] = (run.path / "metrics.jsonl").read_bytes()
+        copies[f"{name}/config.yaml"] = configurations[name] = text.encode()
+        copies[f"{name}/metrics.jsonl"] = run.path / "metrics.jsonl"
     firsts = [names[run.path] for group in findings.groups for run in group.runs[:1]]
-    shown = {f"arms/{name}.yaml": copies[f"{name}/config.yaml"] for name in firsts}
-    return {run_archive.FILE: run_archive.pack(copies), **shown} if copies else {}
+    shown = {f"arms/{name}.yaml": configurations[name] for name in firsts}
+    return {run_archive.FILE: partial(run_archive.pack, copies), **shown} if copies else {}
 
 
 def _json(value: object) -> bytes:

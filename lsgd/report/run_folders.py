@@ -24,10 +24,13 @@ class SkippedFolder:
     """Whether the folder has files of a run that cannot be read or understood."""
 
 
-def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[SkippedFolder]]:
+def find_runs(
+    paths: Sequence[Path], *, train_rows: bool = True
+) -> tuple[list[Run], list[SkippedFolder]]:
     """Read the runs in or below these folders in order, and list the folders that were skipped.
 
-    Raises UsageError if one of the paths is no folder.
+    Without `train_rows` a run keeps only the train rows that its properties need. Raises UsageError
+    if one of the paths is no folder.
     """
     for path in paths:
         if not path.is_dir():
@@ -41,7 +44,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[SkippedFolder]]:
         try:
             if (folder / REPORT).exists():
                 raise NotARunError("it is a report; give it alone to report on its runs again")
-            runs.append(read_run(folder))
+            runs.append(read_run(folder, train_rows=train_rows))
         except NotARunError as error:
             left_out.append(SkippedFolder(folder, str(error), damaged=_has_run(folder)))
         except OSError as error:

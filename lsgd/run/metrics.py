@@ -6,6 +6,7 @@ Only process 0 has a log. No row is duplicated after a resume.
 import json
 import math
 import platform
+import shutil
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,9 +31,10 @@ from lsgd.rules.metric import Metric
 from lsgd.run import provenance
 from lsgd.run.console import Console
 from lsgd.run.remaining import RemainingTime
-from lsgd.run.rows import PER_SECOND, Row, damaged_line, read_rows
+from lsgd.run.rows import PER_SECOND, Row, RowReader
 from lsgd.run.slowness import SlownessCheck
 from lsgd.run.trackers import WAIT, TrackerProcesses
+from lsgd.untrusted_files import open_regular
 
 REPORT_EVERY = 1.0
 """The seconds between two progress reports of training or of an evaluation."""
@@ -147,13 +149,12 @@ class RunLog(Log):
         from lsgd.run.curves import Curves
 
         path = folder / "metrics.jsonl"
-        self.damage = _set_damaged_aside(path)
-        rows = _drop_rows_after(path, run.next_step, run.epoch_metrics)
+        self.damage = _drop_rows_after(path, run.next_step, run.epoch_metrics)
         self.run = run
         self.folder, self.first_step, self.last_step = folder, run.next_step, run.next_step
         self.rows = AppendOnlyFile(path)
         rate = run.workload.metric.base_metric.name
-        self.curves = Curves(folder, rows, run.recipe.examples, rate=rate)
+        self.curves = Curves(folder, run.recipe.examples, rate=rate)
         self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
         self.remaining = RemainingTime()
         self.steps: Sequence[int] = ()
@@ -351,33 +352,36 @@ class Meter:
         return row
 
 
-def _set_damaged_aside(path: Path) -> str:
-    """Copy metrics.jsonl to a backup if rows follow a damaged line; return a warning, else ''."""
-    line = damaged_line(path)
-    if line is None:
-        return ""
+def _drop_rows_after(path: Path, step: int, epochs: Collection[int]) -> str:
+    """Rewrite metrics.jsonl without rows of later steps or other epochs, in one pass.
+
+    If rows follow a damaged line, the file is first copied to a backup, and a warning is returned;
+    else the text is empty.
+    """
+    rows = RowReader(path)
+    warning = ""
+    with atomic_write(path) as file:
+        for row in rows:
+            if row["step"] <= step and (row["kind"] != "epoch" or row.get("epoch") in epochs):
+                # A kill may have cut off the newline alone.
+                file.write(rows.line.removesuffix(b"\n") + b"\n")
+        if rows.damaged_line:
+            warning = _copy_damaged(path, rows.damaged_line)
+    return warning
+
+
+def _copy_damaged(path: Path, line: int) -> str:
+    """Copy a damaged metrics.jsonl to a backup beside it, and return a warning."""
     aside, number = path.with_name(f"{path.name}.damaged"), 1
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.damaged-{number}")
-    with atomic_write(aside) as file:
-        file.write(path.read_bytes())
+    with open_regular(path) as damaged, atomic_write(aside) as file:
+        shutil.copyfileobj(damaged, file)
     return (
         f"{path} is damaged in line {line}; the run continues without that line and all after "
         f"it, and the original file is now {aside}"
     )
-
-
-def _drop_rows_after(path: Path, step: int, epochs: Collection[int]) -> list[Row]:
-    """Rewrite metrics.jsonl without rows of later steps or other epochs; return the rows left."""
-    rows = [
-        row
-        for row in read_rows(path)
-        if row["step"] <= step and (row["kind"] != "epoch" or row.get("epoch") in epochs)
-    ]
-    with atomic_write(path) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
-    return rows
 
 
 def _now() -> str:

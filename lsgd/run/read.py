@@ -11,7 +11,7 @@ from lsgd import config
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.recipe import Recipe
 from lsgd.rules.metric import MAIN_SET, METRICS, TOP1, Metric
-from lsgd.run.rows import Row, finite_number, read_rows, scan_rows, speed_unit, start_time
+from lsgd.run.rows import Row, RowReader, finite_number, read_rows, speed_unit, start_time
 
 SUPERVISOR_LOG = "supervise.log"
 """The file in the run folder in which the supervisor logs every start and its end."""
@@ -28,6 +28,7 @@ class Run:
     path: Path
     recipe: Recipe
     rows: list[Row]
+    """All rows, or without most train rows if it was read so; no other property needs these."""
 
     @property
     def epochs(self) -> dict[int, Row]:
@@ -130,8 +131,12 @@ class Run:
         return [row for row in self.rows if row["kind"] == kind]
 
 
-def read_run(path: Path) -> Run:
-    """Read the training run in a folder; raise NotARunError if the folder has no readable one."""
+def read_run(path: Path, *, train_rows: bool = True) -> Run:
+    """Read the training run in a folder; raise NotARunError if the folder has no readable one.
+
+    All rows are checked. With `train_rows=False` the run keeps only those train rows that its
+    properties are computed from, so that thousands of long runs fit into memory.
+    """
     if not path.is_dir():
         raise NotARunError("it is not a folder")
     if not (path / "config.yaml").exists():
@@ -141,15 +146,7 @@ def read_run(path: Path) -> Run:
     except UsageError as error:
         what, _, _ = str(error).partition("; ")  # the suggested fix is for command lines
         raise NotARunError(f"config.yaml is not of a run of this lsgd: {what}") from None
-    try:
-        rows, line = scan_rows(path / "metrics.jsonl")
-    except OSError as error:
-        raise NotARunError(f"metrics.jsonl cannot be read ({error.strerror})") from None
-    if line:
-        raise NotARunError(f"line {line} of metrics.jsonl is damaged")
-    if not all(map(_written_by_lsgd, rows)):
-        raise NotARunError("metrics.jsonl has rows that lsgd did not write")
-    run = Run(path, recipe, rows)
+    run = Run(path, recipe, _checked_rows(path / "metrics.jsonl", train_rows=train_rows))
     name = run.start.get("metric", TOP1.name)
     if name not in list(METRICS):
         raise NotARunError(
@@ -164,6 +161,39 @@ def read_run(path: Path) -> Run:
     if run.epoch > recipe.epochs:
         raise NotARunError(f"metrics.jsonl has epoch {run.epoch} and the recipe {recipe.epochs}")
     return run
+
+
+def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:
+    """Read the rows of a run, or all but train rows that decide none of the run's properties.
+
+    Of the train rows then those are left that say whether the run has begun, what its speed counts,
+    and whether it goes on behind a row of another kind. Raises NotARunError.
+    """
+    reader = RowReader(path)
+    rows: list[Row] = []
+    last: Row | None = None
+    has_begun = has_unit = False
+    foreign = False
+    try:
+        for row in reader:
+            # Damage further on is the reason that is given, if there is any.
+            foreign = foreign or not _written_by_lsgd(row)
+            if foreign:
+                continue
+            is_needed = train_rows or row["kind"] != "train" or not has_begun
+            if not has_unit and speed_unit(row):
+                is_needed = has_unit = True
+            has_begun = has_begun or row["kind"] == "train"
+            if is_needed:
+                rows.append(row)
+            last = None if is_needed else row
+    except OSError as error:
+        raise NotARunError(f"metrics.jsonl cannot be read ({error.strerror})") from None
+    if reader.damaged_line:
+        raise NotARunError(f"line {reader.damaged_line} of metrics.jsonl is damaged")
+    if foreign:
+        raise NotARunError("metrics.jsonl has rows that lsgd did not write")
+    return rows if last is None else [*rows, last]
 
 
 def _written_by_lsgd(row: Any) -> bool:

@@ -1,7 +1,9 @@
 """The rows of a metrics.jsonl, one JSON object per line; reading them needs no torch."""
 
 import math
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,21 +24,71 @@ WAITS = ("data_wait", "communication_wait")
 """The keys of the shares of process 0's time that were spent waiting; the second with others."""
 
 
+class RowReader:
+    """The rows of a metrics.jsonl file, read one by one in bounded memory up to a damaged line.
+
+    A file that does not exist has no rows. A last line that a kill cut short is left out, as is
+    everything after a damaged line. Iteration raises OSError if the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        """The number of rows read so far."""
+        self.line = b""
+        """The line of the last row, with its newline if the file has one there."""
+        self.damaged_line: int | None = None
+        """The number of the line that ended the reading because it is not JSON, if any did.
+
+        The last line of the file does not count: a kill may have cut it short, or it is being
+        written now.
+        """
+
+    def __iter__(self) -> Iterator[Row]:
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return
+        with file:
+            # A longer line is split, and its parts are no JSON.
+            while line := file.readline(LONGEST):
+                try:
+                    row = parse_json(line)
+                except ValueError:
+                    self.damaged_line = self.count + 1 if file.readline(1) else None
+                    return
+                self.count += 1
+                self.line = line
+                yield row
+
+
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl file, or no rows if the file does not exist.
+    """Return all rows of a metrics.jsonl file that RowReader reads; raises OSError."""
+    return list(RowReader(path))
 
-    A last line that a kill cut short is left out, as is everything after a damaged line. Raises
-    OSError if the file cannot be read.
+
+def read_last_rows(path: Path) -> list[Row]:
+    """Return the rows in the last LONGEST bytes of a metrics.jsonl file, read from there alone.
+
+    As of the whole file, a last line that a kill cut short is left out, as is everything after a
+    damaged line; damage before these bytes is not noticed. Raises OSError if the file exists and
+    cannot be read.
     """
-    return scan_rows(path)[0]
-
-
-def damaged_line(path: Path) -> int | None:
-    """Return the number of the first line of a metrics.jsonl that is not JSON, or None without one.
-
-    The last line does not count: a kill may have cut it short, or it is being written now.
-    """
-    return scan_rows(path)[1]
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return []
+    with file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LONGEST - 1))
+        if size > LONGEST:
+            file.readline(LONGEST + 1)
+        lines = file.read(LONGEST).split(b"\n")
+    rows: list[Row] = []
+    with suppress(ValueError):
+        for line in lines:
+            rows.append(parse_json(line))
+    return rows
 
 
 def finite_number(row: Row, key: str) -> float | None:
@@ -66,26 +118,3 @@ def speed_unit(row: Row) -> str:
     'images'
     """
     return next((key.removesuffix(PER_SECOND) for key in row if key.endswith(PER_SECOND)), "")
-
-
-def scan_rows(path: Path) -> tuple[list[Row], int | None]:
-    """Read a metrics.jsonl once; return the rows before any damaged line, and the line's number."""
-    rows: list[Row] = []
-    lines = _lines(path)
-    for line in lines:
-        try:
-            rows.append(parse_json(line))
-        except ValueError:
-            return rows, len(rows) + 1 if next(lines, None) is not None else None
-    return rows, None
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file as bytes, split at every LONGEST bytes; none without a file."""
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        return
-    with file:
-        while line := file.readline(LONGEST):
-            yield line

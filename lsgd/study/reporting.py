@@ -37,7 +37,8 @@ def study_findings(
     study: Study, overrides: Sequence[str], all_runs: Sequence[PlannedRun]
 ) -> Findings:
     """Compute the findings of a study from its existing runs: results by recipe, and claims."""
-    runs, left_out = find_runs([trial.folder for trial in all_runs if trial.folder.is_dir()])
+    folders = [trial.folder for trial in all_runs if trial.folder.is_dir()]
+    runs, left_out = find_runs(folders, train_rows=False)
     seeds = len(study.seeds)
     looks = read_looks(report_folder(study, all_runs)) or Looks(seeds, seeds)
     return compute_findings(runs, left_out, study, overrides, looks)

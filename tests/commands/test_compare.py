@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from helpers.run_folders import write_run
@@ -36,6 +37,12 @@ def run(folder: Path, *rows: Row, seed: int = 0) -> Run:
     write_run(folder, "+recipe=digits", seed=seed)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return read_run(folder)
+
+
+class ReadRow(dict[str, Any]):
+    """A row that can be counted while it is in memory."""
+
+    __hash__ = object.__hash__
 
 
 ROWS = [start(0), train(5), train(10, lr=0.2), epoch(1), train(15), train(20), epoch(2)]
@@ -162,6 +169,38 @@ def test_a_run_that_has_diverged_parts_from_one_that_goes_on(first: Run, tmp_pat
 def test_without_a_common_row_nothing_is_claimed(first: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="have no row of the same kind and step"):
         compare_metrics((first, run(tmp_path / "second", start(0), train(7))), 0.0)
+
+
+def test_rows_are_read_in_pairs_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two long runs a few rows are in memory at a time."""
+    alive: WeakSet[ReadRow] = WeakSet()
+    most = 0
+
+    def parse(line: bytes) -> ReadRow:
+        nonlocal most
+        row = ReadRow(json.loads(line))
+        alive.add(row)
+        most = max(most, len(alive))
+        return row
+
+    for name in ("a", "b"):
+        run(tmp_path / name, start(0), *map(train, range(1, 301)))
+    monkeypatch.setattr("lsgd.run.rows.parse_json", parse)
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert most <= 12
+
+
+def test_rows_out_of_order_are_refused(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read side by side, rows of the same step would be passed over."""
+    for name, last in (("back", train(5)), ("twice", train(15)), ("epoch", epoch(1))):
+        second = run(tmp_path / name, *ROWS[:5], last, *ROWS[5:])
+        for pair in ((first, second), (second, first)):
+            assert main([str(each.path) for each in pair]) == 2
+            assert f"metrics.jsonl of {second.path} has a" in capsys.readouterr().err
 
 
 def test_exit_codes_and_sentences(

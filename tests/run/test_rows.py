@@ -3,7 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from lsgd.run.rows import LONGEST, damaged_line, finite_number, read_rows, speed_unit
+from lsgd.run.rows import (
+    LONGEST,
+    RowReader,
+    finite_number,
+    read_last_rows,
+    read_rows,
+    speed_unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +32,10 @@ def test_rows_end_at_the_first_damaged_line(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(text)
+    reader = RowReader(path)
+    assert len(list(reader)) == reader.count == rows
+    assert reader.damaged_line == damaged
     assert len(read_rows(path)) == rows
-    assert damaged_line(path) == damaged
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -37,7 +46,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == []
-    assert damaged_line(tmp_path / "metrics.jsonl") is None
+    assert read_last_rows(tmp_path / "metrics.jsonl") == []
 
 
 def test_what_a_speed_counts_is_in_its_key() -> None:
