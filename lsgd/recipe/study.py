@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from lsgd.errors import UsageError
 
 RELATIONS = ("as_good_as", "no_worse_than", "worse_than")
+REPEATS = ("first", "mean")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Study:
     claims: list[Claim] = field(default_factory=list)
     spread: float | None = None
     """The expected standard deviation over seeds, by which --print computes statistical power."""
+    repeats: str = "first"
+    """How several runs of one recipe and seed count, such as runs on other numbers of threads.
+    first: the first that ended; mean: by their mean, since they are no independent samples."""
 
 
 def check_study(study: Study, recipes: list[str]) -> None:
@@ -93,6 +97,10 @@ def check_study(study: Study, recipes: list[str]) -> None:
     if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
         raise UsageError(
             f"study {study.name} has seeds={study.seeds}; write different numbers, 0 or more"
+        )
+    if study.repeats not in REPEATS:
+        raise UsageError(
+            f"study {study.name} has repeats={study.repeats!r}; write one of {', '.join(REPEATS)}"
         )
     for claim in study.claims:
         if claim.relation not in RELATIONS:
