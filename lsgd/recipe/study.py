@@ -1,11 +1,14 @@
 """The definition of a study: recipes, seeds, and claims that their final metrics decide."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lsgd.errors import UsageError
 
 RELATIONS = ("as_good_as", "no_worse_than", "worse_than")
+REPEATS = ("first", "mean")
+QUICK = "-quick"
+"""The end of the name of a study's quick part, which no study's own name can have."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class QuickPart:
+    """The part of a study that `--quick` trains: some of its recipes, with some seeds."""
+
+    recipes: list[str]
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
 class Study:
     """The definition of a study: recipes and seeds whose runs make one table or figure."""
 
@@ -63,6 +74,35 @@ class Study:
     claims: list[Claim] = field(default_factory=list)
     spread: float | None = None
     """The expected standard deviation over seeds, by which --print computes statistical power."""
+    repeats: str = "first"
+    """How several runs of one recipe and seed count, such as runs on other numbers of threads.
+    first: the first that ended; mean: by their mean, since they are no independent samples."""
+    quick: QuickPart | None = None
+    """The part that `--quick` trains, if the study has one."""
+
+    def quick_part(self) -> "Study":
+        """Return the study of the part that `--quick` trains, with the claims on its recipes.
+
+        Raises UsageError if the study has no such part.
+        """
+        if self.quick is None:
+            raise UsageError(f"study {self.name} has no quick part; leave out --quick")
+        names = self.quick.recipes
+        return replace(
+            self,
+            name=f"{self.name}{QUICK}",
+            title=f"{self.title} (quick)",
+            seeds=self.quick.seeds,
+            entries=[entry for entry in self.entries if entry.recipe in names],
+            claims=[each for each in self.claims if {each.recipe, each.other} <= {*names}],
+            quick=None,
+        )
+
+    @property
+    def command_arguments(self) -> list[str]:
+        """The arguments of `lsgd study` that name this study, or the quick part of one."""
+        name = self.name.removesuffix(QUICK)
+        return [f"+study={name}", *(["--quick"] if name != self.name else [])]
 
 
 def check_study(study: Study, recipes: list[str]) -> None:
@@ -90,9 +130,19 @@ def check_study(study: Study, recipes: list[str]) -> None:
             )
     if len(set(trained)) < len(trained):
         raise UsageError(f"study {study.name} has a recipe twice; write each entry once")
-    if not study.seeds or len(set(study.seeds)) < len(study.seeds) or min(study.seeds) < 0:
+    for seeds in (study.seeds, *([study.quick.seeds] if study.quick else [])):
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise UsageError(
+                f"study {study.name} has seeds={seeds}; write different numbers, 0 or more"
+            )
+    if study.quick and not {study.baseline} <= {*study.quick.recipes} <= {*trained}:
         raise UsageError(
-            f"study {study.name} has seeds={study.seeds}; write different numbers, 0 or more"
+            f"study {study.name} has quick.recipes={study.quick.recipes}; write its baseline "
+            f"{study.baseline} and others of its entries"
+        )
+    if study.repeats not in REPEATS:
+        raise UsageError(
+            f"study {study.name} has repeats={study.repeats!r}; write one of {', '.join(REPEATS)}"
         )
     for claim in study.claims:
         if claim.relation not in RELATIONS:

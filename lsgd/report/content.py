@@ -61,7 +61,7 @@ def compose(
         Section("Skipped", _left_out(findings)),
         Section("Next steps", _next(findings, trains)),
         Section("Runs", _runs(findings)),
-        Section("How the numbers are made", [BulletList(_rules(findings.metric))]),
+        Section("How the numbers are made", [BulletList(_rules(findings))]),
         Section("Hardware and versions", _machines(findings)),
         Section("Written by", [f"`{command}`", version]),
     ]
@@ -307,7 +307,7 @@ def _notes(findings: Findings) -> list[Block]:
             f"{_guessing(findings)}."
         )
     notes += [
-        f"{group.label}: {group.never_reached} of {format_count(len(group.runs), 'run')} never "
+        f"{group.label}: {group.never_reached} of {format_count(len(group.counted), 'run')} never "
         "reached it. The mean is that of the others; in the claims such a run counts with "
         f"{findings.metric.failed_label}, {group.chance_level:g}, which is too few: so it may be "
         "shown to be worse, and never to be as good."
@@ -318,12 +318,19 @@ def _notes(findings: Findings) -> list[Block]:
         notes += ["Not comparable with the published numbers, and why:", BulletList(items)]
     notes += [
         f"{group.label}: {format_count(len(group.repeats), 'more run')} of the same seeds, which "
-        f"{'does' if len(group.repeats) == 1 else 'do'} not count: "
-        f"{', '.join(map(format_final_metric, group.repeats))}."
+        f"{_how_repeats_count(group)}: {', '.join(map(format_final_metric, group.repeats))}."
         for group in findings.groups
         if group.repeats
     ]
     return notes
+
+
+def _how_repeats_count(group: RecipeRuns) -> str:
+    """Return the end of a sentence on whether the repeats of a recipe's seeds count."""
+    one = len(group.repeats) == 1
+    if group.counts_repeats:
+        return f"{'counts' if one else 'count'} by the mean of each seed"
+    return f"{'does' if one else 'do'} not count"
 
 
 def _figures(figures: list[Figure], metric: Metric) -> list[Block]:
@@ -423,8 +430,10 @@ def _runs(findings: Findings) -> list[Block]:
     return [Table(head, rows)] if rows else []
 
 
-def _rules(metric: Metric) -> list[str]:
+def _rules(findings: Findings) -> list[str]:
     """Return sentences that explain how the numbers of a report are computed."""
+    metric = findings.metric
+    by_mean = findings.study is not None and findings.study.repeats == "mean"
     return [
         f"{metric.noun.capitalize()} of a run: {metric.definition}.",
         "± is the standard deviation over seeds (n − 1 below the sum).",
@@ -438,8 +447,13 @@ def _rules(metric: Metric) -> list[str]:
         "means that no difference is shown, not that none exists; outside: it has not. Not "
         "comparable if anything but the seeds differs, if a run diverged, or with fewer than 5 "
         "seeds.",
-        "Of runs with the same recipe and seed the first that ended counts, whatever its end. One "
-        "that is still to end does not count.",
+        (
+            "Runs with the same recipe and seed count by their mean, whatever their ends."
+            if by_mean
+            else "Of runs with the same recipe and seed the first that ended counts, whatever its "
+            "end."
+        )
+        + " One that is still to end does not count.",
     ]
 
 

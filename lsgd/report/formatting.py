@@ -22,9 +22,9 @@ def format_group(group: RecipeRuns) -> str:
     """
     parts = [mean_and_std(group.sample)] if group.sample else []
     if group.diverged:
-        parts.append(f"{group.diverged} of {len(group.runs)} diverged")
+        parts.append(f"{group.diverged} of {len(group.counted)} diverged")
     if group.never_reached:
-        parts.append(f"{group.never_reached} of {len(group.runs)} never")
+        parts.append(f"{group.never_reached} of {len(group.counted)} never")
     return ", ".join(parts) or NONE
 
 

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -29,28 +30,42 @@ class RecipeRuns:
     published: Recipe | None
     """The shipped recipe whose published number this recipe is compared with, if there is one."""
     runs: list[Run] = field(default_factory=list)
-    """The run that counts for each seed, finished or diverged, ordered by seed."""
+    """The first run of each seed, finished or diverged, ordered by seed."""
     repeats: list[Run] = field(default_factory=list)
-    """Further runs of the same seeds, which do not count, as they are not independent."""
+    """Further runs of the same seeds, which are not independent."""
     failed_seeds: list[int] = field(default_factory=list)
     """The missing seeds whose run has failed."""
     begun_seeds: list[int] = field(default_factory=list)
     """The missing seeds whose run is active or was stopped."""
     metric: Metric = TOP1
     """The metric of all runs of the report."""
+    counts_repeats: bool = False
+    """Whether a seed counts by the mean of all its runs, and not by the first of them."""
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that count: the first of each seed, or all of them."""
+        return [*self.runs, *self.repeats] if self.counts_repeats else self.runs
+
+    def by_seed(self, value: Callable[[Run], float | None]) -> dict[int, float]:
+        """Return a value of each seed, the mean over its runs that count and have a finite one."""
+        values: dict[int, list[float]] = {}
+        for run in self.counted:
+            number = value(run)
+            if number is not None and math.isfinite(number):
+                values.setdefault(run.recipe.seed, []).append(number)
+        return {seed: statistics.fmean(numbers) for seed, numbers in values.items()}
 
     @property
     def sample(self) -> SampleStats | None:
         """The statistics of the finished runs' finite final metrics; None if there are none."""
-        numbers = [run.final_metric for run in self.runs if run.finished]
-        known = [number for number in numbers if math.isfinite(number)]
-        return sample_stats(known) if known else None
+        known = self.by_seed(lambda run: run.final_metric if run.finished else None)
+        return sample_stats([*known.values()]) if known else None
 
     def sample_on(self, evaluation_set: str) -> SampleStats | None:
         """Return the statistics of the finished runs' metrics on an evaluation set, or None."""
-        numbers = [run.number_on(evaluation_set) for run in self.runs if run.finished]
-        known = [number for number in numbers if number is not None and math.isfinite(number)]
-        return sample_stats(known) if known else None
+        known = self.by_seed(lambda run: run.number_on(evaluation_set) if run.finished else None)
+        return sample_stats([*known.values()]) if known else None
 
     @property
     def claim_sample(self) -> SampleStats | None:
@@ -58,9 +73,13 @@ class RecipeRuns:
 
         A run that never reached its target counts so too.
         """
-        numbers = [run.final_metric if run.finished else math.inf for run in self.runs]
-        known = [number if math.isfinite(number) else self.chance_level for number in numbers]
-        return sample_stats(known) if known else None
+
+        def number(run: Run) -> float:
+            known = run.finished and math.isfinite(run.final_metric)
+            return run.final_metric if known else self.chance_level
+
+        known = self.by_seed(number)
+        return sample_stats([*known.values()]) if known else None
 
     @property
     def chance_level(self) -> float:
@@ -77,7 +96,7 @@ class RecipeRuns:
     @property
     def never_reached(self) -> int:
         """The number of finished runs that never reached the metric's target."""
-        return sum(run.finished and math.isinf(run.final_metric) for run in self.runs)
+        return sum(run.finished and math.isinf(run.final_metric) for run in self.counted)
 
     @property
     def censored(self) -> int:
@@ -88,13 +107,14 @@ class RecipeRuns:
         """
         bound = math.isinf(self.metric.chance_level(self.recipe.data.classes))
         return (
-            sum(not (run.finished and math.isfinite(run.final_metric)) for run in self.runs) * bound
+            sum(not (run.finished and math.isfinite(run.final_metric)) for run in self.counted)
+            * bound
         )
 
     @property
     def diverged(self) -> int:
         """The number of runs that diverged."""
-        return sum(not run.finished for run in self.runs)
+        return sum(not run.finished for run in self.counted)
 
     @property
     def missing(self) -> list[int]:
@@ -184,6 +204,7 @@ def group_study(
             sorted({*study.seeds, *(run.recipe.seed for run in ours[entry.recipe])}),
             load_shipped_recipe(entry.like or entry.recipe),
             ours[entry.recipe],
+            counts_repeats=study.repeats == "mean",
         )
         for entry in study.entries
     ]
@@ -196,15 +217,23 @@ def group_study(
 
 
 def _group(
-    label: str, recipe: Recipe, seeds: list[int] | None, published: Recipe | None, runs: list[Run]
+    label: str,
+    recipe: Recipe,
+    seeds: list[int] | None,
+    published: Recipe | None,
+    runs: list[Run],
+    *,
+    counts_repeats: bool = False,
 ) -> RecipeRuns:
-    """Return a recipe with its runs, of which the first of each seed counts, others are repeats."""
+    """Return a recipe with its runs: the first of each seed, and the others as repeats."""
     first: dict[int, Run] = {}
     for run in runs:
         first.setdefault(run.recipe.seed, run)
     counted = [first[seed] for seed in sorted(first)]
     repeats = [run for run in runs if run is not first[run.recipe.seed]]
-    return RecipeRuns(label, recipe, seeds, published, counted, repeats)
+    return RecipeRuns(
+        label, recipe, seeds, published, counted, repeats, counts_repeats=counts_repeats
+    )
 
 
 def _split_ended(runs: Sequence[Run]) -> tuple[list[Run], list[SkippedFolder]]:

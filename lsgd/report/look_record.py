@@ -5,7 +5,9 @@ interval did not decide has tested before, and the next report must know.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lsgd import files
 from lsgd.errors import UsageError
@@ -27,18 +29,20 @@ def read_looks(report: Path) -> Looks | None:
     return Looks(kept["first"], kept["last"]) if kept else None
 
 
-def _kept(report: Path) -> dict[str, int]:
-    """Read `first`, `last` and `planned` from a report's record of tests; empty without one.
+def _kept(report: Path) -> dict[str, Any]:
+    """Read `first`, `last`, `planned` and `adding` from a report's record; empty without one.
 
-    `planned` is 0 where the last test is only the last one so far.
+    `planned` is 0 where the last test is only the last one so far. `adding` are the seeds that were
+    added last, by recipe; older records have none.
     """
     path = looks_file(report)
     try:
         kept = parse_json(read_bounded(path))
-        return {key: int(kept[key]) for key in ("first", "last", "planned")}
+        adding = {str(name): int(seed) for name, seed in kept.get("adding", {}).items()}
+        return {key: int(kept[key]) for key in ("first", "last", "planned")} | {"adding": adding}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} records the seeds of the earlier looks at the claims, and cannot be read ("
             f"{error}); restore it, or remove it to decide the claims without earlier looks"
@@ -63,20 +67,37 @@ def plan_looks(report: Path, first: int, last: int) -> None:
             f"--max-seeds {last} is below the {kept['last']} seeds with which the claims have been "
             f"looked at; write --max-seeds {kept['last'] + 1} or more"
         )
-    _write(report, min(first, kept.get("first", first)), last, planned=last)
+    _write(report, kept | {"first": min(first, kept.get("first", first)), "planned": last}, last)
 
 
 def note_look(report: Path, seeds: int) -> Looks:
     """Record that claims are tested with this number of seeds, and return all tests so far."""
     kept = _kept(report)
     looks = Looks(min(kept.get("first", seeds), seeds), max(kept.get("last", seeds), seeds))
-    _write(report, looks.first, looks.last, planned=kept.get("planned", 0))
+    _write(report, kept | {"first": looks.first}, looks.last)
     return looks
 
 
-def _write(report: Path, first: int, last: int, *, planned: int) -> None:
-    """Write the record of a report's tests of claims to its file."""
+def read_added_seeds(report: Path) -> dict[str, int]:
+    """Read the seeds that were added last, by recipe; their runs may be unfinished."""
+    return _kept(report).get("adding", {})
+
+
+def note_added_seeds(report: Path, adding: Mapping[str, int]) -> None:
+    """Record, before their runs begin, the seeds that are added to recipes of open claims.
+
+    If the study is killed among these runs, its claims must not be tested with a part of them: a
+    study that is resumed would come to another verdict than one that is not interrupted.
+    """
+    kept = _kept(report)
+    _write(report, kept | {"adding": dict(adding)}, kept["last"])
+
+
+def _write(report: Path, kept: Mapping[str, Any], last: int) -> None:
+    """Write the record of a report's tests of claims, of which the last is at `last` seeds."""
     path = looks_file(report)
     path.parent.mkdir(parents=True, exist_ok=True)
+    values = {"planned": 0, "adding": {}} | kept | {"last": last}
+    record = {key: values[key] for key in ("first", "last", "planned", "adding")}
     with files.atomic_write(path) as file:
-        file.write(json.dumps({"first": first, "last": last, "planned": planned}).encode() + b"\n")
+        file.write(json.dumps(record).encode() + b"\n")

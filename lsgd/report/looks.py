@@ -17,7 +17,7 @@ SHARE = 0.7
 """The part of the allowed error rate that Pocock's boundary is given.
 
 With few runs of unequal variance Welch's t is wrong up to a third more often than its level says
-(results/2026-11-25-looks).
+(results/2026-11-25-looks, results/2026-11-26-deciding).
 """
 
 

@@ -81,6 +81,8 @@ def _recipe(group: RecipeRuns, verdict: Verdict) -> dict[str, Any]:
         "mean": sample.mean if sample else None,
         "std": sample.std if sample and sample.n > 1 else None,
         "repeats": [_number(run) for run in group.repeats],
+        # Older summaries have no such key, and their repeats do not count.
+        **({"counts_repeats": True} if group.counts_repeats else {}),
         "published": (
             {target.metric.name: target.value, "std": target.std, "source": target.source}
             if target

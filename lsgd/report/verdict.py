@@ -70,7 +70,7 @@ def _of_the_runs(group: RecipeRuns, target: Target) -> list[str]:
         seeds = "1 seed" if n == 1 else f"{n} seeds"
         reasons.append(f"{seeds}, not {PAPER_RUNS}" if n else "no finished run")
     if group.diverged:
-        reasons.append(f"{group.diverged} of {n} diverged")
+        reasons.append(f"{group.diverged} of {len(group.counted)} diverged")
     if target.std is None:
         reasons.append("published without a standard deviation")
     return reasons

@@ -42,10 +42,11 @@ from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
 from lsgd.planned.launch import limit_threads
 from lsgd.planned.planned_run import PlannedRun, has_ended
-from lsgd.report.claims import OPEN
+from lsgd.report.claims import OPEN, Decision
+from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
 from lsgd.report.formatting import format_count
-from lsgd.report.look_record import plan_looks
+from lsgd.report.look_record import note_added_seeds, plan_looks, read_added_seeds
 from lsgd.report.looks import Looks
 from lsgd.study.cost import cost_lines
 from lsgd.study.planned_runs import planned_runs, trained_seeds
@@ -75,24 +76,62 @@ def run_study(argv: Sequence[str]) -> int:
         limit_threads(request.launcher, request.jobs)
     everything = all_runs(request)
     chosen = [trial for trial in everything if trial.recipe.seed in request.seeds]
-    if request.max_seeds:
-        plan_looks(report_folder(request.study, everything), len(request.seeds), request.max_seeds)
-    code = train_or_submit(request, chosen, everything)
-    while request.max_seeds and code != PreemptedError.exit_code:
+    if not request.max_seeds:
+        return train_or_submit(request, chosen, everything)
+    return train_until_decided(request, chosen, everything, request.max_seeds)
+
+
+def train_until_decided(
+    request: StudyRequest,
+    chosen: Sequence[PlannedRun],
+    everything: Sequence[PlannedRun],
+    max_seeds: int,
+) -> int:
+    """Train or submit `chosen`, then add seeds until all claims are decided; return the exit code.
+
+    The claims are tested after all runs of `chosen`, and after each round of added seeds. A round
+    that was interrupted is finished first, so that a study that is resumed tests what one that is
+    not interrupted does.
+    """
+    folder = report_folder(request.study, everything)
+    plan_looks(folder, len(request.seeds), max_seeds)
+    order = seed_order(request.study, max_seeds)
+    wanted = adding = read_added_seeds(folder)
+    code = 0
+    while True:
+        added = [t for t in everything if wanted.get(t.recipe.name) == t.recipe.seed]
+        chosen = [*chosen, *(trial for trial in added if trial not in chosen)]
+        code = max(code, train_or_submit(request, chosen, everything))
+        if code == PreemptedError.exit_code:
+            return code
         findings = study_findings(request.study, request.overrides, everything)
-        wanted = next_seeds(findings, seed_order(request.study, request.max_seeds))
-        open_claims = [each.claim.says for each in findings.decisions if each.outcome == OPEN]
+        wanted = next_seeds(findings, order, adding)
         if not wanted:
-            for says in open_claims:
-                print(f"not resolved with {request.max_seeds} seeds: {says}")
             break
+        adding = adding | wanted
+        note_added_seeds(folder, adding)
+        open_claims = sum(decision.outcome == OPEN for decision in findings.decisions)
         print(
-            f"{format_count(len(open_claims), 'claim')} to decide: a seed more for "
-            f"{', '.join(wanted)}"
+            f"{format_count(open_claims, 'claim')} to decide: a seed more for {', '.join(wanted)}"
         )
-        more = [t for t in everything if wanted.get(t.recipe.name) == t.recipe.seed]
-        code = max(code, train_or_submit(request, more, everything))
+        chosen = []
+    for decision in findings.decisions:
+        print(verdict_line(decision, findings, max_seeds))
     return code
+
+
+def verdict_line(decision: Decision, findings: Findings, max_seeds: int) -> str:
+    """Return a line with a claim's verdict and its numbers of seeds, or why it has none."""
+    pair = [
+        group
+        for group in findings.groups
+        if group.recipe.name in (decision.claim.recipe, decision.claim.other)
+    ]
+    seeds = sorted({len(group.runs) for group in pair})
+    counts = " and ".join(map(str, seeds))
+    if decision.outcome == OPEN and seeds[0] < max_seeds:
+        return f"not resolved with {counts} seeds, as a run has failed: {decision.claim.says}"
+    return f"{decision.outcome} with {counts} seeds: {decision.claim.says}"
 
 
 def all_runs(request: StudyRequest) -> list[PlannedRun]:
@@ -114,10 +153,16 @@ def print_plan(request: StudyRequest) -> None:
     findings = study_findings(request.study, request.overrides, everything)
     seeds, had = len(request.study.seeds), findings.looks
     looks = Looks(min(seeds, had.first), max(seeds, had.last, request.max_seeds or 0))
-    todo = [trial for trial in chosen if not has_ended(trial.saved_run)]
     for line in power_lines(request.study, findings.groups, looks):
         print(f"# {line}", flush=True)
-    for line in cost_lines(request.launcher, todo, findings.groups, request.jobs):
+    compared = {name for claim in request.study.claims for name in (claim.recipe, claim.other)}
+    order = seed_order(request.study, request.max_seeds) if request.max_seeds else []
+    added = [t for t in everything if t.recipe.name in compared and t.recipe.seed in order]
+    unfinished = [
+        [trial for trial in trials if not has_ended(trial.saved_run)]
+        for trials in (chosen, [trial for trial in added if trial not in chosen])
+    ]
+    for line in cost_lines(request.launcher, *unfinished, findings.groups, request.jobs):
         print(f"# {line}")
 
 

@@ -2,13 +2,15 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lsgd.errors import UsageError
+from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.processes import gpus_per_machine
 from lsgd.planned.launch import RunLauncher
 from lsgd.planned.planned_run import PlannedRun
 from lsgd.recipe import Recipe
+from lsgd.report.formatting import format_count
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.speed import measure_speeds
 from lsgd.run.remaining import duration
@@ -20,50 +22,79 @@ LIMIT = 300.0
 def cost_lines(
     launcher: RunLauncher,
     pending_runs: Sequence[PlannedRun],
+    possible_runs: Sequence[PlannedRun],
     groups: Sequence[RecipeRuns],
     jobs: int,
 ) -> list[str]:
     """Return sentences that estimate the training time of these planned runs, with the sources.
 
+    `possible_runs` are those that are trained too if no claim is decided before the most seeds.
     The speed of a recipe is that of its existing runs. Without runs it is that of a timed step on
     this machine or, where a run gets GPUs of a cluster, of lsgd.plan. Raises nothing.
     """
-    if not pending_runs:
+    if not pending_runs and not possible_runs:
         return []
     gpus = gpus_per_machine(launcher.name, launcher.options) is not None
     run_as = {group.recipe.name: group for group in groups}
-    seconds, hours, known, unknown = 0.0, 0.0, dict[str, list[str]](), list[str]()
-    speeds: dict[object, tuple[float | None, str]] = {}
-    names = list(dict.fromkeys(trial.recipe.name for trial in pending_runs))
-    for name in names:
-        trials = [trial for trial in pending_runs if trial.recipe.name == name]
-        recipe = trials[0].recipe
-        processes, _ = launcher.fit_processes(recipe.most_processes)
-        # Recipes that differ in no field that affects the speed are timed once.
-        alike = None if run_as[name].runs else _per_example(recipe, processes)
-        speed, source = speeds.get(alike) or _speed(
-            trials[0], run_as[name], processes, on_gpus=gpus
-        )
-        if alike:
-            speeds[alike] = speed, source
-        if speed is None:
-            unknown.append(name)
+    speeds: dict[str, tuple[float | None, str]] = {}
+    timed: dict[str, tuple[float | None, str]] = {}
+    for trial in [*pending_runs, *possible_runs]:
+        name = trial.recipe.name
+        if name in speeds:
             continue
-        known.setdefault(source, []).append(name)
-        taken = sum(trial.examples_left for trial in trials) / speed
-        seconds += taken
-        hours += taken * processes / 3600
-    unit = "GPU hours" if gpus else "hours of a process"
-    if not known:
+        processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+        if run_as[name].runs:
+            speeds[name] = _speed(trial, run_as[name], processes, on_gpus=gpus)
+            continue
+        # Recipes that differ in no field that affects the speed are timed once.
+        alike = _per_example(trial.recipe, processes)
+        if alike not in timed:
+            timed[alike] = _speed(trial, run_as[name], processes, on_gpus=gpus)
+        speeds[name] = timed[alike]
+    sources: dict[str, list[str]] = {}
+    for name, (speed, source) in speeds.items():
+        if speed is not None:
+            sources.setdefault(source, []).append(name)
+    unknown = [name for name, (speed, _) in speeds.items() if speed is None]
+    if not sources:
         return [f"cost: how fast {', '.join(unknown)} would be trained is unknown"]
-    sources = "; ".join(f"{', '.join(names)} by {source}" for source, names in known.items())
+    how = "; ".join(f"{', '.join(names)} by {source}" for source, names in sources.items())
     aside = f", without {', '.join(unknown)}, whose speed is unknown" if unknown else ""
+    known = {name: speed for name, (speed, _) in speeds.items() if speed is not None}
+    lines = [f"cost: {_cost(launcher, pending_runs, known, jobs, gpus=gpus)}{aside} ({how})"]
+    if possible_runs:
+        every = [*pending_runs, *possible_runs]
+        lines.append(f"cost at most: {_cost(launcher, every, known, jobs, gpus=gpus)}{aside}")
+    return lines
+
+
+def _cost(
+    launcher: RunLauncher,
+    runs: Sequence[PlannedRun],
+    speeds: Mapping[str, float],
+    jobs: int,
+    *,
+    gpus: bool,
+) -> str:
+    """Return how long these runs take at the speeds of their recipes, of which each has one."""
+    seconds = hours = 0.0
+    for trial in runs:
+        if trial.recipe.name in speeds:
+            taken = trial.examples_left / speeds[trial.recipe.name]
+            processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+            seconds += taken
+            hours += taken * processes * (1 if gpus else _threads(processes, jobs)) / 3600
     at_once = f", {jobs} at a time" if jobs > 1 else ""
-    return [
-        f"cost: {len(pending_runs)} trials to train, {hours:,.1f} {unit}, "
-        f"{duration(seconds / jobs)} "
-        f"{'one after another' if jobs == 1 else 'together'}{at_once}{aside} ({sources})"
-    ]
+    return (
+        f"{format_count(len(runs), 'trial')} to train, {hours:,.1f} {'GPU' if gpus else 'CPU'} "
+        f"hours, {duration(seconds / jobs)} "
+        f"{'one after another' if jobs == 1 else 'together'}{at_once}"
+    )
+
+
+def _threads(processes: int, jobs: int) -> int:
+    """Return the CPU threads of each process of a run, of `jobs` on a machine like this one."""
+    return omp_num_threads() or max(1, cores(detect_launch()) // (processes * jobs))
 
 
 def _per_example(recipe: Recipe, processes: int) -> str:

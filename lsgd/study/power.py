@@ -2,24 +2,42 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from lsgd.recipe.study import Study
+from lsgd.recipe.study import Claim, Study
 from lsgd.report.groups import RecipeRuns
 from lsgd.report.looks import Looks
 
 POWER = 0.8
 """The required share of studies that detect a difference of the reported size."""
+MOST_SEEDS = 100
+"""The largest number of seeds that is suggested."""
 
 
-def detectable_difference(seeds: int, level: float = 0.95, power: float = POWER) -> float:
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation over seeds of the final metrics of a claim's two recipes."""
+
+    std: float
+    """The root of the mean of both variances."""
+    source: str
+    """A phrase that says where it is from; empty if it is not known, and 1."""
+    share: float = 0.5
+    """The share of one recipe in the sum of both variances."""
+
+
+def detectable_difference(
+    seeds: int, level: float = 0.95, power: float = POWER, share: float = 0.5
+) -> float:
     """Return the smallest difference of two means that a t-test detects with this power.
 
     The unit is the standard deviation over seeds; each mean is of `seeds` runs; `level` is
-    1 - alpha. Uses the noncentral t distribution with equal variances (Cohen 1988, chapter 2).
+    1 - alpha; `share` is that of one recipe in the sum of both variances. Uses the noncentral t
+    distribution (Cohen 1988, chapter 2) with Welch's degrees of freedom.
     """
     from scipy import optimize, stats
 
-    degrees, error = 2 * (seeds - 1), math.sqrt(2 / seeds)
+    degrees, error = _degrees(seeds, share), math.sqrt(2 / seeds)
     critical = stats.t.ppf((1 + level) / 2, degrees)
 
     def missing(difference: float) -> float:
@@ -28,17 +46,24 @@ def detectable_difference(seeds: int, level: float = 0.95, power: float = POWER)
     return float(optimize.brentq(missing, 0, 100 * error * critical))
 
 
-def equivalence_margin(seeds: int, level: float = 0.90, power: float = POWER) -> float:
+def _degrees(seeds: int, share: float) -> float:
+    """Return the degrees of freedom of Welch's t for two samples of this many runs."""
+    return (seeds - 1) / (share**2 + (1 - share) ** 2)
+
+
+def equivalence_margin(
+    seeds: int, level: float = 0.90, power: float = POWER, share: float = 0.5
+) -> float:
     """Return the smallest margin for which an equivalence test of equal means has this power.
 
     The unit is the standard deviation over seeds; each mean is of `seeds` runs; `level` is the
-    confidence level. The power is averaged over the distribution of the estimated standard
-    deviation (Schuirmann 1987).
+    confidence level; `share` is that of one recipe in the sum of both variances. The power is
+    averaged over the distribution of the estimated standard deviation (Schuirmann 1987).
     """
     import numpy as np
     from scipy import optimize, special, stats
 
-    degrees, error = 2 * (seeds - 1), math.sqrt(2 / seeds)
+    degrees, error = _degrees(seeds, share), math.sqrt(2 / seeds)
     shares = (np.arange(2000) + 0.5) / 2000
     spreads = np.sqrt(stats.chi2.ppf(shares, degrees) / degrees)
     half = float(stats.t.ppf((1 + level) / 2, degrees)) * spreads
@@ -50,52 +75,88 @@ def equivalence_margin(seeds: int, level: float = 0.90, power: float = POWER) ->
     return float(optimize.brentq(missing, 0, 100 * error * float(half.max())))
 
 
-def seed_std(groups: Sequence[RecipeRuns], study: Study) -> tuple[float, str] | None:
-    """Return the final metric's standard deviation over seeds and its source, or None if unknown.
+def claim_spread(claim: Claim, groups: Sequence[RecipeRuns], study: Study) -> Spread:
+    """Return the standard deviation over seeds that a claim's recipes are expected to have.
 
-    It is pooled over the recipes from their finished runs; without such runs it is the `spread` of
-    the study, or the published value of its baseline.
+    It is that of their runs, in which diverged runs count at the chance level; without two runs of
+    a recipe it is the `spread` of the study, or the published value of its baseline.
     """
-    samples = [group.sample for group in groups]
+    pair = [group for group in groups if group.recipe.name in (claim.recipe, claim.other)]
+    samples = [group.claim_sample for group in pair]
     several = [sample for sample in samples if sample and sample.n > 1]
-    if several:
-        degrees = sum(sample.n - 1 for sample in several)
-        pooled = math.sqrt(sum((s.n - 1) * s.std**2 for s in several) / degrees)
-        return pooled, f"that of {sum(sample.n for sample in several)} finished runs"
+    variances = [sample.std**2 for sample in several]
+    if any(variances):
+        share = variances[0] / sum(variances) if len(variances) == 2 else 0.5
+        std = math.sqrt(sum(variances) / len(variances))
+        return Spread(std, f"that of {sum(sample.n for sample in several)} runs", share)
     if study.spread is not None:
-        return study.spread, "as the study expects"
+        return Spread(study.spread, "as the study expects")
     for group in groups:
         target = group.recipe.target
         if group.recipe.name == study.baseline and target and target.std:
-            return target.std, "as published for the baseline"
-    return None
+            return Spread(target.std, "as published for the baseline")
+    return Spread(1.0, "")
 
 
 def power_lines(study: Study, groups: Sequence[RecipeRuns], looks: Looks) -> list[str]:
     """Return sentences on the differences that a study can detect at its first and last look.
 
-    A look is a test of the claims after a seed was added. A study without claims has no sentence.
+    A look is a test of the claims after a seed was added. Claims whose recipes have runs with other
+    spreads have sentences of their own. A study without claims has none.
     """
     if not study.claims:
         return []
-    known = seed_std(groups, study)
-    spread, source = known or (1.0, "")
+    if looks.first < 2:
+        return ["power: one seed resolves nothing; write seeds=3 or more"]
     metric = groups[0].metric
-
-    def amount(value: float) -> str:
-        if known:
-            return metric.format_difference(f"{value:.2f}")
-        return f"{value:.2f} standard deviations over seeds"
-
+    by_spread: dict[Spread, list[Claim]] = {}
+    for claim in study.claims:
+        by_spread.setdefault(claim_spread(claim, groups, study), []).append(claim)
     lines = []
-    for seeds in sorted({looks.first, looks.last}):
-        if seeds < 2:
-            return ["power: one seed resolves nothing; write seeds=3 or more"]
-        found = spread * detectable_difference(seeds, looks.level(0.95))
-        shown = spread * equivalence_margin(seeds, looks.level(0.90))
-        lines.append(
-            f"power: {seeds} seeds find a difference of {amount(found)}, and show two equal "
-            f"recipes to be within {amount(shown)}, in {100 * POWER:.0f} % of studies"
-            + (f" (standard deviation {amount(spread)}, {source})" if known else "")
-        )
+    for spread, claims in by_spread.items():
+        of = f" ({'; '.join(claim.says for claim in claims)})" if len(by_spread) > 1 else ""
+
+        def amount(value: float, source: str = spread.source) -> str:
+            if source:
+                return metric.format_difference(f"{value:.2f}")
+            return f"{value:.2f} standard deviations over seeds"
+
+        known = f" (standard deviation {amount(spread.std)}, {spread.source})" * bool(spread.source)
+        for seeds in sorted({looks.first, looks.last}):
+            found = resolved_difference(seeds, looks, spread)
+            shown = resolved_difference(seeds, looks, spread, is_equivalence=True)
+            lines.append(
+                f"power: {seeds} seeds find a difference of {amount(found)}, and show two equal "
+                f"recipes to be within {amount(shown)}, in {100 * POWER:.0f} % of studies"
+                f"{known}{of}"
+            )
+        tests = sorted({(claim.within, claim.relation == "as_good_as") for claim in claims})
+        for within, is_equivalence in tests:
+            if spread.source and within > 0:
+                needed = seeds_for_margin(within, looks, spread, is_equivalence=is_equivalence)
+                lines.append(
+                    f"power: a margin of {amount(within)} "
+                    f"{'to either side ' * is_equivalence}takes "
+                    f"{needed or f'more than {MOST_SEEDS}'} seeds, if the recipes are equal{of}"
+                )
     return lines
+
+
+def resolved_difference(
+    seeds: int, looks: Looks, spread: Spread, *, is_equivalence: bool = False
+) -> float:
+    """Return the smallest difference that a test resolves at a look, or the smallest margin."""
+    if is_equivalence:
+        return spread.std * equivalence_margin(seeds, looks.level(0.90), share=spread.share)
+    return spread.std * detectable_difference(seeds, looks.level(0.95), share=spread.share)
+
+
+def seeds_for_margin(
+    within: float, looks: Looks, spread: Spread, *, is_equivalence: bool
+) -> int | None:
+    """Return how many seeds resolve a claim with this margin; None if more than MOST_SEEDS."""
+    for seeds in range(2, MOST_SEEDS + 1):
+        found = resolved_difference(seeds, looks, spread, is_equivalence=is_equivalence)
+        if found <= within:
+            return seeds
+    return None

@@ -55,7 +55,7 @@ def write_report(study: Study, overrides: Sequence[str], all_runs: Sequence[Plan
     out.parent.mkdir(parents=True, exist_ok=True)
     # Two processes of one study may end at the same time.
     with locked(out.with_name(f".{out.name}.lock")):
-        command = shlex.join(["python", "-m", "lsgd.study", f"+study={study.name}", *overrides])
+        command = shlex.join(["python", "-m", "lsgd.study", *study.command_arguments, *overrides])
         looks = read_looks(out)
         if not study_findings(study, overrides, all_runs).is_partial:
             looks = note_look(out, len(study.seeds))

@@ -45,6 +45,9 @@ def _parser(about: str) -> Parser:
     parser = Parser("lsgd.study", about, keys=_keys, usage=usage)
     add_options(parser)
     parser.add_argument(
+        "--quick", action="store_true", help="only train the part of the study that takes minutes"
+    )
+    parser.add_argument(
         "--until-decided",
         action="store_true",
         help="add a seed to both recipes of each claim that is not resolved, again and again",
@@ -86,7 +89,8 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
             run_overrides.append(word)
     if len(names) != 1:
         raise UsageError("no study is given; write for example study=digits; --studies lists them")
-    study = apply_search_results(config.load_study(names[0]))
+    study = config.load_study(names[0])
+    study = apply_search_results(study.quick_part() if options.quick else study)
     seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
     most = _most_seeds(options, study, seeds)

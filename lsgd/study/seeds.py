@@ -1,6 +1,7 @@
 """The choice of the seeds to train next while claims of a study are statistically undecided."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from lsgd.recipe.study import Study
 from lsgd.report.claims import OPEN
@@ -17,23 +18,48 @@ def seed_order(study: Study, max_seeds: int) -> list[int]:
     return [*study.seeds, *others][:max_seeds]
 
 
-def next_seeds(findings: Findings, order: Sequence[int]) -> dict[str, int]:
+Name = TypeVar("Name")
+
+
+def add_seeds(
+    open_claims: Iterable[tuple[Name, Name]],
+    ended: Mapping[Name, Collection[int]],
+    order: Sequence[int],
+) -> dict[Name, int]:
+    """Return the seed to train next by recipe, for both recipes of each claim that is open.
+
+    `ended` has the seeds of each recipe's runs. Of two recipes the one with fewer seeds catches up
+    first, so that both have the same number; one that has all seeds of `order` gets none.
+
+    >>> add_seeds([("a", "b"), ("c", "b")], {"a": [0, 1], "b": [0, 1], "c": [0]}, order=range(5))
+    {'a': 2, 'b': 2, 'c': 1}
+    """
+    wanted: dict[Name, int] = {}
+    for pair in open_claims:
+        fewest = min(len(ended[name]) for name in pair)
+        for name in pair:
+            more = [seed for seed in order if seed not in ended[name]]
+            if len(ended[name]) == fewest and more:
+                wanted[name] = more[0]
+    return wanted
+
+
+def next_seeds(
+    findings: Findings, order: Sequence[int], adding: Mapping[str, int]
+) -> dict[str, int]:
     """Return the next seed to train by recipe name, for both recipes of each undecided claim.
 
-    A claim is left out if its recipes have all seeds of `order`, or if a run of an earlier seed is
-    missing because it failed.
+    `adding` are the seeds that were added last. A claim is left out if its recipes have all seeds
+    of `order`, or if a run is missing because it failed.
     """
-    groups = {group.recipe.name: group for group in findings.groups}
-    wanted: dict[str, int] = {}
-    for decision in findings.decisions:
-        pair = [groups[decision.claim.recipe], groups[decision.claim.other]]
-        if decision.outcome != OPEN or any(group.missing for group in pair):
-            continue
-        ended = [{run.recipe.seed for run in group.runs} for group in pair]
-        # The recipe with fewer seeds catches up first, so that both have the same number.
-        fewest = min(map(len, ended))
-        for group, seeds in zip(pair, ended, strict=True):
-            more = [seed for seed in order if seed not in seeds]
-            if len(seeds) == fewest and more:
-                wanted[group.recipe.name] = more[0]
-    return wanted
+    ended = {
+        group.recipe.name: {run.recipe.seed for run in group.runs} for group in findings.groups
+    }
+    without = {group.recipe.name for group in findings.groups if group.missing}
+    without |= {name for name, seed in adding.items() if seed not in ended[name]}
+    open_claims = [
+        (decision.claim.recipe, decision.claim.other)
+        for decision in findings.decisions
+        if decision.outcome == OPEN and not without & {decision.claim.recipe, decision.claim.other}
+    ]
+    return add_seeds(open_claims, ended, order)

@@ -344,3 +344,25 @@ def test_hardware_is_what_a_run_says_of_its_device_and_not_what_it_timed(tmp_pat
     assert [(each.processes, each.per_second) for each in speeds] == [(1, 1100), (2, 1650)]
     assert speeds[1].efficiency == pytest.approx(0.75)
     assert {each.hardware.partition("; workers")[0] for each in speeds} == {"H200; in memory"}
+
+
+def test_a_study_may_count_all_runs_of_a_seed_by_their_mean(tmp_path: Path) -> None:
+    """They are no independent samples: n stays the number of seeds, whatever their order."""
+    runs(tmp_path / "a", "fashion_bs64", 8.0, 9.0, 10.0)
+    runs(tmp_path / "a", "fashion_bs2k", 8.0, 9.0, 10.0)
+    runs(tmp_path / "b", "fashion_bs64", 9.0)
+    write_run(tmp_path / "b/diverged", "+recipe=fashion_bs64", seed=1, errors=[9.0], diverged=True)
+    asked = study(Claim("it is", "fashion_bs2k", "no_worse_than", "fashion_bs64", 0.5))
+    for folders in (["a", "b"], ["b", "a"]):
+        given = find_runs([tmp_path / folder for folder in folders])
+        of_all = group(compute_findings(*given, replace(asked, repeats="mean")), "fashion_bs64")
+        assert of_all.sample is not None
+        assert of_all.sample.mean == pytest.approx((8.5 + 9.0 + 10.0) / 3)
+        assert of_all.claim_sample is not None
+        assert of_all.claim_sample.n == 3
+        assert of_all.claim_sample.mean == pytest.approx((8.5 + (9.0 + 90.0) / 2 + 10.0) / 3)
+        assert of_all.diverged == 1
+    first = group(compute_findings(*find_runs([tmp_path / "a", tmp_path / "b"]), asked),
+                  "fashion_bs64")  # fmt: skip
+    assert first.claim_sample is not None
+    assert first.claim_sample.mean == 9.0

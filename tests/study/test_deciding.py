@@ -1,6 +1,7 @@
 """Seeds that are added until the claims of a study are decided; its trials train nothing."""
 
 import json
+import re
 import signal
 from collections import Counter
 
@@ -52,3 +53,27 @@ def test_more_seeds_than_the_study_names_are_trained_and_counted(place: StudyFol
     assert "# power: 4 seeds find a difference of " in said
     assert "1.00 points, as the study expects" in said
     assert "# cost: 12 trials to train" in said
+
+
+@pytest.mark.slow
+def test_real_runs_decide_after_a_kill(place: StudyFolder) -> None:
+    """Digits of one epoch on one process: the study is killed among them, and the same command
+    trains the others and says what it has decided."""
+    short = ("epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=1")
+    words = ("+study=claimed", *short, "--np", "1", "--until-decided", "--max-seeds", "4")
+    job = place.start(*words)
+    wait_until(lambda: any(place.folder.glob("runs/trials/digits-seed1-*/metrics.jsonl")))
+    job.kill()
+    job.communicate()
+    finished = place.run_folder("digits", 0)
+    before = (finished / "metrics.jsonl").read_bytes()
+    code, said = place.run(*words)
+    assert code == 0, said
+    assert (finished / "metrics.jsonl").read_bytes() == before
+    verdicts = re.findall(r"^(holds|does not hold|not resolved) with (.*) seeds: ", said, re.M)
+    assert len(verdicts) == 2
+    [summary] = place.folder.glob("runs/studies/claimed-*/summary.json")
+    claims = json.loads(summary.read_text())["claims"]
+    assert [claim["outcome"] for claim in claims] == [outcome for outcome, _ in verdicts]
+    for outcome, seeds in verdicts:
+        assert outcome != "not resolved" or seeds == "4"

@@ -1,19 +1,22 @@
 """What seeds can decide: against published tables, against simulation."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.run_folders import write_finished_run
 
 from lsgd.planned.launch import RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings
 from lsgd.report.looks import Looks
+from lsgd.report.run_folders import find_runs
 from lsgd.report.welch import sample_stats, welch_difference
 from lsgd.study import cost
 from lsgd.study.planned_runs import planned_runs
-from lsgd.study.power import detectable_difference, equivalence_margin, power_lines
+from lsgd.study.power import claim_spread, detectable_difference, equivalence_margin, power_lines
 
 STUDY = Study(
     name="one", title="One", question="Is it?", source="nobody", baseline="digits",
@@ -46,10 +49,11 @@ def test_the_lines_say_what_the_seeds_resolve_and_by_which_spread() -> None:
     [line] = power_lines(STUDY, groups, Looks(3, 3))
     assert "standard deviations over seeds" in line, "no spread is known"
     expected = replace(STUDY, spread=0.2)
-    first, last = power_lines(expected, groups, Looks(3, 10))
+    first, last, margin = power_lines(expected, groups, Looks(3, 10))
     assert "3 seeds" in first
     assert "10 seeds" in last
     assert "0.20 points, as the study expects" in last
+    assert "a margin of 0.50 points to either side takes 6 seeds" in margin
     assert power_lines(replace(STUDY, claims=[]), groups, Looks(3, 3)) == []
     assert "write seeds=3" in power_lines(STUDY, groups, Looks(1, 1))[0]
 
@@ -63,8 +67,45 @@ def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(
     names = ["digits_reference", "digits", "digits_unscaled", "digits_no_warmup"]
     study = replace(STUDY, entries=[Entry(name, name) for name in names], claims=[])
     launcher = RunLauncher("local", {"--np": "1"})
-    [line] = cost.cost_lines(
-        launcher, planned_runs(study, []), compute_findings([], [], study).groups, 1
+    runs = planned_runs(study, [])
+    first, most = cost.cost_lines(
+        launcher, runs[:8], runs[8:], compute_findings([], [], study).groups, 1
     )
     assert [trial.recipe.name for trial in timed] == ["digits_reference", "digits"]
-    assert line.startswith("cost: 12 trials to train, ")
+    assert first.startswith("cost: 8 trials to train, ")
+    assert most.startswith("cost at most: 12 trials to train, ")
+
+
+def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each thread of each process, by the speed at which the examples are trained."""
+    runs = planned_runs(STUDY, [])
+    monkeypatch.setattr(cost, "_timed", lambda trial, _: trial.examples_left / 3600)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    groups = compute_findings([], [], STUDY).groups
+    [line] = cost.cost_lines(RunLauncher("local", {"--np": "2"}), runs, [], groups, 1)
+    assert "6 trials to train, 36.0 CPU hours, 6 h 0 min one after another" in line
+
+
+def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:
+    """One recipe that fails in another way with each seed hides no difference of two others."""
+    names = {"fashion_bs64": [8.0, 8.4, 8.2], "fashion_bs128": [8.1, 8.3, 8.2],
+             "fashion_bs2k": [20.0, 60.0, 90.0]}  # fmt: skip
+    for name, errors in names.items():
+        for seed, error in enumerate(errors):
+            write_finished_run(tmp_path, name, seed, error)
+    runs, _ = find_runs([tmp_path])
+    claims = [
+        Claim("it is", "fashion_bs64", "as_good_as", "fashion_bs128", 0.5),
+        Claim("it fails", "fashion_bs2k", "worse_than", "fashion_bs64"),
+    ]
+    entries = [Entry(name, name) for name in names]
+    study = replace(STUDY, baseline="fashion_bs64", entries=entries, claims=claims)
+    groups = compute_findings(runs, [], study).groups
+    equal, other = (claim_spread(claim, groups, study) for claim in study.claims)
+    assert equal.std == pytest.approx(0.158, abs=0.001), "of variances 0.04 and 0.01"
+    assert equal.share == pytest.approx(0.8)
+    assert equal.source == "that of 6 runs"
+    assert other.std > 20
+    lines = power_lines(study, groups, Looks(3, 3))
+    assert [line for line in lines if line.endswith("(it is)")]
+    assert [line for line in lines if line.endswith("(it fails)")]
