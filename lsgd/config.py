@@ -896,8 +896,11 @@ def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]
     """Yield (group, value) for each recipe group that is set to a plain value instead of keys."""
     groups = [entry.name for entry in fields(Recipe) if group_of(entry.type)]
     for source in sources:
+        # Not resolved: a reference to an unknown key is a plain value too.
+        values: Any = OmegaConf.to_container(source)
         for name in groups:
-            if not isinstance(value := source.get(name), DictConfig | None):
+            value = values.get(name)
+            if not isinstance(value, dict | None) and value != "???":
                 yield name, value
 
 
@@ -905,7 +908,7 @@ def _refuse_overflow(sources: Sequence[DictConfig]) -> NoReturn:
     """Raise UsageError that names the recipe field whose integer exceeds the largest float."""
     for source in sources:
         for key, _ in all_fields(Recipe):
-            value = OmegaConf.select(source, key)
+            value = OmegaConf.select(source, key, throw_on_resolution_failure=False)
             if type(value) is int and abs(value) > sys.float_info.max:
                 raise UsageError(
                     f"{key} has {len(str(abs(value)))} digits, and a number has at most 308; write "

@@ -27,8 +27,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background processes ignore Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test fails by its duration; tests/helpers/budget.py has the limits on processor time.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# The same examples in each run: what a change breaks fails at once, and nothing fails by chance.
+# --hypothesis-profile=random looks further.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -49,7 +49,7 @@ class Ends:
         return lambda: None
 
     def receive(self, tensor: Tensor) -> None:
-        tensor.copy_(self.into.get(timeout=200))
+        tensor.copy_(self.into.get(timeout=900))
 
 
 def pair_of(folder: Path, own: int, other: int) -> tuple[EmulatedPair, EmulatedPair]:

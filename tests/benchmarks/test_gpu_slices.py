@@ -67,7 +67,7 @@ class Calls:
     def run(self, *words: str, **plan: str) -> tuple[int, str]:
         """Make a call to its end: its exit code and what it said."""
         call = self.start(*words, **plan)
-        said, _ = call.communicate(timeout=200)
+        said, _ = call.communicate(timeout=900)
         return call.returncode, said
 
     def starts(self) -> dict[str, int]:
@@ -162,7 +162,7 @@ def test_it_ends_when_it_is_told_to(calls: Calls) -> None:
     call = calls.start(tests="waits")
     wait_until(lambda: calls.is_in("tests"))
     call.terminate()
-    said, _ = call.communicate(timeout=200)
+    said, _ = call.communicate(timeout=900)
     assert call.returncode == 75, said
     assert f"not through: {', '.join(NAMES)};" in said
     assert calls.starts() == {"tests": 1}

@@ -135,10 +135,7 @@ def check(code: int | str | None, says: str, folder: Path) -> None:
 @pytest.mark.parametrize("examples", [12, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_words_make_a_traceback(name: str, examples: int, aside: None) -> None:
-    @settings(
-        max_examples=examples, suppress_health_check=list(HealthCheck),
-        derandomize=examples == 12,
-    )  # fmt: skip
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(words_for(name))
     def each(words: list[str]) -> None:
         check(*ended(name, [*words, *HARMLESS.get(name, [])]), Path())
@@ -155,10 +152,7 @@ def test_nor_as_a_process(name: str, tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(paths.conf_dir().parent)}
     start = [sys.executable] if name == "demo" else fork_command()
 
-    @settings(
-        max_examples=PROCESSES.get(name, 2), suppress_health_check=list(HealthCheck),
-        derandomize=True,
-    )  # fmt: skip
+    @settings(max_examples=PROCESSES.get(name, 2), suppress_health_check=list(HealthCheck))
     @given(words_for(name))
     def each(words: list[str]) -> None:
         with (

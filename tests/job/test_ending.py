@@ -78,7 +78,7 @@ def test_the_program_ends_what_is_tagged_and_says_nothing() -> None:
     tag = ("LSGD_TEST_TAG", f"program-{os.getpid()}")
     program = [sys.executable, "-W", "error", "-m", "lsgd.job.ending", *tag, "20"]
     with subprocess.Popen(["sleep", "100"], env=os.environ | dict([tag])) as process:
-        done = subprocess.run(program, input=b"", capture_output=True, timeout=200)
+        done = subprocess.run(program, input=b"", capture_output=True, timeout=900)
         process.kill()
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
     assert process.returncode == -signal.SIGTERM

@@ -258,7 +258,7 @@ def test_node_lists_as_slurm_reads_them(tmp_path: Path) -> None:
     def agree(nodes: str) -> None:
         printed = subprocess.run(
             [scontrol, "show", "hostnames", nodes],
-            env=environment, capture_output=True, text=True, timeout=200, check=True,
+            env=environment, capture_output=True, text=True, timeout=900, check=True,
         ).stdout  # fmt: skip
         assert hostnames(nodes) == printed.split()
 

@@ -41,7 +41,7 @@ def job(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
 )
 def test_last_words(tmp_path: Path, ends: str, code: int | None, why: str) -> None:
     died = job(tmp_path, sys.executable, "-c", SAYS + ends)
-    died.wait(timeout=200)
+    died.wait(timeout=900)
     assert members.process_records(tmp_path) == [
         ProcessRecord(3, platform.node(), died.pid, code, why)
     ]
@@ -53,7 +53,7 @@ def test_who_may_return(tmp_path: Path) -> None:
     """A process whose launcher counts its lives, unless it has ended by a code or is process 0."""
     tag = {"LSGD_SUPERVISED": str(tmp_path), "LSGD_LIFE": "2"}
     words = [sys.executable, "-c", SAYS + "os.kill(os.getpid(), 9)"]
-    subprocess.run(words, env=os.environ | tag, timeout=200)
+    subprocess.run(words, env=os.environ | tag, timeout=900)
     (dead,) = members.process_records(tmp_path)
     assert (dead.life, dead.is_restartable) == (2, True)
     assert replace(dead, code=1).is_restartable
@@ -75,7 +75,7 @@ def test_stop_finds_what_has_gone_its_own_way_and_nothing_else(tmp_path: Path) -
     """A daemon whose parents are gone, a stopped process, one that refuses to go."""
     one, other = tmp_path / "run", tmp_path / "run2"
     daemon = f"setsid sleep 100 & echo $! > {tmp_path / 'daemon'}"
-    job(one, "sh", "-c", daemon).wait(timeout=200)
+    job(one, "sh", "-c", daemon).wait(timeout=900)
     stopped = job(one, "sleep", "100")
     os.kill(stopped.pid, signal.SIGSTOP)
     ready = tmp_path / "ready"
@@ -87,7 +87,7 @@ def test_stop_finds_what_has_gone_its_own_way_and_nothing_else(tmp_path: Path) -
         assert int((tmp_path / "daemon").read_text()) in members.job_pids(one)
         assert {stopped.pid, stubborn.pid} < set(members.stop_job(one))
         assert members.job_pids(one) == []
-        assert stopped.wait(timeout=200) == stubborn.wait(timeout=200) == -signal.SIGKILL
+        assert stopped.wait(timeout=900) == stubborn.wait(timeout=200) == -signal.SIGKILL
         assert members.job_pids(other) == [spared.pid]
     finally:
         spared.kill()

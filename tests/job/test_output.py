@@ -37,7 +37,7 @@ def test_a_command_goes_on_without_a_reader(
     program.write_text(PRINTS.format(command=command))
     pipe = f'"$0" {flags} "$1" "$2" {merged} | head -n 1; exit ${{PIPESTATUS[0]}}'
     words = ["bash", "-c", pipe, sys.executable, str(program), str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     assert done.stdout == "line 0\n"
     assert done.stderr == ("" if merged else "a word of warning\n")
     assert done.returncode == 0
@@ -49,7 +49,7 @@ def test_a_command_goes_on_without_any_output(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PRINTS.format(command="run_alone"))
     words = [sys.executable, str(program), str(tmp_path / "out")]
-    done = subprocess.run(["bash", "-c", '"$@" >&- 2>&-', "", *words], timeout=200)
+    done = subprocess.run(["bash", "-c", '"$@" >&- 2>&-', "", *words], timeout=900)
     assert done.returncode == 0
     assert (tmp_path / "out").read_text() == "done"
 
@@ -62,7 +62,7 @@ def test_help_is_not_missed(words: list[str]) -> None:
     with open(writing, "wb") as nobody:
         done = subprocess.run(
             [sys.executable, "-m", "lsgd", *words],
-            stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=200,
+            stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=900,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -76,7 +76,7 @@ def test_a_command_goes_on_where_a_disk_is_full(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, str(program)],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=200,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=900,
         )  # fmt: skip
     lost = "lsgd: the output is lost (No space left on device); the command continues\n"
     assert (done.returncode, done.stderr) == (4, f"{lost}here\n")

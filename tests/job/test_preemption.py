@@ -208,7 +208,7 @@ def test_what_compiles_never_hears_the_signals(tmp_path: Path) -> None:
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=900,
     )
     assert compiled.returncode == 0, compiled.stderr
     number, *alive = compiled.stdout.split()

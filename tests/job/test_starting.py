@@ -26,7 +26,7 @@ def started(tmp_path: Path, *words: str, **environment: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, *words],
         env=clean | {"PYTHONPATH": path} | environment,
-        stdout=subprocess.PIPE, stderr=its_end, text=True, timeout=200,
+        stdout=subprocess.PIPE, stderr=its_end, text=True, timeout=900,
     )  # fmt: skip
     os.write(its_end, b"END")
     said = b""

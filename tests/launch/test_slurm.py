@@ -24,7 +24,7 @@ def run(script: str, folder: Path, srun: str) -> "subprocess.CompletedProcess[st
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder, env={"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "1"},
-        capture_output=True, text=True, timeout=200,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
 

@@ -366,6 +366,7 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k ~data", "data has no value", "data=…"),
         ("+recipe=bs8k schedule.milestones=[3", "'schedule.milestones=[3'", "close its brackets"),
         ("+recipe=bs8k target=5", "target=5 is not a group of keys", "target.top1_error=VALUE"),
+        ("+recipe=bs8k batch_growth=${x}", "batch_growth=${x} is not a group", "milestones=VALUE"),
         ("+recipe=bs8k data={root:[1]}", "data.root=[1] is not a text", "data.root=TEXT"),
         ("+recipe=bs8k data.skip=/a=b", "'data.skip=/a=b'", "'data.skip=\"/a=b\"'"),
         ("+recipe=bs8k run_dir=a/${b}", "run_dir=a/${b} has ${ in it", "write the value itself"),

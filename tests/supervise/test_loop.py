@@ -44,7 +44,7 @@ def supervised(start) -> Callable[..., tuple[int, str]]:
 
     def supervised(*arguments: str) -> tuple[int, str]:
         job = start(*arguments)
-        said, _ = job.communicate(timeout=200)
+        said, _ = job.communicate(timeout=900)
         return job.returncode, said
 
     return supervised
@@ -143,7 +143,7 @@ def test_a_signal_is_passed_on_and_nothing_starts_again(
     job = start("--", *words(folder, plan))
     wait_until(lambda: len(members.process_records(folder)) == 3)
     job.send_signal(number)
-    said, _ = job.communicate(timeout=200)
+    said, _ = job.communicate(timeout=900)
     assert job.returncode == code, said
     assert starts(folder) == [3]
     assert members.job_pids(folder) == []
@@ -155,7 +155,7 @@ def test_who_does_not_leave_in_time_is_stopped(tmp_path: Path, start) -> None:
     job = start("--grace", "0.5", "--", *words(folder, "stubborn"))
     wait_until(lambda: len(members.process_records(folder)) == 3)
     job.terminate()
-    job.communicate(timeout=200)
+    job.communicate(timeout=900)
     assert job.returncode == 143
     assert members.job_pids(folder) == []
 
@@ -178,7 +178,7 @@ def test_a_killed_supervisor_takes_its_job_along(tmp_path: Path, start, supervis
     job.kill()
     # The second comes at once: it waits until nothing of the first is left.
     code, said = supervised(*arguments)
-    job.communicate(timeout=200)
+    job.communicate(timeout=900)
     assert code == 0, said
     assert "of an earlier start" not in said
     assert starts(folder) == [3, 3]
@@ -200,7 +200,7 @@ def test_what_two_killed_helpers_leave_is_stopped_by_the_next(
     job.kill()
     assert len(members.job_pids(folder)) == 4
     code, said = supervised(*arguments)
-    job.communicate(timeout=200)
+    job.communicate(timeout=900)
     assert code == 0
     assert "stopped 4 processes of an earlier start" in said
 

@@ -82,7 +82,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield environment | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
     finally:
         ray.terminate()
-        ray.wait(timeout=200)
+        ray.wait(timeout=900)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_who_is_killed_is_back(tmp_path: Path, victim: str, start) -> None:
     process, actor = map(int, (tmp_path / "1.0").read_text().split())
     os.kill(process if victim == "process" else actor, signal.SIGKILL)
     wait_until(lambda: (tmp_path / "1.1").exists())  # once it has seen life 0's child dead
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == 75, said
     assert "lsgd: process 1 was killed by signal 9 after" in said
     assert "restarting it (restart 1)\n" in said
@@ -128,6 +128,6 @@ def test_it_is_asked_to_end(tmp_path: Path, start) -> None:
     program = start("2", "--", "sh", "-c", f"cd {tmp_path}; {words}")
     wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
     program.terminate()
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == 75, said
     assert sorted(line for line in said.splitlines() if "saved" in line) == ["saved 0", "saved 1"]

@@ -51,7 +51,7 @@ def test_who_is_killed_is_back_and_nothing_stays(tmp_path: Path, start) -> None:
     program = start(*job(tmp_path, "1.0=child-killed", "2.0=raises", "until=over"))
     wait_until(lambda: program.poll() is not None or {"0.0", "1.1", "2.1"} <= {*lives(tmp_path)})
     (tmp_path / "over").touch()
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == 0, said
     assert lives(tmp_path) == ["0.0", "1.0", "1.1", "2.0", "2.1"]
     assert re.search("lsgd: process 1 was killed by signal 9 after [0-9]+ s; restarting it", said)
@@ -65,7 +65,7 @@ def test_ctrl_c_lets_them_save(tmp_path: Path, start) -> None:
     program = start(*job(tmp_path, "until=never", "all=saves"))
     wait_until(lambda: len(lives(tmp_path)) == 3)
     program.send_signal(signal.SIGINT)
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == 75, said
 
 
@@ -83,7 +83,7 @@ def test_a_killed_launcher_takes_all_along(tmp_path: Path, start) -> None:
 
 def test_a_program_that_is_not_there(start) -> None:
     program = start(*SINGLY, "2", "--", "/no/program")
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == 2
     assert said.startswith("lsgd: /no/program cannot be started (No such file or directory); write")
 
@@ -111,7 +111,7 @@ def test_a_supervisor_lets_the_others_go_on(tmp_path: Path, start) -> None:
     time.sleep(members.GRACE + 0.5)
     assert all(map(psutil.pid_exists, [*others, launcher]))
     (tmp_path / "over").touch()
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == 0, said
     rows = [("start", None), ("lost", 2), ("returned", 2), ("end", None)]
     assert events(tmp_path) == rows
@@ -144,7 +144,7 @@ def test_what_ends_the_job_is_the_supervisors_to_judge(
 ) -> None:
     """It starts all of them again, and here gives up after that."""
     program = start(*supervised(tmp_path, *plan, "until=never"))
-    said, _ = program.communicate(timeout=200)
+    said, _ = program.communicate(timeout=900)
     assert program.returncode == code, said
     assert [event for event, _ in events(tmp_path)].count("start") == 2
     last = plan[-1].partition("=")[0]
