@@ -13,8 +13,8 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 
 ABOUT = """\
-Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule and loader:
-Goyal et al. 2017, or whom `paper` names. Nothing is trained and no data is needed.
+Compare a recipe with its paper, rule by rule, on the built network, optimizer and schedule: Goyal
+et al. 2017, or whom `paper` names. Nothing is trained and no data is needed.
 Where the run differs, the recipe has to say so, in `deviations: {rule: reason}`; the exit code is 0
 if it does and 2 if not.
 """
