@@ -1,9 +1,8 @@
 """Checks of a recipe against its paper: `python -m lsgd.check +recipe=NAME`.
 
 Nothing is trained and no data is needed. The checks build what a training run would use and examine
-it: the network, its optimizer, the lr of every step, the minibatches, the loader. Images come from
-torchvision's loader, with which DALI's agrees; for datasets held in memory the augmentation is
-taken from the recipe. Tests prove what no recipe can change, such as the scale of the gradient.
+it: the network, its optimizer, the lr of every step, the minibatches, the random crops and colours.
+Tests prove what no recipe can change, such as the scale of the gradient or the pixels of a loader.
 """
 
 from dataclasses import replace

@@ -13,10 +13,10 @@ from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 
 ABOUT = """\
-Compare a recipe with its paper, rule by rule, on the built network, optimizer, schedule and loader.
-The paper is Goyal et al. 2017, or the one that `paper` names. Nothing is trained and no data is
-needed. Where the run differs, the recipe has to declare it in `deviations: {rule: reason}`; the
-exit code is 0 if it does and 2 if not.
+Compare a recipe with its paper, rule by rule, on the built network, optimizer and schedule. The
+paper is Goyal et al. 2017, or the one that `paper` names. Nothing is trained and no data is needed.
+Where the run differs, the recipe has to declare it in `deviations: {rule: reason}`; the exit code
+is 0 if it does and 2 if not.
 """
 WIDTHS = 20, 10, 56
 """The widths of the columns for rule, section and run; the verdict ends at column 99."""

@@ -18,7 +18,13 @@ from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import UsageError, disk_full_error
-from lsgd.export.network import FORMATS, ExportedNetwork, load_exported_network
+from lsgd.export.network import (
+    FORMATS,
+    ExportedNetwork,
+    load_exported_network,
+    write_safetensors,
+    write_state_dict,
+)
 from lsgd.files import atomic_write, create_output_folder
 from lsgd.installation import install_command, is_installed
 from lsgd.job.command import Parser, run_alone
@@ -40,8 +46,7 @@ def check_export_libraries(export_format: str, *, push: bool) -> None:
         if not is_installed(name):
             raise UsageError(
                 f"{'--push' if name in LIBRARIES['push'] else f'--to {export_format}'} needs "
-                f"{name}, which "
-                f"is not installed; run {install_command('export')}"
+                f"{name}, which is not installed; run {install_command('export')}"
             )
 
 
@@ -75,9 +80,9 @@ def write(exported: ExportedNetwork, export_format: str, out: Path) -> str:
     # Imported here, since each format needs a library that the others do not.
     match export_format:
         case "torchvision":
-            from lsgd.export.network import write_state_dict as write_form
+            write_form = write_state_dict
         case "safetensors":
-            from lsgd.export.network import write_safetensors as write_form
+            write_form = write_safetensors
         case "onnx":
             from lsgd.export.onnx import write_onnx as write_form
         case "hub":

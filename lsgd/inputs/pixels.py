@@ -6,6 +6,8 @@ from torch import Tensor
 from lsgd.recipe import Data
 from lsgd.rules import augmentation
 
+RED, GREEN, BLUE = augmentation.GREY.tolist()
+
 
 class Normalise:
     """A function that normalises batches of images to (pixel / 255 - mean) / std per channel."""
@@ -30,9 +32,6 @@ class Normalise:
             values = pixels.permute(0, 2, 3, 1).view(len(pixels), pixels.shape[2], -1)
         values.sub_(mean).mul_(scale)
         return pixels
-
-
-RED, GREEN, BLUE = augmentation.GREY.tolist()
 
 
 def recolour(pixels: Tensor, colours: Tensor) -> None:

@@ -39,6 +39,7 @@ command to resume. On other machines the launcher has to stop it.
 import signal
 
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""The signals that ask a supervisor to stop."""
 
 
 def catch_stop_signals() -> list[int]:

@@ -13,12 +13,9 @@ import torch
 from helpers.composed import compose_recipe
 from torch import nn
 
-import lsgd.inputs.torchvision
 from lsgd import check, models, vision
 from lsgd.check.__main__ import main, table, verdict
 from lsgd.errors import UsageError
-from lsgd.inputs import decoder
-from lsgd.inputs.pixels import Normalise
 from lsgd.learner import Learner
 from lsgd.rules import augmentation, optim, schedule
 
@@ -189,16 +186,6 @@ def no_flips(patch: Patch) -> None:
     patch.setattr(augmentation, "flip_mask", lambda ids, **_: np.zeros(len(ids), bool))
 
 
-@plant("augmentation")
-def a_loader_with_crops_of_its_own(patch: Patch) -> None:
-    real = decoder.crop
-    patch.setattr(
-        decoder,
-        "crop",
-        lambda image, window, *how, **kind: real(image, window - 1, *how, **kind),
-    )
-
-
 @plant("colour", words=FULL)
 def lighting_by_eigenvalues_in_ascending_order(patch: Patch) -> None:
     patch.setattr(augmentation, "EIGENVALUES", augmentation.EIGENVALUES[::-1])
@@ -210,38 +197,6 @@ def one_factor_for_all_three(patch: Patch) -> None:
     patch.setattr(
         augmentation, "jitter_factors", lambda *ids, **draw: real(*ids, **draw)[:, [0, 0, 0]]
     )
-
-
-@plant("augmentation", "resize", "colour", words=FULL)
-def colours_that_are_clamped(patch: Patch) -> None:
-    """Then what becomes of an image is unknown altogether."""
-    loader = lsgd.inputs.torchvision
-    then(patch, loader, "recolour", lambda pixels, colours: pixels.clamp_(0, 255))
-
-
-@plant("resize", words=FULL)
-def evaluation_that_stays_bilinear(patch: Patch) -> None:
-    real = decoder.centre_crop
-    patch.setattr(decoder, "centre_crop", lambda i, side, **_: real(i, side))
-
-
-@plant("evaluation_crop")
-def evaluation_of_the_whole_image(patch: Patch) -> None:
-    patch.setattr(augmentation, "RESIZE", 1.0)
-
-
-@plant("normalisation")
-def one_mean_for_all_colours(patch: Patch) -> None:
-    then(patch, Normalise, "__init__", lambda self, *_: self.mean.fill_(0.45 * 255))
-
-
-OF_IMAGES = {"normalisation", "augmentation", "resize", "colour", "evaluation_crop"}
-"""The rules of images, which take longer to find out about than all the rest."""
-
-
-@functools.cache
-def images_facts(words: tuple[str, ...]) -> list[check.Observation]:
-    return check.images.observe(compose_recipe(*words))
 
 
 @functools.cache
@@ -263,9 +218,6 @@ def test_a_fault_in_the_code_is_named(
     """The fault's own rules deviate, and those which deviate anyway; no others."""
     before, recipe = deviating(words), compose_recipe(*words)
     assert not before & rules
-    if not rules & OF_IMAGES:
-        facts = list(images_facts(words))
-        monkeypatch.setattr(check.images, "observe", lambda _: facts)
     fault(monkeypatch)
     found = check.rule_results(check.build_learner(recipe))
     assert {finding.rule for finding in found if not finding.is_followed} == before | rules
@@ -285,10 +237,10 @@ BY_WORDS = {
 
 
 def test_every_rule_has_a_fault() -> None:
-    """But `data`, which is what the recipe says it is."""
+    """But those of the dataset, which are what the recipe says of it."""
     found = {f.rule for f in check.rule_results(check.build_learner(compose_recipe(*SMALL)))}
     planted = {rule for each in PLANTS for rule in each.values[1]}
-    assert found - planted - BY_WORDS == {"data"}
+    assert found - planted - BY_WORDS == {"data", "normalisation", "resize", "evaluation_crop"}
 
 
 def test_the_papers_resize_and_colours_are_found() -> None:
@@ -301,6 +253,12 @@ def test_the_papers_resize_and_colours_are_found() -> None:
     with pytest.raises(UsageError, match="resize and colour that does not exist") as refused:
         verdict(recipe, found)
     assert "deviations.resize=null deviations.colour=null" in str(refused.value)
+
+
+def test_imagenet_by_another_mean_has_to_be_declared() -> None:
+    recipe = compose_recipe(*SMALL, "data.mean=[0.5,0.5,0.5]")
+    with pytest.raises(UsageError, match=r"\+deviations\.normalisation='"):
+        verdict(recipe, check.rule_results(check.build_learner(recipe)))
 
 
 def test_the_learner_stays_as_it_is() -> None:
