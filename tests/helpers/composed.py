@@ -28,13 +28,17 @@ def _loaded(words: tuple[str, ...]) -> Recipe:
     """Compose a recipe; Hydra sees its config groups alone, once for all values of its fields."""
     groups = tuple(word for word in words if key_and_value(word)[0] in CONFIG_GROUPS)
     fields = [word for word in words if word not in groups]
-    as_typed = ("+", "~", "deviations.")  # what Hydra adds, removes or takes back
-    if "data=folder" in words or any(word.startswith(as_typed) for word in fields):
+    if "data=folder" in words or any(map(_needs_hydra, fields)):
         return load_recipe(words)
     recipe = config.recipe_from_mapping(_groups_composed(groups), *fields)
     if recipe.target and not config._is_as_published(recipe, words):
         recipe = replace(recipe, target=None)
     return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+def _needs_hydra(word: str) -> bool:
+    """Return whether an override adds, removes or takes back a key, or sets a mapping."""
+    return word.startswith(("+", "~", "deviations.")) or key_and_value(word)[1].startswith("{")
 
 
 @cache
