@@ -13,11 +13,12 @@ import torch
 from helpers import capabilities
 from helpers import reference_run as undisturbed_run
 from helpers.budget import CpuTimeReport
-from helpers.composed import compose_recipe
+from helpers.composed import compose_or_explain, compose_recipe
 from helpers.launching import SERVERS
 from helpers.soak import FaultSeries
 from hypothesis import settings
 
+from lsgd import config
 from lsgd.train import train
 
 # On busy cores, threads that wait for each other are far slower than a single one. This holds in
@@ -26,8 +27,9 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background processes ignore Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# No test fails by its duration; tests/helpers/budget.py has the limits on processor time.
-settings.register_profile("untimed", deadline=None)
+# No test fails by its duration; tests/helpers/budget.py has the limits on processor time. Every run
+# draws examples of its own, so that the runs of a week together draw thousands.
+settings.register_profile("untimed", deadline=None, max_examples=40)
 settings.load_profile("untimed")
 
 
@@ -73,6 +75,15 @@ def servers() -> Iterator[None]:
     """Stop the servers of forked launches after the tests."""
     with SERVERS:
         yield
+
+
+@pytest.fixture
+def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that run in a test compose recipes by helpers.composed, in a third of the time.
+
+    What a command line composes is tested in tests/recipe, tests/basics and tests/commands.
+    """
+    monkeypatch.setattr(config, "load_recipe", compose_or_explain)
 
 
 @pytest.fixture(scope="session")

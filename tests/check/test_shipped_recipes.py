@@ -3,7 +3,7 @@
 import copy
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -25,6 +25,10 @@ KIND = (
     "val_batch", "batch_growth", "bn_statistics", "averaging",
 )  # fmt: skip
 """Recipes that have these in common differ in minibatch and schedule alone."""
+SAMPLED = tuple(
+    name for name in KIND if name not in ("optim", "label_smoothing", "gradient_compression")
+)
+"""Fields on which facts about sampling, evaluation and metric may depend."""
 
 
 @functools.cache
@@ -39,19 +43,33 @@ def words(recipe: Recipe, names: Sequence[str]) -> str:
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
 """The recipes whose rules are not those of a paper here, which lsgd.check refuses."""
 LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512"}
-common: dict[str, tuple[list[Observation], list[Observation]]] = {}
-"""Facts about the first recipe of each kind that was asked for, before and behind the lr."""
-networks: dict[str, list[Observation]] = {}
-"""Facts about the images, or the network, of the first recipe that has them."""
+known: dict[tuple[str, str], list[Observation]] = {}
+"""Facts of each subject, with the fields that they depend on, about the first such recipe."""
 
 
 epoch_order = functools.lru_cache(maxsize=8)(sampler.epoch_order)
 
 
+def once(
+    subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[], list[Observation]]
+) -> list[Observation]:
+    key = subject, words(recipe, names)
+    if key not in known:
+        known[key] = observe()
+    return known[key]
+
+
 @pytest.fixture(autouse=True)
-def order_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to draw."""
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to
+    draw. How a network has its norms takes as long as all else of a step."""
     monkeypatch.setattr(sampler, "epoch_order", epoch_order)
+    real, of_norms = step._batchnorm, (*NETWORK, "bn_statistics")
+
+    def batchnorm(built: Learner) -> Observation:
+        return once("norms", built.recipe, of_norms, lambda: [real(built)])[0]
+
+    monkeypatch.setattr(step, "_batchnorm", batchnorm)
 
 
 @functools.cache
@@ -61,20 +79,21 @@ def any_learner() -> Learner:
 
 def facts_of_kind(recipe: Recipe) -> tuple[list[Observation], list[Observation]]:
     """Facts about this recipe before and behind the lr, found on the first one of its kind."""
-    key, network_key = words(recipe, KIND), words(recipe, NETWORK)
-    if key not in common:
-        built, data_key = check.build_learner(recipe), words(recipe, ("data", "inputs", "seed"))
-        if data_key not in networks:
-            networks[data_key] = images.observe(recipe)
-        if network_key not in networks:
-            networks[network_key] = network.observe(built)
-        before = [*networks[data_key], *networks[network_key], *step.observe(built)]
-        common[key] = before, sampling.observe(built)
-    return common[key]
+    built = functools.cache(lambda: check.build_learner(recipe))
+    return (
+        [
+            *once("images", recipe, ("data", "inputs", "seed"), lambda: images.observe(recipe)),
+            *once("network", recipe, NETWORK, lambda: network.observe(built())),
+            *once("step", recipe, KIND, lambda: step.observe(built())),
+        ],
+        once("sampling", recipe, SAMPLED, lambda: sampling.observe(built())),
+    )
 
 
-def findings(recipe: Recipe) -> list[RuleResult]:
+@functools.cache
+def findings(name: str) -> list[RuleResult]:
     """What is found on this recipe: the lr of its steps and its n; the rest is that of its kind."""
+    recipe = shipped(name)
     first, last = facts_of_kind(recipe)
     learner = copy.copy(any_learner())
     strategy, workload = copy.copy(learner.strategy), copy.copy(learner.workload)
@@ -94,8 +113,7 @@ def findings(recipe: Recipe) -> list[RuleResult]:
 
 
 def test_nothing_is_left_out() -> None:
-    recipe = shipped("digits")
-    assert findings(recipe) == check.rule_results(any_learner())
+    assert findings("digits") == check.rule_results(any_learner())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +128,7 @@ def test_nothing_is_left_out() -> None:
 def test_shipped_recipes_declare_what_deviates(name: str) -> None:
     """What is found on the built run is what the recipe says, no more and no less."""
     recipe = shipped(name)
-    found = findings(recipe)
+    found = findings(name)
     assert verdict(recipe, found).startswith(f"{name} follows {PAPERS[recipe.paper].WHO} in ")
     lines = table(recipe, found).splitlines()
     assert max(map(len, lines)) <= 100
@@ -120,8 +138,7 @@ def test_shipped_recipes_declare_what_deviates(name: str) -> None:
 def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
     """LeNet-5 has neither BN nor residual blocks; all else is asked of it."""
     of_resnet, of_lenet = (
-        {each.rule for each in findings(shipped(name))}
-        for name in ("fashion_bs64", "fashion_lenet5")
+        {each.rule for each in findings(name)} for name in ("fashion_bs64", "fashion_lenet5")
     )
     assert of_lenet < of_resnet
     assert of_resnet - of_lenet == {
@@ -142,4 +159,4 @@ def test_declarations_are_the_papers_variants() -> None:
         if name.startswith("bs") and "_" not in name:
             assert {*shipped(name).deviations} == own
     for name in ("bs256_full", "bs8k_full"):
-        assert verdict(shipped(name), findings(shipped(name))).endswith("in all 32 rules")
+        assert verdict(shipped(name), findings(name)).endswith("in all 32 rules")

@@ -1,5 +1,6 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -7,6 +8,7 @@ from omegaconf import DictConfig
 
 from lsgd import config
 from lsgd.config import load_recipe
+from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -17,10 +19,18 @@ CONFIG_GROUPS = frozenset((*config._groups(), "recipe"))
 def compose_recipe(*words: str) -> Recipe:
     """Return a new copy of the recipe composed from these overrides, composed once per process.
 
-    It is the recipe of config.load_recipe, without its explanations of errors. A copy has no
-    cached properties of earlier tests.
+    It is the recipe of config.load_recipe, without some of its explanations of errors. A copy has
+    no cached properties of earlier tests.
     """
     return replace(_loaded(words))
+
+
+def compose_or_explain(words: Sequence[str]) -> Recipe:
+    """Return the recipe of config.load_recipe, or raise its UsageError; for commands in a test."""
+    try:
+        return compose_recipe(*words)
+    except UsageError:
+        return load_recipe(words)
 
 
 @cache

@@ -13,7 +13,7 @@ READ: dict[bytes, Recipe] = {}
 
 
 @pytest.fixture(autouse=True)
-def recipes_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def recipes_read_once(composed_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read a config.yaml again only if its content is new, or if it is no ordinary file."""
     read = config.read_recipe
 
