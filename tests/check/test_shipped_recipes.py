@@ -5,6 +5,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 
+T = TypeVar("T")
 NETWORK = ("model", "data", "seed")
 KIND = (
     *NETWORK, "optim", "label_smoothing", "metric", "precision", "gradient_compression", "tail",
@@ -43,33 +45,39 @@ def words(recipe: Recipe, names: Sequence[str]) -> str:
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
 """The recipes whose rules are not those of a paper here, which lsgd.check refuses."""
 LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512"}
-known: dict[tuple[str, str], list[Observation]] = {}
-"""Facts of each subject, with the fields that they depend on, about the first such recipe."""
+OF_LR = ("schedule", "epochs", "workers", "worker_batch", "data", "tail", "batch_growth", "optim")
+"""Fields on which the lr of a step may depend."""
+known: dict[tuple[str, str], Any] = {}
+"""What was found of each subject, with the fields it depends on, about the first such recipe."""
 
 
 epoch_order = functools.lru_cache(maxsize=8)(sampler.epoch_order)
 
 
-def once(
-    subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[], list[Observation]]
-) -> list[Observation]:
+def once(subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[], T]) -> T:
     key = subject, words(recipe, names)
     if key not in known:
         known[key] = observe()
-    return known[key]
+    found: T = known[key]
+    return found
 
 
 @pytest.fixture(autouse=True)
 def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to
-    draw. How a network has its norms takes as long as all else of a step."""
+    draw. How a network has its norms takes as long as all else of a step, and ablations have the
+    lr of their base."""
     monkeypatch.setattr(sampler, "epoch_order", epoch_order)
     real, of_norms = step._batchnorm, (*NETWORK, "bn_statistics")
 
     def batchnorm(built: Learner) -> Observation:
-        return once("norms", built.recipe, of_norms, lambda: [real(built)])[0]
+        return once("norms", built.recipe, of_norms, lambda: real(built))
 
     monkeypatch.setattr(step, "_batchnorm", batchnorm)
+    curve = learning_rate._curve
+    monkeypatch.setattr(
+        learning_rate, "_curve", lambda asked: once("lr", asked, OF_LR, lambda: curve(asked))
+    )
 
 
 @functools.cache
