@@ -13,11 +13,12 @@ import torch
 from helpers import capabilities
 from helpers import reference_run as undisturbed_run
 from helpers.budget import CpuTimeReport
-from helpers.composed import compose_recipe
+from helpers.composed import compose_or_explain, compose_recipe
 from helpers.launching import SERVERS
 from helpers.soak import FaultSeries
 from hypothesis import settings
 
+from lsgd import config
 from lsgd.train import train
 
 # On busy cores, threads that wait for each other are far slower than a single one. This holds in
@@ -29,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test fails by its duration; tests/helpers/budget.py has the limits on processor time.
 # The same examples in each run: what a change breaks fails at once, and nothing fails by chance.
 # --hypothesis-profile=random looks further.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("random", deadline=None)
 settings.load_profile("repeatable")
 
@@ -76,6 +77,15 @@ def servers() -> Iterator[None]:
     """Stop the servers of forked launches after the tests."""
     with SERVERS:
         yield
+
+
+@pytest.fixture
+def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that run in a test compose recipes by helpers.composed, in a third of the time.
+
+    What a command line composes is tested in tests/recipe, tests/basics and tests/commands.
+    """
+    monkeypatch.setattr(config, "load_recipe", compose_or_explain)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lsgd import config
@@ -32,7 +32,6 @@ def plain() -> Recipe:
     return config.load_recipe(["+recipe=bs8k"])
 
 
-@settings(max_examples=100)
 @given(TEXTS)
 @example("it's")
 @example("\\\\'\\")

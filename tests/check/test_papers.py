@@ -26,7 +26,7 @@ RUNS = {
     "lars2017": ("+recipe=lars_bs1k", *SMALL, "data.train_examples=10250"),
     "nus": ("+recipe=nus_lars_bs1k", *SMALL, "data.train_examples=10250"),
     "nado2021": ("+recipe=nado_lars_bs32k", *SMALL, "data.train_examples=1281167"),
-    "hoffer2017": ("+recipe=cifar10_hoffer_bs2k", *SMALL),
+    "hoffer2017": ("+recipe=cifar10_hoffer_bs2k", *SMALL, "data.train_examples=10250"),
 }  # fmt: skip
 """A run for each paper, and two of MLPerf's other rows, which keeps to what it declares."""
 

@@ -3,8 +3,9 @@
 import copy
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -19,12 +20,17 @@ from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules import sampler
 
+T = TypeVar("T")
 NETWORK = ("model", "data", "seed")
 KIND = (
     *NETWORK, "optim", "label_smoothing", "metric", "precision", "gradient_compression", "tail",
     "val_batch", "batch_growth", "bn_statistics", "averaging",
 )  # fmt: skip
 """Recipes that have these in common differ in minibatch and schedule alone."""
+SAMPLED = tuple(
+    name for name in KIND if name not in ("optim", "label_smoothing", "gradient_compression")
+)
+"""Fields on which facts about sampling, evaluation and metric may depend."""
 
 
 @functools.cache
@@ -39,19 +45,39 @@ def words(recipe: Recipe, names: Sequence[str]) -> str:
 TEXTS = {"ptb_small", "conll_bilstm", "conll_bilstm_crf", "sst_treelstm", "sst_childsum"}
 """The recipes whose rules are not those of a paper here, which lsgd.check refuses."""
 LONG = {"bs64", "bs128", "lars_bs256", "nus_lars_bs512"}
-common: dict[str, tuple[list[Observation], list[Observation]]] = {}
-"""Facts about the first recipe of each kind that was asked for, before and behind the lr."""
-networks: dict[str, list[Observation]] = {}
-"""Facts about the images, or the network, of the first recipe that has them."""
+OF_LR = ("schedule", "epochs", "workers", "worker_batch", "data", "tail", "batch_growth", "optim")
+"""Fields on which the lr of a step may depend."""
+known: dict[tuple[str, str], Any] = {}
+"""What was found of each subject, with the fields it depends on, about the first such recipe."""
 
 
 epoch_order = functools.lru_cache(maxsize=8)(sampler.epoch_order)
 
 
+def once(subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[], T]) -> T:
+    key = subject, words(recipe, names)
+    if key not in known:
+        known[key] = observe()
+    found: T = known[key]
+    return found
+
+
 @pytest.fixture(autouse=True)
-def order_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to draw."""
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to
+    draw. How a network has its norms takes as long as all else of a step, and ablations have the
+    lr of their base."""
     monkeypatch.setattr(sampler, "epoch_order", epoch_order)
+    real, of_norms = step._batchnorm, (*NETWORK, "bn_statistics")
+
+    def batchnorm(built: Learner) -> Observation:
+        return once("norms", built.recipe, of_norms, lambda: real(built))
+
+    monkeypatch.setattr(step, "_batchnorm", batchnorm)
+    curve = learning_rate._curve
+    monkeypatch.setattr(
+        learning_rate, "_curve", lambda asked: once("lr", asked, OF_LR, lambda: curve(asked))
+    )
 
 
 @functools.cache
@@ -61,20 +87,21 @@ def any_learner() -> Learner:
 
 def facts_of_kind(recipe: Recipe) -> tuple[list[Observation], list[Observation]]:
     """Facts about this recipe before and behind the lr, found on the first one of its kind."""
-    key, network_key = words(recipe, KIND), words(recipe, NETWORK)
-    if key not in common:
-        built, data_key = check.build_learner(recipe), words(recipe, ("data", "inputs", "seed"))
-        if data_key not in networks:
-            networks[data_key] = images.observe(recipe)
-        if network_key not in networks:
-            networks[network_key] = network.observe(built)
-        before = [*networks[data_key], *networks[network_key], *step.observe(built)]
-        common[key] = before, sampling.observe(built)
-    return common[key]
+    built = functools.cache(lambda: check.build_learner(recipe))
+    return (
+        [
+            *once("images", recipe, ("data", "inputs", "seed"), lambda: images.observe(recipe)),
+            *once("network", recipe, NETWORK, lambda: network.observe(built())),
+            *once("step", recipe, KIND, lambda: step.observe(built())),
+        ],
+        once("sampling", recipe, SAMPLED, lambda: sampling.observe(built())),
+    )
 
 
-def findings(recipe: Recipe) -> list[RuleResult]:
+@functools.cache
+def findings(name: str) -> list[RuleResult]:
     """What is found on this recipe: the lr of its steps and its n; the rest is that of its kind."""
+    recipe = shipped(name)
     first, last = facts_of_kind(recipe)
     learner = copy.copy(any_learner())
     strategy, workload = copy.copy(learner.strategy), copy.copy(learner.workload)
@@ -94,8 +121,7 @@ def findings(recipe: Recipe) -> list[RuleResult]:
 
 
 def test_nothing_is_left_out() -> None:
-    recipe = shipped("digits")
-    assert findings(recipe) == check.rule_results(any_learner())
+    assert findings("digits") == check.rule_results(any_learner())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +136,7 @@ def test_nothing_is_left_out() -> None:
 def test_shipped_recipes_declare_what_deviates(name: str) -> None:
     """What is found on the built run is what the recipe says, no more and no less."""
     recipe = shipped(name)
-    found = findings(recipe)
+    found = findings(name)
     assert verdict(recipe, found).startswith(f"{name} follows {PAPERS[recipe.paper].WHO} in ")
     lines = table(recipe, found).splitlines()
     assert max(map(len, lines)) <= 100
@@ -120,8 +146,7 @@ def test_shipped_recipes_declare_what_deviates(name: str) -> None:
 def test_rules_about_layers_that_a_network_lacks_are_left_out() -> None:
     """LeNet-5 has neither BN nor residual blocks; all else is asked of it."""
     of_resnet, of_lenet = (
-        {each.rule for each in findings(shipped(name))}
-        for name in ("fashion_bs64", "fashion_lenet5")
+        {each.rule for each in findings(name)} for name in ("fashion_bs64", "fashion_lenet5")
     )
     assert of_lenet < of_resnet
     assert of_resnet - of_lenet == {
@@ -142,4 +167,4 @@ def test_declarations_are_the_papers_variants() -> None:
         if name.startswith("bs") and "_" not in name:
             assert {*shipped(name).deviations} == own
     for name in ("bs256_full", "bs8k_full"):
-        assert verdict(shipped(name), findings(shipped(name))).endswith("in all 26 rules")
+        assert verdict(shipped(name), findings(name)).endswith("in all 26 rules")

@@ -33,7 +33,7 @@ def test_it_is_what_its_program_draws_now(path: Path) -> None:
 
 def test_the_order_is_one_of_the_run_that_it_names() -> None:
     """The times that are drawn make the order, and a worker does one thing at a time."""
-    recipe = compose_recipe(**order.OVERRIDES)
+    recipe = compose_recipe(*order.OVERRIDES)
     drawn = order.timed_pushes(recipe, order.epoch_of(recipe))
     assert [each.arrives for each in drawn] == sorted(each.arrives for each in drawn)
     for number, each in enumerate(drawn):

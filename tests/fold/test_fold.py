@@ -159,7 +159,7 @@ def close(found: Tensor, expected: Tensor, within: float) -> None:
 
 
 # Not shrunk: a batch is small as it is, and to make it smaller takes minutes.
-@settings(max_examples=100, deadline=None, phases=(Phase.reuse, Phase.generate))
+@settings(max_examples=50, phases=(Phase.reuse, Phase.generate))
 @given(st.lists(programs, min_size=1, max_size=5))
 def test_folded_is_single(batch: list[Program]) -> None:
     module = Everything()

@@ -1,5 +1,6 @@
 """A cache of composed recipes, since Hydra takes longer than most tests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -7,6 +8,7 @@ from omegaconf import DictConfig
 
 from lsgd import config
 from lsgd.config import load_recipe
+from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -17,10 +19,18 @@ CONFIG_GROUPS = frozenset((*config._groups(), "recipe"))
 def compose_recipe(*words: str) -> Recipe:
     """Return a new copy of the recipe composed from these overrides, composed once per process.
 
-    It is the recipe of config.load_recipe, without its explanations of errors. A copy has no
-    cached properties of earlier tests.
+    It is the recipe of config.load_recipe, without some of its explanations of errors. A copy has
+    no cached properties of earlier tests.
     """
     return replace(_loaded(words))
+
+
+def compose_or_explain(words: Sequence[str]) -> Recipe:
+    """Return the recipe of config.load_recipe, or raise its UsageError; for commands in a test."""
+    try:
+        return compose_recipe(*words)
+    except UsageError:
+        return load_recipe(words)
 
 
 @cache
@@ -28,13 +38,17 @@ def _loaded(words: tuple[str, ...]) -> Recipe:
     """Compose a recipe; Hydra sees its config groups alone, once for all values of its fields."""
     groups = tuple(word for word in words if key_and_value(word)[0] in CONFIG_GROUPS)
     fields = [word for word in words if word not in groups]
-    as_typed = ("+", "~", "deviations.")  # what Hydra adds, removes or takes back
-    if "data=folder" in words or any(word.startswith(as_typed) for word in fields):
+    if "data=folder" in words or any(map(_needs_hydra, fields)):
         return load_recipe(words)
     recipe = config.recipe_from_mapping(_groups_composed(groups), *fields)
     if recipe.target and not config._is_as_published(recipe, words):
         recipe = replace(recipe, target=None)
     return make_dry_run(recipe) if recipe.rehearse else recipe
+
+
+def _needs_hydra(word: str) -> bool:
+    """Return whether an override adds, removes or takes back a key, or sets a mapping."""
+    return word.startswith(("+", "~", "deviations.")) or key_and_value(word)[1].startswith("{")
 
 
 @cache

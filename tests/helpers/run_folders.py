@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from helpers.composed import compose_recipe
@@ -27,7 +28,7 @@ def write_run(
     rates = [{"train_top1_error": error + 1, "val_top1_error": error} for error in errors]
     start = {"machine": machine, "host": "h", "torch": "2.13.0"}
     epochs = [rate | {"images_per_second": speed} for rate in rates]
-    return _write(folder, replace(compose_recipe(*words), seed=seed), start, epochs, diverged)
+    return _write(folder, words, seed, start, epochs, diverged)
 
 
 def write_perplexity_run(
@@ -56,12 +57,26 @@ def write_perplexity_run(
         for perplexity in perplexities
     ]
     start = {"machine": MACHINE, "host": "h", "torch": "2.13.0", "metric": metric}
-    return _write(folder, replace(compose_recipe(*words), seed=seed), start, epochs, diverged)
+    return _write(folder, words, seed, start, epochs, diverged)
 
 
-def _write(folder: Path, recipe: Recipe, start: Row, epochs: Sequence[Row], diverged: bool) -> Path:
+@cache
+def _recipe_and_text(words: tuple[str, ...], seed: int) -> tuple[Recipe, str]:
+    recipe = replace(compose_recipe(*words), seed=seed)
+    return recipe, config.to_yaml(recipe)
+
+
+def _write(
+    folder: Path,
+    words: tuple[str, ...],
+    seed: int,
+    start: Row,
+    epochs: Sequence[Row],
+    diverged: bool,
+) -> Path:
+    recipe, text = _recipe_and_text(words, seed)
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(config.to_yaml(recipe), encoding="utf-8")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
     rows = [{"kind": "start", "step": 0} | start]
     for epoch, rates in enumerate(epochs, start=1):
         step = epoch * recipe.steps_per_epoch

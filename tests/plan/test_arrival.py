@@ -22,6 +22,8 @@ from lsgd.plan.time_to_target import (
     steps_to,
 )
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
 POINTS = config.load_points("mlperf_resnet")
 EXAMPLES = 1281167
 WORDS = ["--to", "75.9", "+recipe=bs8k", "nodes=16", "gpus=8", "--preset", "h200"]

@@ -30,7 +30,9 @@ RUNS = unpack(STUDY / FILE)
 
 
 @pytest.fixture(autouse=True)
-def counted_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def counted_once(
+    composed_once: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One plan counts the memory of its step, which takes seconds."""
     if request.function is not test_a_step_on_a_p100_fits_its_memory:
         monkeypatch.setattr("lsgd.plan.memory.memory_line", lambda *_: "")

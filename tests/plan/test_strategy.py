@@ -11,6 +11,8 @@ from lsgd.plan.__main__ import main
 from lsgd.plan.strategy import simulate_strategies, strategies
 from lsgd.report.run_archive import FILE, unpack
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
 LENET = ["strategy", "+recipe=fashion_lenet5", "workers=4"]
 STEP = ["--step", "0.007"]
 GBIT = ["cluster.server_gbits=1", "cluster.worker_gbits=1"]

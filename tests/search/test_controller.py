@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.composed import compose_recipe
 from helpers.waiting import wait_until
 
 from lsgd import config
@@ -111,10 +110,8 @@ class Work:
 
 
 @pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(composed_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # What the words of a trial compose is a matter of test_space.py.
-    monkeypatch.setattr(config, "load_recipe", lambda words: compose_recipe(*words))
     monkeypatch.setattr(module, "POLL", 0.01)
     monkeypatch.setattr(module, "OTHERS", 0.01)
 

@@ -263,7 +263,7 @@ clusters = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data(), clusters, st.integers(1, 7), st.integers(1, 5), st.integers(1, 60))
 def test_an_epoch_ends_and_plays(
     data: st.DataObject, cluster: VirtualCluster, workers: int, servers: int, tickets: int

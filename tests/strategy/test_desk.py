@@ -158,7 +158,7 @@ def gates(
     return [BoundedStalenessGate(workers, slack=slack) for _ in range(servers)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_what_is_recorded_is_what_happened(data: st.DataObject) -> None:
     """Every batch is used once, and the order says which values every push was computed with."""

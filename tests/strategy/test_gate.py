@@ -85,7 +85,7 @@ def check_epoch(epoch: Epoch, tickets: int) -> None:
 workers_, tickets_, seeds = st.integers(1, 8), st.integers(1, 40), st.integers(0, 2**32)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(workers=workers_, backup=st.integers(0, 7), tickets=tickets_, seed=seeds)
 def test_updates_of_first_pushes(workers: int, backup: int, tickets: int, seed: int) -> None:
     pushes = max(1, workers - backup)
@@ -106,7 +106,7 @@ def test_updates_of_first_pushes(workers: int, backup: int, tickets: int, seed: 
         assert used == list(range(tickets))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(workers=workers_, slack=st.sampled_from([0, 1, 3, math.inf]), tickets=tickets_, seed=seeds)
 def test_updates_of_single_pushes(workers: int, slack: float, tickets: int, seed: int) -> None:
     epoch = interleaved(BoundedStalenessGate(workers, slack=slack), tickets, workers, seed)

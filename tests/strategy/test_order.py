@@ -72,7 +72,7 @@ def test_an_order_of_another_run_is_refused(rows: list[list[int]]) -> None:
         played(asynchronous(1, 2), 5, 2, *rows)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-4, 3), max_size=12), st.booleans())
 def test_any_order_is_played_or_refused(row: list[int], barrier: bool) -> None:
     gates = [BarrierGate(3, pushes=2, tickets=5)] if barrier else asynchronous(1, 3)

@@ -60,7 +60,7 @@ def test_an_id_of_others_is_a_word(content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.mlflow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.text(max_size=8) | st.text(st.sampled_from("./a:(="), max_size=6).map("deviations.".__add__)
 )

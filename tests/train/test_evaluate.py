@@ -21,6 +21,8 @@ from lsgd.run import checkpoint
 from lsgd.vision import models, transforms
 from lsgd.workloads import open_workload
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
 IMAGES = ("n02951585_can_opener", "n01871265_tusker", "n02091032_Italian_greyhound")
 
 
