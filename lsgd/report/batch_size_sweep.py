@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from lsgd.recipe.study import Study
 from lsgd.report.claims import FAILS, HOLDS, claim_outcome, difference_for_claims
 from lsgd.report.groups import RecipeRuns, trajectory
 from lsgd.report.looks import Looks
+from lsgd.report.welch import Difference
 
 WITHIN = 0.5
 """The difference from the baseline that counts as no worse, unless a study defines another."""
@@ -41,17 +43,18 @@ class BatchSizeSweep:
 
     def _above(self, wanted: str) -> list[RecipeRuns]:
         """Return the recipes above the baseline's minibatch with this outcome of "no worse"."""
-        gaps = {
-            id(group): difference_for_claims(group, self.baseline, self.level)
-            for group in self.groups
-        }
         return [
             group
-            for group in self.groups
+            for group, gap in zip(self.groups, self._differences, strict=True)
             if group.recipe.batch_size > self.baseline.recipe.batch_size
-            and (gap := gaps[id(group)])
+            and gap
             and claim_outcome("no_worse_than", gap, self.margin) == wanted
         ]
+
+    @cached_property
+    def _differences(self) -> list[Difference | None]:
+        """The difference of each recipe's mean metric from the baseline's."""
+        return [difference_for_claims(group, self.baseline, self.level) for group in self.groups]
 
 
 def find_sweeps(

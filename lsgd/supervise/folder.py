@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lsgd.errors import UsageError
 from lsgd.override_syntax import last_path
-from lsgd.run.rows import read_rows
+from lsgd.run.rows import read_last_rows
 
 METRICS, CHECKPOINT = "metrics.jsonl", "checkpoint.pt"
 
@@ -25,7 +25,7 @@ def run_folder(command: Sequence[str]) -> Path:
 def last_step(folder: Path) -> int:
     """Return the number of steps in the last row of a run's metrics.jsonl; 0 without any."""
     with suppress(OSError):
-        for row in reversed(read_rows(folder / METRICS)):
+        for row in reversed(read_last_rows(folder / METRICS)):
             match row:
                 case {"step": int(step)}:
                     return step

@@ -3,7 +3,8 @@
 import os
 import re
 import shutil
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -441,3 +442,60 @@ def test_a_saved_recipe_points_to_nothing(group: str, value: dict[str, object]) 
     with pytest.raises(UsageError, match="a saved recipe") as caught:
         config.from_saved(saved)
     assert os.environ["HOME"] not in str(caught.value)
+
+
+def test_recipes_that_differ_in_their_seed_alone_are_composed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read and written as each would be by itself, but OmegaConf sees the first only."""
+    recipe = config.load_recipe(["+recipe=digits", "label_smoothing=0.125"])
+    seeds = (0, 7, 123456789, 2**64 - 1)
+    texts = [config.to_yaml(replace(recipe, seed=seed)) for seed in seeds]
+    bodies = {re.sub(r"(?m)^(seed: .*|# fingerprint.*)$", "", text) for text in texts}
+    assert len(bodies) == 1
+    path = tmp_path / "config.yaml"
+    path.write_text(texts[0])
+    config.read_recipe(path)
+    parses: list[str] = []
+    parse = config._parse_yaml
+    monkeypatch.setattr(config, "_parse_yaml", lambda *a: parses.append(a[0]) or parse(*a))
+    for seed, text in zip(seeds, texts, strict=True):
+        assert f"\nseed: {seed}\n" in text
+        path.write_text(text)
+        read = config.read_recipe(path)
+        assert read == replace(recipe, seed=seed)
+        assert read.fingerprint in text
+    assert len(parses) == 1, "of the seed that is no short number"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "seed: 5\nseed: 6",
+        "seed: 010",
+        "seed: -1",
+        "seed: x",
+        "seed: 5 # the lucky one",
+        "run_dir: |\n  seed: 3\nseed: 5",
+        'run_dir: "a\nseed: 5\n  b"',
+        "# a comment\u2028seed: 4\nseed: 5",
+        "seed: 5\ncluster: {seed: 987654321987}",
+        "seed: 18446744073709551616",
+        "",
+    ],
+)
+def test_a_seed_is_read_as_yaml_has_it(tmp_path: Path, line: str) -> None:
+    """Whether the recipe is kept from another seed or not, it or the refusal is the same."""
+    text = config.to_yaml(config.load_recipe(["+recipe=digits"]))
+    text = text.replace("run_dir: null\n", "")
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{line}\n{text.replace(chr(10) + 'seed: 0' + chr(10), chr(10))}")
+
+    def outcome(read: Callable[[], Recipe]) -> Recipe | str:
+        try:
+            return read()
+        except UsageError as refusal:
+            return str(refusal)
+
+    wanted = outcome(lambda: config.from_saved(config._read_yaml(path)))
+    assert [outcome(lambda: config.read_recipe(path)) for _ in range(2)] == [wanted, wanted]

@@ -3,7 +3,7 @@
 import io
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,25 @@ from lsgd.report.run_folders import find_runs
 FILES = {"a/config.yaml": b"name: a\n", "parts/b/metrics.jsonl": os.urandom(1000), "c": b""}
 
 
+def packed(files: Mapping[str, bytes | Path]) -> bytes:
+    archive = io.BytesIO()
+    pack(files, archive)
+    return archive.getvalue()
+
+
 def content(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_what_is_unpacked_is_what_was_packed(tmp_path: Path) -> None:
-    """Whatever the order, which makes no other bytes."""
-    (tmp_path / FILE).write_bytes(pack(FILES))
+    """Whatever the order, which makes no other bytes, and given as content or as other files."""
+    (tmp_path / FILE).write_bytes(packed(FILES))
     assert content(unpack(tmp_path / FILE)) == FILES
-    assert pack(dict(reversed(FILES.items()))) == pack(FILES)
+    assert packed(dict(reversed(FILES.items()))) == packed(FILES)
     assert unpack(tmp_path / FILE) == unpack(tmp_path / "." / FILE)
+    paths = {name: unpack(tmp_path / FILE) / name for name in FILES}
+    assert packed(paths) == packed(FILES)
 
 
 def test_runs_are_found_in_an_archive_as_in_folders(
@@ -37,7 +45,7 @@ def test_runs_are_found_in_an_archive_as_in_folders(
     study = tmp_path / "study"
     study.mkdir()
     files = content(tmp_path / "runs")
-    (study / FILE).write_bytes(pack({f"seeds/{name}": data for name, data in files.items()}))
+    (study / FILE).write_bytes(packed({f"seeds/{name}": data for name, data in files.items()}))
     (study / "notes").mkdir()
     found, _ = find_runs([study])
     assert [run.path.name for run in found] == [run.name for run in runs]
@@ -47,18 +55,18 @@ def test_runs_are_found_in_an_archive_as_in_folders(
 
 def test_a_damaged_archive_is_left_out_by_name(tmp_path: Path) -> None:
     run = write_finished_run(tmp_path / "study", "fashion_bs64", 0, 8.0)
-    (tmp_path / "study" / FILE).write_bytes(pack(FILES)[:-9])
+    (tmp_path / "study" / FILE).write_bytes(packed(FILES)[:-9])
     found, left_out = find_runs([tmp_path / "study"])
     assert [each.path for each in found] == [run]
     assert [(each.path.name, each.damaged) for each in left_out] == [(FILE, True)]
 
 
 def archive(*members: tarfile.TarInfo) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz") as tar:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:xz") as tar:
         for member in members:
             tar.addfile(member, io.BytesIO(bytes(member.size)))
-    return packed.getvalue()
+    return made.getvalue()
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
@@ -78,7 +86,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
         lambda: archive(member("a", tarfile.FIFOTYPE)),
         lambda: archive(member("a"), member("a")),
         lambda: archive(member("a"), member("a/b")),
-        lambda: pack(FILES)[:-40],
+        lambda: packed(FILES)[:-40],
         lambda: b"no archive",
         lambda: b"",
     ],
@@ -93,6 +101,6 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path, make: Callable[
 
 def test_an_archive_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsgd.report.run_archive.MOST", 900)
-    (tmp_path / FILE).write_bytes(pack(FILES))
+    (tmp_path / FILE).write_bytes(packed(FILES))
     with pytest.raises(UsageError, match="is not a file of a run"):
         unpack(tmp_path / FILE)

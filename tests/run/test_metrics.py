@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -187,6 +188,37 @@ def test_rows_behind_a_damaged_line_are_set_aside_and_told_of(
         assert "is damaged in line 3" in warning["text"]
         assert str(aside) in capsys.readouterr().out
         path.unlink()
+
+
+class ReadRow(dict[str, Any]):
+    """A row that can be counted while it is in memory."""
+
+    __hash__ = object.__hash__
+
+
+def test_a_resume_parses_each_row_once_and_keeps_the_last_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From which the event file is continued; those of 2 kB are some 20."""
+    with log_in(tmp_path) as log:
+        write_steps(log, range(1, 401))
+    alive: WeakSet[ReadRow] = WeakSet()
+    parsed: list[int] = []
+
+    def parse(line: bytes) -> ReadRow:
+        row = ReadRow(json.loads(line))
+        alive.add(row)
+        parsed.append(len(alive))
+        return row
+
+    monkeypatch.setattr("lsgd.run.rows.LONGEST", 2000)
+    monkeypatch.setattr("lsgd.run.rows.parse_json", parse)
+    log_in(tmp_path, first_step=300).__exit__(None, None, None)
+    assert 400 < len(parsed) < 430
+    assert max(parsed) < 30
+    monkeypatch.undo()
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [*range(1, 301)]
+    assert points(tmp_path) == drawn(read_rows(tmp_path / "metrics.jsonl"))
 
 
 def test_only_the_first_process_writes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -201,3 +201,31 @@ def test_the_folder_of_a_trial_is_that_of_its_recipe_and_seed(tmp_path: Path) ->
     assert folder.name.startswith("fashion_bs64-seed2-")
     assert planned_run_folder(replace(recipe, run_dir="elsewhere")) == folder
     assert planned_run_folder(replace(recipe, epochs=10)) != folder
+
+
+def test_without_train_rows_all_is_said_that_is_said_with_them(tmp_path: Path) -> None:
+    """Wherever the run ends, and of rows in any number only a few are kept."""
+    folder = write_run(tmp_path / "a", "+recipe=digits", errors=[30.0, 20.0])
+    start, *epochs = read_run(folder).rows
+    nan = {"kind": "diverged", "step": 9, "text": "loss is nan"}
+    trains = [{"kind": "train", "step": step, "loss": 1.0} for step in range(1, 6)]
+    trains += [row | {"images_per_second": 5.0} for row in trains]
+    rows = [start, *trains, epochs[0], start | {"step": 3}, *trains, nan, *trains, epochs[1], nan]
+    for end in range(len(rows) + 1):
+        path = folder / "metrics.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows[:end]))
+        full, thin = read_run(folder), read_run(folder, train_rows=False)
+        for name in ("epochs", "start", "starts", "finished", "diverged", "begun", "state", "sets"):
+            assert getattr(thin, name) == getattr(full, name), name
+        assert (thin.things, thin.metric) == (full.things, full.metric)
+        assert thin.rows[-1:] == full.rows[-1:]
+        kinds = [row["kind"] for row in thin.rows]
+        assert kinds.count("train") <= 3
+        for kind in ("start", "epoch", "diverged"):
+            assert thin.of_kind(kind) == full.of_kind(kind)
+    path.write_text(json.dumps(start) + "\n" + json.dumps(trains[0] | {"step": 1.5}) + "\n")
+    with pytest.raises(NotARunError, match="has rows that lsgd did not write"):
+        read_run(folder, train_rows=False)
+    path.write_text(path.read_text() + "no JSON\n" + json.dumps(trains[0]) + "\n")
+    with pytest.raises(NotARunError, match=r"line 3 of metrics\.jsonl is damaged"):
+        read_run(folder, train_rows=False)

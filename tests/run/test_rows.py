@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -47,6 +48,35 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == []
     assert read_last_rows(tmp_path / "metrics.jsonl") == []
+
+
+def test_of_a_long_file_the_last_rows_are_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole lines, wherever the bytes that are read begin; up to a line that is damaged."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": step, "text": "x" * (step % 7)} for step in range(50)]
+    lines = [json.dumps(row).encode() + b"\n" for row in rows]
+    path.write_bytes(b"".join(lines))
+    parsed: list[bytes] = []
+    monkeypatch.setattr(
+        "lsgd.run.rows.parse_json", lambda line: parsed.append(line) or json.loads(line)
+    )
+    for most in range(40, 400):
+        monkeypatch.setattr("lsgd.run.rows.LONGEST", most)
+        parsed.clear()
+        whole = next(n for n in range(50) if len(b"".join(lines[n:])) <= most)
+        assert read_last_rows(path) == rows[whole:]
+        assert sum(map(len, parsed)) <= most
+    for ending, left in ((b'{"step": 5', rows[45:]), (b"\0\0\n" + lines[0], rows[45:])):
+        path.write_bytes(b"".join(lines) + ending)
+        assert read_last_rows(path)[-5:] == left
+    path.write_bytes(b"a" * 500)
+    assert read_last_rows(path) == []
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_last_rows(path)
 
 
 def test_what_a_speed_counts_is_in_its_key() -> None:
