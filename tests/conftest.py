@@ -133,6 +133,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "  - {says: a is worse than b, recipe: digits, relation: worse_than,"
         " other: digits_unscaled}\n"
     )
+    (folder / "recipes/study/paired.yaml").write_text(
+        "# Hardware: any.\ntitle: paired\nquestion: Is it decided?\nsource: tests\n"
+        "baseline: digits\nseeds: [0, 1, 2]\nentries:\n"
+        "  - {recipe: digits, label: a}\n  - {recipe: digits_unscaled, label: b}\nclaims:\n"
+        "  - {says: b is worse than a, recipe: digits_unscaled, relation: worse_than,"
+        " other: digits}\n"
+    )
     (folder / "recipes/search/small.yaml").write_text(
         "# Hardware: any.\ntitle: small\nrecipe: digits\n"
         "words: [epochs=4, schedule.warmup_epochs=1, 'schedule.milestones=[3]']\n"

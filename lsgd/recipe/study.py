@@ -51,14 +51,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class QuickPart:
-    """The part of a study that `--quick` trains: some of its recipes, with some seeds."""
-
-    recipes: list[str]
-    seeds: list[int]
-
-
-@dataclass(frozen=True)
 class Study:
     """The definition of a study: recipes and seeds whose runs make one table or figure."""
 
@@ -77,25 +69,27 @@ class Study:
     repeats: str = "first"
     """How several runs of one recipe and seed count, such as runs on other numbers of threads.
     first: the first that ended; mean: by their mean, since they are no independent samples."""
-    quick: QuickPart | None = None
-    """The part that `--quick` trains, if the study has one."""
+    quick: list[str] = field(default_factory=list)
+    """The recipes that `--quick` trains; none if the study has no such part."""
+    quick_seeds: list[int] = field(default_factory=lambda: [0])
+    """The seeds that `--quick` trains them with."""
 
     def quick_part(self) -> "Study":
         """Return the study of the part that `--quick` trains, with the claims on its recipes.
 
         Raises UsageError if the study has no such part.
         """
-        if self.quick is None:
+        if not self.quick:
             raise UsageError(f"study {self.name} has no quick part; leave out --quick")
-        names = self.quick.recipes
+        names = self.quick
         return replace(
             self,
             name=f"{self.name}{QUICK}",
             title=f"{self.title} (quick)",
-            seeds=self.quick.seeds,
+            seeds=self.quick_seeds,
             entries=[entry for entry in self.entries if entry.recipe in names],
             claims=[each for each in self.claims if {each.recipe, each.other} <= {*names}],
-            quick=None,
+            quick=[],
         )
 
     @property
@@ -130,14 +124,14 @@ def check_study(study: Study, recipes: list[str]) -> None:
             )
     if len(set(trained)) < len(trained):
         raise UsageError(f"study {study.name} has a recipe twice; write each entry once")
-    for seeds in (study.seeds, *([study.quick.seeds] if study.quick else [])):
+    for seeds in (study.seeds, study.quick_seeds):
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise UsageError(
                 f"study {study.name} has seeds={seeds}; write different numbers, 0 or more"
             )
-    if study.quick and not {study.baseline} <= {*study.quick.recipes} <= {*trained}:
+    if study.quick and not {study.baseline} <= {*study.quick} <= {*trained}:
         raise UsageError(
-            f"study {study.name} has quick.recipes={study.quick.recipes}; write its baseline "
+            f"study {study.name} has quick={study.quick}; write its baseline "
             f"{study.baseline} and others of its entries"
         )
     if study.repeats not in REPEATS:

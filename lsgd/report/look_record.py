@@ -80,7 +80,8 @@ def note_look(report: Path, seeds: int) -> Looks:
 
 def read_added_seeds(report: Path) -> dict[str, int]:
     """Read the seeds that were added last, by recipe; their runs may be unfinished."""
-    return _kept(report).get("adding", {})
+    adding: dict[str, int] = _kept(report).get("adding", {})
+    return adding
 
 
 def note_added_seeds(report: Path, adding: Mapping[str, int]) -> None:
@@ -97,7 +98,7 @@ def _write(report: Path, kept: Mapping[str, Any], last: int) -> None:
     """Write the record of a report's tests of claims, of which the last is at `last` seeds."""
     path = looks_file(report)
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = {"planned": 0, "adding": {}} | kept | {"last": last}
+    values = {"planned": 0, "adding": {}, **kept, "last": last}
     record = {key: values[key] for key in ("first", "last", "planned", "adding")}
     with files.atomic_write(path) as file:
         file.write(json.dumps(record).encode() + b"\n")

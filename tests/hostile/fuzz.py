@@ -209,7 +209,8 @@ PARSERS: dict[str, FuzzTarget] = {
     "members": FuzzTarget(*_folder("members"), members.process_records),
     "search": FuzzTarget(*_folder("search"), record.load_record),
     "looks": FuzzTarget(
-        _file("a.looks.json", b'{"first": 3, "last": 5, "planned": 0}'), "a.looks.json",
+        _file("a.looks.json", b'{"first": 3, "last": 5, "planned": 0, "adding": {"a": 3}}'),
+        "a.looks.json",
         lambda folder: look_record.read_looks(folder / "a"),
     ),
     "findings": FuzzTarget(

@@ -11,7 +11,7 @@ from helpers.composed import compose_recipe
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.recipe import Recipe
-from lsgd.recipe.study import Claim, Entry, QuickPart, Study, check_study
+from lsgd.recipe.study import Claim, Entry, Study, check_study
 
 NAMES = config.study_names()
 FILES = paths.recipes_dir() / "study"
@@ -72,9 +72,9 @@ STUDY = Study(
         ({"seeds": [-1]}, "write different numbers, 0 or more"),
         ({"name": "a/b"}, "does not make a folder's name"),
         ({"repeats": "best"}, "has repeats='best'; write one of first, mean"),
-        ({"quick": QuickPart(["fashion_bs2k"], [0])}, "write its baseline bs256 and others of"),
-        ({"quick": QuickPart(["bs256", "bs8k"], [0])}, "write its baseline bs256 and others of"),
-        ({"quick": QuickPart(["bs256"], [])}, "write different numbers, 0 or more"),
+        ({"quick": ["fashion_bs2k"]}, "write its baseline bs256 and others of"),
+        ({"quick": ["bs256", "bs8k"]}, "write its baseline bs256 and others of"),
+        ({"quick_seeds": []}, "write different numbers, 0 or more"),
     ],
 )
 def test_a_study_that_makes_no_sense(wrong: dict, sentence: str) -> None:
@@ -87,7 +87,7 @@ def test_the_quick_part_has_the_claims_on_its_recipes() -> None:
     claims = [*STUDY.claims, Claim("b", "bs8k", "no_worse_than", "bs256", 0.5)]
     whole = replace(
         STUDY, entries=[*STUDY.entries, Entry("bs8k", "b")], claims=claims,
-        quick=QuickPart(["bs256", "fashion_bs2k"], [0]),
+        quick=["bs256", "fashion_bs2k"],
     )  # fmt: skip
     part = whole.quick_part()
     assert [entry.recipe for entry in part.entries] == ["bs256", "fashion_bs2k"]

@@ -57,23 +57,25 @@ def test_more_seeds_than_the_study_names_are_trained_and_counted(place: StudyFol
 
 @pytest.mark.slow
 def test_real_runs_decide_after_a_kill(place: StudyFolder) -> None:
-    """Digits of one epoch on one process: the study is killed among them, and the same command
-    trains the others and says what it has decided."""
+    """Digits of one epoch on one process: the study is killed after its first run, and the same
+    command trains the others and says what it has decided."""
     short = ("epochs=1", "schedule.milestones=[]", "schedule.warmup_epochs=1")
-    words = ("+study=claimed", *short, "--np", "1", "--until-decided", "--max-seeds", "4")
+    words = ("+study=paired", *short, "--np", "1", "--until-decided", "--max-seeds", "4")
     job = place.start(*words)
-    wait_until(lambda: any(place.folder.glob("runs/trials/digits-seed1-*/metrics.jsonl")))
+    logs = "runs/trials/digits-seed1-*.log"
+    wait_until(lambda: any(place.folder.glob(logs)) or job.poll() is not None, seconds=500)
     job.kill()
-    job.communicate()
-    finished = place.run_folder("digits", 0)
-    before = (finished / "metrics.jsonl").read_bytes()
+    job.communicate(timeout=60)  # the fixture communicates again
+    first = place.run_folder("digits", 0) / "metrics.jsonl"
+    before = first.read_bytes()
     code, said = place.run(*words)
     assert code == 0, said
-    assert (finished / "metrics.jsonl").read_bytes() == before
-    verdicts = re.findall(r"^(holds|does not hold|not resolved) with (.*) seeds: ", said, re.M)
-    assert len(verdicts) == 2
-    [summary] = place.folder.glob("runs/studies/claimed-*/summary.json")
-    claims = json.loads(summary.read_text())["claims"]
-    assert [claim["outcome"] for claim in claims] == [outcome for outcome, _ in verdicts]
-    for outcome, seeds in verdicts:
-        assert outcome != "not resolved" or seeds == "4"
+    assert first.read_bytes() == before, "a finished run is not trained again"
+    [(outcome, seeds)] = re.findall(
+        r"^(holds|does not hold|not resolved) with (\d) seeds: b is worse than a$", said, re.M
+    )
+    [summary] = place.folder.glob("runs/studies/paired-*/summary.json")
+    numbers = json.loads(summary.read_text())
+    assert [claim["outcome"] for claim in numbers["claims"]] == [outcome]
+    assert [recipe["n"] for recipe in numbers["recipes"]] == [int(seeds)] * 2
+    assert outcome != "not resolved" or seeds == "4"
