@@ -752,7 +752,7 @@ def _refuse_key(key: str) -> NoReturn:
             f"{key}=NAME for one of `--fields {key}`, or {key}.KEY=VALUE"
         ) from None
     hint = did_you_mean(key, [*known, *_groups(), "+recipe"])
-    raise UsageError(f"key '{key}' does not exist; {hint}") from None
+    raise UsageError(f"there is no key '{key}'; {hint}") from None
 
 
 _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {

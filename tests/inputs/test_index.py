@@ -112,7 +112,7 @@ def refusal(root: Path, **change: object) -> str:
             {"skip": ["train/n00/odd.JPEG"], "train_examples": 10},
             "has 11 without the skipped ones; complete it and run python -m lsgd.prepare made "
             "ROOT, or write data.train_examples=12 for another trajectory (not counting a skip "
-            "list, which is subtracted off",
+            "list, which is subtracted automatically",
         ),
         ({"index": "/nowhere"}, "no index yet (/nowhere/train.index.npy is missing)"),
     ],
