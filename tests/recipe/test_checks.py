@@ -132,7 +132,7 @@ REFUSED = [
         ("strategy.name=backup strategy.backup=1 strategy.order=live strategy.servers=2 "
          "optim.clip_norm=1.0", "clip_norm=1 is for the norm of a whole update"),
         ("strategy.name=bounded strategy.outer=elastic", "elastic moves .*=mean, sgd or nesterov"),
-        ("strategy.name=backup strategy.backup=1 strategy.local_steps=8", "local_steps=8 has no effect"),
+        ("strategy.name=backup strategy.backup=1 strategy.local_steps=8", "=8 has no effect"),
         (f"{LOCAL} strategy.outer_lr=0.7", "outer_lr=0.7 .*=mean; .*outer=sgd or nesterov"),
         (f"{LOCAL} strategy.moving_rate=0.001", "moving_rate=0.001 .* strategy.outer=elastic"),
         (f"{LOCAL} strategy.outer=nesterov strategy.outer_lr=0.7", "write strategy.outer=sgd"),
