@@ -244,12 +244,12 @@ def new_class(root: Path) -> None:
         (new_image, "train.index.npy is older than ROOT: ROOT/train/n01/new.JPEG is new; "),
         (
             lambda root: (root / "val/n02/gray.JPEG").unlink(),
-            "val.index.npy is older than ROOT: ROOT/val/n02/gray.JPEG is gone; ",
+            "val.index.npy is older than ROOT: ROOT/val/n02/gray.JPEG is missing; ",
         ),
         (new_class, "train.index.npy is older than ROOT: ROOT/train/n03 is new; "),
         (
             lambda root: (root / "val/n02").rename(root / "n02"),
-            "val.index.npy is older than ROOT: ROOT/val/n02 is gone; ",
+            "val.index.npy is older than ROOT: ROOT/val/n02 is missing; ",
         ),
     ],
 )

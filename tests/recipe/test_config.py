@@ -363,7 +363,7 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k run_dir=???", "run_dir=??? has ??? in it", "write the value itself"),
         ("+recipe=bs8k epochs=${nope}", "'nope' not found", "write the value itself"),
         ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
-        ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' would change nothing", "run_dir=PATH"),
+        ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' has no effect", "run_dir=PATH"),
         ("+recipe=bs8k --epochs=3", "option --epochs does not exist", "write epochs=3"),
     ],
 )  # fmt: skip

@@ -53,4 +53,4 @@ def test_the_wait_of_each_epoch_counts_from_nothing(monkeypatch: pytest.MonkeyPa
         clock[0] = now
         said.append(check.reason(waited, 1e4, "cuda"))
     assert said[:-1] == [""] * 5
-    assert said[-1].startswith("slow: 90 % of the time training waits")
+    assert said[-1].startswith("slow: 90 % of the time is data wait")
