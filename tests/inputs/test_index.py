@@ -338,7 +338,7 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
     recipe = config.load_recipe(["+recipe=bs8k"])
     with pytest.raises(UsageError, match="no imagenet at nowhere/imagenet") as refused:
         open_inputs(recipe, torch.device("cpu"))
-    for help_ in ("data.root=", "inputs=synthetic", "rehearse=true", "+recipe=digits"):
+    for help_ in ("data.root=", "inputs=synthetic", "dry_run=true", "recipe=digits"):
         assert help_ in str(refused.value)
 
 
