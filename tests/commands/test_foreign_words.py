@@ -51,7 +51,7 @@ def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train bs8k", "write +recipe=bs8k"),
         ("train resume", "run_dir="),
         ("train +recipe digits", "+recipe=NAME"),
-        ("train +recipe=digits --dry-run", "dry_run=true"),
+        ("train +recipe=digits --dry-run", "rehearse=true"),
         ("train +recipe=digits --epochs 30", "write epochs=30"),
         ("train +recipe=digits --lr 0.1", "schedule.reference_lr="),
         ("train +recipe=digits --batch-size 128", "write workers=8"),
