@@ -874,7 +874,7 @@ def _refuse_key(key: str) -> NoReturn:
             f"{key}`"
         ) from None
     hint = did_you_mean(key, [*_keys(), *_groups(), "+recipe"])
-    raise UsageError(f"key '{key}' does not exist; {hint}") from None
+    raise UsageError(f"there is no key '{key}'; {hint}") from None
 
 
 _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {

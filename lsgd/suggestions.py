@@ -22,7 +22,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "fields": ("--fields", "python -m lsgd.train --fields lists the fields"),
     "dry-run dryrun": (
         "--print",
-        "dry_run=true for a run in miniature, or --cfg to print only its configuration",
+        "rehearse=true for a dry run, or --cfg to print only its configuration",
     ),
     "print show-config print-config job": ("--print", "--cfg"),
     "out output o output-dir outdir out-dir save-dir work-dir logdir log-dir default-root-dir": (

@@ -47,8 +47,8 @@ class SlownessCheck:
 def slowness(data_wait: float, core_wait: float, seconds_left: float, device: str) -> str:
     """Return why a run is slow and the fix, from the shares of time it waits; empty if it is not.
 
-    >>> slowness(0.8, 0.0, 3600.0, "cuda")[:51]
-    'slow: 80 % of the time training waits for its data;'
+    >>> slowness(0.8, 0.0, 3600.0, "cuda")[:36]
+    'slow: 80 % of the time is data wait;'
     >>> slowness(0.1, 0.1, 3600.0, "cpu")
     ''
     """

@@ -54,7 +54,7 @@ def supervise_job(options: argparse.Namespace) -> int:
                 if progress_marker(folder):
                     return 0
                 logbook.log_event(
-                    "no run was trained",
+                    "nothing trained",
                     f"the command exited with code 0, but no run was trained in {folder}; read "
                     "its output, and write the command as it works without a supervisor",
                 )

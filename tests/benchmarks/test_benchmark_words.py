@@ -37,7 +37,7 @@ SST, CONLL, LENET = "+recipe=sst_treelstm", "+recipe=conll_bilstm", "+recipe=fas
         (memory, f"{DIGITS} --passes 1", "--passes 1 leaves nothing to compare"),
         (memory, f"{DIGITS} --limit 0", "--limit 0 is not possible"),
         (startup, "--rounds 5", "--rounds 5 is too few"),
-        (startup, "+recipe=digits", "'+recipe=digits' has no meaning here; --help says"),
+        (startup, "+recipe=digits", "'+recipe=digits' has no meaning here; see --help"),
         (comm, "", "no recipe is given"),
         (comm, f"{DIGITS} --np 2;4", "--np 2;4 is not a list of numbers of 2 or more"),
         (comm, f"{DIGITS} --over mpi", "--over mpi is no library; write torch, horovod"),

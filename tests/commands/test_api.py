@@ -120,7 +120,7 @@ def test_how_a_run_ends_is_raised(tmp_path: Path, finished: Path) -> None:
         api.UsageError, match=r"holds another run .* with seed=0, this .* with seed=1\); write"
     ):
         api.train(recipe(finished / "run", "seed=1"))
-    with pytest.raises(api.UsageError, match="no folder"):
+    with pytest.raises(api.UsageError, match="not a folder"):
         api.read_runs(tmp_path / "nowhere")
     heard: list[dict[str, Any]] = []
     with pytest.raises(api.DivergedError):

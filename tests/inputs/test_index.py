@@ -112,7 +112,7 @@ def refusal(root: Path, **change: object) -> str:
             {"skip": ["train/n00/odd.JPEG"], "train_examples": 10},
             "has 11 without the skipped ones; complete it and run python -m lsgd.prepare made "
             "ROOT, or write data.train_examples=12 for another trajectory (not counting a skip "
-            "list, which is subtracted off",
+            "list, which is subtracted automatically",
         ),
         ({"index": "/nowhere"}, "no index yet (/nowhere/train.index.npy is missing)"),
     ],
@@ -244,12 +244,12 @@ def new_class(root: Path) -> None:
         (new_image, "train.index.npy is older than ROOT: ROOT/train/n01/new.JPEG is new; "),
         (
             lambda root: (root / "val/n02/gray.JPEG").unlink(),
-            "val.index.npy is older than ROOT: ROOT/val/n02/gray.JPEG is gone; ",
+            "val.index.npy is older than ROOT: ROOT/val/n02/gray.JPEG is missing; ",
         ),
         (new_class, "train.index.npy is older than ROOT: ROOT/train/n03 is new; "),
         (
             lambda root: (root / "val/n02").rename(root / "n02"),
-            "val.index.npy is older than ROOT: ROOT/val/n02 is gone; ",
+            "val.index.npy is older than ROOT: ROOT/val/n02 is missing; ",
         ),
     ],
 )
@@ -338,7 +338,7 @@ def test_a_folder_that_is_not_there_is_refused_with_help(monkeypatch: pytest.Mon
     recipe = compose_recipe("+recipe=bs8k")
     with pytest.raises(UsageError, match="no imagenet at nowhere/imagenet") as refused:
         open_inputs(recipe, torch.device("cpu"))
-    for help_ in ("data.root=", "inputs=synthetic", "rehearse=true", "+recipe=digits"):
+    for help_ in ("data.root=", "inputs=synthetic", "dry_run=true", "recipe=digits"):
         assert help_ in str(refused.value)
 
 

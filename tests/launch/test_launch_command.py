@@ -91,8 +91,11 @@ def test_local_needs_no_launcher_for_one_process(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("sbatch digits", "no launcher sbatch; write one of horovodrun, k8s, local, mpirun"),
-        ("torchrun", "which recipe"),
+        (
+            "sbatch digits",
+            "launcher sbatch does not exist; write one of horovodrun, k8s, local, mpirun",
+        ),
+        ("torchrun", "no recipe is given"),
         ("torchrun digits bs8k", "bs8k"),
         ("torchrun digits --np two", "two"),
         ("torchrun digits --np=", "--np"),

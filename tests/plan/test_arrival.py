@@ -105,7 +105,7 @@ def test_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ([*PLAN, "--cheapest"], "add --price X"),
         ([*PLAN[2:], "--price", "2"], "add --to 75.9"),
         ([*PLAN, "worker_batch=70000", "workers=1"], "write a smaller worker_batch="),
-        ([*PLAN, "model=resnet101"], "bs8k is of resnet101 on imagenet"),
+        ([*PLAN, "model=resnet101"], "bs8k trains resnet101 on imagenet"),
         ([*PLAN, "data.image_size=160"], "on imagenet at 160; write a recipe for these"),
         (WORDS, "how fast a GPU of --preset h200 trains resnet50 is unknown"),
     ],

@@ -43,7 +43,7 @@ def test_a_plan_says_it_of_its_own_pass(monkeypatch: pytest.MonkeyPatch) -> None
     assert memory.memory_line(recipe, 256).startswith(
         "Memory of each GPU: 34.00 GB for micro-batches of 1 worker in float32, which fits 40 GB;"
     )
-    assert "passes of 4 workers" in memory.memory_line(recipe, 8)
+    assert "micro-batches of 4 workers" in memory.memory_line(recipe, 8)
     assert asked == [([1], 256), ([4], 8)]
 
 

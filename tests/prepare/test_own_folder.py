@@ -289,7 +289,7 @@ def test_an_index_that_has_such_classes_stays_that_of_its_runs(
     assert open_indexes(data, root)[0].classes() == [".cache", *CLASSES]
     (root / "train/.cache/._1.jpg").unlink()
     (root / "train/.cache").rmdir()
-    with pytest.raises(UsageError, match=r"\.cache is gone"):
+    with pytest.raises(UsageError, match=r"\.cache is missing"):
         open_indexes(data, root)
 
 

@@ -229,7 +229,7 @@ def test_a_link_in_an_archive_is_refused(tmp_path: Path) -> None:
         link = tarfile.TarInfo("n01440764_1_n01440764.JPEG")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
-    with pytest.raises(UsageError, match="is no plain file"):
+    with pytest.raises(UsageError, match="is not a plain file"):
         list(parquet._tar_images(file, "train"))
 
 

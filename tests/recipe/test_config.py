@@ -273,7 +273,7 @@ def own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             b"\xef\xbb\xbf# @package _global_\r\n# x\r\n",
             "begins with a byte order mark, .* save it",
         ),
-        (b"# @package _global_\n# \xe4\n", "own.yaml cannot be read .* mend it"),
+        (b"# @package _global_\n# \xe4\n", "own.yaml cannot be read .* fix it"),
         (b"# @package _global_\n# x\nname: [", "own.yaml, line 3: .* fix that file"),
         (b"# @package _global_\n# x\n- a", "recipe=own: .*ListConfig"),
     ],
@@ -374,8 +374,8 @@ def test_what_editors_and_systems_leave_is_no_recipe(own_recipes: Path) -> None:
         ("+recipe=bs8k run_dir=???", "run_dir=??? has ??? in it", "write the value itself"),
         ("+recipe=bs8k epochs=${nope}", "'nope' not found", "write the value itself"),
         ("+recipe=bs8k seed=1,2", "'seed=1,2' has several values", "write one"),
-        ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' would change nothing", "run_dir=PATH"),
-        ("+recipe=bs8k --epochs=3", "no option --epochs", "write epochs=3"),
+        ("+recipe=bs8k hydra.run.dir=a", "'hydra.run.dir=a' has no effect", "run_dir=PATH"),
+        ("+recipe=bs8k --epochs=3", "option --epochs does not exist", "write epochs=3"),
     ],
 )  # fmt: skip
 def test_refused_in_one_sentence(words: str, named: str, remedy: str) -> None:

@@ -241,7 +241,7 @@ def test_an_apex_that_would_do_something_else_is_refused(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_apex_passes_over_is_refused(device: torch.device, dtype: torch.dtype) -> None:
     with pytest.raises(
-        UsageError, match=r"no update of b?float.* came to 1,.* takes float32 on a GPU"
+        UsageError, match=r"no update of b?float.* gave 1,.* takes float32 on a GPU"
     ):
         make(small_net(device).to(dtype), APEX)
 

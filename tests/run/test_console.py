@@ -129,8 +129,8 @@ def test_lines_of_progress_where_nothing_else_is_printed(
     console.show_training(5.0, 0.6)
     assert after(QUIET / 2) == ""
     console.show_evaluation("val", 3, 40, 300.0)
-    assert after(QUIET) == "evaluating val: pass 3/40  5 min left\n"
+    assert after(QUIET) == "evaluating val: batch 3/40  5 min left\n"
     console.show_evaluation("val", 4, 40, None)
-    assert after(QUIET) == "evaluating val: pass 4/40\n"
+    assert after(QUIET) == "evaluating val: batch 4/40\n"
     console.show_training(6.0, 0.7)
     assert after(0) == "step 6/900  epoch 0.70\n"

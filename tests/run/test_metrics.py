@@ -389,7 +389,7 @@ def test_what_a_full_disk_does_not_take_at_the_end_of_an_epoch(tmp_path: Path) -
     with log_in(tmp_path) as log:
         log.run.save_artifacts = keep
         with pytest.raises(
-            NotSavedError, match=r"is recorded .* could not be written \(No space"
+            NotSavedError, match=r"the record of the run .* could not be written \(No space"
         ) as end:
             log.write("epoch", 10, **EPOCH)
         assert end.value.is_local

@@ -14,7 +14,7 @@ from lsgd.run.slowness import PATIENCE, SlownessCheck
     [
         (0.8, 0.0, 3600, "cuda", "inputs.decoders"),
         (0.8, 0.6, 3600, "cpu", "OMP_NUM_THREADS=1"),  # a loader without cores is late, too
-        (0.2, 0.1, 1e7, "cpu", "rehearse=true"),
+        (0.2, 0.1, 1e7, "cpu", "dry_run=true"),
         (0.2, 0.1, 1e7, "cuda", ""),
         (0.2, 0.1, 3600, "cpu", ""),
     ],
@@ -53,4 +53,4 @@ def test_the_wait_of_each_epoch_counts_from_nothing(monkeypatch: pytest.MonkeyPa
         clock[0] = now
         said.append(check.reason(waited, 1e4, "cuda"))
     assert said[:-1] == [""] * 5
-    assert said[-1].startswith("slow: 90 % of the time training waits")
+    assert said[-1].startswith("slow: 90 % of the time is data wait")

@@ -200,7 +200,7 @@ def test_a_crash_is_started_once_more_and_the_second_has_failed() -> None:
     assert work.states == [FINISHED, FAILED, FINISHED, FINISHED]
     assert len(work.trained) == 6
     assert "was killed" in work.engine.all_trials()[1].why
-    assert "ends: Segmentation fault" in work.engine.all_trials()[1].why
+    assert "ends with: Segmentation fault" in work.engine.all_trials()[1].why
 
 
 def test_one_that_somebody_told_to_leave_goes_on() -> None:

@@ -58,7 +58,7 @@ def test_a_corner_that_the_recipe_refuses_is_named_before_anything_is_trained() 
     """Nesterov's momentum of 0 is no run; here at one end of one of two fields."""
     space = {LR: {"from": 0.001, "to": 1.0}, "optim.momentum": {"from": 0.0, "to": 0.9}}
     with pytest.raises(
-        UsageError, match=r"the point schedule.reference_lr=0.001 optim.momentum=0.0:"
+        UsageError, match=r"the trial schedule.reference_lr=0.001 optim.momentum=0.0:"
     ):
         SearchSpace(replace(SEARCH, space=space), []).check()
     SearchSpace(replace(SEARCH, space=space), ["optim.nesterov=false"]).check()

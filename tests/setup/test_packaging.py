@@ -122,7 +122,7 @@ def test_wheel_launches(installed: Path, tmp_path: Path) -> None:
     assert all(f"\n  {name} " in usage for name in LAUNCHERS)
     done = finished([launch, "sbatch", "bs8k"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no launcher sbatch" in done.stderr
+    assert "launcher sbatch does not exist" in done.stderr
 
 
 def test_apex_of_pypi_is_not_wanted() -> None:

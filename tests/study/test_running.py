@@ -25,7 +25,7 @@ def test_a_failure_costs_no_other(place: StudyFolder) -> None:
     assert re.search(r"2 of 4  digits, seed 1: top-1 error 11\.00 %, .*; about \d+ s left", said)
     assert re.search(r"failed: digits, seed 0: exit code 4, .* had an input that failed", said)
     assert "digits-seed0-" in said
-    assert ".log ends: small: so it was planned" in said
+    assert ".log ends with: small: so it was planned" in said
     assert re.search(r"failed: digits_unscaled, seed 0: .* cannot be written \(Not a dir", said)
     assert "failed: digits_unscaled, seed 1: exit code 3, " in said
     assert in_the_way.read_text() == "mine"

@@ -29,7 +29,7 @@ IDIOMS = re.compile(
 )
 MESSAGES = re.compile(
     r"\b(the same (words|command goes on)|go(es)? on|says nothing|mend(ed|s)?|for want of|told|"
-    r"(is|are) no (?!longer\b|more\b|such\b)[a-z]+|left no words|comes? back|is back)\b"
+    r"(?<!there )(is|are) no (?!longer\b|more\b|such\b)[a-z]+|left no words|comes? back|is back)\b"
 )
 """Idioms that a message has a standard term for: rerun, resume, has no effect, fix, is not a …"""
 

@@ -149,7 +149,7 @@ def test_a_network_without_bn_may_be_averaged() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("averaging=ema", "strategy=local"), "not of strategy=local; write averaging=none, or"),
+        (("averaging=ema", "strategy=local"), "unlike strategy=local; write averaging=none, or"),
         (
             ("averaging=ema", "bn_statistics=last"),
             "bn_statistics=last belongs to the last weights, and",
