@@ -164,7 +164,7 @@ def _momentum(recipe: Recipe) -> Observation:
     """
     if recipe.optim.name != "sgd":
         return Observation("momentum", f"{recipe.optim.name}, not momentum SGD", None)
-    form, nesterov, m = _found_form(_allreduce(miniature(recipe)).optimizer, _gradient_itself)
+    form, nesterov, m = _found_form(_allreduce(miniature(recipe)).optimizer, decayed_gradient)
     run = f"as equation ({form}), " + ("Nesterov" if nesterov else "not Nesterov")
     run = f"{run if form else 'neither equation (9) nor (10)'}, m = {m:g}"
     limit = recipe.optim.clip_norm
@@ -206,7 +206,7 @@ def _lars(learner: Learner) -> Observation:
     def scaled(gradient: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
         decay = group.get(optim.LARS_DECAY)
         if decay is None:
-            return _gradient_itself(gradient, w, group)
+            return decayed_gradient(gradient, w, group)
         norm = w.norm()
         ratio = rule.trust * norm / (gradient.norm() + decay * norm + rule.eps)
         found: Tensor = (ratio if norm > 0 else 1) * (gradient + decay * w)
@@ -237,7 +237,8 @@ GradientTransform = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
 """A function of a gradient, its weights and parameter group: the term that enters the momentum."""
 
 
-def _gradient_itself(gradient: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
+def decayed_gradient(gradient: Tensor, w: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return a gradient with the weight decay of its parameter group added."""
     return gradient + float(group["weight_decay"]) * w
 
 
@@ -264,7 +265,9 @@ def _found_form(
     m = groups[0]["momentum"]
     for form, nesterov in product((9, 10), (True, False)):
         expected = (
-            _by_hand(w, [step[i] for step in gradients], m, group, scaled, form, nesterov)
+            weights_by_hand(
+                w, [step[i] for step in gradients], LEARNING_RATES, m, group, scaled, form, nesterov
+            )
             for i, (_, w, group) in enumerate(cases)
         )
         if all(torch.allclose(p, each) for (p, _, _), each in zip(cases, expected, strict=True)):
@@ -272,9 +275,10 @@ def _found_form(
     return 0, False, m
 
 
-def _by_hand(
+def weights_by_hand(
     w: Tensor,
-    gradients: list[Tensor],
+    gradients: Sequence[Tensor],
+    lrs: Sequence[float],
     m: float,
     group: dict[str, Any],
     scaled: GradientTransform,
@@ -283,10 +287,10 @@ def _by_hand(
 ) -> Tensor:
     """Compute the weights after steps of SGD by equation (9) or (10), without an optimizer.
 
-    The steps have LEARNING_RATES.
+    `scaled` returns what enters the momentum, from a step's gradient, its weights and `group`.
     """
     buffer = torch.zeros_like(w)
-    for gradient, lr in zip(gradients, LEARNING_RATES, strict=True):
+    for gradient, lr in zip(gradients, lrs, strict=True):
         g = scaled(gradient, w, group)
         if form == 9:
             buffer = m * buffer + g
