@@ -33,6 +33,7 @@ COMMANDS = {
         "check": "compare a recipe with the paper, rule by rule",
         "plan": "predict how long a run takes on a number of GPUs",
         "bench": "measure the data loaders and the scaling of this machine",
+        "audit": "compare any PyTorch training script, as it runs, with a paper's rules",
     },
     "Many runs": {
         "study": "train and report all runs of a table or a figure",
@@ -57,7 +58,7 @@ def format_overview() -> str:
         for group, commands in COMMANDS.items()
     ]
     ending = "lsgd COMMAND --help says more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, "", *groups, "", ending])
+    return "\n".join([USAGE, *groups, "", ending])
 
 
 def command_names() -> list[str]:

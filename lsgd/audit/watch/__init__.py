@@ -17,8 +17,8 @@ from .record import Record, Watch
 from .update import UpdateWatch
 
 
-def start() -> None:
-    """Register the hooks of all watches in this process, and write its record when it ends."""
+def start() -> Record:
+    """Register the hooks of all watches in this process; its record is written when it ends."""
     record = Record(
         os.environ["LSGD_AUDIT"],
         int(os.environ["LSGD_AUDIT_UPDATES"]),
@@ -35,3 +35,4 @@ def start() -> None:
         watch.install()
     record.watches = watches
     record.write_at_exit()
+    return record

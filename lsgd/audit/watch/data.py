@@ -9,7 +9,8 @@ import pickle
 import random
 import sys
 from array import array
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, dataloader, get_worker_info

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,16 +26,16 @@ class ForwardWatch:
         self.has_parameters: dict[int, bool] = {}
         self.norms: dict[tuple[Any, ...], int] = {}
         self.formats: set[str] = set()
-        self.training: dict[tuple[bool, int], list[Any]] = {}
-        self.evaluation: dict[tuple[bool, bool], list[Any]] = {}
+        self.evaluation: dict[tuple[bool, bool, bool], list[Any]] = {}
 
     def install(self) -> None:
         """Register torch's global forward hooks, and observe backward passes."""
         modules.register_module_forward_pre_hook(self.before)
         modules.register_module_forward_hook(self.after, always_call=True)
         self.see = self.record.guard(self._see)  # type: ignore[method-assign]
-        self.record.wrap(torch.autograd, "backward", before=self._begin_backward)
-        self.record.wrap(torch.autograd, "backward", after=self._end_backward)
+        self.record.wrap(
+            torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
+        )
 
     def before(self, module: nn.Module, inputs: Any) -> None:
         """Observe a module that is about to be called."""
@@ -71,7 +72,7 @@ class ForwardWatch:
 
     def _see_norm(self, module: _BatchNorm, inputs: Any) -> None:
         key = (
-            tuple(inputs[0].shape)[0],
+            int(inputs[0].size(0)),
             module.training,
             isinstance(module, nn.SyncBatchNorm),
             module.momentum,
@@ -104,7 +105,8 @@ class ForwardWatch:
             self._note_evaluation(seen)
 
     def _note_evaluation(self, seen: Pass) -> None:
-        entry = self.evaluation.setdefault((seen.train, seen.grad), [0, 0, seen.place])
+        key = (seen.train, seen.grad, seen.loader is not None)
+        entry = self.evaluation.setdefault(key, [0, 0, seen.place])
         entry[0] += 1
         entry[1] += seen.images
         if seen.loader is not None:
@@ -117,7 +119,7 @@ class ForwardWatch:
         record.in_backward = True
         # With an evaluation that keeps gradients, passes of other loaders wait here too.
         for each in record.pending:
-            if each.loader is record.loader or each.train:
+            if each.loader is record.loader:
                 record.passes.append(each)
                 if each.loader is not None:
                     each.loader.trained += 1
@@ -131,7 +133,8 @@ class ForwardWatch:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the calls of BN layers, the number formats and the passes of evaluations."""
         for each in self.record.pending:
-            if not each.train:
+            # Passes of the training loader may have been cut off before their backward pass.
+            if each.loader is None or not each.loader.trained:
                 self._note_evaluation(each)
         for key, calls in self.norms.items():
             rows, train, is_synchronised, momentum, grad, where = key
@@ -140,10 +143,10 @@ class ForwardWatch:
                 "momentum": momentum, "grad": grad, "place": where, "calls": calls,
             }  # fmt: skip
         yield {"kind": "formats", "names": sorted(self.formats)}
-        for (train, grad), (calls, images, where) in self.evaluation.items():
+        for (train, grad, has_loader), (calls, images, where) in self.evaluation.items():
             yield {
                 "kind": "evaluation", "train": train, "grad": grad, "calls": calls,
-                "images": images, "place": where,
+                "images": images, "place": where, "has_loader": has_loader,
             }  # fmt: skip
         yield {"kind": "compiled", "is_compiled": self.record.is_compiled}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ class GradientWatch:
         self.clip: dict[str, Any] = {}
         self.backward_place = ""
         self.averages: list[str] = []
+        self.exchange_place = ""
 
     def install(self) -> None:
         """Observe losses, backward passes, clipping and the scaler of mixed precision."""
@@ -51,6 +53,8 @@ class GradientWatch:
         from torch.optim import swa_utils
 
         record.wrap(swa_utils.AveragedModel, "update_parameters", before=self._note_average)
+        if torch.distributed.is_available():
+            record.wrap(torch.distributed, "all_reduce", before=self._note_exchange)
 
     def begin(self) -> None:
         """Choose the parameter whose gradient is sampled: the last weight of the network."""
@@ -96,9 +100,7 @@ class GradientWatch:
         if self.record.model is not None and self.parameter is None and not self.record.updates:
             self.begin()
 
-    def _note_clip(
-        self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any
-    ) -> None:
+    def _note_clip(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         self.clip = {
             "max_norm": float(max_norm),
             "norm": norm.detach() if isinstance(norm, torch.Tensor) else norm,
@@ -113,6 +115,11 @@ class GradientWatch:
     def _note_unscale(self, *_: Any, **__: Any) -> None:
         self.is_unscaled = True
 
+    def _note_exchange(self, tensor: Any, *_: Any, **__: Any) -> None:
+        # Losses and accuracies are summed over processes too.
+        if any(tensor is each.grad for each in self.record.model.parameters()):
+            self.exchange_place = place()
+
     def _note_average(self, *_: Any, **__: Any) -> None:
         where = place()
         if where not in self.averages:
@@ -124,7 +131,7 @@ class GradientWatch:
         scale = self.scaler.get_scale() if self.scaler is not None else 1.0
         found = {
             "losses": self.losses, "scale": scale, "clip": self.clip,
-            "backward_place": self.backward_place,
+            "backward_place": self.exchange_place or self.backward_place,
             "local": self.local, "used": sample(gradient) if gradient is not None else None,
         }  # fmt: skip
         if self.local is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,5 +96,3 @@ def checksums(model: nn.Module) -> dict[str, int]:
         if integer := {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size):
             sums[name] = int(parameter.detach().contiguous().view(integer).sum(dtype=torch.int64))
     return sums
-
-

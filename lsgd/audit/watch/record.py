@@ -10,8 +10,9 @@ import site
 import sys
 import sysconfig
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing import util
-from typing import Any, Callable, Iterator, Protocol
+from typing import Any, Protocol
 
 WATCH = os.path.dirname(os.path.abspath(__file__))
 WAIT = 5.0
@@ -63,8 +64,6 @@ class Record:
         """Forward passes with gradients whose backward pass has not been seen yet."""
         self.passes: list[Pass] = []
         """Forward and backward passes since the last update."""
-        self.evaluations: list[Pass] = []
-        """Forward passes without a backward pass, one of each kind and place."""
         self.in_backward = False
         self.is_compiled = False
 
@@ -120,7 +119,9 @@ class Record:
         if self.updates >= self.max_updates:
             return True
         epochs = self.loader.epoch if self.loader else 0
-        return bool(self.max_epochs and epochs >= self.max_epochs and self.updates_in_last_epoch > 1)
+        return bool(
+            self.max_epochs and epochs >= self.max_epochs and self.updates_in_last_epoch > 1
+        )
 
     def note_job(self) -> None:
         """Record this process's rank and the number of processes in its job."""
@@ -188,7 +189,7 @@ class Record:
         raise SystemExit(0)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_of_script(file: str) -> bool:
     """Return whether a source file is the user's, not the watch's, Python's or a library's."""
     path = os.path.abspath(file)
@@ -197,7 +198,7 @@ def is_of_script(file: str) -> bool:
     return not any(path.startswith(each + os.sep) for each in _library_folders())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import (
     Optimizer,
@@ -18,7 +18,7 @@ from .initialisation import InitialisationWatch
 from .record import GRADIENT_UPDATES, Record, place
 
 SETTINGS = (
-    "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay", "trust_coefficient",
+    "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
 )  # fmt: skip
 
 
@@ -30,12 +30,11 @@ class UpdateWatch:
         self.updates: list[dict[str, Any]] = []
         self.places: dict[int, str] = {}
         self.scheduler_place = ""
-        self.lr_place = ""
         self.optimizer: Any = None
         self.groups: list[dict[str, Any]] = []
         self.begun: dict[str, Any] | None = None
         self.started_with_state = False
-        self.others: set[str] = set()
+        self.untouched: dict[str, Any] = {}
 
     def install(self) -> None:
         """Register torch's global hooks of optimizer steps."""
@@ -62,10 +61,8 @@ class UpdateWatch:
         record = self.record
         if self.optimizer is None or _is_larger(optimizer, self.optimizer):
             self._begin(optimizer)
-        elif optimizer is not self.optimizer and type(optimizer) is type(self.optimizer):
-            self.others.add(type(optimizer).__name__)
-        if not any(_same_parameters(optimizer, each) for each in (self.optimizer,)):
-            return
+        if not _same_parameters(optimizer, self.optimizer):
+            return  # of another network, such as a critic
         parameter = self._gradients.parameter
         update: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
         if record.updates < GRADIENT_UPDATES and parameter is not None:
@@ -169,12 +166,18 @@ class UpdateWatch:
             clip = update["clip"]
             yield {
                 "kind": "update",
-                **{key: update[key] for key in ("lr", "passes", "models", "place", "epoch", "scale")},
+                **{
+                    key: update[key]
+                    for key in ("lr", "passes", "models", "place", "epoch", "scale")
+                },
                 "group": update.get("group"),
                 "backward_place": update["backward_place"],
                 "losses": losses,
                 "clip": {**clip, "norm": _number(clip["norm"])} if clip else None,
-                **{key: _list(update.get(key)) for key in ("local", "used", "sum", "before", "after")},
+                **{
+                    key: _list(update.get(key))
+                    for key in ("local", "used", "sum", "before", "after")
+                },
             }
 
 
