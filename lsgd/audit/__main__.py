@@ -230,7 +230,7 @@ def main(argv: Sequence[str]) -> int:
             own = own[: own.index("--")]
         options = parser.parse_args(own)
         if options.rules not in PAPERS:
-            hint = did_you_mean(options.rules, PAPERS)
+            hint = did_you_mean(options.rules, [*PAPERS])
             raise UsageError(f"--rules {options.rules} does not exist; {hint}")
         if not script:
             raise UsageError(

@@ -366,7 +366,9 @@ def _gradient_of(job: Job, index: int) -> tuple[str, str] | None:
             why = ": the loss is a sum over images, not a mean"
         elif count > 1 and abs(scale * count - 1) < TOLERANCE:
             why = f": divided by the number of processes, {count}, and then averaged over them"
-        return f"{scale:.3g} times the mean over all images{why}", first["losses"][0]["place"]
+        is_sum = "a sum" in why or not why
+        place = first["losses"][0]["place"] if is_sum else first["backward_place"]
+        return f"{scale:.3g} times the mean over all images{why}", place
     return "", first["losses"][0]["place"] if first["losses"] else first["backward_place"]
 
 
@@ -456,6 +458,12 @@ def _batchnorm(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("running_average", run, value, layers[other][0]["place"])
 
 
+def _forward_place(job: Job) -> str:
+    """Return the line that calls the network in training, empty if unknown."""
+    passes = (each for update in job.first.updates for each in update["passes"])
+    return str(next(passes, {}).get("place", ""))
+
+
 def _share(m: float | None) -> str:
     return "of a cumulative average" if m is None else f"{m:g}"
 
@@ -466,7 +474,7 @@ def _precision(job: Job) -> Iterator[PlacedObservation]:
         scaler = job.first.first("gradient").get("scaler")
         run = " and ".join(sorted(names))
         run += f", loss scale {scaler:g}" if scaler is not None else ""
-        yield _placed("precision", run, names, job.first.updates[0]["place"])
+        yield _placed("precision", run, names, _forward_place(job))
 
 
 def _learning_rate(job: Job) -> Iterator[PlacedObservation]:
@@ -496,7 +504,7 @@ def _learning_rate(job: Job) -> Iterator[PlacedObservation]:
     is_small = job.minibatch <= REFERENCE
     starts = bool(curve[0] == peak) if is_small else True
     run = warmup_in_words(whole, steps)
-    run += f"; {len(np.unique(curve))} values in {_number(len(curve), 'update')}"
+    run += f"; {_number(len(np.unique(curve)), 'value')} in {_number(len(curve), 'update')}"
     yield _placed(
         "warmup", run, Warmup(ramp, ramp, peak if is_small else reference, starts), lr_place
     )
@@ -640,9 +648,7 @@ def _training_mode(job: Job) -> Iterator[PlacedObservation]:
     if left:
         run = f"{len(left)} of {len(updates)} updates are made in evaluation mode, from update "
         run += f"{left[0][0]} on"
-    place = left[0][1] if left else next(
-        (each["place"] for update in updates for each in update["passes"]), ""
-    )  # fmt: skip
+    place = left[0][1] if left else _forward_place(job)
     yield _placed("training_mode", run, not left, place)
 
 
@@ -683,8 +689,10 @@ def _evaluation(job: Job) -> Iterator[PlacedObservation]:
         if len(times) == 1:
             [often] = times
             run = f"each of {length:,} once"
-            if often > 1:
-                run = f"each of {length:,} {often} times, by {len(found)} processes"
+            if often == len(found) > 1:
+                run = f"each of {length:,} by each of {often} processes"
+            elif often > 1:
+                run = f"each of {length:,} {often} times"
             yield _placed("evaluation", run, often > 0, place)
             return
         usual = times.most_common(1)[0][0]

@@ -6,6 +6,7 @@ import runpy
 import socket
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -65,8 +66,10 @@ def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2)
 
 
 def _forked(script: Path, words: Sequence[str], variables: dict[str, str]) -> int:
-    if pid := os.fork():
-        return pid
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has threads, which the fork does not use
+        if pid := os.fork():
+            return pid
     code, said = 1, io.StringIO()
     try:
         os.environ |= variables

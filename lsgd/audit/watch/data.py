@@ -75,7 +75,7 @@ class DataWatch:
         record.wrap(iterator, "_next_index", after=self._note_index)
         record.wrap(iterator, "__next__", after=self._note_batch)
         record.wrap(DistributedSampler, "set_epoch", after=self._note_set_epoch)
-        real = dataloader._DatasetKind.create_fetcher
+        real: Any = dataloader._DatasetKind.create_fetcher
 
         def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
             fetcher = real(kind, dataset, *arguments)
