@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch._dynamo  # noqa: F401 torch.optim imports it at the first step, which would cost each fork
-import torch.distributed
 from helpers.audited import UPDATES, deviations, watched
 
 from lsgd.audit.facts import observe, script_recipe

@@ -6,11 +6,16 @@ import runpy
 import socket
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+# torch.optim imports it at its first step, which would cost each fork.
+import torch._dynamo  # noqa: F401
+
+from lsgd.audit import watch
 from lsgd.audit.facts import Job, PlacedObservation, observe, script_recipe
 from lsgd.audit.processes import read_records
 from lsgd.check.observation import RuleResult
@@ -43,21 +48,9 @@ def results(
 
 def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2) -> Job:
     """Run a script by forks of this process and return what was observed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        variables = {
-            "LSGD_AUDIT": folder, "LSGD_AUDIT_UPDATES": str(UPDATES),
-            "LSGD_AUDIT_EPOCHS": str(epochs), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(processes),
-        }  # fmt: skip
-        pids = [
-            _forked(script, words, variables | {"RANK": str(rank)}) for rank in range(processes)
-        ]
-        ends = [os.waitpid(pid, 0)[1] for pid in pids]
-        said = "".join(each.read_text() for each in Path(folder).glob("*.said"))
-        assert ends == [0] * processes, said
+        limits = {"LSGD_AUDIT_UPDATES": str(UPDATES), "LSGD_AUDIT_EPOCHS": str(epochs)}
+        _run_forks(script, words, processes, Path(folder), {"LSGD_AUDIT": folder} | limits)
         records = read_records(Path(folder))
     failures = [line["text"] for each in records for line in each.of_kind("failure")]
     assert not failures
@@ -65,7 +58,31 @@ def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2)
     return Job(records)
 
 
-def _forked(script: Path, words: Sequence[str], variables: dict[str, str]) -> int:
+def printed(script: Path, words: Sequence[str], processes: int) -> list[str]:
+    """Run a script by forks of this process, unwatched, and return what each of them printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run_forks(script, words, processes, Path(folder), {})
+
+
+def _run_forks(
+    script: Path, words: Sequence[str], processes: int, folder: Path, variables: dict[str, str]
+) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    said = [folder / f"{rank}.said" for rank in range(processes)]
+    pids = [
+        _forked(script, words, variables | job | {"RANK": str(rank)}, said[rank])
+        for rank in range(processes)
+    ]
+    ends = [os.waitpid(pid, 0)[1] for pid in pids]
+    texts = [each.read_text() for each in said]
+    assert ends == [0] * processes, texts
+    return texts
+
+
+def _forked(script: Path, words: Sequence[str], variables: dict[str, str], output: Path) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch has threads, which the fork does not use
         if pid := os.fork():
@@ -76,24 +93,20 @@ def _forked(script: Path, words: Sequence[str], variables: dict[str, str]) -> in
         with redirect_stdout(said), redirect_stderr(said):
             code = _run(script, words)
     except BaseException:
-        import traceback
-
         traceback.print_exc(file=said)
     finally:
-        if code:
-            Path(variables["LSGD_AUDIT"], f"{os.getpid()}.said").write_text(said.getvalue())
+        output.write_text(said.getvalue())
         os._exit(code)
 
 
 def _run(script: Path, words: Sequence[str]) -> int:
-    from lsgd.audit import watch
-
-    record = watch.start()
+    record = watch.start() if "LSGD_AUDIT" in os.environ else None
     sys.argv = [str(script), *words]
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
-    record.write()
+    if record:
+        record.write()
     return 0
