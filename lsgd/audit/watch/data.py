@@ -59,8 +59,8 @@ class DataWatch:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.epochs: list[LoaderEpoch] = []
-        self.counts: dict[int, int] = {}
-        self.numbers: dict[int, int] = {}
+        self.counts: dict[tuple[str, int], int] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
         self.set_epochs: list[int] = []
         self.streams: list[dict[str, Any]] = []
         self.by_iterator: dict[int, LoaderEpoch] = {}
@@ -88,9 +88,11 @@ class DataWatch:
         object.__setattr__(loader, "_audit_place", place())
 
     def _begin_epoch(self, loader: Any) -> None:
-        count = self.counts.get(id(loader), 0) + 1
-        self.counts[id(loader)] = count
-        number = self.numbers.setdefault(id(loader), len(self.numbers))
+        # Many scripts make a new DataLoader for each epoch.
+        key = getattr(loader, "_audit_place", ""), id(loader.dataset)
+        count = self.counts.get(key, 0) + 1
+        self.counts[key] = count
+        number = self.numbers.setdefault(key, len(self.numbers))
         # Prefetching begins in __iter__, before its iterator is known.
         self.current = LoaderEpoch(loader, number, count, place())
         self.epochs.append(self.current)
