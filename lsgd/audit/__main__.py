@@ -102,6 +102,12 @@ def _watched(
         )
     if trained:
         return trained
+    failures = [line["text"] for each in records for line in each.of_kind("failure")]
+    if failures:
+        raise UsageError(
+            f"the script could not be watched, as a hook failed ({failures[0]}); report this with "
+            "the versions of torch and of the script's libraries"
+        )
     if records:
         raise UsageError(
             "the script computed gradients, but no torch.optim.Optimizer made an update; the audit "
@@ -125,6 +131,8 @@ def _notes(job: Job, failures: list[str]) -> list[str]:
         notes.append(f"{len(job.processes)} of {world} processes of the job were watched")
     if any(each.first("compiled").get("is_compiled") for each in job.processes):
         notes.append("torch.compile: what runs inside of a compiled graph was not seen")
+    if job.first.first("gradient").get("is_sharded"):
+        notes.append("FSDP: sharded gradients and parameters are not compared over processes")
     if not job.first.training:
         notes.append("no DataLoader of torch was seen, so the order of the examples is not known")
     elif not job.first.training[0].order:

@@ -362,7 +362,7 @@ def _gradient_of(job: Job, index: int) -> tuple[str, str] | None:
         why = ""
         if passes > 1 and abs(scale / passes - 1) < TOLERANCE:
             why = f": the losses of {passes} micro-batches are summed, not averaged"
-        elif abs(scale / _images(first) - 1) < TOLERANCE:
+        elif abs(scale * passes / _images(first) - 1) < TOLERANCE:
             why = ": the loss is a sum over images, not a mean"
         elif count > 1 and abs(scale * count - 1) < TOLERANCE:
             why = f": divided by the number of processes, {count}, and then averaged over them"

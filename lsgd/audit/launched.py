@@ -14,7 +14,7 @@ from lsgd.errors import UsageError
 from lsgd.job.ending import end_tagged
 
 SITE = Path(__file__).parent / "site"
-GRACE = 10.0
+GRACE = 30.0
 """The seconds in which a command ends by itself after the first of its processes has been watched.
 After them it gets SIGTERM, and SIGKILL after further seconds."""
 POLL = 0.1

@@ -26,9 +26,10 @@ def start() -> Record:
     )
     watches: list[Watch] = [
         DataWatch(record),
-        ForwardWatch(record),
         InitialisationWatch(record),
         GradientWatch(record),
+        # Of two observers of a backward pass the later one runs first: it finds the network.
+        ForwardWatch(record),
         UpdateWatch(record),
     ]
     for watch in watches:

@@ -93,14 +93,12 @@ class ForwardWatch:
         images = first_size(inputs) or (record.loader.last if record.loader else 0)
         seen = Pass(
             module, images, record.loader, place(),
-            train=module.training, grad=torch.is_grad_enabled(),
+            train=unwrapped(module).training, grad=torch.is_grad_enabled(),
         )  # fmt: skip
         if hasattr(module, "_orig_mod"):
             record.is_compiled = True
         if seen.grad:
             record.pending.append(seen)
-            if record.model is None and module.training:
-                record.model = module
         else:
             self._note_evaluation(seen)
 
@@ -121,6 +119,8 @@ class ForwardWatch:
         for each in record.pending:
             if each.loader is record.loader:
                 record.passes.append(each)
+                if record.model is None:
+                    record.model = each.model
                 if each.loader is not None:
                     each.loader.trained += 1
             else:
@@ -149,6 +149,14 @@ class ForwardWatch:
                 "images": images, "place": where, "has_loader": has_loader,
             }  # fmt: skip
         yield {"kind": "compiled", "is_compiled": self.record.is_compiled}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the network inside of wrappers, whose own training mode means nothing."""
+    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while isinstance(module, parallel) or hasattr(module, "_orig_mod"):
+        module = module.module if isinstance(module, parallel) else module._orig_mod
+    return module
 
 
 def first_size(values: Any) -> int:

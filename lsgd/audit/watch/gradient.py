@@ -58,6 +58,8 @@ class GradientWatch:
 
     def begin(self) -> None:
         """Choose the parameter whose gradient is sampled: the last weight of the network."""
+        if is_sharded(self.record.model):
+            return
         named = [
             (name, each)
             for name, each in self.record.model.named_parameters()
@@ -117,7 +119,8 @@ class GradientWatch:
 
     def _note_exchange(self, tensor: Any, *_: Any, **__: Any) -> None:
         # Losses and accuracies are summed over processes too.
-        if any(tensor is each.grad for each in self.record.model.parameters()):
+        model = self.record.model
+        if model is not None and any(tensor is each.grad for each in model.parameters()):
             self.exchange_place = place()
 
     def _note_average(self, *_: Any, **__: Any) -> None:
@@ -144,8 +147,17 @@ class GradientWatch:
         """Yield which parameter's gradient is sampled, the averages and the loss scale."""
         yield {
             "kind": "gradient", "parameter": self.name, "averages": self.averages,
+            "is_sharded": self.record.model is not None and is_sharded(self.record.model),
             "scaler": None if self.scaler is None else float(self.scaler.get_scale()),
         }  # fmt: skip
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP has sharded the parameters of a network."""
+    return any(
+        hasattr(each, "unshard") or type(each).__name__ == "FullyShardedDataParallel"
+        for each in model.modules()
+    )
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:

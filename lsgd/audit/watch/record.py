@@ -195,6 +195,8 @@ def is_of_script(file: str) -> bool:
     path = os.path.abspath(file)
     if file.startswith("<") or path.startswith(WATCH):
         return False
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep)):
+        return False
     return not any(path.startswith(each + os.sep) for each in _library_folders())
 
 
