@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lsgd.audit.facts import Job, PlacedObservation, observe, script_recipe
+from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
 from lsgd.audit.launched import CommandEnd, run_watched
-from lsgd.audit.processes import ProcessRecord, read_records
+from lsgd.audit.processes import ScriptProcess, read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import PAPERS, apply_script_rules
 from lsgd.errors import UsageError
@@ -53,7 +53,7 @@ def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_jso
     with _folder() as folder:
         end = run_watched(command, Path(folder), **limits)
         records = read_records(Path(folder))
-    job = Job(_watched(records, end, command, limits))
+    job = AuditedJob(_watched(records, end, command, limits))
     facts = observe(job)
     results = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
     asked = [
@@ -87,8 +87,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _watched(
-    records: list[ProcessRecord], end: CommandEnd, command: Sequence[str], limits: dict[str, int]
-) -> list[ProcessRecord]:
+    records: list[ScriptProcess], end: CommandEnd, command: Sequence[str], limits: dict[str, int]
+) -> list[ScriptProcess]:
     """Return the records of the processes that have trained; raises UsageError if they have not."""
     trained = [each for each in records if each.updates]
     updates = min((len(each.updates) for each in trained), default=0)
@@ -119,11 +119,11 @@ def _watched(
     )
 
 
-def _epochs(records: list[ProcessRecord]) -> int:
+def _epochs(records: list[ScriptProcess]) -> int:
     return max((each.updates[-1]["epoch"] for each in records), default=0)
 
 
-def _notes(job: Job, failures: list[str]) -> list[str]:
+def _notes(job: AuditedJob, failures: list[str]) -> list[str]:
     """Return sentences on what could not be observed."""
     notes = [f"not observed, as a hook failed: {each}" for each in dict.fromkeys(failures)]
     world = job.first.first("process").get("world_size", 1)
@@ -141,7 +141,7 @@ def _notes(job: Job, failures: list[str]) -> list[str]:
 
 
 def _report(
-    job: Job,
+    job: AuditedJob,
     paper: str,
     asked: Sequence[tuple[RuleResult, PlacedObservation]],
     others: Sequence[PlacedObservation],
@@ -190,7 +190,7 @@ def _short(place: str) -> str:
 
 
 def _as_json(
-    job: Job,
+    job: AuditedJob,
     paper: str,
     asked: Sequence[tuple[RuleResult, PlacedObservation]],
     others: Sequence[PlacedObservation],

@@ -1,4 +1,4 @@
-"""What the records of a script's processes say of its training, as observations for rules."""
+"""Observations of a training script, from the records of its processes, for papers' rules."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lsgd import config
-from lsgd.audit.processes import Line, LoaderRecord, ProcessRecord
+from lsgd.audit.processes import Line, LoaderRecord, ScriptProcess
 from lsgd.check.learning_rate import Ramp, Warmup, warmup_in_words
 from lsgd.check.network import he_std, is_normal_sample
 from lsgd.check.observation import Observation
@@ -37,13 +37,13 @@ class PlacedObservation:
 
 
 @dataclass(frozen=True)
-class Job:
+class AuditedJob:
     """The processes of an audited script, with what follows from their first updates."""
 
-    processes: list[ProcessRecord]
+    processes: list[ScriptProcess]
 
     @property
-    def first(self) -> ProcessRecord:
+    def first(self) -> ScriptProcess:
         """The process of rank 0, or else of the lowest rank."""
         return self.processes[0]
 
@@ -106,7 +106,7 @@ def _images(update: Line) -> int:
     return int(sum(each["images"] for each in update["passes"]) / max(1, update["models"]))
 
 
-def script_recipe(job: Job) -> Recipe:
+def script_recipe(job: AuditedJob) -> Recipe:
     """Return a recipe with the minibatch and optimizer of a script, which papers' rules ask for."""
     recipe = config.load_recipe(["+recipe=bs256"])
     name = "lars" if "lars" in job.first.first("optimizer").get("name", "").lower() else "sgd"
@@ -122,9 +122,9 @@ def script_recipe(job: Job) -> Recipe:
     )
 
 
-def observe(job: Job) -> list[PlacedObservation]:
+def observe(job: AuditedJob) -> list[PlacedObservation]:
     """Return all observations of a script's job for which some rule may exist."""
-    observers: list[Callable[[Job], Iterator[PlacedObservation]]] = [
+    observers: list[Callable[[AuditedJob], Iterator[PlacedObservation]]] = [
         _initialisation, _decay, _momentum, _gradient, _clipping, _smoothing, _batchnorm,
         _precision, _learning_rate, _worker_batch, _tail, _shuffling, _random_streams, _parameters,
         _training_mode, _evaluation_mode, _evaluation, _averaging,
@@ -136,7 +136,7 @@ def _placed(rule: str, run: str, value: Any, place: str | None) -> PlacedObserva
     return PlacedObservation(Observation(rule, run, value), place or "")
 
 
-def _initialisation(job: Job) -> Iterator[PlacedObservation]:
+def _initialisation(job: AuditedJob) -> Iterator[PlacedObservation]:
     layers = job.first.of_kind("layer")
     convolutions = [each for each in layers if each["type"] == "convolution"]
     linear = [each for each in layers if each["type"] == "linear"]
@@ -198,7 +198,7 @@ def _values(values: set[float]) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def _decay(job: Job) -> Iterator[PlacedObservation]:
+def _decay(job: AuditedJob) -> Iterator[PlacedObservation]:
     optimizer = job.first.first("optimizer")
     place = optimizer["place"]
     decays: dict[str, Counter[float]] = {"weights": Counter(), "biases": Counter()}
@@ -228,7 +228,7 @@ def _by_value(decays: Counter[float], kind: str) -> str:
     return ", ".join(f"{decay:g} on {kind} ({decays[decay]})" for decay in sorted(decays)[::-1])
 
 
-def _momentum(job: Job) -> Iterator[PlacedObservation]:
+def _momentum(job: AuditedJob) -> Iterator[PlacedObservation]:
     optimizer = job.first.first("optimizer")
     name, place = optimizer["name"], optimizer["place"]
     is_lars = "lars" in name.lower()
@@ -256,7 +256,7 @@ def _momentum(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("momentum", run, Momentum(form, nesterov, m, max(clips, default=None)), place)
 
 
-def _equation(job: Job) -> tuple[int, bool] | None:
+def _equation(job: AuditedJob) -> tuple[int, bool] | None:
     """Return the equation of momentum SGD that explains a sampled weight; None if none is sampled.
 
     The equation is 0 if neither explains it.
@@ -295,7 +295,7 @@ def _constant_settings(updates: Sequence[Line]) -> int:
     return min(len(updates), 30)
 
 
-def _gradient(job: Job) -> Iterator[PlacedObservation]:
+def _gradient(job: AuditedJob) -> Iterator[PlacedObservation]:
     """Observe whether gradients are the mean over all images of an update, in all processes."""
     found = [each for i in range(min(job.updates, 30)) if (each := _gradient_of(job, i))]
     if not found:
@@ -314,7 +314,7 @@ def _gradient(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("gradient", run, not faults, place)
 
 
-def _gradient_of(job: Job, index: int) -> tuple[str, str] | None:
+def _gradient_of(job: AuditedJob, index: int) -> tuple[str, str] | None:
     """Return what is wrong with the gradient of an update, empty if nothing, and the line.
 
     Returns None if the gradient was not sampled or cannot be judged.
@@ -407,7 +407,7 @@ def _loss_weight(update: Line) -> float | None:
     return float(total / update["scale"])
 
 
-def _clipping(job: Job) -> Iterator[PlacedObservation]:
+def _clipping(job: AuditedJob) -> Iterator[PlacedObservation]:
     clips = [each["clip"] for each in job.first.updates if each["clip"]]
     if clips and job.first.first("gradient").get("scaler") is not None:
         scaled = [each for each in clips if each["is_scaled"]]
@@ -417,11 +417,11 @@ def _clipping(job: Job) -> Iterator[PlacedObservation]:
         yield _placed("clipping", run, not scaled, (scaled or clips)[0]["place"])
 
 
-def _smoothing_values(job: Job) -> set[float]:
+def _smoothing_values(job: AuditedJob) -> set[float]:
     return {each["smoothing"] for update in job.first.updates for each in update["losses"]}
 
 
-def _smoothing(job: Job) -> Iterator[PlacedObservation]:
+def _smoothing(job: AuditedJob) -> Iterator[PlacedObservation]:
     shares = _smoothing_values(job)
     if len(shares) == 1:
         share = shares.pop()
@@ -430,7 +430,7 @@ def _smoothing(job: Job) -> Iterator[PlacedObservation]:
         yield _placed("label_smoothing", run, share, place)
 
 
-def _batchnorm(job: Job) -> Iterator[PlacedObservation]:
+def _batchnorm(job: AuditedJob) -> Iterator[PlacedObservation]:
     calls = [each for each in job.first.of_kind("batchnorm") if each["train"] and each["grad"]]
     if not calls:
         return
@@ -458,17 +458,17 @@ def _batchnorm(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("running_average", run, value, layers[other][0]["place"])
 
 
-def _forward_place(job: Job) -> str:
+def _forward_place(job: AuditedJob) -> str:
     """Return the line that calls the network in training, empty if unknown."""
     passes = (each for update in job.first.updates for each in update["passes"])
-    return str(next(passes, {}).get("place", ""))
+    return next((str(each["place"]) for each in passes), "")
 
 
 def _share(m: float | None) -> str:
     return "of a cumulative average" if m is None else f"{m:g}"
 
 
-def _precision(job: Job) -> Iterator[PlacedObservation]:
+def _precision(job: AuditedJob) -> Iterator[PlacedObservation]:
     names = {name for each in job.processes for name in each.first("formats").get("names", [])}
     if names:
         scaler = job.first.first("gradient").get("scaler")
@@ -477,7 +477,7 @@ def _precision(job: Job) -> Iterator[PlacedObservation]:
         yield _placed("precision", run, names, _forward_place(job))
 
 
-def _learning_rate(job: Job) -> Iterator[PlacedObservation]:
+def _learning_rate(job: AuditedJob) -> Iterator[PlacedObservation]:
     optimizer = job.first.first("optimizer")
     settings = optimizer["groups"][0]["settings"]
     curve = np.array([each["lr"][0] for each in job.first.updates[: job.updates]])
@@ -522,13 +522,13 @@ def _continued(curve: Any, peak: float) -> Any:
     return np.minimum(curve[0] + slope * np.arange(min(count, MAX_CURVE) + 1), peak)
 
 
-def _worker_batch(job: Job) -> Iterator[PlacedObservation]:
+def _worker_batch(job: AuditedJob) -> Iterator[PlacedObservation]:
     k, n = len(job.processes) * job.micro_batches, job.worker_batch
     place = job.first.training[0].made if job.first.training else job.first.updates[0]["place"]
     yield _placed("worker_batch", f"n = {n} in each of k = {k} workers", {n}, place)
 
 
-def _tail(job: Job) -> Iterator[PlacedObservation]:
+def _tail(job: AuditedJob) -> Iterator[PlacedObservation]:
     sizes = sorted(set(job.minibatch_sizes))
     training = job.first.training
     if not training or not (training[0].is_whole or len(sizes) > 1):
@@ -537,13 +537,13 @@ def _tail(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("tail", run, len(sizes) == 1, training[0].made)
 
 
-def _epochs(job: Job) -> list[list[LoaderRecord]]:
+def _epochs(job: AuditedJob) -> list[list[LoaderRecord]]:
     """Return the records of each training epoch that all processes have begun."""
     count = min(len(each.training) for each in job.processes)
     return [[each.training[i] for each in job.processes] for i in range(count)]
 
 
-def _shuffling(job: Job) -> Iterator[PlacedObservation]:
+def _shuffling(job: AuditedJob) -> Iterator[PlacedObservation]:
     epochs = _epochs(job)
     if not epochs or not all(each.order for each in epochs[0]):
         return
@@ -590,7 +590,7 @@ def _missing(epoch: list[LoaderRecord], count: int) -> Iterator[str]:
             yield f"{never} of {length} images are never seen in an epoch"
 
 
-def _random_streams(job: Job) -> Iterator[PlacedObservation]:
+def _random_streams(job: AuditedJob) -> Iterator[PlacedObservation]:
     owners: dict[tuple[str, str], list[str]] = {}
     workers: set[str] = set()
     for process in job.processes:
@@ -615,7 +615,7 @@ def _random_streams(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("random_streams", run, not shared, place)
 
 
-def _parameters(job: Job) -> Iterator[PlacedObservation]:
+def _parameters(job: AuditedJob) -> Iterator[PlacedObservation]:
     sums = [each.first("checksums") for each in job.processes]
     if len(sums) < 2 or not all(sums):
         return
@@ -636,7 +636,7 @@ def _parameters(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("parameters", run, same, job.first.updates[0]["place"])
 
 
-def _training_mode(job: Job) -> Iterator[PlacedObservation]:
+def _training_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
     updates = job.first.updates
     left = [
         (i, each["place"])
@@ -652,7 +652,7 @@ def _training_mode(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("training_mode", run, not left, place)
 
 
-def _evaluation_mode(job: Job) -> Iterator[PlacedObservation]:
+def _evaluation_mode(job: AuditedJob) -> Iterator[PlacedObservation]:
     passes = [
         line for each in job.processes for line in each.of_kind("evaluation") if line["has_loader"]
     ]
@@ -675,7 +675,7 @@ def _evaluation_mode(job: Job) -> Iterator[PlacedObservation]:
     yield _placed("evaluation_mode", run, not parts, (moving or heavy or passes)[0]["place"])
 
 
-def _evaluation(job: Job) -> Iterator[PlacedObservation]:
+def _evaluation(job: AuditedJob) -> Iterator[PlacedObservation]:
     passes = [each for process in job.processes for each in process.evaluation]
     keys = dict.fromkeys((each.number, each.epoch) for each in passes)
     for key in keys:
@@ -704,6 +704,6 @@ def _evaluation(job: Job) -> Iterator[PlacedObservation]:
         return
 
 
-def _averaging(job: Job) -> Iterator[PlacedObservation]:
+def _averaging(job: AuditedJob) -> Iterator[PlacedObservation]:
     if places := job.first.first("gradient").get("averages"):
         yield _placed("averaging", "an average of the weights is kept", "ema", places[0])

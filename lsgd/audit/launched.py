@@ -15,8 +15,8 @@ from lsgd.job.ending import end_tagged
 
 SITE = Path(__file__).parent / "site"
 GRACE = 30.0
-"""The seconds in which a command ends by itself after the first of its processes has been watched.
-After them it gets SIGTERM, and SIGKILL after further seconds."""
+"""The seconds that a command has for its own end after one of its processes has been watched.
+After them it gets SIGTERM, and SIGKILL after KILL_AFTER seconds more."""
 POLL = 0.1
 KILL_AFTER = 5.0
 
@@ -28,7 +28,7 @@ class CommandEnd:
     code: int
     """The exit code, negative for a signal."""
     was_ended: bool
-    """Whether it did not end by itself once it had been watched."""
+    """Whether it had to be ended after it had been watched."""
 
 
 def run_watched(

@@ -13,7 +13,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ProcessRecord:
+class ScriptProcess:
     """The observations of one training process."""
 
     lines: list[Line]
@@ -97,7 +97,7 @@ def _fields(line: Line) -> Line:
     return {key: each for key, each in line.items() if key != "kind"} | {"order": numbers.tolist()}
 
 
-def read_records(folder: Path) -> list[ProcessRecord]:
+def read_records(folder: Path) -> list[ScriptProcess]:
     """Read the records of all processes that have trained, by rank."""
     streams: dict[str, list[Line]] = {}
     for path in sorted(folder.glob("*.streams")):
@@ -106,7 +106,7 @@ def read_records(folder: Path) -> list[ProcessRecord]:
     for path in sorted(folder.glob("*.jsonl")):
         lines = list(_lines(path))
         own = [line for line in lines if line["kind"] == "streams"]
-        records.append(ProcessRecord(lines, own + streams.get(path.stem, [])))
+        records.append(ScriptProcess(lines, own + streams.get(path.stem, [])))
     return sorted(records, key=lambda each: each.rank)
 
 

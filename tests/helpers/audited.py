@@ -16,7 +16,7 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401
 
 from lsgd.audit import watch
-from lsgd.audit.facts import Job, PlacedObservation, observe, script_recipe
+from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
 from lsgd.audit.processes import read_records
 from lsgd.check.observation import RuleResult
 from lsgd.check.papers import apply_script_rules
@@ -46,7 +46,7 @@ def results(
     return [(one, fact) for one, fact in zip(found, facts, strict=True) if one is not None]
 
 
-def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2) -> Job:
+def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2) -> AuditedJob:
     """Run a script by forks of this process and return what was observed."""
     with tempfile.TemporaryDirectory() as folder:
         limits = {"LSGD_AUDIT_UPDATES": str(UPDATES), "LSGD_AUDIT_EPOCHS": str(epochs)}
@@ -55,7 +55,7 @@ def watched(script: Path, words: Sequence[str], processes: int, epochs: int = 2)
     failures = [line["text"] for each in records for line in each.of_kind("failure")]
     assert not failures
     assert len(records) == processes
-    return Job(records)
+    return AuditedJob(records)
 
 
 def printed(script: Path, words: Sequence[str], processes: int) -> list[str]:

@@ -155,7 +155,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Return the network inside of wrappers, whose own training mode means nothing."""
     parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while isinstance(module, parallel) or hasattr(module, "_orig_mod"):
-        module = module.module if isinstance(module, parallel) else module._orig_mod
+        name = "module" if isinstance(module, parallel) else "_orig_mod"
+        module = module.get_submodule(name)
     return module
 
 
