@@ -58,6 +58,7 @@ def run_hidden_sitecustomize() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("LSGD_AUDIT"):
-    sys.meta_path.insert(0, TorchFinder())
-run_hidden_sitecustomize()
+if __name__ == "sitecustomize":  # imported by Python itself, and not by a name inside of lsgd
+    if os.environ.get("LSGD_AUDIT"):
+        sys.meta_path.insert(0, TorchFinder())
+    run_hidden_sitecustomize()
