@@ -32,6 +32,7 @@ COMMANDS = {
         "check": "compare a recipe with the paper, rule by rule",
         "plan": "predict how long a run takes on a number of GPUs",
         "bench": "measure the data loaders and the scaling of this machine",
+        "audit": "compare any PyTorch training script, as it runs, with a paper's rules",
     },
     "Many runs": {
         "study": "train and report all runs of a table or a figure",
@@ -56,7 +57,8 @@ def format_overview() -> str:
         for group, commands in COMMANDS.items()
     ]
     ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, "", *groups, "", ending])
+    return "
+".join([USAGE, *groups, "", ending])
 
 
 def command_names() -> list[str]:

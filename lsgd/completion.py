@@ -18,6 +18,7 @@ SHELLS = ("bash", "zsh", "fish")
 OF_RECIPES = ("--recipes", "--fields")
 OF_RUNS = ("--explain", "--launch", "--jobs", "--print")
 OPTIONS: dict[str, tuple[str, ...]] = {
+    "audit": ("--explain", "--updates", "--rules", "--json"),
     "check": OF_RECIPES,
     "compare": ("--explain", "--tolerance"),
     "demo": ("--explain",),

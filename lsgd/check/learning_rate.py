@@ -76,7 +76,7 @@ def _warmup(recipe: Recipe, curve: Curve) -> Observation:
     idle = bool(small[0] == small.max())
     return Observation(
         "warmup",
-        where + _warmup_in_words(curve, steps) + ("" if idle else "; also up to the reference"),
+        where + warmup_in_words(curve, steps) + ("" if idle else "; also up to the reference"),
         Warmup(ramp, Ramp(curve, steps), _full(recipe, own), idle),
     )
 
@@ -113,7 +113,8 @@ class Warmup:
     """Whether a run up to the reference batch starts at its full lr."""
 
 
-def _warmup_in_words(curve: Curve, steps: int) -> str:
+def warmup_in_words(curve: Curve, steps: int) -> str:
+    """Describe the warmup of a run with this curve of lr and this number of steps per epoch."""
     arrival = int(np.argmax(curve))
     if arrival == 0:
         return f"none, lr {curve[0]:.5g} from the first step"

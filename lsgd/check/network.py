@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -147,15 +147,24 @@ def _linear(model: nn.Module) -> list[nn.Linear]:
 
 def _is_he(weight: Tensor, side: str) -> bool:
     """Return whether a weight (out, in, …) has He's initialisation, by its fan in or fan out."""
-    fan = weight.shape[("out", "in").index(side)] * math.prod(weight.shape[2:])
-    return _is_normal(weight, math.sqrt(2 / fan))
+    return _is_normal(weight, he_std(weight.shape, side))
+
+
+def he_std(shape: Sequence[int], side: str) -> float:
+    """Return the standard deviation of He's initialisation of a weight of shape (out, in, …)."""
+    fan = shape[("out", "in").index(side)] * math.prod(shape[2:])
+    return math.sqrt(2 / fan)
 
 
 def _is_normal(weight: Tensor, std: float) -> bool:
-    """Return whether mean and standard deviation are within five standard errors of N(0, std²)."""
     weight = weight.detach().double()
-    centred = abs(weight.mean()) < 5 * std / math.sqrt(weight.numel())
-    return bool(centred and abs(weight.std() / std - 1) < 5 / math.sqrt(2 * weight.numel()))
+    return is_normal_sample(weight.mean().item(), weight.std().item(), weight.numel(), std)
+
+
+def is_normal_sample(mean: float, spread: float, count: int, std: float) -> bool:
+    """Return whether a sample's mean and spread are within five standard errors of N(0, std²)."""
+    centred = abs(mean) < 5 * std / math.sqrt(count)
+    return centred and abs(spread / std - 1) < 5 / math.sqrt(2 * count)
 
 
 def _values(tensors: list[Tensor]) -> str:

@@ -1,0 +1,6 @@
+"""Audits of any PyTorch training script: `lsgd audit -- python train.py …`.
+
+`launched` runs the command; `site` and `watch` observe each of its Python processes and need
+nothing of lsgd; `processes` reads and merges their records, `facts` turns these into observations,
+and the rules are those of lsgd.check.papers.
+"""

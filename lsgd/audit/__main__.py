@@ -1,0 +1,254 @@
+"""The command line `python -m lsgd.audit -- COMMAND ...`."""
+
+import json
+import os
+import sys
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lsgd.audit.facts import AuditedJob, PlacedObservation, observe, script_recipe
+from lsgd.audit.launched import CommandEnd, run_watched
+from lsgd.audit.processes import ScriptProcess, read_records
+from lsgd.check.observation import RuleResult
+from lsgd.check.papers import PAPERS, apply_script_rules
+from lsgd.errors import UsageError
+from lsgd.job.command import Parser, integer_from, run_alone
+from lsgd.suggestions import did_you_mean
+
+ABOUT = """\
+Run any PyTorch training script unchanged, watch what it does in all its processes, and compare that
+with a paper's rules, line by line of the script. Its results stay as they are, to the bit.
+
+  python -m lsgd.audit -- python train.py --batch-size 64
+  python -m lsgd.audit --updates 500 -- torchrun --nproc-per-node 2 train.py
+  python -m lsgd.audit --rules mlperf --json -- mpirun -np 2 python train.py
+
+The script ends, as by sys.exit(0), after 200 updates or soon after its second epoch has begun; with
+--updates N after N updates. What needs a whole epoch, such as an evaluation, is seen only if the
+script comes to it by then. Each fact has what was seen, what the rule says, and the script's line.
+
+Watched are the Python processes of this machine that the command starts, by hooks of torch which a
+sitecustomize on PYTHONPATH registers; python -E and -I ignore it. What runs inside of a graph that
+torch.compile has made is not seen, nor an update by an optimizer that is no torch.optim.Optimizer.
+
+exit codes: 0 as the rules, 1 otherwise, 2 the script could not be watched.
+"""
+UPDATES, EPOCHS = 200, 2
+"""The default limits on what is watched: updates, and begun epochs."""
+WIDTHS = 16, 10, 60
+"""The widths of the columns for rule, section and run; the verdict ends at column 100."""
+UNSEEN = {"lars", "peak_lr", "batchnorm_eps", "label_smoothing"}
+"""Rules that only some papers have, which are no facts where a paper has none."""
+
+
+def audit(command: Sequence[str], paper: str, *, max_updates: int | None, as_json: bool) -> int:
+    """Run a command, print what it does and what the rules say, and return the exit code.
+
+    Raises UsageError if nothing of a training could be watched.
+    """
+    limits = {"max_updates": max_updates or UPDATES, "max_epochs": 0 if max_updates else EPOCHS}
+    with _folder() as folder:
+        end = run_watched(command, Path(folder), **limits)
+        records = read_records(Path(folder))
+    job = AuditedJob(_watched(records, end, command, limits))
+    facts = observe(job)
+    results = apply_script_rules(paper, script_recipe(job), [each.observation for each in facts])
+    asked = [
+        (result, fact) for result, fact in zip(results, facts, strict=True) if result is not None
+    ]
+    others = [
+        fact
+        for result, fact in zip(results, facts, strict=True)
+        if result is None and fact.observation.rule not in UNSEEN
+    ]
+    seen = {result.rule for result, _ in asked}
+    unasked = sorted(PAPERS[paper].rules(script_recipe(job)).keys() - seen)
+    failures = [line["text"] for each in job.processes for line in each.of_kind("failure")]
+    notes = _notes(job, failures)
+    is_followed = all(result.is_followed for result, _ in asked)
+    if as_json:
+        print(json.dumps(_as_json(job, paper, asked, others, unasked, notes), indent=2))
+    else:
+        print(_report(job, paper, asked, others, unasked, notes))
+    return 0 if is_followed else 1
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="lsgd-audit-")
+    except OSError as error:
+        raise UsageError(
+            f"no temporary folder can be made ({error.strerror}); set TMPDIR to a folder that this "
+            "user may write to"
+        ) from None
+
+
+def _watched(
+    records: list[ScriptProcess], end: CommandEnd, command: Sequence[str], limits: dict[str, int]
+) -> list[ScriptProcess]:
+    """Return the records of the processes that have trained; raises UsageError if they have not."""
+    trained = [each for each in records if each.updates]
+    updates = min((len(each.updates) for each in trained), default=0)
+    how = f"exit code {end.code}" if end.code >= 0 else f"signal {-end.code}"
+    # A watched process ends by sys.exit(0); what a launcher makes of that is its own matter.
+    is_cut_off = updates >= limits["max_updates"] or _epochs(trained) >= limits["max_epochs"] > 0
+    if end.code and not is_cut_off:
+        raise UsageError(
+            f"the script ended with {how} after {updates} updates, so the audit is not complete; "
+            "run it without lsgd audit, and put right what it prints"
+        )
+    if trained:
+        return trained
+    failures = [line["text"] for each in records for line in each.of_kind("failure")]
+    if failures:
+        raise UsageError(
+            f"the script could not be watched, as a hook failed ({failures[0]}); report this with "
+            "the versions of torch and of the script's libraries"
+        )
+    if records:
+        raise UsageError(
+            "the script computed gradients, but no torch.optim.Optimizer made an update; the audit "
+            "watches only those"
+        )
+    raise UsageError(
+        f"no Python process of {' '.join(command)[:60]!r} trained a network with torch, so nothing "
+        "was watched; give the command that starts the training"
+    )
+
+
+def _epochs(records: list[ScriptProcess]) -> int:
+    return max((each.updates[-1]["epoch"] for each in records), default=0)
+
+
+def _notes(job: AuditedJob, failures: list[str]) -> list[str]:
+    """Return sentences on what could not be observed."""
+    notes = [f"not observed, as a hook failed: {each}" for each in dict.fromkeys(failures)]
+    world = job.first.first("process").get("world_size", 1)
+    if world > len(job.processes):
+        notes.append(f"{len(job.processes)} of {world} processes of the job were watched")
+    if any(each.first("compiled").get("is_compiled") for each in job.processes):
+        notes.append("torch.compile: what runs inside of a compiled graph was not seen")
+    if job.first.first("gradient").get("is_sharded"):
+        notes.append("FSDP: sharded gradients and parameters are not compared over processes")
+    if not job.first.training:
+        notes.append("no DataLoader of torch was seen, so the order of the examples is not known")
+    elif not job.first.training[0].order:
+        notes.append("the DataLoader's dataset is iterable, so the order is not known")
+    return notes
+
+
+def _report(
+    job: AuditedJob,
+    paper: str,
+    asked: Sequence[tuple[RuleResult, PlacedObservation]],
+    others: Sequence[PlacedObservation],
+    unasked: Sequence[str],
+    notes: Sequence[str],
+) -> str:
+    """Format the results as a table, its deviations with the rule and the line of the script."""
+    module = PAPERS[paper]
+    lines = [job.summary(), f"asked by the rules of {module.TITLE}", ""]
+    lines.append(_row("rule", "section", "this script", ""))
+    for result, fact in asked:
+        verdict = "same" if result.is_followed else "deviation"
+        lines.append(_row(result.rule, result.section, result.run, verdict))
+        if not result.is_followed:
+            lines.append(_row("", "", f"rule: {result.paper}", ""))
+            if fact.place:
+                lines.append(_row("", "", f"at {_short(fact.place)}", ""))
+    lines += [_row(each.observation.rule, "–", each.observation.run, "no rule") for each in others]
+    deviations = [result.rule for result, _ in asked if not result.is_followed]
+    lines.append("")
+    if unasked:
+        text = f"rules for which nothing was seen: {', '.join(unasked)}"
+        lines += [textwrap.fill(text, 100), ""]
+    lines += [textwrap.fill(note, 100) for note in notes]
+    if deviations:
+        text = f"the script deviates from {len(deviations)} of {len(asked)} rules: "
+        lines.append(textwrap.fill(text + ", ".join(deviations), 100))
+    else:
+        lines.append(f"the script follows all {len(asked)} rules for which something was seen")
+    return "\n".join(lines)
+
+
+def _row(rule: str, section: str, text: str, verdict: str) -> str:
+    parts = textwrap.wrap(text, WIDTHS[2], break_on_hyphens=False) or [""]
+    firsts = [(rule, section, verdict), *[("", "", "")] * (len(parts) - 1)]
+    return "\n".join(
+        f"{a:<{WIDTHS[0]}} {b:<{WIDTHS[1]}} {part:<{WIDTHS[2]}} {c}".rstrip()
+        for (a, b, c), part in zip(firsts, parts, strict=True)
+    )
+
+
+def _short(place: str) -> str:
+    path, _, line = place.rpartition(":")
+    near = os.path.relpath(path)
+    return f"{path if near.startswith('..') else near}:{line}"
+
+
+def _as_json(
+    job: AuditedJob,
+    paper: str,
+    asked: Sequence[tuple[RuleResult, PlacedObservation]],
+    others: Sequence[PlacedObservation],
+    unasked: Sequence[str],
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "rules": paper,
+        "processes": len(job.processes),
+        "updates": job.updates,
+        "minibatch": job.minibatch,
+        "micro_batches": job.micro_batches,
+        "worker_batch": job.worker_batch,
+        "facts": [
+            {
+                "rule": result.rule, "seen": result.run, "paper": result.paper,
+                "section": result.section, "is_followed": result.is_followed, "place": fact.place,
+            }
+            for result, fact in asked
+        ],
+        "facts_without_rule": [
+            {"rule": each.observation.rule, "seen": each.observation.run, "place": each.place}
+            for each in others
+        ],
+        "not_seen": list(unasked),
+        "notes": list(notes),
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the `lsgd audit` command line and return its exit code."""
+    parser = Parser("lsgd.audit", ABOUT, usage="python -m lsgd.audit [options] -- COMMAND")
+    parser.add_argument(
+        "--updates", type=integer_from(1), metavar="N", help="watch N updates, and no fewer"
+    )
+    parser.add_argument(
+        "--rules", default="goyal2017", metavar="PAPER", help=f"one of {', '.join(PAPERS)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the same for programs")
+
+    def command() -> int:
+        own, script = list(argv), []
+        if "--" in own:
+            script = own[own.index("--") + 1 :]
+            own = own[: own.index("--")]
+        options = parser.parse_args(own)
+        if options.rules not in PAPERS:
+            hint = did_you_mean(options.rules, [*PAPERS])
+            raise UsageError(f"--rules {options.rules} does not exist; {hint}")
+        if not script:
+            raise UsageError(
+                "lsgd audit needs the command of a training; write it after --, as in "
+                "lsgd audit -- python train.py"
+            )
+        return audit(script, options.rules, max_updates=options.updates, as_json=options.json)
+
+    return run_alone(command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""The audited command: it runs as it is, with the watch in each of its Python processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsgd.errors import UsageError
+from lsgd.job.ending import end_tagged
+
+SITE = Path(__file__).parent / "site"
+GRACE = 30.0
+"""The seconds that a command has for its own end after one of its processes has been watched.
+After them it gets SIGTERM, and SIGKILL after KILL_AFTER seconds more."""
+POLL = 0.1
+KILL_AFTER = 5.0
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """The end of an audited command."""
+
+    code: int
+    """The exit code, negative for a signal."""
+    was_ended: bool
+    """Whether it had to be ended after it had been watched."""
+
+
+def run_watched(
+    command: Sequence[str], folder: Path, *, max_updates: int, max_epochs: int
+) -> CommandEnd:
+    """Run a command until its processes have been watched; they write their records to `folder`.
+
+    Each process is watched for `max_updates` updates, or up to the begin of epoch number
+    `max_epochs` (0 for no such limit). Raises UsageError for a command that cannot be started.
+    """
+    paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    tag = ("LSGD_AUDIT_TAG", uuid.uuid4().hex)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "LSGD_AUDIT": str(folder),
+        "LSGD_AUDIT_UPDATES": str(max_updates),
+        "LSGD_AUDIT_EPOCHS": str(max_epochs),
+        tag[0]: tag[1],
+    }
+    sys.stdout.flush()
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise UsageError(
+            f"{command[0]} cannot be started ({error.strerror}); write the command after -- as in "
+            "lsgd audit -- python train.py"
+        ) from None
+    try:
+        return _wait(process, folder)
+    except KeyboardInterrupt:
+        # At a terminal the command has got Ctrl-C too, and may save something.
+        _wait_or_none(process, GRACE)
+        raise
+    finally:
+        end_tagged(tag, KILL_AFTER)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], folder: Path) -> CommandEnd:
+    limit = None
+    while True:
+        code = _wait_or_none(process, POLL)
+        if code is not None:
+            return CommandEnd(code, was_ended=False)
+        if limit is None and any(folder.glob("*.jsonl")):
+            limit = time.monotonic() + GRACE
+        if limit is not None and time.monotonic() > limit:
+            process.send_signal(signal.SIGTERM)
+            code = _wait_or_none(process, KILL_AFTER)
+            return CommandEnd(-signal.SIGKILL if code is None else code, was_ended=True)
+
+
+def _wait_or_none(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None

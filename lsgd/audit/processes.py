@@ -1,0 +1,115 @@
+"""The records of an audited command's processes, read and put together."""
+
+import base64
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ScriptProcess:
+    """The observations of one training process."""
+
+    lines: list[Line]
+    streams: list[Line] = field(default_factory=list)
+    """The random streams of the process's data workers, and its own."""
+
+    def of_kind(self, kind: str) -> list[Line]:
+        """Return the observations of one kind, in their order."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+    def first(self, kind: str) -> Line:
+        """Return the first observation of a kind, empty without any."""
+        return next((line for line in self.lines if line["kind"] == kind), {})
+
+    @cached_property
+    def updates(self) -> list[Line]:
+        """The process's updates, in their order."""
+        return self.of_kind("update")
+
+    @property
+    def rank(self) -> int:
+        """The rank of the process in its job."""
+        return int(self.first("process").get("rank", 0))
+
+    @cached_property
+    def training(self) -> list["LoaderRecord"]:
+        """The epochs of the DataLoader with the most training passes."""
+        return self._epochs_of("trained")
+
+    @cached_property
+    def evaluation(self) -> list["LoaderRecord"]:
+        """The epochs of DataLoaders that were only evaluated."""
+        loaders = [each for each in self._loaders if each.evaluated and not each.trained]
+        trained = {each.number for each in self.training}
+        return [each for each in loaders if each.number not in trained]
+
+    @cached_property
+    def _loaders(self) -> list["LoaderRecord"]:
+        return [LoaderRecord(**_fields(line)) for line in self.of_kind("loader")]
+
+    def _epochs_of(self, use: str) -> list["LoaderRecord"]:
+        counts: dict[int, int] = {}
+        for each in self._loaders:
+            counts[each.number] = counts.get(each.number, 0) + getattr(each, use)
+        number = max(counts, key=lambda each: counts[each], default=-1)
+        if not counts.get(number):
+            return []
+        return [each for each in self._loaders if each.number == number]
+
+
+@dataclass(frozen=True)
+class LoaderRecord:
+    """One pass of a process through a DataLoader."""
+
+    number: int
+    epoch: int
+    order: list[int]
+    """The ids of the examples that were asked for; empty for an iterable dataset."""
+    sizes: list[int]
+    length: int | None
+    batches: int | None
+    sampler: str
+    told_epoch: int | None
+    is_distributed: bool
+    drop_last: bool
+    trained: int
+    evaluated: int
+    place: str
+    used_at: str
+    made: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last batch of this epoch was asked for."""
+        return self.batches is not None and len(self.sizes) >= self.batches
+
+
+def _fields(line: Line) -> Line:
+    numbers = array("q")
+    numbers.frombytes(base64.b64decode(line["order"]))
+    return {key: each for key, each in line.items() if key != "kind"} | {"order": numbers.tolist()}
+
+
+def read_records(folder: Path) -> list[ScriptProcess]:
+    """Read the records of all processes that have trained, by rank."""
+    streams: dict[str, list[Line]] = {}
+    for path in sorted(folder.glob("*.streams")):
+        streams.setdefault(path.name.split("-")[0], []).extend(_lines(path))
+    records = []
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = list(_lines(path))
+        own = [line for line in lines if line["kind"] == "streams"]
+        records.append(ScriptProcess(lines, own + streams.get(path.stem, [])))
+    return sorted(records, key=lambda each: each.rank)
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    for text in path.read_text("utf-8").splitlines():
+        yield json.loads(text)

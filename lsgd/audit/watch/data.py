@@ -1,0 +1,188 @@
+"""The watch of data: which examples each epoch of a DataLoader has, and its random streams."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import pickle
+import random
+import sys
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, dataloader, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
+
+from .record import Record, place
+
+MAX_EXAMPLES = 2_000_000
+"""The examples of an epoch whose order is recorded."""
+
+
+class LoaderEpoch:
+    """One pass through a DataLoader: the examples that it has asked for, in their order."""
+
+    def __init__(self, loader: Any, number: int, epoch: int, where: str) -> None:
+        self.loader, self.number, self.epoch, self.where = loader, number, epoch, where
+        self.order = array("q")
+        self.sizes: list[int] = []
+        self.last = 0
+        self.trained = self.evaluated = 0
+        self.place = ""
+        self.made = getattr(loader, "_audit_place", "")
+        sampler = loader.sampler if loader.batch_sampler is None else _sampler(loader)
+        self.sampler = type(sampler).__name__
+        self.told_epoch = getattr(sampler, "epoch", None)
+        self.is_distributed = isinstance(sampler, DistributedSampler)
+        try:
+            self.length: int | None = len(loader.dataset)
+        except TypeError:
+            self.length = None
+        try:
+            self.batches: int | None = len(loader)
+        except TypeError:
+            self.batches = None
+        self.drop_last = getattr(loader.batch_sampler, "drop_last", loader.drop_last)
+
+
+def _sampler(loader: Any) -> Any:
+    batches = loader.batch_sampler
+    return batches.sampler if isinstance(batches, BatchSampler) else batches
+
+
+class DataWatch:
+    """The watch of the order of examples, and of the random numbers that datasets draw."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.epochs: list[LoaderEpoch] = []
+        self.counts: dict[tuple[str, int], int] = {}
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.set_epochs: list[int] = []
+        self.streams: list[dict[str, Any]] = []
+        self.by_iterator: dict[int, LoaderEpoch] = {}
+        self.current: LoaderEpoch | None = None
+        self.is_beginning = False
+
+    def install(self) -> None:
+        """Observe DataLoaders, their iterators, and the datasets inside their processes."""
+        record, iterator = self.record, dataloader._BaseDataLoaderIter
+        record.wrap(DataLoader, "__init__", before=self._note_made)
+        record.wrap(DataLoader, "__iter__", before=self._begin_epoch, after=self._note_iterator)
+        record.wrap(iterator, "_next_index", after=self._note_index)
+        record.wrap(iterator, "__next__", after=self._note_batch)
+        record.wrap(DistributedSampler, "set_epoch", after=self._note_set_epoch)
+        real: Any = dataloader._DatasetKind.create_fetcher
+
+        def create_fetcher(kind: Any, dataset: Any, *arguments: Any) -> Any:
+            fetcher = real(kind, dataset, *arguments)
+            self._watch_first_fetch(fetcher, dataset)
+            return fetcher
+
+        dataloader._DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
+
+    def _note_made(self, loader: Any, *_: Any, **__: Any) -> None:
+        object.__setattr__(loader, "_audit_place", place())
+
+    def _begin_epoch(self, loader: Any) -> None:
+        # Many scripts make a new DataLoader for each epoch.
+        key = getattr(loader, "_audit_place", ""), id(loader.dataset)
+        count = self.counts.get(key, 0) + 1
+        self.counts[key] = count
+        number = self.numbers.setdefault(key, len(self.numbers))
+        # Prefetching begins in __iter__, before its iterator is known.
+        self.current = LoaderEpoch(loader, number, count, place())
+        self.epochs.append(self.current)
+        self.is_beginning = True
+
+    def _note_iterator(self, iterator: Any, loader: Any) -> None:
+        if self.current is not None:
+            self.by_iterator[id(iterator)] = self.current
+        self.is_beginning = False
+
+    def _epoch_of(self, iterator: Any) -> LoaderEpoch | None:
+        return self.current if self.is_beginning else self.by_iterator.get(id(iterator))
+
+    def _note_index(self, index: Any, iterator: Any) -> None:
+        epoch = self._epoch_of(iterator)
+        if epoch is None:
+            return
+        many = index if isinstance(index, (list, tuple)) else [index]
+        epoch.sizes.append(len(many))
+        if len(epoch.order) < MAX_EXAMPLES and all(isinstance(each, int) for each in many):
+            epoch.order.extend(many)
+
+    def _note_batch(self, _: Any, iterator: Any) -> None:
+        epoch = self._epoch_of(iterator)
+        if epoch is not None:
+            given = iterator._num_yielded
+            epoch.last = epoch.sizes[given - 1] if 0 < given <= len(epoch.sizes) else 0
+            self.record.loader = epoch
+
+    def _note_set_epoch(self, _: Any, sampler: Any, epoch: int) -> None:
+        self.set_epochs.append(int(epoch))
+
+    def _watch_first_fetch(self, fetcher: Any, dataset: Any) -> None:
+        """Compare the random generators before and after the first fetch of a loader's process."""
+        real, record = fetcher.fetch, self.record
+
+        def observe(index: Any) -> Any:
+            before = record.guard(generators)(dataset)
+            batch = real(index)
+            after = record.guard(generators)(dataset)
+            fetcher.fetch = real
+            record.guard(self._note_streams)(before, after)
+            return batch
+
+        fetcher.fetch = observe
+
+    def _note_streams(self, before: dict[str, str], after: dict[str, str]) -> None:
+        drawn = {name: state for name, state in before.items() if after.get(name) != state}
+        worker = get_worker_info()
+        line = {
+            "kind": "streams", "worker": None if worker is None else worker.id,
+            "parent": os.getpid() if worker is None else os.getppid(), "drawn": drawn,
+        }  # fmt: skip
+        if worker is None:
+            self.streams.append(line)
+        else:
+            name = f"{os.getppid()}-worker-{os.getpid()}"
+            self.record.write_lines(f"{name}.streams", [line])
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield each epoch of each loader, and the random streams of this process."""
+        for each in self.epochs:
+            yield {
+                "kind": "loader", "number": each.number, "epoch": each.epoch,
+                "order": base64.b64encode(each.order.tobytes()).decode(), "sizes": each.sizes,
+                "length": each.length, "batches": each.batches, "sampler": each.sampler,
+                "told_epoch": each.told_epoch, "is_distributed": each.is_distributed,
+                "drop_last": bool(each.drop_last), "trained": each.trained,
+                "evaluated": each.evaluated, "place": each.where, "used_at": each.place,
+                "made": each.made,
+            }  # fmt: skip
+        yield {"kind": "set_epochs", "epochs": self.set_epochs}
+        yield from self.streams
+
+
+def generators(dataset: Any) -> dict[str, str]:
+    """Return a hash of the state of each random generator that a dataset may draw from."""
+    states = {
+        "torch": torch.random.get_rng_state().numpy().tobytes(),
+        "random": repr(random.getstate()).encode(),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["numpy"] = pickle.dumps(numpy.random.get_state())
+        kinds: tuple[type, ...] = (numpy.random.Generator, numpy.random.RandomState)
+    else:
+        kinds = ()
+    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
+        if isinstance(value, (random.Random, *kinds)):
+            states[f"{type(dataset).__name__}.{name}"] = pickle.dumps(value)
+        elif isinstance(value, torch.Generator):
+            states[f"{type(dataset).__name__}.{name}"] = value.get_state().numpy().tobytes()
+    return {name: hashlib.sha1(state).hexdigest()[:16] for name, state in states.items()}

@@ -1,0 +1,173 @@
+"""The watch of forward passes: their images, modes and number formats, and BN's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from .record import Pass, Record, place
+
+FORMAT_UPDATES = 2
+"""The updates in which the number formats of layers are observed."""
+
+
+class ForwardWatch:
+    """The watch of forward passes, of whole networks and of BN layers."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.depth = 0
+        self.has_parameters: dict[int, bool] = {}
+        self.norms: dict[tuple[Any, ...], int] = {}
+        self.formats: set[str] = set()
+        self.evaluation: dict[tuple[bool, bool, bool], list[Any]] = {}
+
+    def install(self) -> None:
+        """Register torch's global forward hooks, and observe backward passes."""
+        modules.register_module_forward_pre_hook(self.before)
+        modules.register_module_forward_hook(self.after, always_call=True)
+        self.see = self.record.guard(self._see)  # type: ignore[method-assign]
+        self.record.wrap(
+            torch.autograd, "backward", before=self._begin_backward, after=self._end_backward
+        )
+
+    def before(self, module: nn.Module, inputs: Any) -> None:
+        """Observe a module that is about to be called."""
+        if torch.compiler.is_compiling():
+            return
+        self.depth += 1
+        self.see(module, inputs)
+
+    def after(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Leave a module that has been called."""
+        if not torch.compiler.is_compiling():
+            self.depth = max(0, self.depth - 1)
+
+    def see(self, module: nn.Module, inputs: Any) -> None:
+        """Observe a call of a module, without ever raising."""
+
+    def _see(self, module: nn.Module, inputs: Any) -> None:
+        record = self.record
+        if record.in_backward:  # activation checkpointing computes a part again
+            return
+        if isinstance(module, _BatchNorm):
+            self._see_norm(module, inputs)
+        elif isinstance(module, (nn.Linear, _ConvNd)) and record.updates < FORMAT_UPDATES:
+            self._see_format(module.weight)
+        if self.depth == 1 and self._is_network(module):
+            self._see_pass(module, inputs)
+
+    def _is_network(self, module: nn.Module) -> bool:
+        found = self.has_parameters.get(id(module))
+        if found is None:
+            found = any(True for _ in module.parameters())
+            self.has_parameters[id(module)] = found
+        return found
+
+    def _see_norm(self, module: _BatchNorm, inputs: Any) -> None:
+        key = (
+            int(inputs[0].size(0)),
+            module.training,
+            isinstance(module, nn.SyncBatchNorm),
+            module.momentum,
+            torch.is_grad_enabled(),
+            getattr(module, "_audit_place", ""),
+        )
+        self.norms[key] = self.norms.get(key, 0) + 1
+
+    def _see_format(self, weight: torch.Tensor) -> None:
+        device = weight.device.type
+        formats = {weight.dtype}
+        if torch.is_autocast_enabled(device):
+            formats.add(torch.get_autocast_dtype(device))
+        self.formats |= {str(each).replace("torch.", "") for each in formats}
+
+    def _see_pass(self, module: nn.Module, inputs: Any) -> None:
+        record = self.record
+        images = first_size(inputs) or (record.loader.last if record.loader else 0)
+        seen = Pass(
+            module, images, record.loader, place(),
+            train=unwrapped(module).training, grad=torch.is_grad_enabled(),
+        )  # fmt: skip
+        if hasattr(module, "_orig_mod"):
+            record.is_compiled = True
+        if seen.grad:
+            record.pending.append(seen)
+        else:
+            self._note_evaluation(seen)
+
+    def _note_evaluation(self, seen: Pass) -> None:
+        key = (seen.train, seen.grad, seen.loader is not None)
+        entry = self.evaluation.setdefault(key, [0, 0, seen.place])
+        entry[0] += 1
+        entry[1] += seen.images
+        if seen.loader is not None:
+            seen.loader.evaluated += 1
+            if not seen.loader.place:
+                seen.loader.place = seen.place
+
+    def _begin_backward(self, *_: Any, **__: Any) -> None:
+        record = self.record
+        record.in_backward = True
+        # With an evaluation that keeps gradients, passes of other loaders wait here too.
+        for each in record.pending:
+            if each.loader is record.loader:
+                record.passes.append(each)
+                if record.model is None:
+                    record.model = each.model
+                if each.loader is not None:
+                    each.loader.trained += 1
+            else:
+                self._note_evaluation(each)
+        record.pending.clear()
+
+    def _end_backward(self, *_: Any, **__: Any) -> None:
+        self.record.in_backward = False
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the calls of BN layers, the number formats and the passes of evaluations."""
+        for each in self.record.pending:
+            # Passes of the training loader may have been cut off before their backward pass.
+            if each.loader is None or not each.loader.trained:
+                self._note_evaluation(each)
+        for key, calls in self.norms.items():
+            rows, train, is_synchronised, momentum, grad, where = key
+            yield {
+                "kind": "batchnorm", "rows": rows, "train": train, "sync": is_synchronised,
+                "momentum": momentum, "grad": grad, "place": where, "calls": calls,
+            }  # fmt: skip
+        yield {"kind": "formats", "names": sorted(self.formats)}
+        for (train, grad, has_loader), (calls, images, where) in self.evaluation.items():
+            yield {
+                "kind": "evaluation", "train": train, "grad": grad, "calls": calls,
+                "images": images, "place": where, "has_loader": has_loader,
+            }  # fmt: skip
+        yield {"kind": "compiled", "is_compiled": self.record.is_compiled}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the network inside of wrappers, whose own training mode means nothing."""
+    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while isinstance(module, parallel) or hasattr(module, "_orig_mod"):
+        name = "module" if isinstance(module, parallel) else "_orig_mod"
+        module = module.get_submodule(name)
+    return module
+
+
+def first_size(values: Any) -> int:
+    """Return the first dimension of the first tensor in nested arguments, or 0 without any."""
+    if isinstance(values, torch.Tensor):
+        return int(values.shape[0]) if values.dim() else 0
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, (list, tuple)):
+        for each in values:
+            if size := first_size(each):
+                return size
+    return 0

@@ -1,0 +1,166 @@
+"""The watch of gradients: what a process computes, what its optimizer receives, and their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .record import GRADIENT_UPDATES, Record, place
+
+SAMPLE = 64
+"""The elements of a gradient that are compared over processes."""
+LOSSES = (
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+
+
+class GradientWatch:
+    """The watch of sampled gradients before and after their exchange, and of the loss's scale."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.parameter: nn.Parameter | None = None
+        self.name = ""
+        self.local: torch.Tensor | None = None
+        self.sum: torch.Tensor | None = None
+        self.losses: list[dict[str, Any]] = []
+        self.scaler: Any = None
+        self.is_unscaled = True
+        self.clip: dict[str, Any] = {}
+        self.backward_place = ""
+        self.averages: list[str] = []
+        self.exchange_place = ""
+
+    def install(self) -> None:
+        """Observe losses, backward passes, clipping and the scaler of mixed precision."""
+        record = self.record
+        for name in LOSSES:
+            record.wrap(F, name, after=self._note_loss)
+        record.wrap(torch.autograd, "backward", before=self._note_backward)
+        # nn.utils has the name twice, and scripts import it from either.
+        from torch.nn.utils import clip_grad
+
+        for owner in (clip_grad, nn.utils):
+            record.wrap(owner, "clip_grad_norm_", after=self._note_clip)
+        scaler = torch.amp.GradScaler
+        record.wrap(scaler, "scale", before=self._note_scale)
+        record.wrap(scaler, "unscale_", after=self._note_unscale)
+        from torch.optim import swa_utils
+
+        record.wrap(swa_utils.AveragedModel, "update_parameters", before=self._note_average)
+        if torch.distributed.is_available():
+            record.wrap(torch.distributed, "all_reduce", before=self._note_exchange)
+
+    def begin(self) -> None:
+        """Choose the parameter whose gradient is sampled: the last weight of the network."""
+        if is_sharded(self.record.model):
+            return
+        named = [
+            (name, each)
+            for name, each in self.record.model.named_parameters()
+            if each.requires_grad and each.dim() > 1 and not hasattr(each, "to_local")
+        ]
+        if not named:
+            return
+        self.name, self.parameter = named[-1]
+        self.parameter.register_hook(self.record.guard(self._add_local))
+
+    def _add_local(self, gradient: torch.Tensor) -> None:
+        if self.record.updates < GRADIENT_UPDATES:
+            part = sample(gradient)
+            self.local = part if self.local is None else self.local + part
+
+    def _note_loss(self, loss: torch.Tensor, *arguments: Any, **settings: Any) -> None:
+        record = self.record
+        if record.in_backward or record.updates >= GRADIENT_UPDATES:
+            return
+        if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
+            return
+        target = arguments[1] if len(arguments) > 1 else settings.get("target")
+        seen = {
+            "reduction": settings.get("reduction", "mean"),
+            "examples": int(arguments[0].shape[0]) if arguments and arguments[0].dim() else 1,
+            "count": int(target.numel()) if isinstance(target, torch.Tensor) else 1,
+            "smoothing": float(settings.get("label_smoothing", 0.0)),
+            "place": place(),
+            "weight": None,
+        }
+
+        def note_weight(gradient: torch.Tensor) -> None:
+            seen["weight"] = gradient.sum().detach()
+
+        loss.register_hook(record.guard(note_weight))
+        self.losses.append(seen)
+
+    def _note_backward(self, *_: Any, **__: Any) -> None:
+        self.backward_place = place()
+        if self.record.model is not None and self.parameter is None and not self.record.updates:
+            self.begin()
+
+    def _note_clip(self, norm: Any, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        self.clip = {
+            "max_norm": float(max_norm),
+            "norm": norm.detach() if isinstance(norm, torch.Tensor) else norm,
+            "is_scaled": not self.is_unscaled,
+            "place": place(),
+        }
+
+    def _note_scale(self, scaler: Any, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            self.scaler, self.is_unscaled = scaler, False
+
+    def _note_unscale(self, *_: Any, **__: Any) -> None:
+        self.is_unscaled = True
+
+    def _note_exchange(self, tensor: Any, *_: Any, **__: Any) -> None:
+        # Losses and accuracies are summed over processes too.
+        model = self.record.model
+        if model is not None and any(tensor is each.grad for each in model.parameters()):
+            self.exchange_place = place()
+
+    def _note_average(self, *_: Any, **__: Any) -> None:
+        where = place()
+        if where not in self.averages:
+            self.averages.append(where)
+
+    def observe_update(self) -> dict[str, Any]:
+        """Return the scale of an update's losses, and keep samples of its gradients."""
+        gradient = self.parameter.grad if self.parameter is not None else None
+        scale = self.scaler.get_scale() if self.scaler is not None else 1.0
+        found = {
+            "losses": self.losses, "scale": scale, "clip": self.clip,
+            "backward_place": self.exchange_place or self.backward_place,
+            "local": self.local, "used": sample(gradient) if gradient is not None else None,
+        }  # fmt: skip
+        if self.local is not None:
+            self.sum = self.local if self.sum is None else self.sum + self.local
+        found["sum"] = self.sum
+        self.local, self.losses, self.clip = None, [], {}
+        return found
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield which parameter's gradient is sampled, the averages and the loss scale."""
+        yield {
+            "kind": "gradient", "parameter": self.name, "averages": self.averages,
+            "is_sharded": self.record.model is not None and is_sharded(self.record.model),
+            "scaler": None if self.scaler is None else float(self.scaler.get_scale()),
+        }  # fmt: skip
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP has sharded the parameters of a network."""
+    return any(
+        hasattr(each, "unshard") or type(each).__name__ == "FullyShardedDataParallel"
+        for each in model.modules()
+    )
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of up to SAMPLE elements of a tensor, evenly spread, on its device."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].clone()

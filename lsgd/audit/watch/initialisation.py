@@ -1,0 +1,98 @@
+"""The watch of a network's initial weights, and of its parameters over the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from .record import Record, place
+
+BLOCKS = ("Bottleneck", "BasicBlock")
+"""The names of torchvision's residual blocks; those of timm have zero_init_last."""
+
+
+class InitialisationWatch:
+    """The watch of initial weights, and of checksums of parameters at the start and at the end."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.layers: list[dict[str, Any]] = []
+        self.start: dict[str, int] = {}
+        self.is_loaded = False
+
+    def install(self) -> None:
+        """Note where layers are made, and whether weights are loaded before the training."""
+        for layer in (nn.Linear, _ConvNd, _NormBase):
+            self.record.wrap(layer, "__init__", before=self._note_place)
+        self.record.wrap(nn.Module, "load_state_dict", after=self._note_loading)
+
+    def _note_place(self, module: nn.Module, *_: Any, **__: Any) -> None:
+        # The module is not initialised yet, and its own __setattr__ may refuse attributes.
+        object.__setattr__(module, "_audit_place", place())
+
+    def _note_loading(self, *_: Any, **__: Any) -> None:
+        if not self.record.updates:
+            self.is_loaded = True
+
+    def begin(self) -> None:
+        """Observe the network right before its first update."""
+        model = self.record.model
+        self.start = checksums(model)
+        last_norms = {id(each) for each in _last_norms(model)}
+        for path, module in model.named_modules():
+            weight = getattr(module, "weight", None)
+            if not isinstance(module, (nn.Linear, _ConvNd, _BatchNorm)):
+                continue
+            if weight is None or not weight.numel() or hasattr(weight, "to_local"):
+                continue
+            values = weight.detach().double()
+            bias = module.bias
+            self.layers.append(
+                {
+                    "kind": "layer",
+                    "path": path.replace("module.", "").replace("_orig_mod.", ""),
+                    "type": "linear" if isinstance(module, nn.Linear)
+                    else "convolution" if isinstance(module, _ConvNd) else "batchnorm",
+                    "shape": list(weight.shape),
+                    "mean": values.mean().item(),
+                    "std": values.std().item() if values.numel() > 1 else 0.0,
+                    "low": values.min().item(),
+                    "high": values.max().item(),
+                    "bias": bool(bias.detach().any()) if bias is not None else False,
+                    "is_last_norm": id(module) in last_norms,
+                    "eps": getattr(module, "eps", None),
+                    "place": getattr(module, "_audit_place", ""),
+                }
+            )  # fmt: skip
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the statistics of each layer, and checksums of the parameters."""
+        yield from self.layers
+        if self.record.model is not None and self.start:
+            end = checksums(self.record.model)
+            yield {"kind": "checksums", "start": self.start, "end": end}
+        yield {"kind": "loaded", "is_loaded": self.is_loaded}
+
+
+def _last_norms(model: nn.Module) -> Iterator[nn.Module]:
+    for block in model.modules():
+        if type(block).__name__ in BLOCKS or hasattr(block, "zero_init_last"):
+            norms = [each for each in block.children() if isinstance(each, _BatchNorm)]
+            yield from norms[-1:]
+
+
+def checksums(model: nn.Module) -> dict[str, int]:
+    """Return an exact checksum of each parameter of a network that is whole in this process."""
+    sums = {}
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "to_local"):  # FSDP2's parameters differ by design
+            continue
+        size = parameter.element_size()
+        if integer := {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size):
+            sums[name] = int(parameter.detach().contiguous().view(integer).sum(dtype=torch.int64))
+    return sums

@@ -1,0 +1,226 @@
+"""The record of one audited process, what its watches share, and places in the script."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import util
+from typing import Any, Protocol
+
+WATCH = os.path.dirname(os.path.abspath(__file__))
+WAIT = 5.0
+"""The seconds for which a process that has been watched waits for the others of its job."""
+GRADIENT_UPDATES = 500
+"""The updates whose gradients are sampled."""
+
+
+class Watch(Protocol):
+    """The observation of one kind of events in a training process."""
+
+    def install(self) -> None:
+        """Register the hooks of this watch in this process."""
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the observations of this watch as lines of the process's record."""
+
+
+class Pass:
+    """A forward pass of a whole network outside of a backward pass."""
+
+    def __init__(
+        self, model: Any, images: int, loader: Any, place: str, *, train: bool, grad: bool
+    ) -> None:
+        self.model, self.images, self.loader, self.place = model, images, loader, place
+        self.train, self.grad = train, grad
+
+
+class Record:
+    """The progress of one audited process, which its watches share, and its file."""
+
+    def __init__(self, folder: str, max_updates: int, max_epochs: int) -> None:
+        self.folder, self.max_updates, self.max_epochs = folder, max_updates, max_epochs
+        self.watches: list[Watch] = []
+        self.failures: list[str] = []
+        self.reset()
+        self.is_written = False
+        self.job: dict[str, Any] = {}
+
+    def reset(self) -> None:
+        """Forget the progress, as at the start of a forked process."""
+        self.updates = 0
+        self.model: Any = None
+        """The network of the first training pass."""
+        self.loader: Any = None
+        """The record of the DataLoader epoch from which the last batch came."""
+        self.updates_in_last_epoch = 0
+        self.pending: list[Pass] = []
+        """Forward passes with gradients whose backward pass has not been seen yet."""
+        self.passes: list[Pass] = []
+        """Forward and backward passes since the last update."""
+        self.in_backward = False
+        self.is_compiled = False
+
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that never raises: its first error is recorded and it does nothing."""
+        is_broken = False
+
+        @functools.wraps(function)
+        def guarded(*arguments: Any, **settings: Any) -> Any:
+            nonlocal is_broken
+            if is_broken or self.is_written:
+                return None
+            try:
+                return function(*arguments, **settings)
+            except Exception as error:
+                is_broken = True
+                self.failures.append(f"{function.__qualname__}: {type(error).__name__}: {error}")
+                return None
+
+        return guarded
+
+    def wrap(
+        self,
+        owner: Any,
+        name: str,
+        *,
+        before: Callable[..., Any] | None = None,
+        after: Callable[..., Any] | None = None,
+    ) -> None:
+        """Replace owner.name by a function with the same result that calls these observers.
+
+        `before` has its arguments, `after` has its result and then its arguments.
+        """
+        real = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+        is_static = isinstance(real, staticmethod)
+        called = real.__func__ if is_static else real
+        begin = self.guard(before) if before else None
+        end = self.guard(after) if after else None
+
+        @functools.wraps(called)
+        def observed(*arguments: Any, **settings: Any) -> Any:
+            if begin:
+                begin(*arguments, **settings)
+            result = called(*arguments, **settings)
+            if end:
+                end(result, *arguments, **settings)
+            return result
+
+        setattr(owner, name, staticmethod(observed) if is_static else observed)
+
+    def is_over(self) -> bool:
+        """Return whether this process has been watched for as long as was asked."""
+        if self.updates >= self.max_updates:
+            return True
+        epochs = self.loader.epoch if self.loader else 0
+        return bool(
+            self.max_epochs and epochs >= self.max_epochs and self.updates_in_last_epoch > 1
+        )
+
+    def note_job(self) -> None:
+        """Record this process's rank and the number of processes in its job."""
+        import torch.distributed as dist
+
+        horovod = sys.modules.get("horovod.torch")
+        names = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        rank, size, by = 0, 1, "none"
+        if dist.is_available() and dist.is_initialized():
+            rank, size, by = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        elif horovod is not None and horovod.is_initialized():
+            rank, size, by = horovod.rank(), horovod.size(), "horovod"
+        else:
+            for each, of in names:
+                if each in os.environ:
+                    rank, size, by = int(os.environ[each]), int(os.environ.get(of, 1)), "launcher"
+                    break
+        self.job = {"rank": rank, "world_size": size, "by": by}
+
+    def write_at_exit(self) -> None:
+        """Write the record when this process ends, also if multiprocessing has forked it."""
+        atexit.register(self.write)
+        util.register_after_fork(self, Record._restart)
+
+    def _restart(self) -> None:
+        self.reset()
+        util.Finalize(None, self.write, exitpriority=100)
+
+    def write(self) -> None:
+        """Write the record of this process, once, if it has trained."""
+        if self.is_written or (not self.updates and not self.passes):
+            return
+        lines = [{"kind": "process", "pid": os.getpid(), "updates": self.updates, **self.job}]
+        for watch in self.watches:
+            try:
+                lines += watch.lines()
+            except Exception as error:
+                self.failures.append(f"{type(watch).__name__}: {type(error).__name__}: {error}")
+        lines += [{"kind": "failure", "text": each} for each in self.failures]
+        self.is_written = True
+        self.write_lines(f"{os.getpid()}.jsonl", lines)
+
+    def write_lines(self, name: str, lines: list[dict[str, Any]]) -> None:
+        """Write a file of JSON lines into the audit's folder, which appears whole or not at all."""
+        path = os.path.join(self.folder, name)
+        try:
+            with open(path + ".part", "w") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+            os.replace(path + ".part", path)
+        except OSError:  # the audit says that a process has left no record
+            pass
+
+    def end_process(self) -> None:
+        """Write the record and end this process, as if the script had called sys.exit(0).
+
+        It first waits for the other processes, which may still receive from this one.
+        """
+        self.write()
+        count = int(os.environ.get("LOCAL_WORLD_SIZE", self.job.get("world_size", 1)))
+        until = time.monotonic() + WAIT
+        while time.monotonic() < until:
+            if sum(name.endswith(".jsonl") for name in os.listdir(self.folder)) >= count:
+                break
+            time.sleep(0.02)
+        raise SystemExit(0)
+
+
+@functools.cache
+def is_of_script(file: str) -> bool:
+    """Return whether a source file is the user's, not the watch's, Python's or a library's."""
+    path = os.path.abspath(file)
+    if file.startswith("<") or path.startswith(WATCH):
+        return False
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep)):
+        return False
+    return not any(path.startswith(each + os.sep) for each in _library_folders())
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple({each for f in folders for each in (os.path.abspath(f), os.path.realpath(f))})
+
+
+def place() -> str:
+    """Return the file and line of the script from which the current call came, as file:line.
+
+    It is the innermost frame that belongs to no library, or else the program's own.
+    """
+    frame = sys._getframe(1)
+    main = ""
+    while frame is not None:
+        code = frame.f_code
+        if is_of_script(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno}"
+        name = frame.f_globals.get("__name__")
+        if name in ("__main__", "__mp_main__") and not code.co_filename.startswith("<"):
+            main = f"{code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return main

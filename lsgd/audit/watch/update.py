@@ -1,0 +1,204 @@
+"""The watch of updates: optimizers and their settings, the lr of each update, and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from .gradient import GradientWatch, sample
+from .initialisation import InitialisationWatch
+from .record import GRADIENT_UPDATES, Record, place
+
+SETTINGS = (
+    "lr", "initial_lr", "max_lr", "momentum", "dampening", "nesterov", "weight_decay",
+)  # fmt: skip
+
+
+class UpdateWatch:
+    """The watch of optimizer steps; it ends the process once enough of them have been seen."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.updates: list[dict[str, Any]] = []
+        self.places: dict[int, str] = {}
+        self.scheduler_place = ""
+        self.optimizer: Any = None
+        self.groups: list[dict[str, Any]] = []
+        self.begun: dict[str, Any] | None = None
+        self.started_with_state = False
+        self.untouched: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Register torch's global hooks of optimizer steps."""
+        record = self.record
+        record.wrap(Optimizer, "__init__", before=self._note_optimizer)
+        scheduler = torch.optim.lr_scheduler.LRScheduler
+        record.wrap(scheduler, "__init__", before=self._note_scheduler)
+        register_optimizer_step_pre_hook(record.guard(self._before))
+        register_optimizer_step_post_hook(self._after)
+        self._finish = record.guard(self._finish)  # type: ignore[method-assign]
+
+    def _note_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self.places[id(optimizer)] = place()
+
+    def _note_scheduler(self, *_: Any, **__: Any) -> None:
+        self.scheduler_place = place()
+
+    @property
+    def _gradients(self) -> GradientWatch:
+        return next(each for each in self.record.watches if isinstance(each, GradientWatch))
+
+    def _before(self, optimizer: Any, *_: Any) -> None:
+        """Observe an update right before it; of nested steps the innermost has the last word."""
+        record = self.record
+        if self.optimizer is None or _is_larger(optimizer, self.optimizer):
+            self._begin(optimizer)
+        if not _same_parameters(optimizer, self.optimizer):
+            return  # of another network, such as a critic
+        parameter = self._gradients.parameter
+        update: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
+        if record.updates < GRADIENT_UPDATES and parameter is not None:
+            update["before"] = sample(parameter)
+        self.begun = update
+
+    def _begin(self, optimizer: Any) -> None:
+        record = self.record
+        if not record.updates:
+            record.note_job()
+            if record.model is None:
+                return
+            for watch in record.watches:
+                if isinstance(watch, InitialisationWatch):
+                    watch.begin()
+            self.started_with_state = bool(optimizer.state)
+        self.optimizer = optimizer
+        self.groups = self._describe_groups(optimizer)
+
+    def _describe_groups(self, optimizer: Any) -> list[dict[str, Any]]:
+        model = self.record.model
+        kinds = {}
+        for module in model.modules():
+            is_norm = isinstance(module, _BatchNorm)
+            for parameter in module.parameters(recurse=False):
+                kinds[id(parameter)] = (
+                    "norms" if is_norm else "weights" if parameter.dim() > 1 else "biases"
+                )
+        groups, seen = [], set()
+        for group in optimizer.param_groups:
+            settings = {key: group[key] for key in SETTINGS if key in group}
+            settings = {
+                key: value.item() if isinstance(value, torch.Tensor) else value
+                for key, value in settings.items()
+            }
+            counts: dict[str, int] = {}
+            for parameter in group["params"]:
+                kind = kinds.get(id(parameter), "others")
+                counts[kind] = counts.get(kind, 0) + 1
+                seen.add(id(parameter))
+            groups.append({"settings": settings, "counts": counts})
+        left = [
+            name
+            for name, each in model.named_parameters()
+            if id(each) not in seen and id(each) in kinds
+        ]
+        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+        self.untouched = {"count": len({*left, *frozen}), "names": sorted({*left, *frozen})[:5]}
+        return groups
+
+    def _after(self, optimizer: Any, *_: Any) -> None:
+        self._finish(optimizer)
+        if self.record.is_over() and not self.record.is_written:
+            self.record.end_process()
+
+    def _finish(self, optimizer: Any) -> None:
+        """Observe an update right after it."""
+        if self.begun is None:  # the outer of two nested steps
+            return
+        record, update = self.record, self.begun
+        self.begun = None
+        gradients = self._gradients.observe_update()
+        update |= gradients
+        update["passes"] = [
+            {"images": each.images, "train": each.train, "place": each.place}
+            for each in record.passes
+        ]
+        update["models"] = len({id(each.model) for each in record.passes})
+        parameter = self._gradients.parameter
+        if "before" in update and parameter is not None:
+            update["after"] = sample(parameter)
+            for group in optimizer.param_groups:
+                if any(each is parameter for each in group["params"]):
+                    update["group"] = optimizer.param_groups.index(group)
+        update["place"] = place()
+        update["epoch"] = record.loader.epoch if record.loader is not None else 0
+        record.passes = []
+        record.updates += 1
+        last = self.updates[-1]["epoch"] if self.updates else 0
+        is_next = update["epoch"] == last
+        record.updates_in_last_epoch = record.updates_in_last_epoch + 1 if is_next else 1
+        self.updates.append(update)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the optimizer, then each update with its lr, gradients and losses."""
+        optimizer = self.optimizer
+        if optimizer is not None:
+            yield {
+                "kind": "optimizer", "name": type(optimizer).__name__,
+                "is_sgd": isinstance(optimizer, torch.optim.SGD), "groups": self.groups,
+                "untouched": self.untouched, "place": self.places.get(id(optimizer), ""),
+                "scheduler_place": self.scheduler_place,
+                "started_with_state": self.started_with_state,
+            }  # fmt: skip
+        for update in self.updates:
+            losses = [
+                {**each, "weight": _number(each["weight"])}
+                for each in update["losses"]
+                if each["weight"] is not None
+            ]
+            clip = update["clip"]
+            yield {
+                "kind": "update",
+                **{
+                    key: update[key]
+                    for key in ("lr", "passes", "models", "place", "epoch", "scale")
+                },
+                "group": update.get("group"),
+                "backward_place": update["backward_place"],
+                "losses": losses,
+                "clip": {**clip, "norm": _number(clip["norm"])} if clip else None,
+                **{
+                    key: _list(update.get(key))
+                    for key in ("local", "used", "sum", "before", "after")
+                },
+            }
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def _list(values: Any) -> list[float] | None:
+    return None if values is None else [float(each) for each in values.tolist()]
+
+
+def _count(optimizer: Any) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _is_larger(optimizer: Any, other: Any) -> bool:
+    return optimizer is not other and _count(optimizer) > _count(other)
+
+
+def _same_parameters(optimizer: Any, other: Any) -> bool:
+    if other is None:
+        return False
+    first, second = (each.param_groups[0]["params"][:1] for each in (optimizer, other))
+    return optimizer is other or (bool(first) and bool(second) and first[0] is second[0])

@@ -1,0 +1,129 @@
+"""Mistakes planted into training scripts: each is named by its rule and its line, and no other."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.audited import UPDATES, deviations, watched
+
+from lsgd.audit.facts import observe, script_recipe
+from lsgd.check.papers import PAPERS, apply_script_rules
+
+SCRIPTS = Path(__file__).parent / "scripts"
+IMAGENET, TRAINER = SCRIPTS / "audited_imagenet.py", SCRIPTS / "audited_trainer.py"
+SGD, LOADER = "return torch.optim.SGD(", "loader = DataLoader("
+FOR, BACKWARD = "for i, (images, target) in enumerate(loader)", "scaler.scale(loss).backward()"
+EVALUATED = "return sum((model(images)"
+
+ONE: list[tuple[str, dict[str, str], str]] = [
+    ("conv_init", {"conv_init": "self.conv1 ="}, "3 convolutions otherwise"),
+    ("head", {"fc_init": "self.fc ="}, "standard deviation 0.2"),
+    ("last_gamma", {"last_gamma": "self.bn2 ="}, "1 in the last norm of 1 block"),
+    ("decayed_norms", {"batchnorm_decay": SGD}, "0.0001 on gammas and betas (6)"),
+    ("frozen", {"weight_decay": SGD}, "1 are not trained, such as fc.bias"),
+    ("adam", {"momentum": "return torch.optim.Adam("}, "Adam, not momentum SGD"),
+    ("no_nesterov", {"momentum": SGD}, "equation (9), not Nesterov, m = 0.9"),
+    ("no_scaling", {"reference_lr": SGD}, "lr 0.1 for 32 images, by linear scaling 0.8"),
+    ("bn_momentum", {"running_average": "self.bn2 ="}, "0.99 in other layers"),
+    ("sum_loss", {"gradient": "loss = F.cross_entropy"}, "32 times the mean"),
+    ("no_zero_grad", {"gradient": BACKWARD}, "not set to zero between updates"),
+    (
+        "clip_before_unscale",
+        {"clipping": "nn.utils.clip_grad_norm_", "momentum": SGD},
+        "while the loss scale is still in the gradients",
+    ),
+    ("tail", {"tail": LOADER}, "steps of 16 and 32 images"),
+    ("not_shuffled", {"shuffling": LOADER}, "not in random order"),
+    (
+        "one_stream",
+        {"random_streams": LOADER},
+        "worker 1 draw the same random numbers of Images.generator, in each epoch again",
+    ),
+    ("left_in_eval", {"training_mode": "loss = F.cross_entropy"}, "from update 5 on"),
+    ("no_eval", {"evaluation_mode": EVALUATED}, "passes in training mode"),
+    ("eval_grad", {"evaluation_mode": EVALUATED}, "4 of 4 passes keep gradients"),
+    ("val_tail", {"evaluation": "val_loader ="}, "3 of 51 never"),
+]
+TWO: list[tuple[str, dict[str, str], str]] = [
+    (
+        "no_ddp",
+        {"gradient": BACKWARD, "parameters": "scaler.step(optimizer)"},
+        "each of 2 processes uses its own gradient",
+    ),
+    ("by_hand", {"gradient": "dist.all_reduce(parameter.grad)"}, "summed, not averaged"),
+    ("no_sampler", {"shuffling": LOADER}, "288 images of an epoch are in more than one process"),
+    ("no_set_epoch", {"shuffling": FOR}, "epoch 2 has the order of epoch 1; set_epoch is never"),
+    ("equal_seeds", {"random_streams": LOADER}, "draw the same random numbers of torch"),
+    ("padded", {"evaluation": "val_loader ="}, "1 of 51 counted more often"),
+]
+OF_TRAINER: list[tuple[str, dict[str, str], str]] = [
+    ("undivided", {"gradient": "loss.backward()"}, "the losses of 16 micro-batches are summed"),
+    ("no_warmup", {"warmup": "LambdaLR(sgd, factor)"}, "none, lr 0.2 from the first step"),
+    ("warmup_by_epoch", {"warmup": "LambdaLR(sgd, factor)"}, "2 values in 4 updates"),
+    ("warmup_from_0", {"warmup": "LambdaLR(sgd, factor)"}, "gradual, 0 to 0.2 over 5 epochs"),
+    ("smoothing", {"label_smoothing": "self.loss(logits"}, "0.1 of a label"),
+    ("bf16", {"precision": 'self.model(**batch)["loss"]'}, "bfloat16 and float32"),
+    ("clip", {"momentum": "sgd = torch.optim.SGD("}, "shortened to norm 0.05"),
+    ("own_average", {"averaging": "AveragedModel(self.model)"}, "an average of the weights"),
+]
+
+
+def assert_named(
+    script: Path, mistake: str, rules: dict[str, str], says: str, *, processes: int, **own: int
+) -> None:
+    """The deviations are those of these rules, each at the line with its text; the first says so.
+
+    Nobody corrects BN's momentum for micro-batches, so the Trainer's script has that deviation too.
+    """
+    found = deviations(script, [mistake], processes=processes, **own)
+    if script == TRAINER:
+        assert found.pop("running_average")[0].startswith("momentum 0.185302 per step, by 16")
+    assert found.keys() == rules.keys()
+    lines = script.read_text().splitlines()
+    for rule, text in rules.items():
+        assert text in lines[found[rule][1] - 1]
+    for rule in [*rules][:1]:
+        assert says in found[rule][0]
+
+
+@pytest.mark.parametrize(("script", "processes"), [(IMAGENET, 1), (IMAGENET, 2), (TRAINER, 1)])
+def test_no_false_alarm(script: Path, processes: int) -> None:
+    assert_named(script, "-", {}, "", processes=processes)
+
+
+@pytest.mark.parametrize(("mistake", "rules", "says"), ONE, ids=lambda each: str(each)[:20])
+def test_of_one_process(mistake: str, rules: dict[str, str], says: str) -> None:
+    assert_named(IMAGENET, mistake, rules, says, processes=1)
+
+
+@pytest.mark.parametrize(("mistake", "rules", "says"), TWO, ids=lambda each: str(each)[:20])
+def test_of_two_processes(mistake: str, rules: dict[str, str], says: str) -> None:
+    assert_named(IMAGENET, mistake, rules, says, processes=2)
+
+
+@pytest.mark.parametrize(("mistake", "rules", "says"), OF_TRAINER, ids=lambda each: str(each)[:20])
+def test_of_a_trainer(mistake: str, rules: dict[str, str], says: str) -> None:
+    assert_named(TRAINER, mistake, rules, says, processes=1, epochs=9)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_paper_can_be_asked(paper: str) -> None:
+    """A script with BN over 32 images and no LARS follows no paper of LARS."""
+    job = _job()
+    facts = [each.observation for each in observe(job)]
+    results = apply_script_rules(paper, replace(script_recipe(job), paper=paper), facts)
+    broken = {each.rule for each in results if each is not None and not each.is_followed}
+    assert ("lars" in broken) == (paper in ("lars2017", "nado2021", "nus"))
+
+
+@functools.cache
+def _job():  # type: ignore[no-untyped-def]
+    return watched(IMAGENET, [], 1)
+
+
+def test_it_ends_soon_after_the_second_epoch_has_begun() -> None:
+    job = _job()
+    assert job.updates == 6  # of 12
+    assert UPDATES > 12
+    assert job.summary() == "6 updates seen, of 32 images = 1 process x 32 images"
