@@ -135,6 +135,7 @@ def test_no_folder_for_the_records(
 
 def test_ctrl_c(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The script gets it too, at a terminal, and has time to save something."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     words = script(
         tmp_path,
         """
@@ -148,7 +149,10 @@ except KeyboardInterrupt:
     print("saved")
 """,
     )
-    assert main(words) == 130
+    try:
+        assert main(words) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     out, err = capfd.readouterr()
     assert (out, err.strip()) == ("saved\n", "lsgd: interrupted")
 

@@ -121,8 +121,6 @@ LONG = "a" * 60
          "train --cfg +recipe=bs8k workers=164 worker_batch=25"),
         ("train --cfg +recipe=bs8k data.skip=/a=b", "'data.skip=\"/a=b\"'",
          "train --cfg +recipe=bs8k data.root='\"/a=b\"'"),
-        ("train --cfg +recipe=bs8k deviations.a=b", "write +deviations.a=VALUE",
-         "train --cfg +recipe=bs8k +deviations.a=VALUE"),
         ("train --cfg +recipe=digits run_dir=~nobody-here/a", "or ./~nobody-here/a for",
          "train --cfg +recipe=digits run_dir=./~nobody-here/a"),
         ("train --cfg +recipe=digits run_dir=${a}", "write the value itself",

@@ -15,7 +15,7 @@ from helpers.slurm import NODES, SlurmCluster
 from helpers.started import HANG_TIMEOUT
 from helpers.unresolvable_host import unresolvable_host_command
 
-from lsgd.run.metrics import read_rows
+from lsgd.run.rows import read_rows
 
 pytestmark = pytest.mark.distributed
 

@@ -184,7 +184,7 @@ def test_a_missing_dataset_is_refused_with_help(tmp_path: Path, name: str) -> No
     for root in (tmp_path, tmp_path / "nowhere"):
         message = refusal(name, root)
         assert f"no {name} at {root}" in message
-        assert f"run python -m lsgd.prepare {name} {root}," in message
+        assert f"fetch it with python -m lsgd.prepare {name} {root}," in message
         assert "data.root=FOLDER" in message
         assert "inputs=synthetic" in message
 

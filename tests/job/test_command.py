@@ -39,7 +39,7 @@ FULL = (
         (lambda: 1, 1, ""),
         (refused, 2, "lsgd: --np 0 is no number of processes; write 1 or more\n"),
         (interrupted, 130, "\nlsgd: interrupted\n"),
-        (full, 6, f"lsgd: {FULL} goes on\n"),
+        (full, 6, f"lsgd: {FULL} to resume\n"),
     ],
 )
 def test_exit_codes(command, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_a_process_of_a_job_on_a_full_disk(
     for name in ("LSGD_SUPERVISED", "PMI_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert run_command(full) == 6
-    assert capsys.readouterr().err == f"lsgd: process 0: {FULL} goes on\n"
+    assert capsys.readouterr().err == f"lsgd: process 0: {FULL} to resume\n"
 
 
 @pytest.mark.parametrize("run", ["run_alone", "run_command"])

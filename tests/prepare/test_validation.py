@@ -60,7 +60,7 @@ def test_every_source_gives_the_same_classes(tmp_path: Path, kind: str) -> None:
     check_sorted(val, class_of)
     wrong = val / LABELS[0] / f"{NAMES[1]}.JPEG"
     (val / LABELS[1] / wrong.name).rename(wrong)
-    with pytest.raises(UsageError, match=rf"{wrong.name} is of class {LABELS[1]} by"):
+    with pytest.raises(UsageError, match=rf"{wrong.name} is of class {LABELS[1]} in"):
         check_sorted(val, class_of)
 
 

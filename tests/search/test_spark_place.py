@@ -217,6 +217,6 @@ def test_a_spark_whose_java_has_gone_ends_the_search_with_a_sentence(tmp_path: P
     context = SimpleNamespace(master="local[2]", setJobGroup=gone, cancelJobGroup=gone)
     session = module._Session(context, tmp_path / "spark.log", tmp_path / "token")
     with pytest.raises(
-        PreemptedError, match=r"Spark at local\[2\] has gone; .*spark\.log says why"
+        PreemptedError, match=r"Spark at local\[2\] has stopped; see .*spark\.log for the reason"
     ):
         module._collect(session, 2, lambda _: iter([]), "a")

@@ -21,7 +21,7 @@ from lsgd.job import system
 from lsgd.learner import Learner
 from lsgd.recipe import Recipe
 from lsgd.rules.sampler import MicroBatch
-from lsgd.run.metrics import read_rows
+from lsgd.run.rows import read_rows
 from lsgd.step import train_step
 from lsgd.strategy import StepTask
 from lsgd.train import train
