@@ -809,8 +809,8 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         _refuse_key(unknown.group(1) or unknown.group(2))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         raise UsageError(
-            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write one, or a list in "
-            "brackets where the key takes a list"
+            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write "
+            "one, or a list in brackets where the key takes a list"
         ) from None
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
 
