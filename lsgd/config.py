@@ -322,6 +322,11 @@ def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
 
     `sources` are the nested dictionaries from which the recipe was built.
     """
+    for entry in fields(Recipe):  # OmegaConf takes any value of an interpolation for a group.
+        value, group = getattr(recipe, entry.name), group_of(entry.type)
+        kind: Any = dict if entry.name == "deviations" else group or object
+        if not isinstance(value, kind | None):
+            refuse_type(entry.name, value)
     for key, entry in all_fields(Recipe):
         # OmegaConf checks the elements of a list, but not nested lists.
         if entry.type in (list[int], list[float], list[str]):
@@ -331,11 +336,13 @@ def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
         # OmegaConf takes any number for true …
         for source in sources if entry.type is bool else ():
             group, _, name = key.rpartition(".")
-            value = ((source.get(group) or {}) if group else source).get(name)
+            values = source.get(group) if group else source
+            value = values.get(name) if isinstance(values, dict) else None
             if isinstance(value, int) and value not in (0, 1):
                 refuse_type(key, value)
     for source in sources:  # … and any number for a string
-        for rule, reason in (source.get("deviations") or {}).items():
+        reasons = source.get("deviations")
+        for rule, reason in reasons.items() if isinstance(reasons, dict) else ():
             if not isinstance(reason, str):
                 refuse_type(f"deviations.{rule}", reason)
 
@@ -687,8 +694,8 @@ def _to_hydra_overrides(override: str) -> list[str]:
         return ["model=library", f"++model.name={value}"]
     if override.startswith("~"):
         return [f"++{key}=0", override] if key in field_keys() else [override]
-    if key == "recipe" or (key in config_groups() and not value.startswith("{")):
-        return [override]
+    if key == "recipe" or "@" in key or (key in config_groups() and not value.startswith("{")):
+        return [override]  # Hydra has a package behind @, which no group of lsgd's has
     if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
