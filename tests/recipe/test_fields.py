@@ -125,16 +125,16 @@ def test_a_limit_in_a_few_words(words: FieldMetadata, few: str) -> None:
     ("words", "value", "chosen", "sentence"),
     [
         (only_for("optim.name", "sgd", "lars"), 0.5, "adam",
-         "key=0.5 says nothing with optim=adam; leave it out, or write optim=sgd or lars"),
+         "key=0.5 has no effect with optim=adam; leave it out, or write optim=sgd or lars"),
         (only_for("optim.name", "sgd", required=False), True, "adam",
-         "key=true says nothing with optim=adam; write key=false, as optim=adam does, or leave it "
+         "key=true has no effect with optim=adam; write key=false, as optim=adam does, or leave it "
          "out"),
         (only_for("schedule.decay", "linear", override="schedule"), [1.0], "steps",
-         "key=[1] says nothing with schedule.decay=steps; leave it out, or write schedule=linear"),
+         "key=[1] has no effect with schedule.decay=steps; leave it out, or write schedule=linear"),
         (only_for("compile", True), 1, False,
-         "key=1 says nothing with compile=false; leave it out, or write compile=true"),
+         "key=1 has no effect with compile=false; leave it out, or write compile=true"),
         (only_for("data.workload", "images"), 3, "trees",
-         "key=3 says nothing with data.workload=trees; leave it out"),
+         "key=3 has no effect with data.workload=trees; leave it out"),
     ],
 )  # fmt: skip
 def test_a_field_is_for_some_choices_of_another(
