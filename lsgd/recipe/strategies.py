@@ -184,7 +184,7 @@ class VirtualCluster:
     """
 
     step: float = field(default=0.1, metadata=added_later(0.1) | above_0())
-    """The median seconds the seconds in which a worker computes a gradient of its n examples."""
+    """The median seconds in which a worker computes a gradient of its n examples."""
     spread: float = field(
         default=0.1,
         metadata=added_later(0.1)
