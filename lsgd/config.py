@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,11 +42,27 @@ from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
 from lsgd.recipe.epoch_scaling import scale_epochs
 from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
-from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images
+from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
+from lsgd.recipe.overrides import (
+    MAX_FILE_BYTES,
+    check_overrides,
+    check_recipe_file,
+    config_groups,
+    field_keys,
+    first_line,
+    missing_message,
+    refuse_key,
+    refuse_override,
+    refuse_type,
+    text_keys,
+)
+from lsgd.recipe.overrides import choices as choices
+from lsgd.recipe.overrides import override_keys as override_keys
+from lsgd.recipe.overrides import sorted_recipe_names as sorted_recipe_names
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
-from lsgd.suggestions import did_you_mean, suggest_equivalent
+from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
 T = TypeVar("T")
@@ -59,19 +74,14 @@ examples:
   python -m {program} recipe=bs8k dry_run=true        the same run in miniature, in seconds
   python -m {program} recipe=bs8k workers=128 seed=1  other fields; --fields lists them
 """
-MAX_FILE_BYTES = 2**22
-"""The maximum size in bytes of a configuration file."""
 MAX_DEPTH, MAX_VALUES = 20, 50_000
 """The maximum nesting depth and number of values of a configuration, with its skip list."""
-RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
-"""The options that every command line of a recipe has."""
 OTHER_SEED = 987_654_321_987
 """The seed with which a recipe is kept whose text is read or written for several seeds."""
 SEED_LINE = re.compile(r"^seed: (?P<seed>0|[1-9][0-9]{0,8})$", re.MULTILINE)
 HEAD_COMMENTS = re.compile(r"(#[ -~]*\n)*")
 CACHED = 256
 """The maximum number of recipes that are kept as read or written, whatever their seed."""
-NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 
 
 class ShippedConfigs(ConfigSource):
@@ -269,7 +279,7 @@ def load_data(option: str) -> Data:
     try:
         data = OmegaConf.to_object(OmegaConf.merge(schema, file.data))
     except OmegaConfBaseException as error:
-        raise UsageError(f"{option}.yaml is not a dataset ({_first_line(error)})") from None
+        raise UsageError(f"{option}.yaml is not a dataset ({first_line(error)})") from None
     assert isinstance(data, Data)
     return data
 
@@ -282,25 +292,25 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     overrides = tuple(_expand_group_override(canonical(word)) for word in overrides)
     try:
         plain = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
-        given = plain, _parse_overrides(overrides, _text_keys())
+        given = plain, _parse_overrides(overrides, text_keys())
         merged = OmegaConf.merge(_schema(Recipe), *given)
         if missing := [name for name in _required_groups() if not any(name in g for g in given)]:
-            raise UsageError(_missing_message(missing))
+            raise UsageError(missing_message(missing))
         for key in PATH_FIELDS:
             value = OmegaConf.select(merged, key)
             if isinstance(value, str) and value.startswith("~"):
                 OmegaConf.update(merged, key, paths.expand_home(value))
         recipe = OmegaConf.to_object(merged)
     except MissingMandatoryValue:
-        raise UsageError(_missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
+        raise UsageError(missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
     except ConfigKeyError as error:
-        _refuse_key(str(error.full_key))
+        refuse_key(str(error.full_key))
     except ValidationError as error:
         if not error.full_key:
-            _refuse_type(*next(_values_of_groups(given)))
-        _refuse_type(str(error.full_key), error.value)
+            refuse_type(*next(_values_of_groups(given)))
+        refuse_type(str(error.full_key), error.value)
     except OmegaConfBaseException as error:
-        raise UsageError(f"{_first_line(error)}; write the value itself") from None
+        raise UsageError(f"{first_line(error)}; write the value itself") from None
     except OverflowError:  # an integer above the largest float
         _refuse_overflow(given)
     except YAMLError:
@@ -310,7 +320,7 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     assert isinstance(recipe, Recipe)
     _check_loose_types(recipe, [OmegaConf.to_container(source) for source in given])
     if recipe.data.skip_list:
-        recipe = replace(recipe, data=_without_skipped(recipe.data))
+        recipe = replace(recipe, data=without_skipped(recipe.data))
     check_recipe(recipe)
     return recipe
 
@@ -320,22 +330,29 @@ def _check_loose_types(recipe: Recipe, sources: Sequence[Any]) -> None:
 
     `sources` are the nested dictionaries from which the recipe was built.
     """
+    for entry in fields(Recipe):  # OmegaConf takes any value of an interpolation for a group.
+        value, group = getattr(recipe, entry.name), group_of(entry.type)
+        kind: Any = dict if entry.name == "deviations" else group or object
+        if not isinstance(value, kind | None):
+            refuse_type(entry.name, value)
     for key, entry in all_fields(Recipe):
         # OmegaConf checks the elements of a list, but not nested lists.
         if entry.type in (list[int], list[float], list[str]):
             elements = attrgetter(key)(recipe)
             if not all(isinstance(element, get_args(entry.type)) for element in elements):
-                _refuse_type(key, elements)
+                refuse_type(key, elements)
         # OmegaConf takes any number for true …
         for source in sources if entry.type is bool else ():
             group, _, name = key.rpartition(".")
-            value = ((source.get(group) or {}) if group else source).get(name)
+            values = source.get(group) if group else source
+            value = values.get(name) if isinstance(values, dict) else None
             if isinstance(value, int) and value not in (0, 1):
-                _refuse_type(key, value)
+                refuse_type(key, value)
     for source in sources:  # … and any number for a string
-        for rule, reason in (source.get("deviations") or {}).items():
+        reasons = source.get("deviations")
+        for rule, reason in reasons.items() if isinstance(reasons, dict) else ():
             if not isinstance(reason, str):
-                _refuse_type(f"deviations.{rule}", reason)
+                refuse_type(f"deviations.{rule}", reason)
 
 
 def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recipe:
@@ -366,7 +383,7 @@ def from_saved(values: Mapping[str, Any] | DictConfig, *overrides: str) -> Recip
                 completed[group] = {key: settings[key] for key in settings if key in known}
         _check_choices(completed)
     except OmegaConfBaseException as error:
-        raise UsageError(f"{_first_line(error)}; give the configuration of a run of lsgd") from None
+        raise UsageError(f"{first_line(error)}; give the configuration of a run of lsgd") from None
     return recipe_from_mapping(completed, *overrides)
 
 
@@ -462,7 +479,7 @@ def _load_definition(kind: type[T], group: str, name: str, *overrides: str, hint
         )
         made = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
     except OmegaConfBaseException as error:
-        raise UsageError(f"{group} {name}: {_first_line(error)}; {hint}") from None
+        raise UsageError(f"{group} {name}: {first_line(error)}; {hint}") from None
     assert isinstance(made, kind)
     return made
 
@@ -506,7 +523,7 @@ def _read_text(path: Path, *, follow: bool) -> str:
     try:
         return read_bounded(path, MAX_FILE_BYTES, follow=follow).decode()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path.name} cannot be read ({_first_line(error)})") from None
+        raise UsageError(f"{path.name} cannot be read ({first_line(error)})") from None
 
 
 def _parse_yaml(text: str, name: str) -> DictConfig:
@@ -515,7 +532,7 @@ def _parse_yaml(text: str, name: str) -> DictConfig:
         _check_events(text)
         values = OmegaConf.load(io.StringIO(text))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{name} cannot be read ({_first_line(error)})") from None
+        raise UsageError(f"{name} cannot be read ({first_line(error)})") from None
     if not isinstance(values, DictConfig):
         raise UsageError(f"{name} is not a mapping of keys to values")
     return values
@@ -566,32 +583,6 @@ def _check_saved_values(values: Any, *, depth: int = 0) -> int:
     return count
 
 
-def _without_skipped(data: Data) -> Data:
-    """Remove the images in a dataset's skip list from its counts, and record their names.
-
-    The list has one path per line, and comments behind `#`.
-    """
-    path = Path(data.skip_list or "")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
-            "lsgd.prepare imagenet ROOT --check` has written, or leave it out"
-        ) from None
-    listed = {line.partition("#")[0].strip() for line in lines} - {""}
-    skip = sorted(listed.difference(data.skip))
-    train = sum(image.startswith("train/") for image in skip)
-    # The skipped images are recorded by name, so that the file is not read again.
-    return replace(
-        data,
-        skip_list=None,
-        skip=sorted({*data.skip, *skip}),
-        train_examples=data.train_examples - train,
-        val_examples=data.val_examples - (len(skip) - train),
-    )
-
-
 def to_yaml(recipe: Recipe) -> str:
     """Format a recipe as YAML, with derived values such as batch_size as comments."""
     derived = (
@@ -624,15 +615,6 @@ def _values_to_yaml(recipe: Recipe) -> str:
             group, _, name = key.rpartition(".")
             del (values[group] if group else values)[name]
     return OmegaConf.to_yaml(OmegaConf.create(values))
-
-
-def sorted_recipe_names() -> list[str]:
-    """Return the names of all shipped recipes, sorted by minibatch size: bs512 before bs1k."""
-
-    def with_size(name: str) -> str:
-        return re.sub(r"bs(\d+)(k?)", lambda m: f"{int(m[1]) * (1024 if m[2] else 1):06}", name)
-
-    return sorted(paths.recipe_names(), key=with_size)
 
 
 @cache
@@ -670,6 +652,15 @@ def _with_placeholders(kind: Any) -> Any:
     return kind(**values)
 
 
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
+    for word in overrides:
+        key, value = key_and_value(word)
+        if key.replace("-", "_") == "batch_size":
+            _refuse_batch_size(value, [other for other in overrides if other is not word])
+    check_overrides(overrides)
+
+
 def _compose(overrides: Sequence[str]) -> DictConfig:
     _check_overrides(overrides)
     GlobalHydra.instance().clear()
@@ -686,13 +677,13 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     except (YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name}, line {mark.line + 1}" if mark else " ".join(overrides)
-        raise UsageError(f"{where}: {_first_line(error)}; fix that file") from None
+        raise UsageError(f"{where}: {first_line(error)}; fix that file") from None
     except OverrideParseException as error:
-        _refuse_override(str(error.override).removeprefix("++"))
+        refuse_override(str(error.override).removeprefix("++"))
     except HydraException as error:
         _refuse_composition(error, overrides)
     except OmegaConfBaseException as error:
-        raise UsageError(f"{_first_line(error)}; write the value itself") from None
+        raise UsageError(f"{first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
 
@@ -715,18 +706,6 @@ def _fill_folder_counts(data: Any) -> None:
     if missing and isinstance(root, str) and isinstance(index, str | None):
         counted = count_images(paths.parse_path(root), paths.parse_path(index) if index else None)
         data.update({key: counted[key] for key in missing})
-
-
-@cache
-def _field_keys() -> frozenset[str]:
-    """Return the keys of all recipe fields and of their groups."""
-    return frozenset(key for key, _ in all_fields(Recipe))
-
-
-@cache
-def _text_keys() -> frozenset[str]:
-    """Return the keys of all recipe fields that hold text: of type str or str | None."""
-    return frozenset(key for key, entry in all_fields(Recipe) if entry.type in (str, str | None))
 
 
 def _parse_overrides(overrides: Sequence[str], text_keys: Collection[str]) -> DictConfig:
@@ -766,10 +745,10 @@ def _to_hydra_overrides(override: str) -> list[str]:
     if key == "model" and is_within(value, LIBRARIES):
         return ["model=library", f"++model.name={value}"]
     if override.startswith("~"):
-        return [f"++{key}=0", override] if key in _field_keys() else [override]
-    if key == "recipe" or (key in _groups() and not value.startswith("{")):
-        return [override]
-    if key in _text_keys() and "=" in override:
+        return [f"++{key}=0", override] if key in field_keys() else [override]
+    if key == "recipe" or "@" in key or (key in config_groups() and not value.startswith("{")):
+        return [override]  # Hydra has a package behind @, which no group of lsgd's has
+    if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
     return [f"++{key}={value}" if "=" in override else override]
@@ -785,111 +764,23 @@ def _expand_group_override(override: str) -> str:
 
 def _canonical(words: Sequence[str]) -> list[str]:
     """Rename the keys of overrides to those of Hydra, and strip plus signs before groups."""
-    groups = _groups()
+    groups = config_groups()
     return [
         word[1:] if word.startswith("+") and key_and_value(word)[0] in groups else canonical(word)
         for word in words
     ]
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
-    """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
-    groups, recipes = _groups(), sorted_recipe_names()
-    chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
-    for word in overrides:
-        key, value = key_and_value(word)
-        if not key or ("=" not in word and not word.startswith("~")):
-            _refuse_override(word)
-        if key.replace("-", "_") == "batch_size":
-            _refuse_batch_size(value, [other for other in overrides if other is not word])
-        if key in ("lr", "optim.lr", "schedule.lr"):
-            raise UsageError(
-                f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
-                "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
-            )
-        if key == "recipe":
-            _check_choice(word, value, recipes)
-            if value in recipes:  # and not several, which are refused later
-                _check_recipe(value)
-        if key in groups and word == f"~{key}":
-            raise UsageError(_missing_message([key]))
-        of_library = key == "model" and is_within(value, LIBRARIES)
-        if key in groups and "=" in word and not of_library:
-            _check_choice(word, value, choices(key))
-        if re.match(r"hydra\b", key):
-            raise UsageError(
-                f"'{word}' has no effect, since Hydra only composes the recipe; write "
-                "run_dir=PATH for the folder of the run"
-            )
-
-
-def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
-    """Raise UsageError if an override chooses a file that its config group does not have."""
-    if not value:
-        raise UsageError(
-            NO_RECIPE
-            if key_and_value(override)[0] == "recipe"
-            else f"'{override}' has no value; write {override}NAME"
-        )
-    mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
-    if value.strip("'\"") not in known and not mapping and not several:
-        raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
-
-
-def _refuse_override(override: str) -> NoReturn:
-    key, value = key_and_value(override)
-    if "=" in override and re.fullmatch(r"[\w./-]+", key):
-        raise UsageError(
-            f"the value in '{override}' cannot be read; close its brackets, or quote it twice: "
-            f"'{key}=\"{value}\"'"
-        ) from None
-    if key == "recipe":
-        how = "write +recipe=NAME"
-    elif override in sorted_recipe_names():
-        how = f"write +recipe={override}"
-    else:
-        how = suggest_equivalent(override, options=RECIPE_OPTIONS)
-    how = how or "write for example epochs=30"
-    raise UsageError(f"'{override}' is not of the form key=value; {how}") from None
-
-
 def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoReturn:
     text = str(error)
     if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        _refuse_key(unknown.group(1) or unknown.group(2))
+        refuse_key(unknown.group(1) or unknown.group(2))
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         raise UsageError(
             f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write "
             "one, or a list in brackets where the key takes a list"
         ) from None
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
-
-
-def _refuse_key(key: str) -> NoReturn:
-    if key in _groups():
-        raise UsageError(
-            f"{key} is a choice without keys of its own; write {key}=NAME for one of `--fields "
-            f"{key}`"
-        ) from None
-    hint = did_you_mean(key, [*_keys(), *_groups(), "+recipe"])
-    raise UsageError(f"there is no key '{key}'; {hint}") from None
-
-
-_TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
-    int: ("a whole number", "=30"),
-    int | str: ("a whole number or auto", "=8"),
-    float: ("a number", "=0.5"),
-    bool: ("true or false", "=true"),
-    list[int]: ("a list of whole numbers", "=[1,2,3]"),
-    list[float]: ("a list of numbers", "=[1,2,3]"),
-    list[str]: ("a list of texts", "=[a,b]"),
-    dict[str, str]: ("a group of keys", ".RULE=REASON"),
-    dict[str, float]: ("a metric and its target", "={top1_error:24.1}"),
-    dict[str, Any]: ("a group of keys", ".KEY=VALUE"),
-}
-"""The description of each field type in messages, and an example value."""
 
 
 def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]]:
@@ -915,23 +806,6 @@ def _refuse_overflow(sources: Sequence[DictConfig]) -> NoReturn:
                     "a smaller one"
                 ) from None
     raise UsageError("a number has at most 308 digits; write smaller ones") from None
-
-
-def _refuse_type(key: str, value: Any) -> NoReturn:
-    if key.startswith("deviations."):
-        raise UsageError(f"{key}={value} is not a reason; write it as a text, +{key}='…'") from None
-    field, element, _ = key.partition("[")
-    types = {key: entry.type for key, entry in all_fields(Recipe)}
-    field = field if field in types else field.rpartition(".")[0]  # a key of a dict field
-    kind: Any = types[field]
-    kind = {int | None: int, float | None: float}.get(kind, kind)
-    if group := group_of(kind):
-        what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
-    else:
-        what, example = _TYPE_DESCRIPTIONS.get(kind, ("a text", "=TEXT"))
-    shown = json.dumps(value) if value is None or isinstance(value, bool) else value
-    wrong = f"{field} has {shown} in it and" if element else f"{field}={shown}"
-    raise UsageError(f"{wrong} is not {what}; write for example {field}{example}") from None
 
 
 def _refuse_batch_size(value: str, rest: Sequence[str]) -> NoReturn:
@@ -971,39 +845,6 @@ def _exact_batch_hint(batch_size: int, n: int, rest: Sequence[str]) -> str:
     return ""
 
 
-def _missing_message(keys: Sequence[str]) -> str:
-    if "name" in keys:
-        return NO_RECIPE
-    # If its name is missing, a group has not been chosen, so that its other fields are missing too.
-    keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
-    return f"{', '.join(keys)} has no value; write {keys[0]}=…"
-
-
-def override_keys() -> list[str]:
-    """Return all keys that an override may set: the fields of a recipe, and its config groups."""
-    return [*_keys(), *_groups()]
-
-
-def _keys() -> list[str]:
-    return [key for key, entry in all_fields(Recipe) if not group_of(entry.type)]
-
-
-def _groups() -> list[str]:
-    folders = (path for path in paths.conf_dir().iterdir() if path.is_dir())
-    return sorted(path.name for path in folders if path.name.isidentifier())
-
-
-def choices(group: str) -> list[str]:
-    """Return the choices of a config group, such as the optimizers of optim; none for others."""
-    if group not in _groups():
-        return []
-    found = paths.yaml_names(paths.conf_dir() / group)
-    if group == "model":
-        found.remove("library")
-        found += [f"{library}/NAME" for library in LIBRARIES]
-    return found
-
-
 def recipe_list(part: str) -> str:
     """Return a list, as text, of the shipped recipes whose names or claims contain a text.
 
@@ -1019,7 +860,7 @@ def field_list(prefix: str) -> str:
 
     Raises UsageError if there are none.
     """
-    groups = [name for name in _groups() if name.startswith(prefix.partition(".")[0])]
+    groups = [name for name in config_groups() if name.startswith(prefix.partition(".")[0])]
     headlines = [f"{name}={'|'.join(choices(name))}   [conf/{name}/]" for name in groups]
     text = reference.field_list(prefix)
     if not text and not headlines:
@@ -1031,31 +872,5 @@ def field_list(prefix: str) -> str:
 
 def _claim(name: str) -> str:
     """Return the first comment of a recipe's file, which states its claim; raises UsageError."""
-    comments = [line[2:] for line in _check_recipe(name) if line.startswith("# ")]
+    comments = [line[2:] for line in check_recipe_file(name) if line.startswith("# ")]
     return next((line for line in comments if "@package" not in line), "(no description)")
-
-
-def _check_recipe(name: str) -> list[str]:
-    """Read the lines of a shipped recipe's file; raises UsageError if Hydra would misread it."""
-    file = paths.recipes_dir() / "recipe" / f"{name}.yaml"
-    shown = paths.display_path(file)
-    try:
-        lines = read_bounded(file, MAX_FILE_BYTES).decode().splitlines()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{shown} cannot be read ({_first_line(error)}); fix it") from None
-    first = next((line for line in lines if line.strip()), "")
-    if first.startswith("\ufeff"):
-        raise UsageError(
-            f"{shown} begins with a byte order mark, after which Hydra cannot read the first "
-            "line; save it as UTF-8 without one"
-        )
-    if not re.fullmatch(r"\s*#+\s*@package\s+_global_\s*", first):
-        raise UsageError(
-            f"{shown} does not begin with `# @package _global_`, so its fields would not be those "
-            "of a recipe; write that as its first line"
-        )
-    return lines
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

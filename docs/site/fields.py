@@ -11,7 +11,7 @@ from lsgd.recipe.reference import (
     limit_text,
     meanings,
     own_fields,
-    workloads_of,
+    relevance_texts,
 )
 
 
@@ -30,13 +30,12 @@ def _section(heading: str, kind: type, prefix: str) -> str:
 def _row(entry: Field[Any], prefix: str, meaning: dict[str, str]) -> str:
     key = f"{prefix}{entry.name}"
     kind = "speed and place" if is_execution(entry) else "trajectory"
-    workloads = ", ".join(workloads_of(entry))
     value = default_text(entry)
     cells = [
         f'<span id="{key}"></span>`{key}`',
         meaning[entry.name],
         f"`{value}`" if value else "to be given",
         limit_text(entry),
-        f"{kind}; {workloads}" if workloads else kind,
+        "; ".join([kind, *relevance_texts(entry)]),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

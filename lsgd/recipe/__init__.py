@@ -1,578 +1,77 @@
-"""The typed description of one training run, with the numbers that are derived from it.
+"""The recipe of a training run: its settings, and the timeline that is computed from them.
 
-Trajectory fields decide what a run computes and are hashed into the fingerprint. Execution fields
-change speed, place or description, and no result. The declaration of a field has its default, its
-limits and its kind (trajectory or execution), built from the functions of lsgd.recipe.fields.
-lsgd.recipe.checks raises UsageError for contradictory fields.
+lsgd.recipe.settings declares the settings, lsgd.recipe.wording describes a run in words, and
+lsgd.recipe.checks refuses recipes that make no sense.
 """
 
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lsgd.errors import UsageError
-from lsgd.recipe.fields import (
-    AUTO,
-    EXECUTION,
-    above_0,
-    added_later,
-    at_least,
-    at_least_or_auto,
-    at_most,
-    below,
-    finite,
-    is_within,
-    one_of,
-    only_for,
-    some_of,
-    trajectory,
+from lsgd.recipe import wording
+from lsgd.recipe.fields import AUTO, trajectory
+from lsgd.recipe.settings import (
+    LIBRARIES,
+    MODELS,
+    PADDINGS,
+    PAPERS,
+    TARGET_DATA,
+    TRACKERS,
+    Averaging,
+    BatchGrowth,
+    BNStatistics,
+    CommSettings,
+    Data,
+    Evaluation,
+    InputsSettings,
+    Model,
+    Optim,
+    RunSettings,
+    Schedule,
+    Target,
+    TimeToTargetSettings,
 )
 from lsgd.recipe.stages import Stage
-from lsgd.recipe.strategies import StrategySettings as StrategySettings
-from lsgd.recipe.strategies import VirtualCluster as VirtualCluster
+from lsgd.recipe.strategies import StrategySettings, VirtualCluster
+from lsgd.recipe.wording import UNITS
 from lsgd.rules import sampler, schedule
-from lsgd.rules.metric import METRICS, TOP1, Metric, TimeToTarget
+from lsgd.rules.metric import TOP1, Metric
 
-MODELS = {
-    "images": ("resnet50", "resnet101", "resnet20", "small_resnet", "lenet5"),
-    "language": ("lstm",),
-    "tagging": ("bilstm", "bilstm_crf"),
-    "trees": ("treelstm", "childsum"),
-}
-"""The networks that can be trained on each workload."""
-LIBRARIES = ("torchvision", "timm")
-"""The libraries whose image networks can be trained, by a name such as timm/convnext_atto."""
-UNCHANGED_BY_ROLES = re.compile(r"(torchvision|timm)/(wide_)?resne(t|xt)\d+[a-dt]?(_\d+x\d+d|_2)?")
-"""A pattern for library networks whose treatment did not change when parameter roles came in.
-Initialisation and weight decay used to depend on the classes of layers. For these networks the
-roles decide the same."""
-
-
-class WorkloadUnits(NamedTuple):
-    """The plural nouns for what a minibatch and a dataset of a workload consist of."""
-
-    examples: str
-    """The examples of a worker's minibatch."""
-    dataset: str
-    """The items that `data.train_examples` counts."""
-
-
-UNITS = {
-    "images": WorkloadUnits("images", "images"),
-    "language": WorkloadUnits("streams", "tokens"),
-    "tagging": WorkloadUnits("sentences", "sentences"),
-    "trees": WorkloadUnits("trees", "trees"),
-}
-"""The units of each workload."""
-NO_REPLAY = (
-    "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
-    "strategy.order=live records its order"
-)
-PAPERS = ("goyal2017", "hoffer2017", "lars2017", "mlperf", "nado2021", "nus")
-"""The papers whose rules lsgd.check verifies, each in a file of lsgd/check/papers."""
-TRACKERS = ("mlflow", "wandb")
-"""The experiment trackers that lsgd.track supports, by the name of their package."""
-PADDINGS = ("global", "batch", "bucket", "packed", "per_sentence")
-IMAGES, LANGUAGE, TAGGING, TREES = (only_for(workload) for workload in MODELS)
-TEXT, TAGGING_AND_TREES = only_for("language", "tagging", "trees"), only_for("tagging", "trees")
-"""Metadata of fields that exist for some workloads only."""
+__all__ = [
+    "LIBRARIES",
+    "MODELS",
+    "PADDINGS",
+    "PAPERS",
+    "TARGET_DATA",
+    "TRACKERS",
+    "UNITS",
+    "Averaging",
+    "BNStatistics",
+    "BatchGrowth",
+    "CommSettings",
+    "Data",
+    "Evaluation",
+    "InputsSettings",
+    "Model",
+    "Optim",
+    "Recipe",
+    "Schedule",
+    "StrategySettings",
+    "Target",
+    "TimeToTargetSettings",
+    "VirtualCluster",
+]
 
 
 @dataclass(frozen=True)
-class Data:
-    """The dataset settings of a recipe: the reader, the size, and the sampling of examples."""
-
-    name: str
-    """The name of the dataset: it selects the reader, and the default folder below $LSGD_DATA."""
-    train_examples: int = field(metadata=at_least(1))
-    """The number of training images, sentences, trees or text tokens, `<eos>` included."""
-    val_examples: int = field(metadata=at_least(1))
-    """The number of validation images, sentences, trees or text tokens, counted as in training."""
-    classes: int = field(metadata=at_least(1))
-    """The number of classes: of images or tree nodes, of tags, or the vocabulary size of a text."""
-    channels: int = field(default=0, metadata=IMAGES | at_least(1))
-    """The number of channels of an image: 3 for colour, 1 for grey."""
-    image_size: int = field(default=0, metadata=IMAGES | at_least(1))
-    """The side of an input image of the model, in pixels."""
-    mean: list[float] = field(default_factory=list, metadata=IMAGES | finite())
-    """The mean of each channel, for pixels in [0, 1]."""
-    std: list[float] = field(default_factory=list, metadata=IMAGES | finite())
-    """The standard deviation of each channel, for pixels in [0, 1]."""
-    augmentation: str = field(
-        default="",
-        metadata=IMAGES | one_of("none", "shift_flip", "crop_flip", "fb_resnet_torch"),
-    )
-    """The augmentation of training images.
-    crop_flip takes 8 to 100 % of the area at an aspect of 3/4 to 4/3 and flips. fb_resnet_torch
-    does the same, jitters brightness, contrast and saturation by 0.4, adds lighting noise, and
-    resizes bicubically, in evaluation as in training. shift_flip pads by 4, shifts and flips."""
-    root: str | None = field(default=None, metadata=EXECUTION)
-    """The folder of the dataset; by default $LSGD_DATA/<name>, or data/<name>."""
-    index: str | None = field(default=None, metadata=EXECUTION | IMAGES)
-    """The folder with the index of the images; by default the dataset folder."""
-    skip_list: str | None = field(default=None, metadata=EXECUTION | IMAGES)
-    """A file that names images to exclude.
-    lsgd.config reads it into `skip` and subtracts them from the numbers of examples."""
-    skip: list[str] = field(default_factory=list, metadata=IMAGES | added_later([]))
-    """Paths of excluded images, such as `train/n01440764/n01440764_10026.JPEG`."""
-    workload: str = field(default="images", metadata=added_later("images") | one_of(*MODELS))
-    """The workload, which decides what the model predicts.
-    images: the class of an image. language: the next word of a text. tagging: the tag of each word
-    of a sentence. trees: the class of each node of a parsed sentence."""
-    test_examples: int = field(default=0, metadata=TEXT | at_least(0))
-    """The number of sentences, trees or tokens in the test set, or 0 without a test set."""
-    window: int = field(default=0, metadata=LANGUAGE | at_least(1))
-    """The tokens of a window: the length of truncated backpropagation through time."""
-    eval_streams: int = field(default=1, metadata=LANGUAGE | at_least(1))
-    """The number of streams an evaluation text is cut into, each read from a zero state.
-    1 reads the text unsplit."""
-    words: int = field(default=0, metadata=TAGGING_AND_TREES | at_least(1))
-    """The size of the network's vocabulary: distinct training words and one for unknown words."""
-    lowercase: bool = field(default=False, metadata=TAGGING_AND_TREES)
-    """Whether words are lowercased before they are looked up in the vocabulary."""
-    order: str = field(default="shuffled", metadata=TAGGING | one_of("shuffled", "by_length"))
-    """The order of the sentences in an epoch.
-    by_length puts sentences of similar length into a step, and shuffles the steps."""
-    word_dropout: float = field(
-        default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves no word; write less than 1")
-    )
-    """The share of training words replaced by the unknown word, drawn per epoch and sentence."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """The network settings of a recipe: the network's name and its hyper-parameters."""
-
-    name: str = field(
-        metadata=one_of(*(name for names in MODELS.values() for name in names), within=LIBRARIES)
-    )
-    """The name of a network of lsgd for this workload, or torchvision/NAME or timm/NAME."""
-    last_gamma: float = field(default=0.0, metadata=IMAGES | finite())
-    """The initial gamma of the last norm layer of every residual block.
-    0 is the value of Goyal et al. 2017, section 5.1; 1 is the other row of table 2b."""
-    hidden: int = field(default=120, metadata=IMAGES | added_later(120) | at_least(1))
-    """The units of LeNet-5's first fully connected layer."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=IMAGES | added_later({}))
-    """Further keyword arguments for a library's network, such as {drop_path_rate: 0.1}."""
-    embedding: int = field(default=0, metadata=TEXT | at_least(1))
-    """The dimension of a word embedding."""
-    width: int = field(default=0, metadata=TEXT | at_least(1))
-    """The hidden units of an LSTM, per layer and direction, or per node of a tree."""
-    layers: int = field(default=1, metadata=LANGUAGE | at_least(1))
-    """The number of stacked LSTM layers."""
-    dropout: float = field(
-        default=0.0, metadata=TAGGING | at_least(0) | below(1, "leaves nothing; write less than 1")
-    )
-    """The dropout rate for the word representations of a sentence and for the outputs of the LSTMs.
-    All words of a sentence share one dropout mask (Gal and Ghahramani 2016)."""
-
-    @property
-    def is_from_library(self) -> bool:
-        """Whether the network is from torchvision or timm."""
-        return is_within(self.name, LIBRARIES)
-
-    @property
-    def uses_parameter_roles(self) -> bool:
-        """Whether parameter roles change how this network is initialised, decayed and normalised.
-
-        Without it the result is that of the earlier rule, which went by the classes of layers.
-        """
-        return self.is_from_library and not UNCHANGED_BY_ROLES.fullmatch(self.name)
-
-
-@dataclass(frozen=True)
-class Optim:
-    """The optimizer settings of a recipe; by default momentum SGD as in Goyal et al. 2017."""
-
-    momentum: float = field(
-        default=0.9,
-        metadata=at_least(0) | below(1, "keeps all that has been; write a number below 1"),
-    )
-    """The momentum of SGD, or beta1 of Adam."""
-    nesterov: bool = True
-    """Whether SGD uses Nesterov momentum, as PyTorch defines it."""
-    weight_decay: float = field(default=1e-4, metadata=at_least(0))
-    """The weight decay of convolution and fc weights and of the fc bias; BN has none."""
-    equation: int = field(default=9, metadata=one_of(9, 10))
-    """The equation of the paper that updates the momentum buffer, 9 or 10.
-    9, as in PyTorch, keeps the lr outside the momentum; 10 has it inside."""
-    momentum_correction: bool = False
-    """Whether momentum is corrected when the lr changes (remark 2 of the paper).
-    It applies to equation 10 only."""
-    name: str = field(
-        default="sgd", metadata=added_later("sgd") | one_of("sgd", "lars", "adam", "adagrad")
-    )
-    """The optimizer: sgd, lars, adam or adagrad.
-    lars is momentum SGD whose gradient is scaled for each tensor. With equation 9 it keeps the lr
-    outside the momentum; with 10 inside, as the paper of LARS and MLPerf do."""
-    beta2: float = field(
-        default=0.999,
-        metadata=added_later(0.999)
-        | at_least(0)
-        | below(1, "keeps the first gradient's square for ever; write a number below 1"),
-    )
-    """Adam's beta2, the decay rate of the mean of squared gradients."""
-    eps: float = field(default=1e-8, metadata=added_later(1e-8) | at_least(0))
-    """The number added to the denominator: the root in Adam and Adagrad, the norms in LARS."""
-    clip_norm: float | None = field(default=None, metadata=added_later(None) | above_0())
-    """The largest norm of an update's gradient (all parameters and workers); None for no clipping.
-    A longer gradient is scaled down to it (Pascanu et al. 2013)."""
-    trust: float = field(default=0.001, metadata=added_later(0.001) | above_0())
-    """LARS' trust coefficient, eta: at lr 1, the largest ratio of a step to the tensor's norm."""
-    adapts: str = field(
-        default="weights", metadata=added_later("weights") | one_of("weights", "all")
-    )
-    """The tensors whose gradient LARS scales: weights, or all.
-    weights excludes BN and biases, as MLPerf does. The other tensors are updated by plain momentum
-    SGD."""
-    decay_bias: bool = field(default=True, metadata=added_later(True))
-    """Whether weight decay applies to biases; it never applies to gamma and beta of BN."""
-    fused: str = field(default="torch", metadata=EXECUTION | one_of("torch", "apex"))
-    """The source of fused kernels for sgd and lars by equation 9: PyTorch or NVIDIA's apex.
-    apex has to be installed. The two agree except for the last bits, and a run may be resumed with
-    the other."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The settings of a recipe's learning-rate schedule, by the rules of lsgd.rules.schedule.
-
-    Defaults are those of Goyal et al. 2017, section 5.1.
-    """
-
-    reference_lr: float = field(default=0.1, metadata=above_0())
-    """The lr for a minibatch of reference_batch images, not that of this run: eta in the paper."""
-    reference_batch: float = field(default=256.0, metadata=above_0())
-    """The minibatch for which reference_lr was chosen."""
-    scaling: str = field(default="linear", metadata=one_of(*schedule.SCALINGS))
-    """The growth of the lr with the minibatch: linear, by its root (sqrt), or none."""
-    warmup: str = field(default="gradual", metadata=one_of(*schedule.WARMUPS))
-    """The shape of the warmup.
-    Only a batch above the reference batch warms up, unless warmup_start is given."""
-    warmup_epochs: float = field(default=5.0, metadata=at_least(0))
-    """The length of the warmup, in epochs."""
-    milestones: list[float] = field(default_factory=lambda: [30.0, 60.0, 80.0])
-    """Epochs at which the lr is multiplied by gamma."""
-    gamma: float = field(default=0.1, metadata=above_0())
-    """The factor of the lr at each milestone."""
-    warmup_start: float | None = field(default=None, metadata=added_later(None) | at_least(0))
-    """The lr at the start of a warmup for any batch size, such as 0; None for the reference lr."""
-    factors: list[float] = field(default_factory=list, metadata=added_later([]) | finite())
-    """The share of the full lr from each milestone on, which replaces powers of gamma."""
-    decay: str = field(default="steps", metadata=added_later("steps") | one_of(*schedule.DECAYS))
-    """The decay of the lr after the warmup: at the milestones (steps), or smooth, to end_lr."""
-    power: float = field(default=2.0, metadata=added_later(2.0) | above_0())
-    """The power of a polynomial decay: end_lr + (lr - end_lr) (1 - t)^power, t from 0 to 1."""
-    end_lr: float = field(default=0.0, metadata=added_later(0.0) | at_least(0))
-    """The lr at the end of a smooth decay and after it."""
-    decay_steps: int | None = field(default=None, metadata=added_later(None) | at_least(1))
-    """The step of the run at which a smooth decay ends; None for the last step."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The evaluation settings of a recipe: after which epochs, and in which precision.
-
-    The last epoch is always evaluated.
-    """
-
-    every: int = field(default=1, metadata=added_later(1) | at_least(1))
-    """The number of epochs between evaluations."""
-    offset: int = field(default=0, metadata=added_later(0) | at_least(0))
-    """The number of epochs before the first evaluation; 0 for `every`."""
-    bfloat16: bool = field(default=False, metadata=IMAGES | added_later(False))
-    """Whether evaluation runs its forward passes in bfloat16, by autocast.
-    Training does so with precision=bfloat16. Otherwise evaluation runs in the precision of the
-    parameters."""
-
-
-@dataclass(frozen=True)
-class BNStatistics:
-    """The settings of the means and variances by which BN normalises in an evaluation."""
-
-    name: str = field(
-        default="moving",
-        metadata=IMAGES | added_later("moving") | one_of("moving", "precise", "last"),
-    )
-    """The source of BN's evaluation statistics: moving, precise or last.
-    moving is the paper's running average over steps. last takes those of the last step alone.
-    precise measures them on training images with the evaluated weights."""
-    examples: int = field(default=8192, metadata=IMAGES | added_later(8192) | at_least(1))
-    """The number of training images for precise BN statistics, rounded up to whole steps."""
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """The settings of an average of the weights over training, used in evaluation only.
-
-    BN statistics are measured with the averaged weights. Training is not affected.
-    """
-
-    name: str = field(
-        default="none", metadata=IMAGES | added_later("none") | one_of("none", "ema", "last")
-    )
-    """The kind of average: none, ema or last.
-    ema is an exponential moving average over the updates; last is the mean of the weights at the
-    ends of the last epochs."""
-    half_life: float = field(default=100.0, metadata=IMAGES | added_later(100.0) | above_0())
-    """The half-life of a weight in the ema, in updates."""
-    epochs: int = field(default=6, metadata=IMAGES | added_later(6) | at_least(1))
-    """The number of last epochs averaged by `last`."""
-
-
-@dataclass(frozen=True)
-class BatchGrowth:
-    """A batch-size schedule: the epochs at which the number of workers grows (Smith et al. 2017).
-
-    Each worker keeps its n images. The lr stays that of the first minibatch, by the schedule.
-    """
-
-    milestones: list[int] = field(default_factory=list, metadata=IMAGES | added_later([]))
-    """Whole epochs at which the number of workers is multiplied by the factor."""
-    factor: int = field(default=2, metadata=IMAGES | added_later(2) | at_least(2))
-    """The factor by which the number of workers grows at each milestone."""
-
-    def factor_in(self, epoch: int) -> int:
-        """Return the ratio of the number of workers in this epoch to that in epoch 0."""
-        return int(self.factor ** sum(epoch >= milestone for milestone in self.milestones))
-
-
-@dataclass(frozen=True)
-class TimeToTargetSettings:
-    """The settings of a run's final metric: a metric at its end, or its time to a target metric."""
-
-    epochs_to: dict[str, float] = field(default_factory=dict, metadata=added_later({}))
-    """A metric and its target, such as {top1_error: 24.1}; the final metric is the epochs to it."""
-    steps_to: dict[str, float] = field(default_factory=dict, metadata=added_later({}))
-    """A metric and its target; the final metric is the number of steps to reach it."""
-    stop: bool = field(default=False, metadata=added_later(False))
-    """Whether the run stops at the evaluation that reaches the target."""
-
-    def final_metric(self, rate: Metric, first_step: Callable[[int], int]) -> Metric:
-        """Return the definition of a run's final metric: the time to its target, or a given one."""
-        for counted, targets in (("epochs", self.epochs_to), ("steps", self.steps_to)):
-            for name, target in targets.items():
-                return TimeToTarget.for_metric(
-                    METRICS[name], target, time_unit=counted, first_step=first_step
-                )
-        return rate
-
-
-@dataclass(frozen=True)
-class InputsSettings:
-    """The settings of a run's data loader, which reads and prefetches examples."""
-
-    loader: str = field(
-        default="auto", metadata=one_of("auto", "memory", "dali", "torchvision", "synthetic")
-    )
-    """The data loader: auto, memory, dali, torchvision or synthetic.
-    auto is memory for small datasets; for image files it is DALI if that is installed, or else
-    torchvision. synthetic generates random examples."""
-    decoders: int | None = field(default=None, metadata=at_least(0))
-    """The number of DALI threads or torchvision processes that decode images, per training process.
-    By default one for each of its cores."""
-    prefetch: int = field(default=2, metadata=at_least(1))
-    """The number of prefetched micro-batches: in total (DALI) or per process (torchvision)."""
-    dtype: str = field(default="float32", metadata=one_of("float32", "float16"))
-    """The number format of DALI's pixels; float16 is coarser by 0.1 of an 8-bit level."""
-    decode_on: str = field(default="auto", metadata=one_of("auto", "cpu", "gpu"))
-    """The device on which DALI decodes: cpu or gpu; auto is the device of the model."""
-    hardware_share: float = field(
-        default=0.65,
-        metadata=at_least(0) | at_most(1, "is more than all images; write a number from 0 to 1"),
-    )
-    """The share of images that DALI decodes with a GPU's JPEG decoder, if the GPU has one."""
-
-
-@dataclass(frozen=True)
-class CommSettings:
-    """The settings of communication between a job's processes: library, buckets and timeouts."""
-
-    library: str = field(default="auto", metadata=one_of("auto", "single", "torch", "horovod"))
-    """The communication library: auto, single, torch or horovod.
-    auto is single without a launcher; with one it is Horovod if that is built for the launcher, or
-    else torch."""
-    bucket_mb: float = field(default=25.0, metadata=above_0())
-    """The size, in MiB, of the flat buckets in which gradients are reduced."""
-    timeout: float = field(default=600.0, metadata=above_0())
-    """The timeout of a collective, in seconds.
-    After it the other processes exit with code 5, or a minute later with -6 if NCCL's watchdog
-    notices first."""
-    join_timeout: float = field(default=120.0, metadata=above_0())
-    """The timeout for all processes to join the job, in seconds after the start."""
-
-
-TARGET_DATA = ("imagenet", "ptb")
-"""The datasets on which published numbers were measured."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The published result that a recipe should reproduce: a metric, its value and the source."""
-
-    top1_error: float | None = field(
-        default=None,
-        metadata=at_least(0) | at_most(100, "is not a percentage; write a number from 0 to 100"),
-    )
-    """The published top-1 error in percent; `std` is in percent too."""
-    std: float | None = field(default=None, metadata=at_least(0))
-    """The published standard deviation over seeds."""
-    source: str = ""
-    """The publication of the number, such as a table of the paper."""
-    perplexity: float | None = field(default=None, metadata=at_least(1))
-    """The published perplexity, for recipes without an error rate."""
-
-    @property
-    def metric(self) -> Metric:
-        """The metric of the published result: top-1 error or perplexity.
-
-        Only runs of this metric are compared with the result.
-        """
-        return TOP1 if self.perplexity is None else METRICS["perplexity"]
-
-    @property
-    def value(self) -> float:
-        """The value of the published result: a top-1 error in percent, or a perplexity."""
-        number = self.top1_error if self.perplexity is None else self.perplexity
-        assert number is not None, "lsgd.recipe.checks has refused it"
-        return number
-
-    def describe_difference(self, number: float) -> str:
-        """Describe how far a run's final metric is above or below the published number.
-
-        lsgd.report.verdict decides over several seeds whether a result is the published one.
-        """
-        above = round(number - self.value, 2)
-        distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}"
-        source = f" ({self.source})" if self.source else ""
-        return f"{distance} the published {self.metric.format_value(self.value, self.std)}{source}"
-
-
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(RunSettings):
     """The configuration of a training run; batch size, steps and lr are derived from it."""
-
-    name: str = field(metadata=EXECUTION)
-    """The name of the run in reports and folder names."""
-    data: Data
-    model: Model
-    optim: Optim
-    schedule: Schedule
-    inputs: InputsSettings = field(metadata=EXECUTION)
-    comm: CommSettings = field(metadata=EXECUTION)
-    workers: int = field(metadata=at_least(1))
-    """k, the number of virtual workers; each has its own images and BN statistics."""
-    worker_batch: int = field(metadata=at_least(1))
-    """n, the examples of a worker in a step; BN statistics are taken over these images."""
-    epochs: int = field(metadata=at_least(1))
-    """The number of training epochs."""
-    seed: int = field(
-        default=0,
-        metadata=at_least(0, math.inf) | below(2**64, "is too large; write a number below 2^64"),
-    )
-    """The seed of all random draws: initial weights, example order, augmentation and dropout."""
-    label_smoothing: float = field(
-        default=0.0,
-        metadata=IMAGES
-        | added_later(0.0)
-        | at_least(0)
-        | below(1, "leaves nothing of the label; write less than 1"),
-    )
-    """The share of a training label that is spread evenly over all classes (Szegedy et al. 2016).
-    It is counted as in torch and MLPerf. train_loss includes the smoothing, and val_loss does
-    not."""
-    tail: str = field(default="drop", metadata=one_of("drop", "keep"))
-    """The treatment of the last N mod kn examples of an epoch: drop, or keep as a smaller step."""
-    precision: str = field(
-        default="float32", metadata=one_of("float32", "tf32", "bfloat16", "float64")
-    )
-    """The number format of forward and backward passes.
-    bfloat16 is by autocast; tf32 is float32 whose products a GPU rounds to 10 bits."""
-    gradient_compression: str = field(default="none", metadata=one_of("none", "fp16"))
-    """The number format of the gradient all-reduce; fp16 loses values below 6e-8."""
-    rehearse: bool = False
-    """Whether to do a dry run: a miniature of the run, built by lsgd.recipe.dry_run."""
-    deviations: dict[str, str] = field(default_factory=dict, metadata=EXECUTION)
-    """The rules of the paper that this recipe deviates from, each with the reason."""
-    paper: str = field(default="goyal2017", metadata=EXECUTION | IMAGES | one_of(*PAPERS))
-    """The paper that this recipe follows, whose rules lsgd.check verifies."""
-    target: Target | None = field(default=None, metadata=EXECUTION)
-    strategy: StrategySettings = field(
-        default_factory=StrategySettings, metadata=added_later({"name": "allreduce"})
-    )
-    cluster: VirtualCluster = field(default_factory=VirtualCluster, metadata=added_later({}))
-    evaluation: Evaluation = field(default_factory=Evaluation, metadata=added_later({}))
-    metric: TimeToTargetSettings = field(
-        default_factory=TimeToTargetSettings, metadata=added_later({})
-    )
-    bn_statistics: BNStatistics = field(default_factory=BNStatistics, metadata=added_later({}))
-    averaging: Averaging = field(default_factory=Averaging, metadata=added_later({}))
-    batch_growth: BatchGrowth = field(default_factory=BatchGrowth, metadata=added_later({}))
-    workers_per_pass: int | str = field(default=1, metadata=EXECUTION | at_least_or_auto(1))
-    """The number of workers in one micro-batch, or auto.
-    With auto, lsgd.autotune finds the number when training starts. It is always one where each
-    worker pushes its own gradient."""
-    val_batch: int = field(
-        default=250, metadata=EXECUTION | only_for("images", "tagging", "trees") | at_least(1)
-    )
-    """The number of images, sentences or trees in one evaluation batch.
-    A batch of a text is always one window of each stream."""
-    padding: str = field(default="bucket", metadata=EXECUTION | TAGGING | one_of(*PADDINGS))
-    """The padding of the sentences of a micro-batch: global, batch, bucket, packed or per_sentence.
-    Sentences are padded to the longest one of the dataset (global), of the micro-batch (batch), or
-    of eight of similar length (bucket). packed is batch without the padded positions. per_sentence
-    computes one sentence at a time."""
-    batching: str = field(
-        default="folded", metadata=EXECUTION | TREES | one_of("folded", "recursive")
-    )
-    """The evaluation of the trees of a micro-batch by the network: folded or recursive.
-    folded batches nodes of all trees into a few large calls; recursive computes one tree after the
-    other, node by node."""
-    channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer."""
-    compile: bool = field(default=False, metadata=EXECUTION)
-    """Whether the model is compiled with torch.compile."""
-    cuda_graphs: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether a GPU replays the compiled model as CUDA graphs.
-    This avoids launching kernels one by one, which slows micro-batches of few images. Each shape of
-    micro-batch takes memory of its own."""
-    deterministic: bool = field(default=True, metadata=EXECUTION)
-    """Whether a GPU uses deterministic algorithms only, the same in each run.
-    Otherwise cuDNN times its algorithms and takes the fastest, and two runs differ in their last
-    bits."""
-    numa: bool = field(default=False, metadata=EXECUTION)
-    """Whether a process is pinned to the CPU cores next to its GPU."""
-    device: str = field(
-        default="auto", metadata=EXECUTION | one_of("auto", "cpu", "cuda", "mps", "xpu")
-    )
-    """The device for training: cpu, cuda (NVIDIA or AMD), mps (Apple), xpu (Intel) or auto.
-    auto takes the GPU that torch finds, or else the CPU."""
-    run_dir: str | None = field(default=None, metadata=EXECUTION)
-    """The run folder; by default runs/<name>/<time>-seed<seed>."""
-    checkpoint_steps: int = field(default=0, metadata=EXECUTION | at_least(0))
-    """The number of steps between checkpoints within an epoch; 0 for none by step count."""
-    checkpoint_minutes: float = field(default=10.0, metadata=EXECUTION | at_least(0))
-    """The minutes between checkpoints within an epoch, by process 0's clock; 0 for none by time."""
-    keep_checkpoints: int = field(default=2, metadata=EXECUTION | at_least(1))
-    """The number of newest checkpoints that are kept; those at a drop of the lr are always kept."""
-    log_steps: int = field(default=20, metadata=EXECUTION | at_least(1))
-    """The number of steps between two rows of metrics."""
-    noise_scale: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether the gradient noise scale is measured; updates do not change.
-    It needs steps of at least two micro-batches, and takes one more norm of each parameter's
-    gradient per micro-batch."""
-    profile: bool = field(default=False, metadata=EXECUTION)
-    """Whether lsgd.profile times the phases of some steps and traces a few."""
-    trackers: list[str] = field(default_factory=list, metadata=EXECUTION | some_of(*TRACKERS))
-    """The experiment trackers that receive the run's metrics, each by a process of lsgd.track."""
-    replaced: list[str] = field(default_factory=list, metadata=EXECUTION)
-    """The lines in which a dry run lists the settings that it replaced."""
 
     @property
     def measures_bn(self) -> bool:
@@ -901,31 +400,7 @@ class Recipe:
 
     def summary(self) -> str:
         """Describe the run in a few lines of text: network, dataset, steps, batch size and lr."""
-        first, last = self.lr(0), self.scaled_lr
-        ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
-        updating = f"{self.update_workers}"
-        if self.update_workers < self.workers:
-            updating += f" of {self.workers}"
-        skipped = len(self.data.skip)
-        local_steps = self.strategy.batches_per_push
-        lines = [
-            f"{self.name}: {self.model.name} on {self.data.name}, {self.epochs} epochs of "
-            f"{', then '.join(str(stage.steps_per_epoch) for stage in self.stages)} steps, seed "
-            f"{self.seed}",
-            f"batch_size {self.batch_size} = {updating} workers x {self.worker_batch} "
-            f"{UNITS[self.data.workload].examples}"
-            + f" x {local_steps} local steps" * (local_steps > 1)
-            + f", {ramp}",
-            *(
-                f"batch_size {stage.batch_size} = {stage.workers} workers from epoch "
-                f"{stage.epoch} on"
-                for stage in self.stages[1:]
-            ),
-            *([NO_REPLAY] if self.strategy.name == "hogwild" else []),
-            *([f"images skipped (data.skip): {skipped}"] if skipped else []),
-            *self.replaced,
-        ]
-        return "\n".join(lines)
+        return wording.summarize(self)
 
     def format_result(self, metric: Metric, number: float) -> str:
         """Format the run's final metric as a sentence that compares it with the published number.
@@ -933,15 +408,7 @@ class Recipe:
         The published number is added if it is of the same metric and dataset. A dry run reports no
         number, since its metric means nothing.
         """
-        if self.rehearse:
-            return "dry run done: steps, evaluations and checkpoints all worked"
-        outcome = metric.format_labelled(number) + f" ({metric.aggregation})" * math.isfinite(
-            number
-        )
-        on_its_data = self.data.name in TARGET_DATA and self.inputs.loader != "synthetic"
-        if self.target and self.target.metric == metric and on_its_data:
-            return f"{outcome}; {self.target.describe_difference(number)}"
-        return outcome
+        return wording.format_result(self, metric, number)
 
 
 def _hash(fields: dict[str, Any]) -> str:

@@ -1,58 +1,29 @@
 """Checks that raise UsageError for recipe fields beyond their limits or in contradiction."""
 
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
-from lsgd.recipe import MODELS, Averaging, BatchGrowth, Model, Optim, Recipe, Schedule
-from lsgd.recipe.fields import AUTO, applies_to, default, limits, one_of
+from lsgd.recipe import MODELS, BatchGrowth, Optim, Recipe, Schedule
+from lsgd.recipe.fields import (
+    AUTO,
+    WORKLOAD,
+    all_fields,
+    applies_to,
+    as_override,
+    default,
+    limits,
+    one_of,
+    relevances,
+)
 from lsgd.recipe.strategies import StrategySettings
-from lsgd.rules import schedule
 from lsgd.rules.metric import METRICS
 
-STRATEGIES_OF_SETTING = {
-    "backup": ("backup",),
-    "slack": ("bounded",),
-    "staleness_aware": ("bounded", "async"),
-    "servers": ("sync", "backup", "bounded", "async"),
-    "topology": ("sync", "backup", "bounded", "async"),
-    "placement": ("sync", "backup", "bounded", "async"),
-    "sparse_rows": ("sync",),
-    "order": ("backup", "bounded", "async"),
-    "local_steps": ("local", "bounded", "async"),
-    "outer": ("local", "bounded", "async"),
-    "outer_lr": ("local", "bounded", "async"),
-    "outer_momentum": ("local", "bounded", "async"),
-    "moving_rate": ("local",),
-}
-"""The strategies that use each strategy setting."""
-OUTER_RULES_OF_SETTING = {
-    "outer_lr": ("sgd", "nesterov"),
-    "outer_momentum": ("sgd", "nesterov"),
-    "moving_rate": ("elastic",),
-}
-"""The outer rules that use each setting of the outer update."""
-OPTIMIZERS_OF_SETTING: dict[str, tuple[tuple[str, ...], Any]] = {
-    "nesterov": (("sgd", "lars"), False),
-    "equation": (("sgd", "lars"), 9),
-    "momentum_correction": (("sgd", "lars"), False),
-    "momentum": (("sgd", "lars", "adam"), 0.0),
-    "beta2": (("adam",), Optim.beta2),
-    "eps": (("lars", "adam", "adagrad"), Optim.eps),
-    "trust": (("lars",), Optim.trust),
-    "adapts": (("lars",), Optim.adapts),
-}
-"""The optimizers that use each setting, and the value that it must have for all others."""
-DECAYS_OF_SETTING = {
-    "power": ("polynomial",),
-    "end_lr": schedule.DECAYS[1:],
-    "decay_steps": schedule.DECAYS[1:],
-}
-"""The decays that use each setting of the schedule."""
 MOST_WORKERS = 2**14
 """The largest number of workers whose events fit into the 16-bit codes of lsgd.strategy.order."""
 
@@ -61,6 +32,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Raise UsageError if a recipe's fields are invalid or contradictory, with the fix to make."""
     _check_model(recipe)
     _check_limits(recipe, recipe.data.workload)
+    _check_relevance(recipe)
     _check_target(recipe)
     _check_goal(recipe)
     _check_bn_statistics(recipe)
@@ -76,32 +48,32 @@ def check_recipe(recipe: Recipe) -> None:
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
-    if recipe.cuda_graphs and not recipe.compile:
-        raise UsageError(
-            "cuda_graphs=true replays what compile=true has compiled; write compile=true too, or "
-            "leave it out"
-        )
-    if not re.fullmatch(r"\w[\w.+-]*", recipe.name):
-        raise UsageError(
-            f"name={recipe.name} does not make a folder's name; write letters, digits, -, _ and ."
-        )
-    if recipe.run_dir == "":
-        raise UsageError("run_dir= is empty; write run_dir=PATH, or leave it out for a new folder")
 
 
 def _check_limits(group: Any, workload: str, above: str = "") -> None:
+    """Raise UsageError for a field beyond its limits, or set though the workload lacks it."""
     for entry in fields(group):
         key, value = above + entry.name, getattr(group, entry.name)
         if not applies_to(entry, workload):
-            if value != default(entry):
-                raise UsageError(
-                    f"{key}={value} has no effect with data.workload={workload}; leave it out"
-                )
+            entry.metadata[f"only_for {WORKLOAD}"].enforce(key, value, default(entry), workload)
             continue
         for limit in limits(entry):
             limit.enforce(key, value)
         if is_dataclass(value):
             _check_limits(value, workload, f"{key}.")
+
+
+def _check_relevance(recipe: Recipe) -> None:
+    """Raise UsageError for a field that is set though other fields leave it unused."""
+    for key, entry in _fields_with_relevance():
+        for rule in relevances(entry):
+            value, chosen = attrgetter(key)(recipe), attrgetter(rule.key)(recipe)
+            rule.enforce(key, value, default(entry), chosen)
+
+
+@cache
+def _fields_with_relevance() -> list[tuple[str, Field[Any]]]:
+    return [(key, entry) for key, entry in all_fields(Recipe) if relevances(entry)]
 
 
 def _check_model(recipe: Recipe) -> None:
@@ -133,44 +105,25 @@ def _check_model(recipe: Recipe) -> None:
                 f"model.options.{key}={option} is neither a number nor a text, which is all that "
                 "a configuration keeps; write one, or leave it out"
             )
-    if workload == "images" and model != "lenet5" and recipe.model.hidden != Model.hidden:
-        raise UsageError(
-            f"model.hidden={recipe.model.hidden} is for model=lenet5, and this is model={model}; "
-            "leave it out"
-        )
 
 
 def _check_optim(optim: Optim) -> None:
     name = optim.name
-    by_momentum = name in ("sgd", "lars")
-    if by_momentum and optim.nesterov and not optim.momentum:
+    if optim.nesterov and not optim.momentum:
         raise UsageError(
             "optim.nesterov=true looks ahead along the momentum, and optim.momentum=0 leaves none; "
             "write optim.nesterov=false"
         )
-    if by_momentum and optim.momentum_correction and optim.equation == 9:
+    if name.startswith("adam") and not optim.momentum:
         raise UsageError(
-            "optim.momentum_correction=true has no meaning for optim.equation=9, which keeps the "
-            "lr out of the momentum; leave it false or write optim.equation=10"
+            f"optim.momentum=0 sets {name.capitalize()}'s beta1 to 0, which keeps no mean of "
+            "gradients; write optim.momentum=0.9"
         )
-    if name == "adam" and not optim.momentum:
-        raise UsageError(
-            "optim.momentum=0 sets Adam's beta1 to 0, which keeps no mean of gradients; write "
-            "optim.momentum=0.9"
-        )
-    if name in ("adam", "adagrad") and not optim.eps:
+    if name != "lars" and not optim.eps:
         raise UsageError(
             f"optim.eps=0 may divide by 0 with optim.name={name}; write a number above 0, such as "
             "optim.eps=1e-8"
         )
-    for key, (optimizers, none) in OPTIMIZERS_OF_SETTING.items():
-        value = getattr(optim, key)
-        if name not in optimizers and value != none:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            raise UsageError(
-                f"optim.{key}={shown} has no effect with optim.name={name}; write optim.{key}="
-                f"{str(none).lower()}, as optim={name} does, or leave it out"
-            )
     if optim.clip_norm is not None and optim.equation == 10:
         raise UsageError(
             f"optim.clip_norm={optim.clip_norm:g} is not for optim.equation=10, which is compared "
@@ -245,12 +198,6 @@ def _check_goal(recipe: Recipe) -> None:
 
 def _check_averaging(recipe: Recipe) -> None:
     averaging, strategy = recipe.averaging, recipe.strategy.name
-    for key, name in {"half_life": "ema", "epochs": "last"}.items():
-        if (value := getattr(averaging, key)) != getattr(Averaging, key) and averaging.name != name:
-            raise UsageError(
-                f"averaging.{key}={value:g} has no effect with averaging={averaging.name}; leave "
-                f"it out, or write averaging={name}"
-            )
     if averaging.name == "none":
         return
     if strategy != "allreduce":
@@ -353,8 +300,6 @@ def _check_images(recipe: Recipe) -> None:
             f"data.mean and data.std need {data.channels} numbers each, one per channel, and have "
             f"{len(data.mean)} and {len(data.std)}"
         )
-    if not all(std > 0 for std in data.std):
-        raise UsageError(f"data.std={_numbers(data.std)} divides the pixels; write numbers above 0")
     if model in ("resnet50", "resnet101") and data.channels != 3:
         raise UsageError(
             f"model={model} takes images of 3 channels and {data.name} has {data.channels}; write "
@@ -368,21 +313,10 @@ def _check_images(recipe: Recipe) -> None:
 
 
 def _check_schedule(recipe: Recipe) -> None:
-    rule, epochs = recipe.schedule, recipe.epochs
-    milestones = rule.milestones
-    for milestone in milestones:
-        if not 0 < milestone < epochs:
-            raise UsageError(
-                f"schedule.milestones={_numbers(milestones)} has {milestone:g}, which is outside a "
-                f"run of {epochs} epochs; write schedule.milestones=[…] between 0 and {epochs}, or "
-                "write more epochs"
-            )
-    if sorted(set(milestones)) != list(milestones):
-        raise UsageError(
-            f"schedule.milestones={_numbers(milestones)} does not rise; write each once, in order"
-        )
+    rule = recipe.schedule
+    _check_milestones("schedule.milestones", rule.milestones, recipe.epochs)
     _check_decay(rule)
-    first, why = min([*milestones, epochs]), "the lr drops or the run ends"
+    first, why = min([*rule.milestones, recipe.epochs]), "the lr drops or the run ends"
     if rule.decay_steps is not None and rule.decay_steps < first * recipe.steps_per_epoch:
         first, why = rule.decay_steps / recipe.steps_per_epoch, "schedule.decay_steps ends"
     if recipe.warms_up and not 0 < rule.warmup_epochs <= first:
@@ -393,13 +327,21 @@ def _check_schedule(recipe: Recipe) -> None:
         )
 
 
+def _check_milestones(key: str, milestones: Sequence[float], epochs: int) -> None:
+    """Raise UsageError for milestones outside of the run, or not in ascending order."""
+    shown = as_override(list(milestones))
+    for milestone in milestones:
+        if not 0 < milestone < epochs:
+            raise UsageError(
+                f"{key}={shown} has {milestone:g}, which is outside a run of {epochs} epochs; "
+                f"write {key}=[…] between 0 and {epochs}, or write more epochs"
+            )
+    if sorted(set(milestones)) != list(milestones):
+        raise UsageError(f"{key}={shown} does not rise; write each once, in order")
+
+
 def _check_decay(rule: Schedule) -> None:
-    """Raise UsageError for schedule settings that contradict this kind of lr decay or warmup."""
-    if rule.warmup_start is not None and rule.warmup == "none":
-        raise UsageError(
-            f"schedule.warmup_start={rule.warmup_start:g} has no effect with schedule.warmup=none; "
-            "leave it out, or write schedule.warmup=gradual"
-        )
+    """Raise UsageError for a warmup that learns nothing, or factors that fit no milestones."""
     if rule.warmup_start == 0 and rule.warmup == "constant":
         raise UsageError(
             "schedule.warmup=constant with schedule.warmup_start=0 learns nothing until the warmup "
@@ -407,29 +349,10 @@ def _check_decay(rule: Schedule) -> None:
         )
     if rule.factors and len(rule.factors) != len(rule.milestones):
         raise UsageError(
-            f"schedule.factors={_numbers(rule.factors)} has to have a number for each of "
-            f"schedule.milestones={_numbers(rule.milestones)}; write as many, or [] for powers of "
-            "schedule.gamma"
+            f"schedule.factors={as_override(rule.factors)} has to have a number for each of "
+            f"schedule.milestones={as_override(rule.milestones)}; write as many, or [] for powers "
+            "of schedule.gamma"
         )
-    if not all(factor > 0 for factor in rule.factors):
-        raise UsageError(
-            f"schedule.factors={_numbers(rule.factors)} are shares of the full lr; write numbers "
-            "above 0"
-        )
-    smooth = rule.decay != "steps"
-    if smooth and rule.milestones:
-        raise UsageError(
-            f"schedule.milestones={_numbers(rule.milestones)} are for drops of the lr, and "
-            f"schedule.decay={rule.decay} has none; write schedule.milestones=[], or schedule="
-            f"{rule.decay} for all of it"
-        )
-    for key, decays in DECAYS_OF_SETTING.items():
-        value = getattr(rule, key)
-        if value != getattr(Schedule, key) and rule.decay not in decays:
-            raise UsageError(
-                f"schedule.{key}={value:g} has no effect with schedule.decay={rule.decay}; leave "
-                f"it out, or write schedule={' or '.join(decays)}"
-            )
 
 
 def _check_growth(recipe: Recipe) -> None:
@@ -443,21 +366,11 @@ def _check_growth(recipe: Recipe) -> None:
                 "batch_growth.milestones=[30]"
             )
         return
-    for milestone in milestones:
-        if not 0 < milestone < epochs:
-            raise UsageError(
-                f"batch_growth.milestones={_numbers(milestones)} has {milestone}, which is outside "
-                f"a run of {epochs} epochs; write whole numbers between 0 and {epochs}"
-            )
-    if sorted(set(milestones)) != milestones:
-        raise UsageError(
-            f"batch_growth.milestones={_numbers(milestones)} does not rise; write each once, in "
-            "order"
-        )
+    _check_milestones("batch_growth.milestones", milestones, epochs)
     if strategy != "allreduce":
         raise UsageError(
-            f"batch_growth.milestones={_numbers(milestones)} gives a run more workers, and those "
-            f"of strategy={strategy} stay the same; write strategy=allreduce, or leave it out"
+            f"batch_growth.milestones={as_override(milestones)} gives a run more workers, and "
+            f"those of strategy={strategy} stay the same; write strategy=allreduce, or leave it out"
         )
     largest = recipe.workers * growth.factor_in(epochs) * recipe.worker_batch
     if largest > recipe.train_examples:
@@ -496,12 +409,6 @@ def _check_tail(recipe: Recipe) -> None:
 
 def _check_strategy(recipe: Recipe) -> None:
     strategy, name = recipe.strategy, recipe.strategy.name
-    for key, strategies in STRATEGIES_OF_SETTING.items():
-        if getattr(strategy, key) != getattr(StrategySettings(), key) and name not in strategies:
-            raise UsageError(
-                f"strategy.{key}={getattr(strategy, key)} has no effect with strategy={name}; "
-                f"leave it out, or write strategy={' or '.join(strategies)}"
-            )
     if strategy.backup >= recipe.workers:
         raise UsageError(
             f"strategy.backup={strategy.backup} of workers={recipe.workers} leaves an update none "
@@ -526,9 +433,9 @@ def _check_strategy(recipe: Recipe) -> None:
             f"strategy={name}; write strategy=allreduce, or leave it out"
         )
     speeds = recipe.cluster.speeds
-    if speeds and (len(speeds) != recipe.workers or not all(speed > 0 for speed in speeds)):
+    if speeds and len(speeds) != recipe.workers:
         raise UsageError(
-            f"cluster.speeds={_numbers(speeds)} has to be {recipe.workers} numbers above 0, one "
+            f"cluster.speeds={as_override(speeds)} has to be {recipe.workers} numbers above 0, one "
             "for each worker, or [] for 1 each"
         )
     _check_order(recipe)
@@ -591,12 +498,6 @@ def _check_hogwild(recipe: Recipe) -> None:
 
 def _check_outer(strategy: StrategySettings, workers: int) -> None:
     outer, rate = strategy.outer, strategy.moving_rate
-    for key, rules in OUTER_RULES_OF_SETTING.items():
-        if getattr(strategy, key) != getattr(StrategySettings(), key) and outer not in rules:
-            raise UsageError(
-                f"strategy.{key}={getattr(strategy, key):g} has no effect with strategy.outer="
-                f"{outer}; leave it out, or write strategy.outer={' or '.join(rules)}"
-            )
     if outer == "elastic" and strategy.is_push_based:
         raise UsageError(
             "strategy.outer=elastic moves the copies of all workers towards the model at one "
@@ -707,11 +608,7 @@ def check_constant_batch(recipe: Recipe, command: str) -> None:
     if recipe.batch_growth.milestones:
         raise UsageError(
             f"{command} supports steps of one size, and batch_growth.milestones="
-            f"{_numbers(recipe.batch_growth.milestones)} makes others; write "
+            f"{as_override(recipe.batch_growth.milestones)} makes others; write "
             f"batch_growth.milestones=[] workers={recipe.workers}, and for what follows "
             f"workers={recipe.stages[-1].workers}"
         )
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return "[" + ",".join(f"{v:g}" for v in values) + "]"

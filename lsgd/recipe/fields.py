@@ -1,11 +1,15 @@
-"""Metadata of recipe fields: trajectory or execution, the value for older files, and limits.
+"""Metadata of recipe fields: kind (trajectory or execution), limits, relevance, value as before.
 
     val_batch: int = field(default=250, metadata=EXECUTION | at_least(1))
+    trust: float = field(default=0.001, metadata=only_for("optim.name", "lars") | above_0())
 
 A field without EXECUTION is a trajectory field: it is hashed into the fingerprint.
+lsgd.recipe.checks enforces limits and relevance; lsgd.recipe.reference describes them in help and
+docs.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_args
@@ -48,12 +52,76 @@ def added_later(as_before: Any) -> FieldMetadata:
     return {"as_before": as_before}
 
 
-def only_for(*workloads: str) -> FieldMetadata:
-    """Return metadata of a recipe field that exists for these workloads only.
+WORKLOAD = "data.workload"
+"""The field that decides which other fields a recipe has at all."""
 
-    With any other workload the field is neither hashed nor printed, and must keep its default.
+
+@dataclass(frozen=True)
+class Relevance:
+    """The choices of another field with which a recipe field is used; see only_for."""
+
+    key: str
+    choices: tuple[Any, ...]
+    required: Any
+    override: str
+
+    @property
+    def description(self) -> str:
+        """The choices in a few words, such as optim=sgd or lars; of workloads the names alone."""
+        if self.key == WORKLOAD:
+            return ", ".join(self.choices)
+        return f"{_choice(self.key)}={_either(self.choices)}"
+
+    def enforce(self, key: str, value: Any, default: Any, chosen: Any) -> None:
+        """Raise UsageError if a field is set although it is not used with the `chosen` value."""
+        required = default if self.required is MISSING else self.required
+        if chosen in self.choices or value == required:
+            return
+        other = f"{_choice(self.key)}={as_override(chosen)}"
+        if self.key == WORKLOAD:
+            other, remedy = f"{WORKLOAD}={chosen}", "leave it out"
+        elif self.required is MISSING:
+            remedy = f"leave it out, or write {self.override}={_either(self.choices)}"
+        else:
+            remedy = f"write {key}={as_override(required)}, as {other} does, or leave it out"
+        raise UsageError(f"{key}={as_override(value)} has no effect with {other}; {remedy}")
+
+
+def only_for(
+    key: str, *choices: Any, required: Any = MISSING, override: str | None = None
+) -> FieldMetadata:
+    """Return metadata of a recipe field that is used with these choices of another field only.
+
+    `key` is the dotted key of the other field. With any other choice the field must have its
+    default, or the value `required`. If the other field is data.workload, the field is then neither
+    hashed nor printed. `override` is what the error message says to write instead of `key`. A field
+    may depend on several other fields.
     """
-    return {"workloads": workloads}
+    return {f"only_for {key}": Relevance(key, choices, required, override or _choice(key))}
+
+
+def _choice(key: str) -> str:
+    return key.removesuffix(".name")
+
+
+def _either(choices: tuple[Any, ...]) -> str:
+    return " or ".join(map(as_override, choices))
+
+
+def as_override(value: Any) -> str:
+    """Format a field's value as the command line writes it.
+
+    >>> list(map(as_override, [True, 0.5, 1e-8, [30.0, 60.0], None, "sgd"]))
+    ['true', '0.5', '1e-08', '[30,60]', 'null', 'sgd']
+    """
+    match value:
+        case None | True | False:
+            return {None: "null", True: "true", False: "false"}[value]
+        case float():
+            return f"{value:g}"
+        case list():
+            return f"[{','.join(map(as_override, value))}]"
+    return str(value)
 
 
 def one_of(*choices: Any, within: tuple[str, ...] = ()) -> FieldMetadata:
@@ -123,18 +191,19 @@ def at_least_or_auto(least: int) -> FieldMetadata:
 
 
 def above_0() -> FieldMetadata:
-    """Return metadata that limits a recipe field to None or a number above 0.
+    """Return metadata that limits a recipe field to None or a number above 0, or a list of these.
 
     The largest number is MOST.
     """
 
     def limit(key: str, value: Any) -> None:
-        if value is None:
-            return
-        if not 0 < value < math.inf:
-            raise UsageError(f"{key}={value:g} is not possible; write a number above 0")
-        if value > MOST:
-            raise UsageError(f"{key}={value:g} is not possible; write {MOST} or less")
+        numbers, joint = (
+            (value, " has {:g}, which") if isinstance(value, list) else ([value], "={:g}")
+        )
+        for number in numbers:
+            if number is not None and not 0 < number <= MOST:
+                remedy = f"{MOST} or less" if MOST < number < math.inf else "a number above 0"
+                raise UsageError(f"{key}{joint.format(number)} is not possible; write {remedy}")
 
     return {"above_0": FieldLimit("above 0", limit)}
 
@@ -151,6 +220,31 @@ def finite() -> FieldMetadata:
                 )
 
     return {"finite": FieldLimit("finite", limit)}
+
+
+def folder_name() -> FieldMetadata:
+    """Return metadata that limits a recipe field to text that is a folder's name everywhere."""
+
+    def limit(key: str, value: Any) -> None:
+        if not re.fullmatch(r"\w[\w.+-]*", value):
+            raise UsageError(
+                f"{key}={value} does not make a folder's name; write letters, digits, -, _ and ."
+            )
+
+    return {"folder_name": FieldLimit("letters, digits, -, _ and .", limit)}
+
+
+def not_empty(remedy: str) -> FieldMetadata:
+    """Return metadata that limits a recipe field to None or a text that is not empty.
+
+    `remedy` ends the error message: it has what to write instead.
+    """
+
+    def limit(key: str, value: Any) -> None:
+        if value == "":
+            raise UsageError(f"{key}= is empty; {remedy}")
+
+    return {"not_empty": FieldLimit("", limit)}
 
 
 def below(bound: int, refusal: str) -> FieldMetadata:
@@ -215,7 +309,8 @@ def flatten(values: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]
 
 def applies_to(entry: Field[Any], workload: str) -> bool:
     """Return whether a recipe field exists for this workload."""
-    return workload in entry.metadata.get("workloads", (workload,))
+    relevance = entry.metadata.get(f"only_for {WORKLOAD}")
+    return relevance is None or workload in relevance.choices
 
 
 def default(entry: Field[Any]) -> Any:
@@ -255,3 +350,8 @@ def as_before_values(kind: type) -> dict[str, Any]:
 def limits(entry: Field[Any]) -> list[FieldLimit]:
     """Return the limits on a recipe field's value, which its metadata has."""
     return [word for word in entry.metadata.values() if isinstance(word, FieldLimit)]
+
+
+def relevances(entry: Field[Any]) -> list[Relevance]:
+    """Return the conditions on other fields under which a recipe field is used."""
+    return [rule for rule in entry.metadata.values() if isinstance(rule, Relevance)]

@@ -1,14 +1,16 @@
-"""The numbers of classes and images of an image folder, read from its index files.
+"""The numbers of images of a dataset: as its index files have them, and without skipped ones.
 
 The index has one file for each split, whose other columns lsgd.inputs.index reads.
 """
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from lsgd.errors import UsageError
+from lsgd.recipe import Data
 
 SPLITS = ("train", "val")
 INDEXED_FIELDS = ("classes", "train_examples", "val_examples")
@@ -66,3 +68,29 @@ def _size(file: Path, make: str) -> tuple[int, int]:
         ) from None
     except (OSError, ValueError, IndexError, EOFError) as error:
         raise UsageError(f"{file} is not an index ({error}); run {make}") from None
+
+
+def without_skipped(data: Data) -> Data:
+    """Remove the images in a dataset's skip list from its counts, and record their names.
+
+    The list has one path per line, and comments behind `#`.
+    """
+    path = Path(data.skip_list or "")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"data.skip_list={path} cannot be read ({error}); give the file that `python -m "
+            "lsgd.prepare imagenet ROOT --check` has written, or leave it out"
+        ) from None
+    listed = {line.partition("#")[0].strip() for line in lines} - {""}
+    skip = sorted(listed.difference(data.skip))
+    train = sum(image.startswith("train/") for image in skip)
+    # The skipped images are recorded by name, so that the file is not read again.
+    return replace(
+        data,
+        skip_list=None,
+        skip=sorted({*data.skip, *skip}),
+        train_examples=data.train_examples - train,
+        val_examples=data.val_examples - (len(skip) - train),
+    )

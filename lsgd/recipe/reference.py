@@ -4,11 +4,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from lsgd.recipe import Recipe
-from lsgd.recipe.fields import default, group_of, limits
+from lsgd.recipe.fields import as_override, default, group_of, limits, relevances
 
 WIDTH = 100
 """The columns of a list on a terminal."""
@@ -29,39 +29,35 @@ def own_fields(kind: type) -> list[Field[Any]]:
 
 def meanings(kind: type) -> dict[str, str]:
     """Return the text that documents each field of a dataclass as one line, by the field's name."""
-    (tree,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(tree, ast.ClassDef)
     found = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
-            assert isinstance(before.target, ast.Name)
-            assert isinstance(after.value, ast.Constant)
-            found[before.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
+        (tree,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(tree, ast.ClassDef)
+        for before, after in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
+                assert isinstance(before.target, ast.Name)
+                assert isinstance(after.value, ast.Constant)
+                text = inspect.cleandoc(str(after.value.value))
+                found[before.target.id] = text.replace("\n", " ")
     return found
 
 
 def default_text(entry: Field[Any]) -> str:
     """Return the default of a field as the command line writes it, an empty string without one."""
-    match default(entry):
-        case value if value is MISSING:
-            return ""
-        case None | True | False as value:
-            return {None: "null", True: "true", False: "false"}[value]
-        case "":
-            return '""'
-        case value:
-            return str(value)
+    value = default(entry)
+    if value is MISSING:
+        return ""
+    return '""' if value == "" else as_override(value)
 
 
 def limit_text(entry: Field[Any]) -> str:
     """Describe the limits on a recipe field's value in one phrase."""
-    return " and ".join(limit.description for limit in limits(entry))
+    return " and ".join(limit.description for limit in limits(entry) if limit.description)
 
 
-def workloads_of(entry: Field[Any]) -> tuple[str, ...]:
-    """Return the workloads that use this recipe field, an empty tuple for all of them."""
-    workloads: tuple[str, ...] = entry.metadata.get("workloads", ())
-    return workloads
+def relevance_texts(entry: Field[Any]) -> list[str]:
+    """Describe the choices of other fields with which this field is used, one text for each."""
+    return [rule.description for rule in relevances(entry)]
 
 
 def is_execution(entry: Field[Any]) -> bool:
@@ -85,7 +81,7 @@ def field_list(prefix: str) -> str:
 
 def _headline(key: str, entry: Field[Any]) -> str:
     value = default_text(entry)
-    facts = [limit_text(entry), *workloads_of(entry)] + ["execution"] * is_execution(entry)
+    facts = [limit_text(entry), *relevance_texts(entry)] + ["execution"] * is_execution(entry)
     facts = [fact for fact in facts if fact]
     head = f"{key}={value}" if value else f"{key} (required)"
     line = f"{head}   [{'; '.join(facts)}]" if facts else head

@@ -8,7 +8,21 @@ on all settings that decide this order.
 
 from dataclasses import dataclass, field
 
-from lsgd.recipe.fields import above_0, added_later, at_least, at_most, below, finite, one_of
+from lsgd.recipe.fields import (
+    above_0,
+    added_later,
+    at_least,
+    at_most,
+    below,
+    one_of,
+    only_for,
+)
+
+PUSHED = only_for("strategy.name", "backup", "bounded", "async")
+SERVED = only_for("strategy.name", "sync", "backup", "bounded", "async")
+LOCAL = only_for("strategy.name", "local", "bounded", "async")
+MOMENTUM = only_for("strategy.outer", "sgd", "nesterov")
+"""Metadata of the settings of some strategies, or of some outer rules, only."""
 
 
 @dataclass(frozen=True)
@@ -26,61 +40,79 @@ class StrategySettings:
     updates a copy of its own, and the copies are combined now and then. hogwild is processes of one
     machine that update one model in shared memory without a lock (Niu et al. 2011), for comparison:
     nothing records the order, so two runs differ, and none can be replayed."""
-    backup: int = field(default=0, metadata=added_later(0) | at_least(0))
-    """Of backup: the number of workers beyond those that an update waits for."""
-    slack: int = field(default=0, metadata=added_later(0) | at_least(0))
-    """Of bounded: the number of pushes a worker may be ahead of the slowest before it waits."""
-    staleness_aware: bool = field(default=False, metadata=added_later(False))
-    """Of bounded and async: whether the lr of a push is divided by its staleness.
+    backup: int = field(
+        default=0, metadata=only_for("strategy.name", "backup") | added_later(0) | at_least(0)
+    )
+    """The number of workers beyond those that an update waits for."""
+    slack: int = field(
+        default=0, metadata=only_for("strategy.name", "bounded") | added_later(0) | at_least(0)
+    )
+    """The number of pushes a worker may be ahead of the slowest before it waits."""
+    staleness_aware: bool = field(
+        default=False, metadata=only_for("strategy.name", "bounded", "async") | added_later(False)
+    )
+    """Whether the lr of a push is divided by its staleness.
     Staleness is the number of updates since the worker read the model (Zhang et al. 2016)."""
-    servers: int = field(default=1, metadata=added_later(1) | at_least(1))
+    servers: int = field(default=1, metadata=SERVED | added_later(1) | at_least(1))
     """The number of parameter servers."""
     topology: str = field(
-        default="central", metadata=added_later("central") | one_of("central", "colocated")
+        default="central", metadata=SERVED | added_later("central") | one_of("central", "colocated")
     )
     """The machines of the servers: central or colocated.
     central: servers have machines of their own. colocated: server i is on the machine of worker i
     and shares its network."""
     placement: str = field(
-        default="greedy", metadata=added_later("greedy") | one_of("round_robin", "greedy", "hash")
+        default="greedy",
+        metadata=SERVED | added_later("greedy") | one_of("round_robin", "greedy", "hash"),
     )
     """The assignment of parameters to servers, by the rules of lsgd.strategy.placement."""
-    sparse_rows: bool = field(default=False, metadata=added_later(False))
-    """Of sync: whether only the embedding rows that a step uses are sent.
+    sparse_rows: bool = field(
+        default=False, metadata=only_for("strategy.name", "sync") | added_later(False)
+    )
+    """Whether only the embedding rows that a step uses are sent.
     Row i is stored on server i mod `servers`. It requires plain SGD, which does not change the
     other rows. Virtual time still counts whole tables."""
 
-    order: str = field(default="virtual", metadata=added_later("virtual"))
-    """Of backup, bounded and async: the source of the order in which servers handle pushes.
+    order: str = field(default="virtual", metadata=PUSHED | added_later("virtual"))
+    """The source of the order in which servers handle pushes.
     virtual: a cluster in virtual time, so that the run is the same on any number of processes.
     live: the order of arrival, with a process for each worker and each server; it is recorded in
     the run folder's orders.npz. Any other value is the path of such a file, whose run is replayed
     bit by bit on any number of processes."""
 
-    local_steps: int = field(default=1, metadata=added_later(1) | at_least(1))
+    local_steps: int = field(default=1, metadata=LOCAL | added_later(1) | at_least(1))
     """H, the number of updates that a worker makes of its copy between exchanges or pushes.
     Of local: an epoch ends with an exchange, after fewer updates if need be. Of bounded and async:
     the updates between reading and pushing; a push is then a pseudo-gradient, the parameters read
     minus those reached."""
     outer: str = field(
-        default="mean", metadata=added_later("mean") | one_of("mean", "sgd", "nesterov", "elastic")
+        default="mean",
+        metadata=LOCAL | added_later("mean") | one_of("mean", "sgd", "nesterov", "elastic"),
     )
     """The outer rule, by which the model is updated from the workers' copies.
     Of local: mean takes the mean of the copies, weighted by the examples of each; sgd and nesterov
     are momentum SGD whose gradient is the model minus that mean; elastic moves model and copies
     towards each other (Zhang et al. 2015). Of bounded and async: the rule that applies a pushed
     pseudo-gradient; mean subtracts all of it. With mean and one local step a push is a gradient."""
-    outer_lr: float = field(default=1.0, metadata=added_later(1.0) | above_0())
-    """Of the outer rules sgd and nesterov: their constant lr."""
+    outer_lr: float = field(default=1.0, metadata=LOCAL | MOMENTUM | added_later(1.0) | above_0())
+    """The constant lr of the outer rule."""
     outer_momentum: float = field(
         default=0.0,
-        metadata=added_later(0.0)
+        metadata=LOCAL
+        | MOMENTUM
+        | added_later(0.0)
         | at_least(0)
         | below(1, "grows without end; write a number below 1"),
     )
-    """Of the outer rules sgd and nesterov: their momentum."""
-    moving_rate: float = field(default=0.0, metadata=added_later(0.0) | at_least(0))
-    """Of the outer rule elastic: alpha, the share of its distance to the model that a copy moves.
+    """The momentum of the outer rule."""
+    moving_rate: float = field(
+        default=0.0,
+        metadata=only_for("strategy.name", "local")
+        | only_for("strategy.outer", "elastic")
+        | added_later(0.0)
+        | at_least(0),
+    )
+    """Alpha, the share of its distance to the model that a copy moves.
     In the same exchange the model moves this share of the distance to each copy."""
 
     @property
@@ -152,7 +184,7 @@ class VirtualCluster:
     """
 
     step: float = field(default=0.1, metadata=added_later(0.1) | above_0())
-    """The median seconds the seconds in which a worker computes a gradient of its n examples."""
+    """The median seconds in which a worker computes a gradient of its n examples."""
     spread: float = field(
         default=0.1,
         metadata=added_later(0.1)
@@ -169,7 +201,7 @@ class VirtualCluster:
     """The share of steps in which a worker is a straggler."""
     slow_by: float = field(default=0.0, metadata=added_later(0.0) | at_least(0))
     """The additional seconds of a straggler's step."""
-    speeds: list[float] = field(default_factory=list, metadata=added_later([]) | finite())
+    speeds: list[float] = field(default_factory=list, metadata=added_later([]) | above_0())
     """The relative step time of each worker, 2 for twice as slow; [] is 1 for all."""
     server_gbits: float = field(default=10.0, metadata=added_later(10.0) | above_0())
     """The bandwidth of a server's network, in Gbit/s."""

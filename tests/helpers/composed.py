@@ -12,8 +12,9 @@ from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import Recipe
 from lsgd.recipe.dry_run import make_dry_run
+from lsgd.recipe.overrides import config_groups
 
-CONFIG_GROUPS = frozenset((*config._groups(), "recipe"))
+CONFIG_GROUPS = frozenset((*config_groups(), "recipe"))
 
 
 def compose_recipe(*words: str) -> Recipe:

@@ -23,7 +23,7 @@ def test_the_first_fully_connected_layer_is_as_wide_as_its_field() -> None:
     assert network.fc2.weight.shape == (84, 240)
     torch.testing.assert_close(make_network(published).conv1.weight, network.conv1.weight)
     with pytest.raises(
-        UsageError, match=r"model\.hidden=240 is for model=lenet5, and this is model=re"
+        UsageError, match=r"model\.hidden=240 has no effect with model=resnet.*model=lenet5"
     ):
         compose_recipe("+recipe=fashion_resnet20", "model.hidden=240")
 

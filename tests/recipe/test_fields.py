@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lsgd.errors import UsageError
+from lsgd.recipe import Recipe
 from lsgd.recipe.fields import (
     EXECUTION,
     FieldMetadata,
@@ -18,7 +19,11 @@ from lsgd.recipe.fields import (
     at_most,
     below,
     finite,
+    folder_name,
+    not_empty,
     one_of,
+    only_for,
+    relevances,
     some_of,
     trajectory,
 )
@@ -73,6 +78,15 @@ class Run:
             finite(), [], [0.5, float("-inf")],
             "key has -inf, which is not possible; write a number from -1000000000 to 1000000000",
         ),
+        (
+            above_0(), [[], [1, 0.5]], [1.0, 0.0],
+            "key has 0, which is not possible; write a number above 0",
+        ),
+        (
+            folder_name(), ["a.b-c_1+"], "a b",
+            "key=a b does not make a folder's name; write letters, digits, -, _ and .",
+        ),
+        (not_empty("write key=A"), ["a", None], "", "key= is empty; write key=A"),
         (below(1, "grows; write less"), [0.999, -3], 1.0, "key=1 grows; write less"),
         (below(2**64, "is long"), [2**64 - 1], 2**64, f"key={2**64} is long"),
         (at_most(1, "is more"), [1.0], 1.5, "key=1.5 is more"),
@@ -97,6 +111,7 @@ def test_a_limit(words: FieldMetadata, values: list[Any], wrong: Any, sentence: 
         (at_least_or_auto(1), "1 or more, or auto"),
         (above_0(), "above 0"),
         (finite(), "finite"),
+        (folder_name(), "letters, digits, -, _ and ."),
         (below(1, "grows"), "below 1"),
         (at_most(1, "is more"), "at most 1"),
     ],
@@ -104,6 +119,45 @@ def test_a_limit(words: FieldMetadata, values: list[Any], wrong: Any, sentence: 
 def test_a_limit_in_a_few_words(words: FieldMetadata, few: str) -> None:
     (limit,) = words.values()
     assert limit.description == few
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "chosen", "sentence"),
+    [
+        (only_for("optim.name", "sgd", "lars"), 0.5, "adam",
+         "key=0.5 has no effect with optim=adam; leave it out, or write optim=sgd or lars"),
+        (only_for("optim.name", "sgd", required=False), True, "adam",
+         "key=true has no effect with optim=adam; write key=false, as optim=adam does, or leave it "
+         "out"),
+        (only_for("schedule.decay", "linear", override="schedule"), [1.0], "steps",
+         "key=[1] has no effect with schedule.decay=steps; leave it out, or write schedule=linear"),
+        (only_for("compile", True), 1, False,
+         "key=1 has no effect with compile=false; leave it out, or write compile=true"),
+        (only_for("data.workload", "images"), 3, "trees",
+         "key=3 has no effect with data.workload=trees; leave it out"),
+    ],
+)  # fmt: skip
+def test_a_field_is_for_some_choices_of_another(
+    words: FieldMetadata, value: Any, chosen: Any, sentence: str
+) -> None:
+    """With any other it has its default, or the value that is required in its place."""
+    (rule,) = words.values()
+    rule.enforce("key", value, 0, rule.choices[0])
+    rule.enforce("key", 0, 0, chosen)
+    with pytest.raises(UsageError) as refused:
+        rule.enforce("key", value, 0, chosen)
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("key", [key for key, entry in all_fields(Recipe) if relevances(entry)])
+def test_the_choices_that_a_field_is_for_are_choices(key: str) -> None:
+    """A name that no other field may have would refuse the field for good."""
+    entries = dict(all_fields(Recipe))
+    for rule in relevances(entries[key]):
+        other = entries[rule.key]
+        if other.type is not bool:
+            for choice in rule.choices:
+                other.metadata["one_of"].enforce(rule.key, choice)
 
 
 def test_words_join() -> None:

@@ -1,0 +1,214 @@
+"""The overrides of a recipe: its keys, the choices of its groups, and refusals of all others.
+
+lsgd.config composes what passes these checks.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, NoReturn
+
+from lsgd import paths
+from lsgd.errors import UsageError
+from lsgd.override_syntax import key_and_value
+from lsgd.recipe import LIBRARIES, Recipe
+from lsgd.recipe.fields import all_fields, group_of, is_within
+from lsgd.suggestions import did_you_mean, suggest_equivalent
+from lsgd.untrusted_files import read_bounded
+
+NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
+RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
+"""The options that every command line of a recipe has."""
+MAX_FILE_BYTES = 2**22
+"""The maximum size in bytes of a configuration file."""
+
+
+def sorted_recipe_names() -> list[str]:
+    """Return the names of all shipped recipes, sorted by minibatch size: bs512 before bs1k."""
+
+    def with_size(name: str) -> str:
+        return re.sub(r"bs(\d+)(k?)", lambda m: f"{int(m[1]) * (1024 if m[2] else 1):06}", name)
+
+    return sorted(paths.recipe_names(), key=with_size)
+
+
+def override_keys() -> list[str]:
+    """Return all keys that an override may set: the fields of a recipe, and its config groups."""
+    return [*_keys(), *config_groups()]
+
+
+def _keys() -> list[str]:
+    return [key for key, entry in all_fields(Recipe) if not group_of(entry.type)]
+
+
+@cache
+def field_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields and of their groups."""
+    return frozenset(key for key, _ in all_fields(Recipe))
+
+
+@cache
+def text_keys() -> frozenset[str]:
+    """Return the keys of all recipe fields that hold text: of type str or str | None."""
+    return frozenset(key for key, entry in all_fields(Recipe) if entry.type in (str, str | None))
+
+
+def config_groups() -> list[str]:
+    """Return the names of all config groups: the folders of conf/."""
+    folders = (path for path in paths.conf_dir().iterdir() if path.is_dir())
+    return sorted(path.name for path in folders if path.name.isidentifier())
+
+
+def choices(group: str) -> list[str]:
+    """Return the choices of a config group, such as the optimizers of optim; none for others."""
+    if group not in config_groups():
+        return []
+    found = paths.yaml_names(paths.conf_dir() / group)
+    if group == "model":
+        found.remove("library")
+        found += [f"{library}/NAME" for library in LIBRARIES]
+    return found
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise UsageError for recipe overrides that Hydra would misread or explain badly."""
+    groups, recipes = config_groups(), sorted_recipe_names()
+    chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} are {len(chosen)} recipes; write one")
+    for word in overrides:
+        key, value = key_and_value(word)
+        if not key or ("=" not in word and not word.startswith("~")):
+            refuse_override(word)
+        if key in ("lr", "optim.lr", "schedule.lr"):
+            raise UsageError(
+                f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
+                "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
+            )
+        if key == "recipe":
+            _check_choice(word, value, recipes)
+            if value in recipes:  # and not several, which are refused later
+                check_recipe_file(value)
+        if key in groups and word == f"~{key}":
+            raise UsageError(missing_message([key]))
+        of_library = key == "model" and is_within(value, LIBRARIES)
+        if key in groups and "=" in word and not of_library:
+            _check_choice(word, value, choices(key))
+        if re.match(r"hydra\b", key):
+            raise UsageError(
+                f"'{word}' has no effect, since Hydra only composes the recipe; write "
+                "run_dir=PATH for the folder of the run"
+            )
+
+
+def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
+    """Raise UsageError if an override chooses a file that its config group does not have."""
+    if not value:
+        raise UsageError(
+            NO_RECIPE
+            if key_and_value(override)[0] == "recipe"
+            else f"'{override}' has no value; write {override}NAME"
+        )
+    mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
+    if value.strip("'\"") not in known and not mapping and not several:
+        raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
+
+
+def check_recipe_file(name: str) -> list[str]:
+    """Read the lines of a shipped recipe's file; raises UsageError if Hydra would misread it."""
+    file = paths.recipes_dir() / "recipe" / f"{name}.yaml"
+    shown = paths.display_path(file)
+    try:
+        lines = read_bounded(file, MAX_FILE_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{shown} cannot be read ({first_line(error)}); fix it") from None
+    first = next((line for line in lines if line.strip()), "")
+    if first.startswith("\ufeff"):
+        raise UsageError(
+            f"{shown} begins with a byte order mark, after which Hydra cannot read the first "
+            "line; save it as UTF-8 without one"
+        )
+    if not re.fullmatch(r"\s*#+\s*@package\s+_global_\s*", first):
+        raise UsageError(
+            f"{shown} does not begin with `# @package _global_`, so its fields would not be those "
+            "of a recipe; write that as its first line"
+        )
+    return lines
+
+
+def refuse_override(override: str) -> NoReturn:
+    """Raise UsageError for an override that cannot be parsed."""
+    key, value = key_and_value(override)
+    if "=" in override and re.fullmatch(r"[\w./-]+", key):
+        raise UsageError(
+            f"the value in '{override}' cannot be read; close its brackets, or quote it twice: "
+            f"'{key}=\"{value}\"'"
+        ) from None
+    if key == "recipe":
+        how = "write +recipe=NAME"
+    elif override in sorted_recipe_names():
+        how = f"write +recipe={override}"
+    else:
+        how = suggest_equivalent(override, options=RECIPE_OPTIONS)
+    how = how or "write for example epochs=30"
+    raise UsageError(f"'{override}' is not of the form key=value; {how}") from None
+
+
+def refuse_key(key: str) -> NoReturn:
+    """Raise UsageError for a key that no recipe has."""
+    if key in config_groups():
+        raise UsageError(
+            f"{key} is a choice without keys of its own; write {key}=NAME for one of `--fields "
+            f"{key}`"
+        ) from None
+    hint = did_you_mean(key, [*_keys(), *config_groups(), "+recipe"])
+    raise UsageError(f"there is no key '{key}'; {hint}") from None
+
+
+_TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "=30"),
+    int | str: ("a whole number or auto", "=8"),
+    float: ("a number", "=0.5"),
+    bool: ("true or false", "=true"),
+    list[int]: ("a list of whole numbers", "=[1,2,3]"),
+    list[float]: ("a list of numbers", "=[1,2,3]"),
+    list[str]: ("a list of texts", "=[a,b]"),
+    dict[str, str]: ("a group of keys", ".RULE=REASON"),
+    dict[str, float]: ("a metric and its target", "={top1_error:24.1}"),
+    dict[str, Any]: ("a group of keys", ".KEY=VALUE"),
+}
+"""The description of each field type in messages, and an example value."""
+
+
+def refuse_type(key: str, value: Any) -> NoReturn:
+    """Raise UsageError for a value that is not of its field's type."""
+    if key.startswith("deviations."):
+        raise UsageError(f"{key}={value} is not a reason; write it as a text, +{key}='…'") from None
+    field, element, _ = key.partition("[")
+    types = {key: entry.type for key, entry in all_fields(Recipe)}
+    field = field if field in types else field.rpartition(".")[0]  # a key of a dict field
+    kind: Any = types[field]
+    kind = {int | None: int, float | None: float}.get(kind, kind)
+    if group := group_of(kind):
+        what, example = "a group of keys", f".{fields(group)[0].name}=VALUE"
+    else:
+        what, example = _TYPE_DESCRIPTIONS.get(kind, ("a text", "=TEXT"))
+    shown = json.dumps(value) if value is None or isinstance(value, bool) else value
+    wrong = f"{field} has {shown} in it and" if element else f"{field}={shown}"
+    raise UsageError(f"{wrong} is not {what}; write for example {field}{example}") from None
+
+
+def missing_message(keys: Sequence[str]) -> str:
+    """Return the error message for required fields and groups without a value."""
+    if "name" in keys:
+        return NO_RECIPE
+    # If its name is missing, a group has not been chosen, so that its other fields are missing too.
+    keys = [key.removesuffix(".name") for key in keys if key.endswith(".name")] or keys
+    return f"{', '.join(keys)} has no value; write {keys[0]}=…"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

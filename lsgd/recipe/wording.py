@@ -1,0 +1,87 @@
+"""The description of a run in words: its summary and its result."""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from lsgd.recipe.settings import TARGET_DATA, Target
+from lsgd.rules.metric import Metric
+
+if TYPE_CHECKING:
+    from lsgd.recipe import Recipe
+
+
+class WorkloadUnits(NamedTuple):
+    """The plural nouns for what a minibatch and a dataset of a workload consist of."""
+
+    examples: str
+    """The examples of a worker's minibatch."""
+    dataset: str
+    """The items that `data.train_examples` counts."""
+
+
+UNITS = {
+    "images": WorkloadUnits("images", "images"),
+    "language": WorkloadUnits("streams", "tokens"),
+    "tagging": WorkloadUnits("sentences", "sentences"),
+    "trees": WorkloadUnits("trees", "trees"),
+}
+"""The units of each workload."""
+NO_REPLAY = (
+    "strategy=hogwild cannot be replayed: two runs of it differ; strategy=async with "
+    "strategy.order=live records its order"
+)
+
+
+def summarize(recipe: "Recipe") -> str:
+    """Describe a run in a few lines of text: network, dataset, steps, batch size and lr."""
+    first, last = recipe.lr(0), recipe.scaled_lr
+    ramp = f"lr {first:g}" if first == last else f"lr {first:g} to {last:g}"
+    updating = f"{recipe.update_workers}"
+    if recipe.update_workers < recipe.workers:
+        updating += f" of {recipe.workers}"
+    skipped = len(recipe.data.skip)
+    local_steps = recipe.strategy.batches_per_push
+    lines = [
+        f"{recipe.name}: {recipe.model.name} on {recipe.data.name}, {recipe.epochs} epochs of "
+        f"{', then '.join(str(stage.steps_per_epoch) for stage in recipe.stages)} steps, seed "
+        f"{recipe.seed}",
+        f"batch_size {recipe.batch_size} = {updating} workers x {recipe.worker_batch} "
+        f"{UNITS[recipe.data.workload].examples}"
+        + f" x {local_steps} local steps" * (local_steps > 1)
+        + f", {ramp}",
+        *(
+            f"batch_size {stage.batch_size} = {stage.workers} workers from epoch {stage.epoch} on"
+            for stage in recipe.stages[1:]
+        ),
+        *([NO_REPLAY] if recipe.strategy.name == "hogwild" else []),
+        *([f"images skipped (data.skip): {skipped}"] if skipped else []),
+        *recipe.replaced,
+    ]
+    return "\n".join(lines)
+
+
+def format_result(recipe: "Recipe", metric: Metric, number: float) -> str:
+    """Format a run's final metric as a sentence that compares it with the published number.
+
+    The published number is added if it is of the same metric and dataset. A dry run reports no
+    number, since its metric means nothing.
+    """
+    if recipe.rehearse:
+        return "dry run done: steps, evaluations and checkpoints all worked"
+    outcome = metric.format_labelled(number) + f" ({metric.aggregation})" * math.isfinite(number)
+    on_its_data = recipe.data.name in TARGET_DATA and recipe.inputs.loader != "synthetic"
+    if recipe.target and recipe.target.metric == metric and on_its_data:
+        return f"{outcome}; {describe_difference(recipe.target, number)}"
+    return outcome
+
+
+def describe_difference(target: Target, number: float) -> str:
+    """Describe how far a run's final metric is above or below the published number.
+
+    lsgd.report.verdict decides over several seeds whether a result is the published one.
+    """
+    above = round(number - target.value, 2)
+    distance = f"{abs(above):.2f} {'above' if above > 0 else 'below'}"
+    source = f" ({target.source})" if target.source else ""
+    published = target.metric.format_value(target.value, target.std)
+    return f"{distance} the published {published}{source}"
