@@ -271,9 +271,9 @@ TEXT = """\
 # The operators of the small recipes on a Mac's GPU
 
 lsgd has not been run on a Mac yet. This page has what can be checked without one: each operator
-that a step, an evaluation or a checkpoint of the digits and Fashion-MNIST recipes calls is looked up
-in torch's own list of the kernels of its device `mps` (`native_functions.yaml` of torch {version}).
-It is written by
+that a step, an evaluation or a checkpoint of the digits and Fashion-MNIST recipes calls is looked
+up in torch's own list of the kernels of its device `mps` (`native_functions.yaml` of torch
+{version}). It is written by
 {names}
 
 {count} operators are called. {verdict}
@@ -291,9 +291,9 @@ support mps either.
 
 ## Operators
 
-*kernel*: mps has a kernel of its own. *made of*: the operator has no kernel on any device, and calls
-these operators, all of which mps has. Where only the name of an operator is known, all its overloads
-are looked up.
+*kernel*: mps has a kernel of its own. *made of*: the operator has no kernel on any device, and
+calls these operators, all of which mps has. Where only the name of an operator is known, all its
+overloads are looked up.
 
 {operators}
 """
