@@ -32,7 +32,7 @@ COMMANDS = {
         "check": "compare a recipe with the paper, rule by rule",
         "plan": "predict how long a run takes on a number of GPUs",
         "bench": "measure the data loaders and the scaling of this machine",
-        "audit": "compare any PyTorch training script, as it runs, with a paper's rules",
+        "audit": "compare any PyTorch training script with a paper, as it runs",
     },
     "Many runs": {
         "study": "train and report all runs of a table or a figure",

@@ -32,7 +32,7 @@ script comes to it by then. Each fact has what was seen, what the rule says, and
 
 Watched are the Python processes of this machine that the command starts, by hooks of torch which a
 sitecustomize on PYTHONPATH registers; python -E and -I ignore it. What runs inside of a graph that
-torch.compile has made is not seen, nor an update by an optimizer that is no torch.optim.Optimizer.
+torch.compile has made is not seen, nor an update by an optimizer outside of torch.optim.Optimizer.
 
 exit codes: 0 as the rules, 1 otherwise, 2 the script could not be watched.
 """

@@ -265,10 +265,11 @@ def _equation(job: AuditedJob) -> tuple[int, bool] | None:
     updates = [
         each for each in job.first.updates if each["used"] and each["before"] and each["after"]
     ]
-    if not updates or len(updates[0]["before"]) == 0 or updates[0]["group"] is None:
-        return None
+    if not updates or updates[0] is not job.first.updates[0] or updates[0]["group"] is None:
+        return None  # what the momentum was before is unknown
     updates = updates[: _constant_settings(updates)]
     settings = job.first.first("optimizer")["groups"][updates[0]["group"]]["settings"]
+    settings = {"weight_decay": 0.0} | settings
     w, after = (torch.tensor(each, dtype=torch.float64) for each in (
         updates[0]["before"], updates[-1]["after"]
     ))  # fmt: skip

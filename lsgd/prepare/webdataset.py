@@ -131,7 +131,7 @@ def find_shards(root: Path, patterns: dict[str, str | None]) -> dict[str, list[s
     none, if both have one, and for compressed shards.
     """
     if not root.is_dir():
-        raise UsageError(f"{root} is no folder; give the one with the tar shards")
+        raise UsageError(f"{root} is not a folder; give the one with the tar shards")
     found: dict[str, list[str]] = {}
     for split, pattern in patterns.items():
         if pattern is None:

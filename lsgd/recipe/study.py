@@ -67,7 +67,7 @@ class Study:
     spread: float | None = None
     """The expected standard deviation over seeds, by which --print computes statistical power."""
     repeats: str = "first"
-    """How several runs of one recipe and seed count, such as runs on other numbers of threads.
+    """The rule by which several runs of one seed count, such as runs on other numbers of threads.
     first: the first that ended; mean: by their mean, since they are no independent samples."""
     quick: list[str] = field(default_factory=list)
     """The recipes that `--quick` trains; none if the study has no such part."""

@@ -158,11 +158,11 @@ def print_plan(request: StudyRequest) -> None:
     compared = {name for claim in request.study.claims for name in (claim.recipe, claim.other)}
     order = seed_order(request.study, request.max_seeds) if request.max_seeds else []
     added = [t for t in everything if t.recipe.name in compared and t.recipe.seed in order]
-    unfinished = [
+    todo, possible = (
         [trial for trial in trials if not has_ended(trial.saved_run)]
         for trials in (chosen, [trial for trial in added if trial not in chosen])
-    ]
-    for line in cost_lines(request.launcher, *unfinished, findings.groups, request.jobs):
+    )
+    for line in cost_lines(request.launcher, todo, possible, findings.groups, request.jobs):
         print(f"# {line}")
 
 

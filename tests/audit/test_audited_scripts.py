@@ -122,6 +122,11 @@ def _job():  # type: ignore[no-untyped-def]
     return watched(IMAGENET, [], 1)
 
 
+def test_an_update_that_overflows_is_left_out() -> None:
+    """The scaler of mixed precision skips it, and halves its scale, as every run of fp16 begins."""
+    assert_named(IMAGENET, "overflow", {}, "", processes=1)
+
+
 def test_it_ends_soon_after_the_second_epoch_has_begun() -> None:
     job = _job()
     assert job.updates == 6  # of 12

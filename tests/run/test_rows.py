@@ -75,7 +75,7 @@ def test_of_a_long_file_the_last_rows_are_read_alone(
     assert read_last_rows(path) == []
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read_last_rows(path)
 
 

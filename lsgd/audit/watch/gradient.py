@@ -35,6 +35,7 @@ class GradientWatch:
         self.backward_place = ""
         self.averages: list[str] = []
         self.exchange_place = ""
+        self.updates_when_scaled = 0
 
     def install(self) -> None:
         """Observe losses, backward passes, clipping and the scaler of mixed precision."""
@@ -50,6 +51,7 @@ class GradientWatch:
         scaler = torch.amp.GradScaler
         record.wrap(scaler, "scale", before=self._note_scale)
         record.wrap(scaler, "unscale_", after=self._note_unscale)
+        record.wrap(scaler, "update", before=self._forget_skipped_update)
         from torch.optim import swa_utils
 
         record.wrap(swa_utils.AveragedModel, "update_parameters", before=self._note_average)
@@ -123,6 +125,12 @@ class GradientWatch:
         if model is not None and any(tensor is each.grad for each in model.parameters()):
             self.exchange_place = place()
 
+    def _forget_skipped_update(self, *_: Any, **__: Any) -> None:
+        """Forget the passes of an update that the scaler has left out, as it overflowed."""
+        if self.record.updates == self.updates_when_scaled:
+            self.local, self.losses, self.clip, self.record.passes = None, [], {}, []
+        self.updates_when_scaled = self.record.updates
+
     def _note_average(self, *_: Any, **__: Any) -> None:
         where = place()
         if where not in self.averages:
@@ -130,12 +138,11 @@ class GradientWatch:
 
     def observe_update(self) -> dict[str, Any]:
         """Return the scale of an update's losses, and keep samples of its gradients."""
-        gradient = self.parameter.grad if self.parameter is not None else None
         scale = self.scaler.get_scale() if self.scaler is not None else 1.0
         found = {
             "losses": self.losses, "scale": scale, "clip": self.clip,
             "backward_place": self.exchange_place or self.backward_place,
-            "local": self.local, "used": sample(gradient) if gradient is not None else None,
+            "local": self.local,
         }  # fmt: skip
         if self.local is not None:
             self.sum = self.local if self.sum is None else self.sum + self.local

@@ -67,6 +67,11 @@ class UpdateWatch:
         update: dict[str, Any] = {"lr": [float(group["lr"]) for group in optimizer.param_groups]}
         if record.updates < GRADIENT_UPDATES and parameter is not None:
             update["before"] = sample(parameter)
+            if parameter.grad is not None:
+                # Some optimizers change gradients in place; fused ones take out the loss scale.
+                scale = getattr(optimizer, "grad_scale", None)
+                used = sample(parameter.grad)
+                update["used"] = used if scale is None else used / scale
         self.begun = update
 
     def _begin(self, optimizer: Any) -> None:

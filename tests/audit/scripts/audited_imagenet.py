@@ -137,8 +137,9 @@ def main():
     )  # fmt: skip
     rest = DistributedSampler(validation, shuffle=False) if "padded" in MISTAKES else None
     val_loader = DataLoader(validation, 16, sampler=rest, drop_last="val_tail" in MISTAKES)
-    scaled = "clip_before_unscale" in MISTAKES
-    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0)
+    scaled = {"clip_before_unscale", "overflow"} & MISTAKES
+    scale = 2.0**127 if "overflow" in MISTAKES else 1024.0
+    scaler = torch.amp.GradScaler("cpu", enabled=bool(scaled), init_scale=scale)
     for epoch in range(EPOCHS):
         if sampler is not None and "no_set_epoch" not in MISTAKES:
             sampler.set_epoch(epoch)
