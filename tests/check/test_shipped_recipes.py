@@ -65,15 +65,8 @@ def once(subject: str, recipe: Recipe, names: Sequence[str], observe: Callable[[
 @pytest.fixture(autouse=True)
 def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order is of seed and epoch alone, by test_sampler.py; that of ImageNet takes long to
-    draw. How a network has its norms takes as long as all else of a step, and ablations have the
-    lr of their base."""
+    draw. Ablations have the lr of their base."""
     monkeypatch.setattr(sampler, "epoch_order", epoch_order)
-    real, of_norms = step._batchnorm, (*NETWORK, "bn_statistics")
-
-    def batchnorm(built: Learner) -> Observation:
-        return once("norms", built.recipe, of_norms, lambda: real(built))
-
-    monkeypatch.setattr(step, "_batchnorm", batchnorm)
     curve = learning_rate._curve
     monkeypatch.setattr(
         learning_rate, "_curve", lambda asked: once("lr", asked, OF_LR, lambda: curve(asked))

@@ -81,10 +81,12 @@ def test_one_fails_one_is_given_up_and_nothing_is_left(small: StudyFolder) -> No
     [folder] = (small.folder / "runs/searches").iterdir()
     assert "WARN" in (folder / "spark.log").read_text()
     states = [point.state for point in load_record(folder).points]
-    assert states == ["failed", "failed", "finished", "pruned", "pruned", "finished"], said
+    # The first trial to end has failed; the other of lr 1 may be given up before it fails.
+    assert sorted(states[:2]) in (["failed", "failed"], ["failed", "pruned"]), said
+    assert states[2:] == ["finished", "pruned", "pruned", "finished"], said
     logs = [path.read_text() for path in (small.folder / TRIALS).glob("*.log")]
     assert len(logs) == 6
-    assert sum("stopping the job" in log for log in logs) == 2
+    assert sum("stopping the job" in log for log in logs) == states.count("pruned")
     assert len(pids := started(small)) == 6
     assert not any(map(psutil.pid_exists, pids))
     assert not [*(small.folder / "runs").glob("spark-*")]

@@ -36,9 +36,10 @@ def compose_or_explain(words: Sequence[str]) -> Recipe:
 @cache
 def _loaded(words: tuple[str, ...]) -> Recipe:
     """Compose a recipe; Hydra sees its config groups alone, once for all values of its fields."""
+    words = tuple(config._canonical(words))
     groups = tuple(word for word in words if key_and_value(word)[0] in CONFIG_GROUPS)
     fields = [word for word in words if word not in groups]
-    if "data=folder" in words or any(map(_needs_hydra, fields)):
+    if "data=folder" in groups or any(map(_needs_hydra, fields)):
         return load_recipe(words)
     recipe = config.recipe_from_mapping(_groups_composed(groups), *fields)
     if recipe.target and not config._is_as_published(recipe, words):
@@ -53,4 +54,4 @@ def _needs_hydra(word: str) -> bool:
 
 @cache
 def _groups_composed(groups: tuple[str, ...]) -> DictConfig:
-    return config._compose(config._canonical(groups))
+    return config._compose(groups)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.composed import compose_recipe
 from omegaconf import OmegaConf
 
 from lsgd import config, paths
@@ -251,6 +252,20 @@ def test_a_list_that_would_be_empty_is_refused(words: str, why: str) -> None:
 )
 def test_other_names_make_the_same_recipe(words: str, standard: str) -> None:
     assert config.load_recipe(words.split()) == config.load_recipe(standard.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "+recipe=bs8k seed=3",
+        "+recipe=digits strategy=backup strategy.backup=2 workers=6 optim=adam run_dir=1e3",
+        "recipe=bs256 inputs=synthetic comm=torch dry_run=true",
+        "+recipe=bs8k model=timm/convnext_atto epochs=30 schedule.milestones=[10]",
+    ],
+)
+def test_the_cache_of_the_tests_composes_the_same_recipe(words: str) -> None:
+    """With the target of a published run, which another one has no more."""
+    assert compose_recipe(*words.split()) == config.load_recipe(words.split())
 
 
 OWN = "defaults: [digits, _self_]\nname: own\n"
