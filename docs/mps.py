@@ -248,14 +248,14 @@ def render_page() -> str:
         "`python -m docs.mps`, from two steps of "
         + ", ".join(f"`{recipe.name}`" for recipe in chosen)
         + ", which between them have all networks, optimizers, averages and BN statistics of these "
-        "recipes, with one pass of 4 workers a step and with two passes of 2.",
+        "recipes, with one micro-batch of 4 workers per step and with two of 2.",
         100,
     )
     version = torch.__version__.partition("+")[0]
     verdict = (
-        "All of them are there."
+        "mps has all of them."
         if not missing
-        else f"{len(missing)} of them are not: " + ", ".join(row[0] for row in missing) + "."
+        else f"mps lacks {len(missing)} of them: " + ", ".join(row[0] for row in missing) + "."
     )
     return TEXT.format(
         version=version,
@@ -270,9 +270,10 @@ def render_page() -> str:
 TEXT = """\
 # The operators of the small recipes on a Mac's GPU
 
-No Mac has run lsgd yet. This page says what can be told without one: each operator that a step, an
-evaluation or a checkpoint of the digits and Fashion-MNIST recipes calls is looked up in torch's own
-list of what its device `mps` has (`native_functions.yaml` of torch {version}). It is made by
+lsgd has not been run on a Mac yet. This page has what can be checked without one: each operator
+that a step, an evaluation or a checkpoint of the digits and Fashion-MNIST recipes calls is looked
+up in torch's own list of the kernels of its device `mps` (`native_functions.yaml` of torch
+{version}). It is written by
 {names}
 
 {count} operators are called. {verdict}
@@ -283,14 +284,16 @@ A Mac's GPU has no float64. These places make tensors of float64 in a float32 ru
 
 {doubles}
 
-There the tally is of float32, and the sums of losses alone are rounded to it: a run on a stand-in
-of a device without float64 shows it (`tests/accelerator/test_commands.py`). `precision=float64` is
-refused. What is on the host stays there on any device. Horovod is not for mps either.
+On a device without float64 the metric sums are float32, and only the sums of losses are rounded to
+it: a run on a stand-in device shows this (`tests/accelerator/test_commands.py`).
+`precision=float64` is rejected. Host tensors stay on the host on any device. Horovod does not
+support mps either.
 
 ## Operators
 
-*kernel*: mps has one of its own. *made of*: the operator has none on any device, and calls these,
-all of which mps has. An operator is looked up with all its overloads where only its name is known.
+*kernel*: mps has a kernel of its own. *made of*: the operator has no kernel on any device, and
+calls these operators, all of which mps has. Where only the name of an operator is known, all its
+overloads are looked up.
 
 {operators}
 """

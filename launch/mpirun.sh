@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# One job under Open MPI's mpirun, on --hosts or on the machines that it is configured for.
+# Start a job under Open MPI's mpirun, on --hosts or on the hosts of its allocation.
 source "$(dirname "${BASH_SOURCE[0]}")/python.sh"
 exec "$PYTHON" -m lsgd.launch mpirun "$@"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the launch scripts: PYTHON is what the user has set, else the checkout's, else python3.
+# Sourced by the launch scripts: set PYTHON, by default to the checkout's Python, else to python3.
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -z ${PYTHON:-} && -x $checkout/.venv/bin/python ]]; then PYTHON=$checkout/.venv/bin/python; fi
 export PYTHON=${PYTHON:-python3}

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# One job over Ray: the cluster at RAY_ADDRESS, or a new one on this machine.
+# Start a job over Ray: on the cluster of RAY_ADDRESS, or on a new local one.
 source "$(dirname "${BASH_SOURCE[0]}")/python.sh"
 exec "$PYTHON" -m lsgd.launch ray "$@"

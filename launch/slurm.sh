@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# One Slurm job.
+# Submit a Slurm job.
 source "$(dirname "${BASH_SOURCE[0]}")/python.sh"
 exec "$PYTHON" -m lsgd.launch slurm "$@"

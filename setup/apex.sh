@@ -2,10 +2,11 @@
 # Install NVIDIA's apex for the torch of one Python, as optim.fused=apex needs it:
 # setup/apex.sh [PYTHON]
 #
-# NVIDIA has no package of it: PyPI's apex is another one, and NGC's PyTorch containers have theirs.
-# It is compiled here from its repository at one commit, by nvcc of the CUDA that torch is built for;
-# the wheel is kept in ${XDG_CACHE_HOME:-~/.cache}/lsgd/wheels/<what it was built for>/ and installed
-# from there next time. TORCH_CUDA_ARCH_LIST=9.0 compiles for an H100 or H200 alone.
+# NVIDIA publishes no package of it: PyPI's apex is another project, and only NGC's PyTorch containers
+# include it.
+# This script compiles one commit of its repository, by nvcc of the CUDA version of torch; the wheel is
+# cached in ${XDG_CACHE_HOME:-~/.cache}/lsgd/wheels/<what it was built for>/ and installed
+# from there next time. TORCH_CUDA_ARCH_LIST=9.0 compiles only for an H100 or H200.
 set -euo pipefail
 
 package=apex
@@ -17,7 +18,7 @@ source "$here/cuda.sh"
 
 give_up() { refuse "$@"; }
 
-# --- What is there to build for --------------------------------------------------------------
+# --- The target of the build -----------------------------------------------------------------
 
 learn "${1:-${PYTHON:-$here/../.venv/bin/python}}" amp_C
 
@@ -44,7 +45,7 @@ case $installed in
         ;;
 esac
 
-# --- Build it, unless the cache has it -------------------------------------------------------
+# --- Build it, unless it is cached -----------------------------------------------------------
 
 build() {
     local missing=''
@@ -57,7 +58,7 @@ build() {
     [[ -f $python_header ]] || missing="$missing python3-dev"
     [[ -z $missing ]] ||
         refuse "building it needs$missing, not found here (Debian: 'sudo apt install$missing')"
-    # What its setup.py imports.
+    # The imports of its setup.py.
     pip install --quiet 'setuptools>=70.1' wheel packaging ninja ||
         refuse "the packages that the build imports could not be installed (see pip's message above)"
 
@@ -75,7 +76,7 @@ build() {
         say "no GPU is in sight, so it is for every architecture that apex knows; TORCH_CUDA_ARCH_LIST=9.0" \
             "compiles for an H100 or H200 alone."
     fi
-    # What compiles has the torch and setuptools of $python; ninja, where it is, starts MAX_JOBS compilers.
+    # The build uses torch and setuptools of $python; ninja, if installed, starts MAX_JOBS compilers.
     build_wheel env CUDA_HOME="$cuda_home" APEX_CUDA_EXT=1 NVCC_APPEND_FLAGS="--threads 4" \
         MAX_JOBS="${MAX_JOBS:-$compilers}" \
         TMPDIR="$work/tmp" \

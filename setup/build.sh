@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by the scripts that compile: what they learn of torch, the build itself, and how they end.
-# The script sets `package`, `here` and `key`, and has `give_up SENTENCE` for what stops a build.
-# Whatever else fails, a tool that is missing or killed included, ends with a sentence too.
+# Sourced by the build scripts: properties of torch, the build itself, and error handling.
+# The script sets `package`, `here` and `key`, and defines `give_up SENTENCE` for errors of a build.
+# Any other failure, including a tool that is missing or killed, also ends with an error message.
 set -E
 
 made=     # folder of the wheel, removed at the end
-work=     # folder of the build, that one if its path has no blank
+work=     # folder of the build: the same folder if its path has no blank
 building= # process group of the compilers
-progress= # process group of what says how far they are
+progress= # process group of the progress messages
 
 say() { echo "$package: $*"; }
 
@@ -16,12 +16,12 @@ refuse() {
     exit 1
 }
 
-# --- How a script ends -----------------------------------------------------------------------
+# --- Exit and error handling -----------------------------------------------------------------
 
 unforeseen() {
     local status=$1 place=$2 command=${3%%$'\n'*} how
     trap - ERR
-    # A subshell passes its status on: the command around it fails then, and is told of once.
+    # A subshell returns its status: then the command around it fails, and is reported once.
     if ((BASH_SUBSHELL)); then exit "$status"; fi
     how="failed with exit status $status"
     if ((status == 127)); then how="needs a program that is not here"; fi
@@ -39,7 +39,7 @@ interrupted() {
 clean() {
     if [[ -n $progress ]]; then kill -- "-$progress" 2>/dev/null || true; fi
     if [[ -n $building ]] && kill -- "-$building" 2>/dev/null; then
-        # What still writes into a folder would keep it from being removed.
+        # A process that still writes into a folder would keep it from being removed.
         for _ in {1..20}; do
             if ! kill -0 -- "-$building" 2>/dev/null; then break; fi
             sleep 0.1
@@ -55,10 +55,10 @@ trap 'interrupted 130' INT
 trap 'interrupted 143' TERM
 trap clean EXIT
 
-# --- What is there to build for --------------------------------------------------------------
+# --- The target of the build -----------------------------------------------------------------
 
-# Set python, torch, cuda, standard, tag, devices, beside, python_header, compilers and installed, of the
-# Python $1; $2 is the module that only a compiled package has.
+# Set python, torch, cuda, standard, tag, devices, beside, python_header, compilers and installed for the
+# Python $1; $2 is a module that exists only in a compiled package.
 learn() {
     local asked facts status=0
     asked=$(command -v "$1") ||
@@ -85,7 +85,7 @@ learn() {
 
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
-# Set cache, and wheel to that of $key in it, or to nothing. Without a HOME, ~ is the home in the
+# Set cache, and wheel to the wheel of $key in it, or to nothing. Without a HOME, ~ is the home in the
 # system's list of users.
 find_wheel() {
     local each
@@ -96,8 +96,8 @@ find_wheel() {
     done
 }
 
-# Make the folders, and set log. The wheel's is beside its destination, so that it moves there in one
-# step and a build running at the same time, or an interrupted one, cannot leave half a wheel.
+# Make the folders, and set log. The wheel's folder is on the same file system as its destination, so that
+# it is moved atomically and a concurrent or interrupted build cannot leave half a wheel.
 begin_build() {
     mkdir -p "$cache" 2>/dev/null || true
     [[ -d $cache && -w $cache ]] ||
@@ -107,7 +107,7 @@ begin_build() {
     if [[ $work == *[[:space:]]* ]]; then work=$(mktemp -d); fi # a path in Horovod's CMake files is bare
     mkdir "$work/tmp" "$made/wheel"
     log=$cache/$key.$$.log
-    PATH=${python%/*}:$PATH # a CMake or ninja from PyPI lies beside the interpreter
+    PATH=${python%/*}:$PATH # a CMake or ninja from PyPI is next to the interpreter
 }
 
 say_progress() {
@@ -134,17 +134,17 @@ build_wheel() {
     kill -- "-$progress" 2>/dev/null || true
     progress=
     if ((status)); then
-        # The last lines are pip's and Python's; what failed stands further up, if it says so.
+        # The last lines are those of pip and Python; the error itself is further up, if there is a message.
         { grep -E -B 2 -A 3 'CMake Error|[Ee]rror:' "$log" || tail -n 20 "$log"; } 2>/dev/null |
             head -n 20 >&2 || true
         give_up "it did not build for torch $torch; the lines above are from its log, $log"
     fi
-    # Fails where another build was first; its wheel is as good.
+    # Fails if another build was first; its wheel is equivalent.
     "$python" -c 'import os, sys; os.rename(*sys.argv[1:])' "$made/wheel" "$cache/$key" 2>/dev/null || true
     say "built in $(elapsed "$begun")"
 }
 
-# Install the wheel, of which the Python program $1 tries whether it loads.
+# Install the wheel, and test with the Python program $1 whether it loads.
 install_wheel() {
     local problem
     find_wheel

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Sourced by the scripts that compile: which CUDA toolkit is whole, and one that a linker understands.
+# Sourced by the build scripts: find a complete CUDA toolkit, and make it usable for a linker.
 
-# A file of each part of a toolkit that a build uses, and the extra of PyPI's cuda-toolkit that brings
-# it: nvcc, what nvcc starts and includes, and what torch's headers for extensions include.
+# A file of each part of a toolkit that a build uses, and the extra of PyPI's cuda-toolkit that installs
+# it: nvcc, the programs and headers that nvcc uses, and those that torch's extension headers include.
 cuda_parts=(
     bin/nvcc=nvcc
     nvvm/bin/cicc=nvvm
@@ -16,13 +16,13 @@ cuda_parts=(
 
 # Set cuda_home to the first toolkit that has all of cuda_parts and whose release matches the pattern
 # $3: the one in CUDA_HOME if that is set, else that of the nvcc in PATH, PyPI's, or /usr/local/cuda.
-# $1 is the folder in which torch lies and $2 the CUDA that torch is built for. Where there is none,
-# cuda_home is empty, cuda_lacks says what each is short of, and cuda_remedy how to get a whole one.
+# $1 is the folder of torch and $2 the CUDA version that torch is built for. If none is found, cuda_home
+# is empty, cuda_lacks lists what each toolkit lacks, and cuda_remedy how to install a complete one.
 find_cuda() {
     local nvcc part lacks release number extras='' of_pypi="$1/nvidia/cu${2%%.*}"
     local places=("${CUDA_HOME:-}")
     if [[ -z ${CUDA_HOME:-} ]]; then
-        # Most machines have no nvcc in PATH, which is no failure.
+        # Most machines have no nvcc in PATH, which is not an error.
         nvcc=$(command -v nvcc) && nvcc=$(readlink -f "$nvcc") || nvcc=
         places=("${nvcc%/bin/nvcc}" "$of_pypi")
         if [[ ! /usr/local/cuda -ef ${places[0]} ]]; then places+=(/usr/local/cuda); fi
@@ -51,7 +51,7 @@ find_cuda() {
     done
     cuda_home=
     cuda_remedy="install CUDA toolkit $2"
-    if ((${2%%.*} >= 13)); then # PyPI's older ones have a folder for each part
+    if ((${2%%.*} >= 13)); then # older ones on PyPI have a folder for each part
         for part in "${cuda_parts[@]}"; do extras="$extras${extras:+,}${part#*=}"; done
         # shellcheck disable=SC2154  # set by learn
         cuda_remedy="$cuda_remedy ('$python -m pip install \"cuda-toolkit[$extras]==$2.*\"')"
@@ -59,14 +59,14 @@ find_cuda() {
     cuda_remedy="$cuda_remedy, or set CUDA_HOME to where one is"
 }
 
-# PyPI's toolkit has its libraries in lib, each under the name with its version alone, and nvcc and
-# the linker look in lib64 for the name without: then link the toolkit to the folder $1, with lib64,
-# and set cuda_home to that.
+# PyPI's toolkit has its libraries in lib, only under names with a version, but nvcc and the linker
+# look in lib64 for names without one: then link the toolkit to the folder $1, with lib64, and set
+# cuda_home to it.
 complete_cuda() {
     local library name
     if [[ -e $cuda_home/lib64/libcudart.so ]]; then return; fi
     mkdir -p "$1/bin" "$1/lib64"
-    ln -s "$cuda_home"/bin/* "$1/bin" # nvcc looks in bin/../lib64, and bin may be no link
+    ln -s "$cuda_home"/bin/* "$1/bin" # nvcc looks in bin/../lib64, so bin must not be a link
     for library in "$cuda_home"/lib*/lib*; do
         name=${library##*/}
         ln -sf "$library" "$1/lib64/$name"

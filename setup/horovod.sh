@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Install Horovod for the torch of one Python: setup/horovod.sh [PYTHON]
 #
-# PyPI has Horovod as source only, so it is compiled here, once: the wheel is kept in
+# PyPI has Horovod only as source, so it is compiled here, once: the wheel is cached in
 # ${XDG_CACHE_HOME:-~/.cache}/lsgd/wheels/<what it was built for>/ and installed from there next time.
-# Gloo is always in it; MPI is when this machine can compile against it, and NCCL where it has a GPU
-# too. Where no GPU is in sight, as on a login node, HOROVOD=nccl builds for every GPU, and
-# HOROVOD_BUILD_CUDA_CC_LIST=90 for an H100 or H200 alone.
-# lsgd also runs without Horovod, so a machine that cannot build it is no error here, unless
-# LSGD_REQUIRE names horovod.
+# It always includes Gloo, MPI if this machine can compile against it, and NCCL if it also has a GPU.
+# Without a GPU, as on a login node, HOROVOD=nccl builds for every GPU, and
+# HOROVOD_BUILD_CUDA_CC_LIST=90 only for an H100 or H200.
+# lsgd also runs without Horovod, so it is not an error if a machine cannot build it, unless
+# LSGD_REQUIRE includes horovod.
 set -euo pipefail
 
 package=horovod
@@ -24,7 +24,7 @@ give_up() {
     exit 0
 }
 
-# --- What is there to build for --------------------------------------------------------------
+# --- The target of the build -----------------------------------------------------------------
 
 learn "${1:-${PYTHON:-$here/../.venv/bin/python}}" horovod
 
@@ -59,7 +59,7 @@ if [[ $cuda != none ]]; then
 fi
 if [[ $for_gpus == yes ]]; then
     find_cuda "$beside" "$cuda" "${cuda%%.*}.*" # releases of one CUDA are compatible
-    # torch's own NCCL first: it is the one in the process at run time.
+    # torch's own NCCL first: it is the one that is loaded at run time.
     for nccl_home in "${HOROVOD_NCCL_HOME:-}" "$beside/nvidia/nccl" /usr/local /usr ''; do
         if [[ -n $nccl_home && -f $nccl_home/include/nccl.h ]]; then break; fi
     done
@@ -75,7 +75,7 @@ if [[ $for_gpus == yes ]]; then
     fi
 fi
 
-# Whether the Horovod in place serves each GPU in sight, whatever others it was built for too.
+# Return whether the installed Horovod supports each GPU of this machine.
 serves() {
     local each
     if [[ $for_gpus == no ]]; then return 0; fi
@@ -118,7 +118,7 @@ if [[ $installed == other || $installed == stranger ]]; then
 fi
 contents="Gloo, MPI: $mpi, NCCL: $nccl"
 
-# --- Build it, unless the cache has it -------------------------------------------------------
+# --- Build it, unless it is cached -----------------------------------------------------------
 
 build() {
     local missing='' cxx library each least most
@@ -157,14 +157,14 @@ build() {
             "HOROVOD=nccl (every GPU, 21 minutes on 2 cores)."
     fi
 
-    # Measured on 2 cores: 2 to 9 minutes for CPU tensors, of which one is not shared by cores.
+    # Measured on 2 cores: 2 to 9 minutes for CPU tensors, one of which uses a single core.
     least=$((1 + 2 / compilers)) most=$((1 + 16 / compilers))
     if [[ $nccl != none ]]; then least=$((1 + 4 / compilers)) most=$((1 + 24 / compilers)); fi
     if [[ $nccl == *-all ]]; then least=$((1 + 8 / compilers)) most=$((1 + 40 / compilers)); fi
     say "building $version for torch $torch with C++$standard ($contents), once, about $least to $most" \
         "minutes for $compilers compilers at once$mpi_hint; log: $log"
-    # --no-cache-dir: pip's own cache knows a wheel by its source, not by the torch it was built for.
-    # MAKEFLAGS also keeps the job server of a calling make out.
+    # --no-cache-dir: pip's own cache identifies a wheel by its source, not by the torch version.
+    # MAKEFLAGS also disables the job server of a calling make.
     build_wheel env -u CMAKE_GENERATOR -u CXXFLAGS "${options[@]}" TMPDIR="$work/tmp" \
         CXX="$here/cxx" LSGD_CXX="$cxx" LSGD_CXX_STD="$standard" \
         MAKEFLAGS="-j$compilers" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
@@ -173,8 +173,8 @@ build() {
         --no-binary horovod --wheel-dir "$made/wheel" "horovod==$version"
 }
 
-# What Horovod imports; setuptools because Python 3.12 has no distutils, which horovodrun and the
-# build use, and at 70.1 because it then makes wheels by itself.
+# The imports of Horovod; setuptools because Python 3.12 has no distutils, which horovodrun and the
+# build use, and from 70.1 on because it builds wheels without the package wheel.
 constraints=()
 if [[ -f $here/../constraints.txt ]]; then constraints=(-c "$here/../constraints.txt"); fi
 pip install --quiet ${constraints[@]+"${constraints[@]}"} \

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Make .venv: setup/venv.sh [PYTHON]
 #
-# Without PYTHON by the first Python in PATH that lsgd is tried on and that can make one.
+# Without PYTHON, use the first Python in PATH that lsgd supports and that can make one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Also for a Python too old for anything newer; exit status 3 means that the reason stands on stderr.
+# Compatible with very old Pythons; exit status 3 means that the reason is on stderr.
 check='
 import sys
 reason = None

@@ -39,11 +39,11 @@ def draw() -> str:
     house, *packages = contracts().items()
     drawing = Drawing(
         NAME,
-        "The floors of lsgd",
+        "The layers of lsgd",
         f"{_told(*house)} Inside its packages: {' '.join(_told(*each) for each in packages)}",
     )
     drawing.text(EDGE, 24, "lsgd/", "head", "start")
-    drawing.text(WIDTH - EDGE, 24, "a file imports only from floors below", "small", "end")
+    drawing.text(WIDTH - EDGE, 24, "a file imports only from lower layers", "small", "end")
     bottom = _draw_floors(drawing, *house, EDGE, 44, WIDTH - 2 * EDGE)
     drawing.text(EDGE, bottom + 36, "inside the packages", "head", "start")
     columns = {EDGE: bottom + 56, EDGE + HALF + EDGE: bottom + 56}

@@ -23,18 +23,18 @@ def tables() -> str:
 def _section(heading: str, kind: type, prefix: str) -> str:
     rows = [_row(entry, prefix, meanings(kind)) for entry in own_fields(kind)]
     about = inspect.getdoc(kind) or ""
-    head = "| field | meaning | default | limits | of |\n|---|---|---|---|---|"
+    head = "| field | meaning | default | limits | kind |\n|---|---|---|---|---|"
     return "\n".join([f"## {heading}", "", about, "", head, *rows])
 
 
 def _row(entry: Field[Any], prefix: str, meaning: dict[str, str]) -> str:
     key = f"{prefix}{entry.name}"
-    kind = "speed and place" if is_execution(entry) else "trajectory"
+    kind = "execution" if is_execution(entry) else "trajectory"
     value = default_text(entry)
     cells = [
         f'<span id="{key}"></span>`{key}`',
         meaning[entry.name],
-        f"`{value}`" if value else "to be given",
+        f"`{value}`" if value else "required",
         limit_text(entry),
         "; ".join([kind, *relevance_texts(entry)]),
     ]

@@ -1,7 +1,7 @@
 # lsgd without GPUs, for laptops and CI, with Horovod over Gloo and Open MPI:
 #
 #     docker build -f setup/containers/cpu.Dockerfile -t lsgd .
-#     docker run --rm --init --user "$(id -u):$(id -g)" -v "$PWD:/lsgd" lsgd train +recipe=digits
+#     docker run --rm --init --user "$(id -u):$(id -g)" -v "$PWD:/lsgd" lsgd train recipe=digits
 #
 # Linted by hadolint and held against the checkout by tests/setup/test_containers.py; not built yet.
 # hadolint global ignore=DL3008,DL3013

@@ -54,8 +54,8 @@ def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[
         served = line.language == "sh" and not line.text.endswith("&")
         script.append(f"export PYTHON={python}" if served else "unset PYTHON")
         script.append(f"printf '{MARK}{index}\\n'")
-        # In fewer passes, since a rehearsal of 256 workers takes a pass for each otherwise.
-        script.append(command.replace("rehearse=true", "rehearse=true workers_per_pass=32"))
+        # In fewer micro-batches: a dry run of 256 workers has one for each worker otherwise.
+        script.append(command.replace("dry_run=true", "dry_run=true workers_per_pass=32"))
         script.append(f"code=$?; printf '{MARK}code {index} %s\\n' $code")
         if line.language != "console":
             script.append("[ $code = 0 ] || exit")
