@@ -304,7 +304,8 @@ def recipe_from_mapping(values: Mapping[str, Any] | DictConfig, *overrides: str)
     except MissingMandatoryValue:
         raise UsageError(missing_message(sorted(OmegaConf.missing_keys(merged)))) from None
     except ConfigKeyError as error:
-        refuse_key(str(error.full_key))
+        unknown = str(error.full_key)
+        refuse_key(unknown, _first_below(unknown, given))
     except ValidationError as error:
         if not error.full_key:
             refuse_type(*next(_values_of_groups(given)))
@@ -774,13 +775,23 @@ def _canonical(words: Sequence[str]) -> list[str]:
 def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoReturn:
     text = str(error)
     if unknown := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        refuse_key(unknown.group(1) or unknown.group(2))
+        key = unknown.group(1) or unknown.group(2)
+        refuse_key(key, key)
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
         raise UsageError(
             f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write "
             "one, or a list in brackets where the key takes a list"
         ) from None
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
+
+
+def _first_below(key: str, sources: Sequence[DictConfig]) -> str:
+    """Return the first key of the values below an unknown key, as dat.root for dat={root: a}."""
+    for source in sources:
+        values: Any = OmegaConf.to_container(source)
+        if isinstance(below := values.get(key), dict) and below:
+            return f"{key}.{next(iter(below))}"
+    return key
 
 
 def _values_of_groups(sources: Sequence[DictConfig]) -> Iterator[tuple[str, Any]]:

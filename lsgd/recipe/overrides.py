@@ -156,14 +156,14 @@ def refuse_override(override: str) -> NoReturn:
     raise UsageError(f"'{override}' is not of the form key=value; {how}") from None
 
 
-def refuse_key(key: str) -> NoReturn:
-    """Raise UsageError for a key that no recipe has."""
+def refuse_key(key: str, given: str) -> NoReturn:
+    """Raise UsageError for a key that no recipe has; the hint is to what is like `given`."""
     if key in config_groups():
         raise UsageError(
             f"{key} is a choice without keys of its own; write {key}=NAME for one of `--fields "
             f"{key}`"
         ) from None
-    hint = did_you_mean(key, [*_keys(), *config_groups(), "+recipe"])
+    hint = did_you_mean(given, [*_keys(), *config_groups(), "+recipe"])
     raise UsageError(f"there is no key '{key}'; {hint}") from None
 
 

@@ -729,6 +729,9 @@ def available(
     `memory` is its size in bytes (0: no limit); dtypes in `unsupported` raise.
     """
     _register()
+    # torch notes once which functions a device context changes: not those that are patched here.
+    with torch.device("cpu"):
+        torch.empty(0)
     clear = torch.clear_autocast_cache
 
     def clear_casts() -> None:
