@@ -75,7 +75,7 @@ def test_the_whole_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "--images 10" in found["command"]
     readme = (out / "README.md").read_text()
     assert readme.strip() in capsys.readouterr().out
-    for text in (f"| {inputs.PLAIN} ", "bounds", "growth", "at least 1 times plain DataLoader"):
+    for text in (f"| {inputs.PLAIN} ", "bottleneck", "growth", "at least 1 times plain DataLoader"):
         assert text in readme
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "inputs.json"]
 

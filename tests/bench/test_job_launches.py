@@ -20,7 +20,12 @@ STEPS = "lsgd.bench.scaled_steps"
 @pytest.mark.parametrize(
     ("library", "processes", "fault", "why"),
     [
-        ("torch", 2, "time.sleep(600)", r"it did not end in 4 s.*; raise --limit if"),
+        (
+            "torch",
+            2,
+            "time.sleep(600)",
+            r"it did not end in 4 s.*; raise --limit if the command has it",
+        ),
         ("torch", 2, "os.kill(os.getpid(), 11)", "a process crashed with SIGSEGV"),
         ("single", 1, "os.kill(os.getpid(), 9)", "it crashed with SIGKILL, .* out of memory"),
         ("single", 1, "os._exit(7)", "it exited with code 7 without a message"),

@@ -127,7 +127,7 @@ def test_what_fails_or_is_late_is_named_and_tried_again(calls: Calls) -> None:
     assert code == 1
     last = {line.partition(": ")[2].partition(":")[0]: line for line in said.splitlines()[-4:-1]}
     assert last["tests"].startswith("failed: tests: exit code 3; ")
-    assert last["tests"].endswith("tests/log.txt ends: out of luck")
+    assert last["tests"].endswith("tests/log.txt ends with: out of luck")
     assert last["step-2"].startswith("out of time: step-2: it did not end in 0.02 min; ")
     assert last["inputs"].startswith("failed: inputs: SIGSEGV; ")
     assert not calls.running()

@@ -114,5 +114,5 @@ def test_a_queue_that_does_not_answer_for_one_costs_no_other(place: StudyFolder)
     place.path = f"{programs}:{place.path}"
     code, said = place.run(*submit)
     assert code == 75
-    assert "failed: digits, seed 0: whether job 6 still trains" in said
+    assert "digits, seed 0: it is unknown whether job 6 still trains" in said
     assert "2 of 2  digits_unscaled, seed 0: Submitted batch job 7, processes: 1" in said
