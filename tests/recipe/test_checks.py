@@ -75,7 +75,7 @@ REFUSED = [
         (f"{ADAM} optim.momentum=0.0", "optim.momentum=0 sets Adam.* write optim.momentum=0.9"),
         (f"{ADAM} optim.eps=0.0", "optim.eps=0 may divide by 0 with optim.name=adam"),
         (f"{ADAGRAD} optim.momentum=0.9", "momentum=0.9 .*=adagrad; write optim.momentum=0, as"),
-        ("optim.beta2=0.9", "optim.beta2=0.9 .*=sgd; leave it out, or write optim=adam$"),
+        ("optim.beta2=0.9", "optim.beta2=0.9 .*=sgd; leave it out, or write optim=adam"),
         ("optim.trust=0.02", "optim.trust=0.02 .*=sgd; leave it out, or write optim=lars"),
         ("optim.clip_norm=5.0 optim.equation=10", "clip_norm=5 .* optim.equation=9"),
         (f"{LARS} strategy.name=sync", "norm of each whole tensor, .* strategy=sync no "),
