@@ -32,12 +32,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKERS = 3
-# 600 batches in an epoch, so that who comes back is mostly in time for it.
 WORDS = [
     "+recipe=fashion_lenet5", "strategy=async", f"workers={WORKERS}", "worker_batch=2",
     "log_steps=5", "inputs=synthetic", "data.train_examples=1200", "data.val_examples=20",
     "device=cpu", "schedule.milestones=[]", "schedule.warmup_epochs=0", "comm.timeout=3600",
 ]  # fmt: skip
+LONG = "data.train_examples=6000"
+"""3000 batches in an epoch: who comes back is in time for it on any machine."""
 
 
 def live(folder: Path, *words: str, supervised: bool = True, launcher: str = "singly") -> list[str]:
@@ -127,8 +128,8 @@ def assert_each_batch_once(folder: Path, *words: str) -> None:
 def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: FaultSeries) -> None:
     """No batch is lost or used twice, the others go on, and the order says what has come out."""
     draw = random.Random(f"{soak.seed} {kills}")
-    epochs, folder = f"epochs={kills + 1}", tmp_path / "run"
-    with start_job(live(folder, epochs), folder) as job:
+    words, folder = (f"epochs={2 + kills // 10}", LONG), tmp_path / "run"
+    with start_job(live(folder, *words), folder) as job:
         job.until(lambda: written(job)[0] > 2)
         for number in range(1, kills + 1):
             # By what was done since, half an epoch at most: a second is not the same everywhere.
@@ -143,8 +144,8 @@ def test_workers_are_killed_and_come_back(tmp_path: Path, kills: int, soak: Faul
             soak.note(f"- kill {number} of worker {rank}: the others went on, and it came back")
         assert job.wait() == 0, job.output_text[-3000:]
     assert returns(folder)
-    assert_each_batch_once(folder, epochs)
-    again(folder, tmp_path / "again", epochs)
+    assert_each_batch_once(folder, *words)
+    again(folder, tmp_path / "again", *words)
     soak.note(f"- {len(returns(folder))} returns in the midst of an epoch; made again bit by bit")
 
 
@@ -209,8 +210,8 @@ def test_a_worker_killed_while_all_evaluate_costs_no_epoch(tmp_path: Path) -> No
 @pytest.mark.ray
 def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path) -> None:
     """Ray starts the actor again; its process of before has told nobody to leave."""
-    folder, worker = tmp_path / "run", 2
-    with start_job(live(folder, "epochs=2", supervised=False, launcher="ray"), folder) as job:
+    folder, worker, words = tmp_path / "run", 2, ("epochs=2", LONG)
+    with start_job(live(folder, *words, supervised=False, launcher="ray"), folder) as job:
         job.until(lambda: written(job)[0] > 2)
         victim = process_of(worker, job)
         victim.parent().kill()
@@ -219,7 +220,7 @@ def test_a_worker_whose_actor_is_killed_comes_back(tmp_path: Path) -> None:
         assert job.wait() == 0, job.output_text[-3000:]
     # A process that is too late for an epoch, this one or another, ends, and the next one comes.
     assert worker in returns(folder)
-    again(folder, tmp_path / "again", "epochs=2")
+    again(folder, tmp_path / "again", *words)
 
 
 def test_without_its_server_the_job_ends_and_goes_on_from_the_last_epoch(tmp_path: Path) -> None:
