@@ -24,7 +24,7 @@ def add_options(parser: Parser, *, more_launchers: str = "") -> None:
         type=integer_from(1),
         metavar="N",
         default=1,
-        help="run N trials at a time, with N times fewer threads each (1)",
+        help="train N runs at a time, with N times fewer threads each (1)",
     )
     parser.add_argument(
         "--print",

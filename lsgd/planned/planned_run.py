@@ -10,8 +10,8 @@ from lsgd.recipe import Recipe
 from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
 
 FORBIDDEN_KEYS = {
-    "name": "a trial has the name of its recipe; leave it out",
-    "run_dir": "the folder of a trial is named by recipe, seed and fingerprint; leave it out",
+    "name": "a run has the name of its recipe; leave it out",
+    "run_dir": "the folder of a run is named by recipe, seed and fingerprint; leave it out",
     "rehearse": "a dry run has no result; write python -m lsgd.train recipe=NAME dry_run=true",
 }
 """The keys that no override of planned runs may set, with the reason and the fix."""

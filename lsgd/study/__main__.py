@@ -6,29 +6,29 @@
     python -m lsgd.study +study=digits epochs=10 --np 1 --jobs 2      # override a field in all runs
     python -m lsgd.study +study=digits seeds=5 --until-decided        # more seeds for open claims
 
-Each trial is a run of one recipe with one seed, in processes of its own. The launcher `local`, or
-that of --launch, starts these processes and takes its own options; a trial gets no more processes
+Each run is of one recipe with one seed, in processes of its own. The launcher `local`, or
+that of --launch, starts these processes and takes its own options; a run gets no more processes
 than it has workers. Its run folder is runs/trials/NAME-seedS-FINGERPRINT, and its output goes to a
-.log file beside it. Studies share the trials that they have in common. The report is written to
+.log file beside it. Studies share the runs that they have in common. The report is written to
 runs/studies/NAME.
 
 seeds=5, seeds=[0..4] or seeds=[0,3] select the seeds to train first, in place of those of the
 study; the report covers all existing runs of its recipes. --print estimates the difference that
 these seeds can detect, from the standard deviation of existing runs or the one that the study
-expects, and the cost of the trials. --until-decided tests the claims after every added seed, up to
+expects, and the cost of the runs. --until-decided tests the claims after every added seed, up to
 --max-seeds, with intervals widened for these repeated looks, so that their overall confidence is
 that of one look at 95 % (Pocock 1977).
 
-A rerun of the command resumes unfinished trials. It skips those that are finished, and those that
-have diverged, as they would diverge again. A trial that fails does not stop the others; the end of
-the output lists it with its last message. On Ctrl-C and SIGTERM the trials save a checkpoint and
-exit. If the study is killed, its trials are killed too. Two studies in one folder share the work.
+A rerun of the command resumes unfinished runs. It skips those that are finished, and those that
+have diverged, as they would diverge again. A run that fails does not stop the others; the end of
+the output lists it with its last message. On Ctrl-C and SIGTERM the runs save a checkpoint and
+exit. If the study is killed, its runs are killed too. Two studies in one folder share the work.
 
-With slurm a study submits the trials that are not queued yet, and exits; rerun the command for the
+With slurm a study submits the runs that are not queued yet, and exits; rerun the command for the
 report once the jobs have ended. With k8s only --print works, as the run folders are in the
 persistent volume claim.
 
-exit code 0: all trials are finished; 1: some have failed or diverged; 2: usage error; 6: a disk is
+exit code 0: all runs are finished; 1: some have failed or diverged; 2: usage error; 6: a disk is
 full; 75: stopped by a signal, or jobs submitted. After 6 and 75 rerun the command to resume.
 """
 
@@ -176,7 +176,7 @@ def train_or_submit(
     failed = {
         name: run.state for name, run in runs.items() if run and has_ended(run) and not run.finished
     }
-    print(f"{request.study.name}: {len(chosen)} trials, {len(todo)} to train", flush=True)
+    print(f"{request.study.name}: {len(chosen)} runs, {len(todo)} to train", flush=True)
     signals = catch_stop_signals()
     if LAUNCHERS[launcher.name].submits:
         failed |= submit_runs(launcher, todo, signals)

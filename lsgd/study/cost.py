@@ -86,7 +86,7 @@ def _cost(
             hours += taken * processes * (1 if gpus else _threads(processes, jobs)) / 3600
     at_once = f", {jobs} at a time" if jobs > 1 else ""
     return (
-        f"{format_count(len(runs), 'trial')} to train, {hours:,.1f} {'GPU' if gpus else 'CPU'} "
+        f"{format_count(len(runs), 'run')} to train, {hours:,.1f} {'GPU' if gpus else 'CPU'} "
         f"hours, {duration(seconds / jobs)} "
         f"{'one after another' if jobs == 1 else 'together'}{at_once}"
     )

@@ -96,7 +96,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
     most = _most_seeds(options, study, seeds)
     if LAUNCHERS[launcher.name].submits and options.jobs > 1:
         raise UsageError(
-            f"{launcher.name} submits all trials, and the cluster decides how many run at a time; "
+            f"{launcher.name} submits all runs, and the cluster decides how many train at a time; "
             "leave out --jobs"
         )
     return StudyRequest(study, seeds, run_overrides, launcher, options.jobs, most, options.print)

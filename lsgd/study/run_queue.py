@@ -86,7 +86,7 @@ class RunQueue:
             if self.failed_starts == MAX_FAILED_STARTS:
                 for _, other in self.waiting:
                     self.failed[str(other)] = (
-                        f"not started, as the first {MAX_FAILED_STARTS} trials ended before their "
+                        f"not started, as the first {MAX_FAILED_STARTS} runs ended before their "
                         "first step"
                     )
                 self.waiting.clear()

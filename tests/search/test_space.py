@@ -43,8 +43,8 @@ def test_the_recipe_as_it_is_needs_no_values() -> None:
     ("word", "sentence"),
     [
         ("seed=1", r"write seeds=\[0\] for the seeds of every point"),
-        ("run_dir=a", "the folder of a trial is named by recipe"),
-        ("++name=a", "a trial has the name of its recipe"),
+        ("run_dir=a", "the folder of a run is named by recipe"),
+        ("++name=a", "a run has the name of its recipe"),
         ("rehearse=true", "a dry run has no result"),
         (f"{LR}=0.1", "cannot be overridden in a search that varies schedule.reference_lr"),
     ],

@@ -52,7 +52,7 @@ def test_more_seeds_than_the_study_names_are_trained_and_counted(place: StudyFol
     assert "# digits, seed 3: not started" in said
     assert "# power: 4 seeds find a difference of " in said
     assert "1.00 points, as the study expects" in said
-    assert "# cost: 12 trials to train" in said
+    assert "# cost: 12 runs to train" in said
 
 
 @pytest.mark.slow

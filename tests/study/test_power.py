@@ -72,8 +72,8 @@ def test_arms_that_differ_in_nothing_that_takes_time_are_timed_once(
         launcher, runs[:8], runs[8:], compute_findings([], [], study).groups, 1
     )
     assert [trial.recipe.name for trial in timed] == ["digits_reference", "digits"]
-    assert first.startswith("cost: 8 trials to train, ")
-    assert most.startswith("cost at most: 12 trials to train, ")
+    assert first.startswith("cost: 8 runs to train, ")
+    assert most.startswith("cost at most: 12 runs to train, ")
 
 
 def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_hours_are_those_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     groups = compute_findings([], [], STUDY).groups
     [line] = cost.cost_lines(RunLauncher("local", {"--np": "2"}), runs, [], groups, 1)
-    assert "6 trials to train, 36.0 CPU hours, 6 h 0 min one after another" in line
+    assert "6 runs to train, 36.0 CPU hours, 6 h 0 min one after another" in line
 
 
 def test_a_claims_power_is_of_the_spread_of_its_own_recipes(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_failure_costs_no_other(place: StudyFolder) -> None:
     in_the_way.unlink()
     code, said = place.run(*QUICK)
     assert code == 1, said
-    assert "small: 4 trials, 2 to train" in said
+    assert "small: 4 runs, 2 to train" in said
     assert "1 of 2  digits, seed 0: resumes after epoch 1" in said
     assert place.starts() == ALL | {"digits-seed0": 2}
     assert place.epochs(place.run_folder("digits")) == list(range(1, 31))
@@ -91,7 +91,7 @@ def test_a_row_of_somebody_else_costs_no_other(place: StudyFolder) -> None:
     odd.mkdir(parents=True)
     (odd / "metrics.jsonl").write_text('["not ours"]\n')
     _, said = place.run(*QUICK, "seeds=[0]")
-    assert "small: 2 trials, 2 to train" in said
+    assert "small: 2 runs, 2 to train" in said
     assert "Traceback" not in said
     assert "digits_unscaled, seed 0: top-1 error" in said
 
@@ -123,5 +123,5 @@ def test_trials_that_all_end_before_their_first_step_are_not_all_tried(place: St
     dead = dict.fromkeys((*ALL, "digits-seed2", "digits_unscaled-seed2"), "dead")
     code, said = place.run(*QUICK, "seeds=[0,1,2]", **dead)
     assert code == 1, said
-    assert said.count("not started, as the first 3 trials ended before their first step") == 3
+    assert said.count("not started, as the first 3 runs ended before their first step") == 3
     assert len(place.starts()) == 3

@@ -69,7 +69,7 @@ def test_a_study_that_cannot_be_read_stops_no_other(
         ("+study=small +study=digits", "no study is given; write"),
         ("+study=small name=a", "'name=a' cannot be overridden in a study"),
         ("+study=small seed=1", "write seeds=[0,1] for some of them"),
-        ("+study=small ++run_dir=a", "the folder of a trial is named by recipe, seed"),
+        ("+study=small ++run_dir=a", "the folder of a run is named by recipe, seed"),
         ("+study=small +recipe=digits", "a study has its recipes"),
         ("+study=small rehearse=true", "a dry run has no result"),
         (
