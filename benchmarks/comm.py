@@ -36,7 +36,7 @@ What does it cost to sum the gradients over processes? Training steps of a recip
   {DDP:<26}of torch: as views of buckets of the same size (comm.bucket_mb), no
                             broadcast of buffers, no_sync for all passes but the last
   {HOROVOD:<26}with backward_passes_per_step, in Horovod's own settings
-  {BARE:<26}each process by itself
+  {BARE:<26}each process alone
 
 A pass has workers_per_pass x worker_batch made-up images, which are on the device already; a step
 has as many passes as --accumulation says, on every process. Model, per-worker BN, loss and

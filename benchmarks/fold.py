@@ -137,7 +137,7 @@ def fold(argv: Sequence[str]) -> None:
     line.add_argument("--sizes", default="128,512", help="sizes of a node's state (128,512)")
     line.add_argument("--batches", default="1,8,32,64,256", help="trees of a step (1,8,32,64,256)")
     line.add_argument(
-        "--trees", type=integer_from(1), default=32, help="at least so many of each in a round (32)"
+        "--trees", type=integer_from(1), default=32, help="at least N of each in a round (32)"
     )
     line.add_argument("--rounds", type=int, default=9, help="how often each is measured (9)")
     line.add_argument(

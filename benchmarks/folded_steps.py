@@ -218,7 +218,7 @@ def difference(module: nn.Module, ways: Mapping[str, BatchingMethod], batch: Any
             apart = ((ours - theirs).abs().max() / theirs.abs().max()).item()
             if not apart <= TOLERANCE:
                 raise UsageError(
-                    f"{name} comes to other values than {first}, by {apart:.1g} of the largest; "
+                    f"{name} differs from {first} by {apart:.1g} of the largest; "
                     "nothing is measured"
                 )
             largest = max(largest, apart)

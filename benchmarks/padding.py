@@ -46,7 +46,7 @@ What does padding cost? Training steps of a BiLSTM tagger on the sentences of a 
   batch         to the longest sentence of the batch
   bucket        the same, on batches of sentences of like length
   packed        to the longest of the batch, and the LSTM leaves the padding out (torch alone)
-  per_sentence  not at all: each sentence by itself, the gradients summed
+  per_sentence  not at all: each sentence alone, the gradients summed
 
 by torch eagerly, by torch.compile with static shapes and with dynamic ones, and by TensorFlow 2
 with a graph of static shapes (global) or of any length (the others), with Keras' LSTM and with its
@@ -57,7 +57,7 @@ embedding that a batch has. TensorFlow is installed in an environment of its own
 All take turns, so that every round measures each once, on the same steps; medians of the rounds
 count. The round before the first has what happens once: tracing and compiling. words/CPU-s is the
 figure for a machine that does other things too. torch.compile cannot read nn.LSTM, which splits the
-network into several graphs; with static shapes it compiles 8 times, and goes on eagerly.
+network into several graphs; with static shapes it compiles 8 times, and then runs eagerly.
 
   python -m benchmarks.padding +recipe=conll_bilstm
   … --batches 16 --sentences 160      shorter: minutes, and not a quarter of an hour

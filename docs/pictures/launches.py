@@ -108,7 +108,7 @@ def draw() -> str:
     drawing = Drawing(
         NAME,
         "Recursion and folded launches",
-        f"{len(FOREST)} trees of {len(single)} nodes. By recursion each node is a call by itself, "
+        f"{len(FOREST)} trees of {len(single)} nodes. By recursion each node is one call, "
         f"{len(single_rows)} in all. Folded, calls of one method that do not need each other are "
         f"one launch: {'; '.join(shared)}.",
     )

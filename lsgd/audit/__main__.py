@@ -28,7 +28,7 @@ with a paper's rules, line by line of the script. Its results stay as they are, 
 
 The script ends, as by sys.exit(0), after 200 updates or soon after its second epoch has begun; with
 --updates N after N updates. What needs a whole epoch, such as an evaluation, is seen only if the
-script comes to it by then. Each fact has what was seen, what the rule says, and the script's line.
+script reaches it by then. Each fact has the observation, the rule, and the script's line.
 
 Watched are the Python processes of this machine that the command starts, by hooks of torch which a
 sitecustomize on PYTHONPATH registers; python -E and -I ignore it. What runs inside of a graph that

@@ -22,7 +22,7 @@ from lsgd.launch.options import Request
 from lsgd.launch.processes import count_processes, find_python, with_threads
 
 CARRIED = ("GLOO_", "HOROVOD_", "LSGD_", "NCCL_", "UCX_")
-"""The prefixes of the variables that mpirun is told to export to other hosts."""
+"""The prefixes of the variables that mpirun exports to other hosts."""
 
 WITHOUT_HOROVOD = """
 import horovod.torch as hvd

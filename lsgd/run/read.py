@@ -167,7 +167,7 @@ def _checked_rows(path: Path, *, train_rows: bool) -> list[Row]:
     """Read the rows of a run, or all but train rows that decide none of the run's properties.
 
     Of the train rows then those are left that say whether the run has begun, what its speed counts,
-    and whether it goes on behind a row of another kind. Raises NotARunError.
+    and whether it continues after a row of another kind. Raises NotARunError.
     """
     reader = RowReader(path)
     rows: list[Row] = []

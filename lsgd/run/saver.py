@@ -33,7 +33,7 @@ class CheckpointSaver:
 
     `save` copies the state and returns; a thread serialises, hashes and writes it, and the next
     save waits for that. A full disk costs a checkpoint and not the run: the next save logs a
-    warning, and training goes on. If the failed write is the last one, at the end or on preemption,
+    warning, and training continues. If the failed write is the last one, at the end or on preemption,
     and for any other failure, NotSavedError is raised on all processes. As a context manager it
     lets no process exit before its write has ended.
     """
@@ -92,7 +92,7 @@ class CheckpointSaver:
 def _on_host(snapshot: Checkpoint) -> tuple[Checkpoint, Callable[[], None]]:
     """Start copying a checkpoint to host memory; return the copy and a function that awaits it.
 
-    The device copies into pinned memory on its current stream, while the host goes on.
+    The device copies into pinned memory on its current stream, while the host continues.
     """
     device = next(iter(snapshot.model.values())).device
 

@@ -39,7 +39,7 @@ class TrialBackend(Protocol):
         """Start or resume a search's run, wait for its processes to end, and return how they ended.
 
         When `stop` requests it, the run first saves a checkpoint. Returns None if another process
-        has trained the run meanwhile, or if the search exits and a cluster goes on with the run.
+        has trained the run meanwhile, or if the search exits and a cluster continues the run.
         Raises SupervisorLockedError if another process is training it, UsageError or OSError if it
         cannot be started.
         """

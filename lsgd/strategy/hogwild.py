@@ -182,7 +182,7 @@ class Hogwild:
     def restore(self, state: dict[str, Any], step: int) -> None:
         """Restore the optimizer state and finished-batch counts of workers from a checkpoint.
 
-        The epoch goes on with each worker's remaining batches.
+        The epoch continues with each worker's remaining batches.
         """
         groups = {name: state[name] for name in ("state", "param_groups")}
         self.optimizer.load_state_dict(groups)
