@@ -34,8 +34,8 @@ class CheckpointSaver:
     `save` copies the state and returns; a thread serialises, hashes and writes it, and the next
     save waits for that. A full disk costs a checkpoint and not the run: the next save logs a
     warning, and training continues. If the failed write is the last one, at the end or on
-    preemption, and for any other failure, NotSavedError is raised on all processes. As a context manager it
-    lets no process exit before its write has ended.
+    preemption, and for any other failure, NotSavedError is raised on all processes. As a context
+    manager it lets no process exit before its write has ended.
     """
 
     def __init__(self, folder: Path, comm: Comm, log: Log, *, keep: int) -> None:
