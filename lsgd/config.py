@@ -89,7 +89,7 @@ class ShippedConfigs(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Return the scheme of this source's addresses, such as lsgd:///work/conf."""
+        """Return the scheme of this source's addresses, such as lsgd in lsgd:///opt/lsgd/conf."""
         return "lsgd"
 
     def load_config(self, config_path: str) -> ConfigResult:

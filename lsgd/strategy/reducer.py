@@ -43,7 +43,7 @@ class _Bucket:
     views: list[Tensor]
     """View of each parameter's gradient in `flat`."""
     attached: bool = True
-    """Whether each parameter's `.grad` is its view."""
+    """Whether the `.grad` of each parameter is its view of `flat`."""
     is_of_large_tensors: bool = field(init=False)
     left: int = 0
     """Number of gradients still to come in this step, over all micro-batches."""

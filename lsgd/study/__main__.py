@@ -176,7 +176,8 @@ def train_or_submit(
     failed = {
         name: run.state for name, run in runs.items() if run and has_ended(run) and not run.finished
     }
-    print(f"{request.study.name}: {len(chosen)} runs, {len(todo)} to train", flush=True)
+    count = format_count(len(chosen), "run")
+    print(f"{request.study.name}: {count}, {len(todo)} to train", flush=True)
     signals = catch_stop_signals()
     if LAUNCHERS[launcher.name].submits:
         failed |= submit_runs(launcher, todo, signals)

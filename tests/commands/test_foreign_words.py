@@ -108,11 +108,12 @@ def test_a_current_folder_that_was_removed(
 
 
 def test_processes_of_a_launcher_leave_the_answer_to_the_first(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     early_replies.reply_early("train", ["--epochs", "30"])
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("line", ["help bench inputs", "--help bench inputs", "-h bench inputs"])

@@ -261,6 +261,6 @@ def test_a_study_is_submitted_once(tmp_path: Path, slurm: SlurmCluster, installa
     slurm.wait(job, "COMPLETED")
     code, said = study(*submit)
     assert code == 0, said
-    assert "1 runs, 0 to train" in said
+    assert "1 run, 0 to train" in said
     assert slurm.ask("squeue", "--noheader") == ""
     assert (tmp_path / "runs/studies/single/index.html").exists()

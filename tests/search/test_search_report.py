@@ -101,4 +101,5 @@ def test_several_searches_make_one_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("points", [[], [POINTS[1]], [POINTS[0]], [POINTS[3], POINTS[3]]])
 def test_a_search_that_has_found_little_has_a_page_too(points: list[Trial], tmp_path: Path) -> None:
     write_page([replace(RECORD, points=points, best=[], default=[])], tmp_path, "the command")
-    ET.fromstring((tmp_path / "index.html").read_text().partition("\n")[2])
+    page = ET.fromstring((tmp_path / "index.html").read_text().partition("\n")[2])
+    assert page.find(".//h1") is not None
