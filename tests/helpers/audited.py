@@ -3,9 +3,11 @@
 import io
 import os
 import runpy
+import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -22,6 +24,8 @@ from lsgd.check.observation import RuleResult
 from lsgd.check.papers import apply_script_rules
 
 UPDATES = 40
+HANGS = 600.0
+"""The seconds after which a fork counts as hanging."""
 
 
 def deviations(
@@ -76,10 +80,21 @@ def _run_forks(
         _forked(script, words, variables | job | {"RANK": str(rank)}, said[rank])
         for rank in range(processes)
     ]
-    ends = [os.waitpid(pid, 0)[1] for pid in pids]
+    ends = [_wait(pid) for pid in pids]
     texts = [each.read_text() for each in said]
     assert ends == [0] * processes, texts
     return texts
+
+
+def _wait(pid: int) -> int:
+    """Wait for a fork and return its wait status; kill it if it hangs."""
+    limit = time.monotonic() + HANGS
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        time.sleep(0.02)
+        if time.monotonic() > limit:
+            os.kill(pid, signal.SIGKILL)
+            return os.waitpid(pid, 0)[1]
+    return ended[1]
 
 
 def _forked(script: Path, words: Sequence[str], variables: dict[str, str], output: Path) -> int:

@@ -145,6 +145,9 @@ def main():
             sampler.set_epoch(epoch)
         train(loader, wrapped, optimizer, epoch, scaler, steps)
         validate(val_loader, model)
+    # The wrapper's reducer must not be the last owner of the process group: torch would then join
+    # gloo's threads while it holds the GIL for which they may wait.
+    del wrapped
     if workers > 1:
         dist.destroy_process_group()
 
