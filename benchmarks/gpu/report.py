@@ -44,6 +44,7 @@ def compose(folder: Path, slices: Sequence[Slice]) -> str:
         "",
         *_section("Slices", _outcomes(folder, slices)),
         *_section("Tests on the GPU", [slice_results.tests(folder / "tests")]),
+        *_section("Runs on the GPU beside the CPU's", slice_results.compared_runs(folder / "runs")),
         *_section("Speeds", _speeds(folder, names, machine["gpu"])),
         *_section("Verdicts", _verdicts(folder, names)),
         *_section("Where the time of a step goes", slice_results.phases(folder / "profile")),

@@ -91,7 +91,19 @@ def tests(folder: Path) -> str:
 
 def phases(folder: Path) -> list[str]:
     """Return the lines of the table of phases that lsgd.profile has written."""
-    lines = _lines(folder / REPORT / "README.md")
+    return _table(folder / REPORT / "README.md")
+
+
+def compared_runs(folder: Path) -> list[str]:
+    """Return the verdict and the table of tests/accelerator/on_gpu.py."""
+    file = folder / REPORT / "README.md"
+    verdicts = [f"{line[2:]}\n" for line in _lines(file) if line.startswith("- ")]
+    return [*verdicts, *_table(file)]
+
+
+def _table(file: Path) -> list[str]:
+    """Return the lines of the first table in a Markdown file."""
+    lines = _lines(file)
     begin = next((i for i, line in enumerate(lines) if line.startswith("|")), len(lines))
     end = next((i for i in range(begin, len(lines)) if not lines[i]), len(lines))
     return lines[begin:end]

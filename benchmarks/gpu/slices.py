@@ -55,6 +55,8 @@ class SliceSettings:
     environment: Mapping[str, str]
     tests: tuple[str, ...]
     """The paths in which pytest looks for tests that are marked `gpu`."""
+    compared_runs: tuple[str, ...]
+    """The options of the runs that are compared with the CPU's."""
     step: tuple[str, ...]
     passes: tuple[int, ...]
     """The numbers of workers in a micro-batch."""
@@ -74,6 +76,7 @@ FULL = SliceSettings(
     device="cuda",
     environment={},
     tests=("tests",),
+    compared_runs=(),
     step=("+recipe=bs1k",),
     passes=(1, 8, 32),
     rounds=("--rounds", "20", "--steps", "1"),
@@ -91,6 +94,7 @@ TINY = SliceSettings(
     device="cpu",
     environment={"TORCH_COMPILE_DISABLE": "1"},
     tests=("tests/rules/test_batchnorm.py",),
+    compared_runs=("--only", "allreduce"),
     step=("+recipe=digits", "workers=4", "worker_batch=4", "schedule.warmup=none"),
     passes=(2,),
     rounds=("--rounds", "6", "--steps", "1"),
@@ -114,6 +118,7 @@ def all_slices(sizes: SliceSettings) -> list[Slice]:
     whole_run = ("-m", "benchmarks.gpu.whole_run", names, *sizes.whole_run, "precision=bfloat16")
     return [
         _tests(sizes),
+        _runs(sizes),
         *steps,
         _inputs(sizes),
         Slice(
@@ -166,6 +171,13 @@ def _tests(sizes: SliceSettings) -> Slice:
         # Without a GPU such a test must fail, since a skipped one shows nothing.
         environment={"LSGD_REQUIRE": "gpu"} if sizes is FULL else {},
     )
+
+
+def _runs(sizes: SliceSettings) -> Slice:
+    """Return the slice of small runs of every strategy, compared with the CPU's."""
+    script = str(ROOT / "tests/accelerator/on_gpu.py")
+    arguments = (script, RESULT_PLACEHOLDER, "--device", sizes.device, *sizes.compared_runs)
+    return Slice("runs", arguments, environment=sizes.environment)
 
 
 def _steps(sizes: SliceSettings) -> Iterator[Slice]:

@@ -298,12 +298,14 @@ def differences(one: Path, other: Path) -> list[str]:
     """
     return list(
         chain(
-            differing_paths(_saved(one), _saved(other)), differing_paths(_rows(one), _rows(other))
+            differing_paths(saved_content(one), saved_content(other)),
+            differing_paths(_rows(one), _rows(other)),
         )
     )
 
 
-def _saved(folder: Path) -> Any:
+def saved_content(folder: Path) -> Any:
+    """Return what a run's newest checkpoint holds, without its recipe."""
     content = vars(
         checkpoint.decode_checkpoint(checkpoint.read(folder / checkpoint.FILE), str(folder))
     )
