@@ -46,7 +46,8 @@ class TorchvisionStep:
 
     def step(self, task: StepTask, batches: Iterator[Batch]) -> None:
         """Train on the images of one step, with a separate update for each micro-batch."""
-        with torch.backends.cudnn.flags(benchmark=True, deterministic=False, allow_tf32=True):
+        # Without `enabled` the context would turn cuDNN off.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
             for _ in task.micro_batches:
                 images, labels = next(batches)
                 images = images.to(

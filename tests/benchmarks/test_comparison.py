@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks import batchnorm, comparison, lars, step
 from benchmarks.bare_loop import BareLoop
-from benchmarks.scripts import with_plain_batchnorm
+from benchmarks.scripts import TorchvisionStep, with_plain_batchnorm
 from lsgd.bench.loaders import micro_batches_of_step
 from lsgd.comm.single import SingleComm
 from lsgd.inputs.synthetic import SyntheticInputs
@@ -158,3 +158,16 @@ def test_the_whole_command(
         f"- {compared.measured_step}, at most {compared.max_time_ratio:g} times the time of" in said
     )
     assert "batch 64 = 4 workers x 16" in said
+
+
+def test_the_scripts_train_with_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context that lets it choose its algorithms turns it off by default."""
+    made = recipe("workers_per_pass=16")
+    seen = []
+    monkeypatch.setattr(
+        TorchvisionStep,
+        "update",
+        lambda *_: seen.append((torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)),
+    )
+    make_steps(made, TorchvisionStep(made, CPU).step, 1)
+    assert {*seen} == {(True, True)}

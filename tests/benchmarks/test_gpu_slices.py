@@ -339,7 +339,7 @@ def place(tmp_path: Path) -> dict[str, str]:
     }
 
 
-CHOSEN = ["tests", "step-2-compiled", "inputs", "profile", "ladder-seed0"]
+CHOSEN = ["tests", "runs", "step-2-compiled", "inputs", "profile", "ladder-seed0"]
 
 
 @pytest.mark.slow
@@ -364,6 +364,7 @@ def test_in_small_from_end_to_end(place: dict[str, str], tmp_path: Path) -> None
     assert [starts(out / name) for name in CHOSEN] == [1] * len(CHOSEN)
     for said in (
         "0 passed, 0 failed, ",
+        "1 of 1 runs are as on the CPU, 0 were refused",
         "| step-2-compiled | timm's training step",
         "| inputs          | training, together",
         "\n- [inputs](inputs/report/README.md): ours, DALI, at least 0.97 times DALI's reader: ",
