@@ -3,15 +3,20 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from lsgd.errors import UsageError
+
+REQUIRED: dict[str, tuple[str, ...]] = {"lsgd": (), "doctor": (), "launch": ("yaml",)}
+"""The packages without which a command cannot start, if these are others than torch and Hydra."""
 
 
 def reply_early(command: str, arguments: Sequence[str]) -> None:
     """Answer `--version` and invalid command lines before the slow imports of an lsgd command.
 
-    Refused are a removed current folder and, for commands whose arguments are only a recipe's
-    overrides, every error in these. Ends by SystemExit after a reply; else returns.
+    Refused are a removed current folder, a Python that lacks lsgd's requirements and, for commands
+    whose arguments are only a recipe's overrides, every error in these. Ends by SystemExit after a
+    reply; else returns.
     """
     # Imported where they are used, since most command lines need neither module.
     if arguments[:1] == ["--version"]:
@@ -24,6 +29,7 @@ def reply_early(command: str, arguments: Sequence[str]) -> None:
     except FileNotFoundError:  # torch cannot be imported in such a folder
         print("lsgd: the current folder was removed; change to another one", file=sys.stderr)
         raise SystemExit(UsageError.exit_code) from None
+    _check_packages(REQUIRED.get(command, ("torch", "hydra")))
     asks = {"-h", "--help", "--explain"} & {*arguments}
     if command not in ("train", "check") or asks or _launched():
         return
@@ -34,6 +40,28 @@ def reply_early(command: str, arguments: Sequence[str]) -> None:
     except UsageError as refusal:
         print(f"lsgd: {refusal}", file=sys.stderr)
         raise SystemExit(refusal.exit_code) from None
+
+
+def _check_packages(packages: Sequence[str]) -> None:
+    """Exit with a message if this Python lacks one of these packages, as if .venv is not active."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if not missing:
+        return
+    from lsgd.installation import checkout_folder, install_command
+    from lsgd.paths import display_path
+
+    root = checkout_folder()
+    if root is None:
+        remedy = install_command()
+    elif (root / ".venv/bin/activate").is_file() and sys.prefix != str(root / ".venv"):
+        remedy = f". {display_path(root / '.venv/bin/activate')}"
+    else:
+        remedy = "make train"  # it installs them into .venv, also after an interruption
+    print(
+        f"lsgd: {sys.executable} lacks {' and '.join(missing)}; run '{remedy}' first",
+        file=sys.stderr,
+    )
+    raise SystemExit(UsageError.exit_code)
 
 
 def _launched() -> bool:

@@ -107,6 +107,25 @@ def test_a_current_folder_that_was_removed(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("lsgd.train recipe=digits", "torch and hydra"),
+        ("lsgd demo", "torch and hydra"),
+        ("lsgd.launch local digits", "yaml"),
+        ("lsgd --help", None),
+        ("lsgd.doctor --help", None),
+    ],
+)
+def test_a_python_without_the_requirements(words: str, missing: str | None) -> None:
+    """As the system's, which a shell uses until .venv is activated; -S hides installed packages."""
+    command = [sys.executable, "-S", "-m", *words.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    says = rf"lsgd: \S+ lacks {missing}; run '.+' first\n" if missing else ""
+    assert re.fullmatch(says, done.stderr)
+    assert done.returncode == (2 if missing else 0)
+
+
 def test_processes_of_a_launcher_leave_the_answer_to_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
