@@ -28,6 +28,7 @@ from lsgd.job.system import memory_limit, peak_memory
 from lsgd.learner import Learner
 from lsgd.profile.phases import reporting_phases
 from lsgd.recipe import InputsSettings, Recipe, StrategySettings
+from lsgd.recipe.checks import check_world_size
 from lsgd.recipe.fields import AUTO
 from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
@@ -51,7 +52,8 @@ def resolve_workers_per_pass(
     """Replace workers_per_pass=auto in a recipe by the fastest number, equal on all processes.
 
     Returns the recipe and log lines about the choice; any other recipe is returned unchanged. A
-    resumed run keeps the number that it was `started_with`, since its last bits depend on it.
+    resumed run keeps the number that it was `started_with`, since its last bits depend on it;
+    raises UsageError if it makes one micro-batch per step, and a noise scale needs two.
     """
     if recipe.workers_per_pass != AUTO:
         return recipe, []
@@ -59,10 +61,14 @@ def resolve_workers_per_pass(
         return replace(recipe, workers_per_pass=1), []  # each worker pushes its own gradients
     if started_with is not None:
         line = f"workers_per_pass={started_with}, as in the saved run"
-        return replace(recipe, workers_per_pass=started_with), [line]
+        resumed = replace(recipe, workers_per_pass=started_with)
+        check_world_size(resumed, comm.world_size)
+        return resumed, [line]
     if comm.rank == 0:
         print("timing micro-batches of 1, 2, 4, … workers", flush=True)
     hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
+    if recipe.noise_scale and comm.world_size == 1:
+        hosted //= 2  # for a noise scale a step needs at least two micro-batches
     # All processes measure at the same time, since those of a machine share its caches and memory.
     mine = measure_speeds(recipe, hosted, device)
     if device.type != "cpu":

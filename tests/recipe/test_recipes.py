@@ -144,16 +144,20 @@ def test_targets_are_the_papers(name: str) -> None:
     assert ((target.top1_error, target.std) if printed else None) == ERRORS.get(name)
 
 
-@pytest.mark.parametrize("prefix", ["fashion_", "cifar10_"])
-def test_a_ladder_changes_only_the_workers(prefix: str) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "per_worker"), [("fashion_", 32), ("fashion_ladder_", 8), ("cifar10_", 32)]
+)
+def test_a_ladder_changes_only_the_workers(prefix: str, per_worker: int) -> None:
     """kn and with it the lr, through k; n, and so the loss of BN, is one for all."""
     ladder = [shipped(name) for name in NAMES if re.fullmatch(rf"{prefix}bs\d+k?", name)]
     assert len(ladder) > 6
     for recipe in ladder:
         own = recipe.trajectory() | {"workers": ladder[0].workers}
         assert own == ladder[0].trajectory()
-        assert recipe.batch_size == SIZES[recipe.name.partition("bs")[2]]
-        assert recipe.worker_batch == 32
+        size = recipe.name.partition("bs")[2]
+        thousands = size.endswith("k")
+        assert recipe.batch_size == int(size.removesuffix("k")) * (1024 if thousands else 1)
+        assert recipe.worker_batch == per_worker
 
 
 # --- What it quotes of others ----------------------------------------------------------------

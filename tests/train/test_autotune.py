@@ -139,6 +139,23 @@ def test_nothing_is_timed_where_each_worker_pushes(monkeypatch: pytest.MonkeyPat
     assert (tuned.workers_per_pass, lines) == (1, [])
 
 
+def test_a_noise_scale_gets_steps_of_two_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of all workers would be the fastest, and leave its columns out without a word."""
+    monkeypatch.setattr(
+        autotune,
+        "measure_speeds",
+        lambda made, hosted, device: {2**power: 2.0**power for power in range(hosted.bit_length())},
+    )
+    made = recipe("workers_per_pass=auto", "noise_scale=true")
+    tuned, _ = resolve_workers_per_pass(made, None, SingleComm(), CPU)
+    assert tuned.workers_per_pass == 8
+    assert resolve_workers_per_pass(made, 8, SingleComm(), CPU)[0].workers_per_pass == 8
+    with pytest.raises(UsageError, match="one micro-batch per step; write workers_per_pass=8"):
+        resolve_workers_per_pass(made, 16, SingleComm(), CPU)
+    plain = recipe("workers_per_pass=auto")
+    assert resolve_workers_per_pass(plain, None, SingleComm(), CPU)[0].workers_per_pass == 16
+
+
 def test_the_slowest_process_decides() -> None:
     """Of what every process could time: a pass of 8 does not fit everywhere."""
     one = {1: 100.0, 2: 300.0, 4: 400.0, 8: 900.0}
