@@ -72,12 +72,12 @@ def spawned():
     import torch
     child = multiprocessing.get_context("fork").Process(target=train)
     child.start()
-    child.join()
+    child.join(600)
 
 if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=spawned)
     child.start()
-    child.join()
+    child.join(600)
 """,
     )
     assert main(words) == 1

@@ -22,7 +22,7 @@ def test_torchvision_can_be_imported_beside_this_torch() -> None:
         [sys.executable, "-W", "error", "-c", PROGRAM],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=900,
         capture_output=True,
         text=True,
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.composed import compose_recipe
+from helpers.waiting import read_line
 from PIL import Image
 
 from lsgd.bench import inputs
@@ -117,8 +118,7 @@ def test_memory_of_children_counts() -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert child.stdout is not None
-    child.stdout.readline()
+    read_line(child)
     during = resident_bytes(os.getpid())
     child.communicate(b"\n", timeout=900)
     assert during - before > 45_000_000

@@ -90,7 +90,7 @@ def calls(tmp_path: Path) -> Iterator[Calls]:
     yield calls
     for call in calls.begun:
         call.kill()
-        call.communicate()
+        call.communicate(timeout=900)
     for pid in calls.running():
         os.kill(pid, signal.SIGKILL)
 
@@ -108,7 +108,7 @@ def test_a_kill_in_a_slice_costs_that_slice_alone(calls: Calls) -> None:
             os.kill(call.pid, signal.SIGKILL)
         else:
             os.killpg(call.pid, signal.SIGKILL)
-        call.wait()
+        call.wait(timeout=900)
         if number < 2:
             wait_until(lambda: not calls.running(), 100)  # less than they would wait by themselves
     code, said = calls.run()

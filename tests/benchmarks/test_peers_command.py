@@ -279,6 +279,7 @@ def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
         "print(sys.argv, beside.VALUE, __file__, bool(torchvision.models.resnet50))\n"
     )
     done = subprocess.run(
-        [*peer_scripts.RUN_SCRIPT, str(script), "--a", "b"], capture_output=True, text=True
-    )
+        [*peer_scripts.RUN_SCRIPT, str(script), "--a", "b"],
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
     assert done.stdout.strip() == f"['{script}', '--a', 'b'] its own {script} True", done.stderr

@@ -87,6 +87,7 @@ def test_bash_completes(line: str, completed: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [shutil.which("bash") or "bash", "-c", program],
         env=os.environ | variables | {"PATH": path}, capture_output=True, text=True, check=True,
+        timeout=900,
     )  # fmt: skip
     assert done.stdout == completed
 

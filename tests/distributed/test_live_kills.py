@@ -98,7 +98,7 @@ def again(recorded: Path, folder: Path, *words: str) -> None:
     """Make the run again, alone."""
     order = f"strategy.order={recorded / 'orders.npz'}"
     command = [*fork_command(), "-m", "lsgd.train", *WORDS, *words, order, f"run_dir={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     ours, theirs = newest_checkpoint(recorded), newest_checkpoint(folder)
     exact = {"rtol": 0, "atol": 0}

@@ -57,7 +57,7 @@ def alone(start: list[str]) -> subprocess.CompletedProcess[str]:
     """Make a run on one process."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*fork_command(), *start], env=environment, capture_output=True, text=True
+        [*fork_command(), *start], env=environment, capture_output=True, text=True, timeout=1800
     )
 
 

@@ -70,7 +70,9 @@ def test_the_second_job_is_told_who_the_first_is_and_the_next_begins_at_once(
     words = ["-m", "lsgd.train", *WORDS, f"run_dir={run}"]
     with start_job([sys.executable, *stopping(run, 4)], run) as first:
         first.until(lambda: first.step == 4)
-        second = subprocess.run([*fork_command(), *words], capture_output=True, text=True)
+        second = subprocess.run(
+            [*fork_command(), *words], capture_output=True, text=True, timeout=1800
+        )
         assert second.returncode == 2
         written = f"lsgd: run_dir={run} is being written by another job (process"
         assert f"{written} {first.process.pid} " in second.stderr

@@ -22,7 +22,7 @@ from lsgd.train import train_epochs
 
 SECONDS = 0.1
 out, device = Path(sys.argv[1]), torch.device("cpu")
-comm = open_comm(CommSettings(library="torch", timeout=60), device)
+comm = open_comm(CommSettings(library="torch", timeout=900), device)
 made = config.load_recipe([
     "+recipe=digits", "workers=2", "worker_batch=24", "epochs=1", "profile=true",
     "schedule.milestones=[]", "schedule.warmup_epochs=1",

@@ -12,7 +12,7 @@ import pytest
 from helpers.pages import PAGES, REPOSITORY, lines
 
 pytestmark = [pytest.mark.docs, pytest.mark.slow]
-PATIENCE = 300
+PATIENCE = 900
 """Seconds that a build may take."""
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.waiting import read_line
+
 LIBRARIES = [
     "torch",
     pytest.param("horovod-gloo", marks=pytest.mark.horovod),
@@ -36,8 +38,7 @@ def fork_server(*modules: str, environment: dict[str, str] | None = None) -> Ite
         path = f"{folder}/socket"
         start = [sys.executable, str(HELPERS / "forked.py"), "--serve", path, *modules]
         with subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout
-            assert server.stdout.readline() == "ready\n"
+            assert read_line(server) == "ready\n"
             try:
                 yield [sys.executable, "-IS", str(HELPERS / "client.py"), path]
             finally:

@@ -24,4 +24,4 @@ def run_without(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE WORDS…` in a process that cannot import these libraries."""
     command = [sys.executable, "-c", HIDING, ",".join(libraries), module, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)

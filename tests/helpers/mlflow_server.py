@@ -59,7 +59,7 @@ class MlflowServer:
     def kill(self) -> None:
         """Send SIGKILL to all processes of the server."""
         end_tagged(self.tag, 0)
-        self.process.wait()
+        self.process.wait(timeout=900)
 
     def metrics(self) -> list[tuple[str, int, float]]:
         """Return (key, step, value) of all metrics in the database, ordered by step and key."""

@@ -35,7 +35,7 @@ def postgresql() -> Iterator[Callable[[str], str]]:
 
     def run(program: str, *words: str) -> None:
         command = [*other, str(bin_folder / program), *words]
-        subprocess.run(command, check=True, capture_output=True, cwd="/")
+        subprocess.run(command, check=True, capture_output=True, cwd="/", timeout=900)
 
     folder = Path(tempfile.mkdtemp(prefix="lsgd-postgresql-"))
     try:
@@ -49,7 +49,7 @@ def postgresql() -> Iterator[Callable[[str], str]]:
         )  # fmt: skip
         try:
             ready = [str(bin_folder / "pg_isready"), *there, "-q"]
-            wait_until(lambda: subprocess.run(ready).returncode == 0)
+            wait_until(lambda: subprocess.run(ready, timeout=900).returncode == 0)
 
             def database(name: str) -> str:
                 run("createdb", *there, name)
@@ -58,6 +58,6 @@ def postgresql() -> Iterator[Callable[[str], str]]:
             yield database
         finally:
             run("pg_ctl", "-D", data, "stop", "-m", "immediate")
-            server.wait()
+            server.wait(timeout=900)
     finally:
         shutil.rmtree(folder)

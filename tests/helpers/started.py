@@ -91,7 +91,7 @@ class Job:
     def wait_until_no_processes(self) -> None:
         """Wait until all processes of the job have exited."""
         self.until(lambda: not self.alive, ended=True)
-        self.process.wait()
+        self.process.wait(timeout=HANG_TIMEOUT)
 
     @contextmanager
     def stopped(self, process: psutil.Process, step: int) -> Iterator[None]:
@@ -113,4 +113,4 @@ def start_job(
         yield job
     finally:
         end_tagged(job.tag, 0)
-        job.process.wait()
+        job.process.wait(timeout=HANG_TIMEOUT)

@@ -89,6 +89,6 @@ def study_folder(folder: Path, installation: Path) -> Iterator[StudyFolder]:
     yield place
     for job in place.begun:
         job.kill()
-        job.communicate()
+        job.communicate(timeout=600)
     for trial in (folder / TRIALS).glob("*"):
         members.stop_job(trial)

@@ -1,7 +1,10 @@
-"""A wait for a condition, with a time limit for busy machines."""
+"""Waits for a condition or a line, with a time limit for busy machines."""
 
+import threading
 import time
 from collections.abc import Callable
+from subprocess import Popen
+from typing import AnyStr
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
@@ -13,3 +16,14 @@ def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def read_line(process: Popen[AnyStr], seconds: float = 900) -> AnyStr:
+    """Return the next line of a process's output; kill a hanging process, which ends the read."""
+    assert process.stdout
+    limit = threading.Timer(seconds, process.kill)
+    limit.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        limit.cancel()

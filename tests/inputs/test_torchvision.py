@@ -18,6 +18,7 @@ import pytest
 import torch
 from helpers.folders import DATA, make_folder, open_folder_inputs, recipe
 from helpers.micro_batches import evaluation_micro_batches
+from helpers.waiting import read_line
 from PIL import Image
 
 import lsgd.inputs
@@ -182,8 +183,7 @@ def test_nothing_outlives_a_killed_trainer(root: Path) -> None:
     environment = os.environ | dict([tag]) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", TRAINER, str(root)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as trainer:
-        assert trainer.stdout
-        trainer.stdout.readline()
+        read_line(trainer)
         assert len(tagged_pids(tag)) == 3  # with two decoders
         trainer.kill()
     begin = time.monotonic()
@@ -240,8 +240,7 @@ def test_decoders_find_what_the_trainer_has_found(root: Path, tmp_path: Path) ->
     with subprocess.Popen(
         command, env=environment | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE
     ) as trainer:
-        assert trainer.stdout
-        lines = [trainer.stdout.readline() for _ in range(4)]
+        lines = [read_line(trainer) for _ in range(4)]
         trainer.kill()
     assert lines == [*3 * [b"found\n"], b"\n"]
 

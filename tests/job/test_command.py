@@ -64,7 +64,7 @@ def test_a_process_ends_by_its_code_wherever_ctrl_c_found_it(run: str, tmp_path:
     path = f"{tmp_path}:{paths.conf_dir().parent}"
     ended = subprocess.run(
         [sys.executable, "-m", "program"], env=os.environ | {"PYTHONPATH": path},
-        capture_output=True, text=True,
+        capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (130, "\nlsgd: interrupted\n")
 

@@ -24,5 +24,6 @@ print(*found)
 def test_it_is_put_off_until_a_command_begins(first: str, found: str) -> None:
     """Not where lsgd is imported by another program, whose garbage is its own."""
     program = COMMAND.format(first=first)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert (done.stdout, done.stderr) == (f"{found}\n", "")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.waiting import read_line
 
 from lsgd import paths
 from lsgd.job import interrupt
@@ -34,8 +35,7 @@ def interrupted(
         preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None,
     )  # fmt: skip
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "imports\n"
+        assert read_line(process) == "imports\n"
         process.send_signal(signal.SIGINT)
         try:
             _, said = process.communicate(timeout=1 if ignored else 200)

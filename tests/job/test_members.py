@@ -111,13 +111,13 @@ def test_deaths_are_seen_in_their_order(tmp_path: Path) -> None:
             if rank == 2:
                 jobs[rank].kill()
             else:
-                jobs[rank].communicate(b"5\n")
+                jobs[rank].communicate(b"5\n", timeout=900)
             watch.wait(200)
         assert [(each.rank, each.code) for each in watch.dead] == [(1, 5), (2, None), (0, 5)]
         launcher.kill()
         watch.wait(200)
-    launcher.wait()
-    jobs[2].communicate()
+    launcher.wait(timeout=900)
+    jobs[2].communicate(timeout=900)
 
 
 def test_who_starts_and_crashes_between_two_looks_is_blamed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ print(*next(each.addresses for each in list_interfaces() if each.name == "lo"))
 @pytest.mark.netns
 def test_every_address_of_an_interface_is_its_own() -> None:
     command = ["unshare", "--net", "sh", "-ec", SECOND_ADDRESS, "sh", sys.executable, "-c", PRINTED]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) >= {"127.0.0.1", "10.213.1.1", "10.213.1.2", "10.213.2.1"}
 

@@ -40,7 +40,7 @@ with exit_report(int(sys.argv[1])) as leave:
     time.sleep(0.3)
     raise SystemExit(leave(130, "interrupted: saved after step 5"))
 """
-CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 900}
 ATTENDED = """
 import sys
 from lsgd.launch.attended import is_attended, run_attended
@@ -59,7 +59,7 @@ def at_a_terminal(command: list[str], expect: str, times: int, press: bytes) -> 
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(its_end)
-    seen, pressed, deadline = b"", False, time.monotonic() + 120
+    seen, pressed, deadline = b"", False, time.monotonic() + 900
     with job:
         while time.monotonic() < deadline:
             if select.select([terminal], [], [], 0.2)[0]:

@@ -147,7 +147,11 @@ def test_showing_needs_no_torch() -> None:
     )
     words = ["mpirun", "digits", "--np", "2", "--print"]
     line, modules = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=900,
     ).stdout.splitlines()
     assert line.endswith("-m lsgd.train +recipe=digits")
     assert modules == "False"

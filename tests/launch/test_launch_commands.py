@@ -93,7 +93,7 @@ def test_a_program_below_a_folder_with_an_equals_sign(tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\necho "$OMP_NUM_THREADS $@"\n')
     program.chmod(0o755)
     command = with_threads(read_request("mpirun", ["digits"]), 10**6, [str(program), "a b", "$c"])
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900).stdout
     assert said == "1 a b $c\n"
 
 
@@ -170,5 +170,5 @@ def test_horovodrun_on_one_machine_needs_no_home(
     (tmp_path / "file").touch()
     command = [*line[: line.index("-m") - 1], "true"]
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ def called(checkout: Path, *words: str, **env: str) -> subprocess.CompletedProce
     return subprocess.run(
         ["bash", f"checkout/launch/{words[0]}.sh", *words[1:]],
         cwd=checkout.parent, env=kept | {"PATH": path} | env, capture_output=True, text=True,
+        timeout=900,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def launched(folder: Path, *words: str, **env: str) -> subprocess.CompletedProce
     }
     return subprocess.run(
         [sys.executable, "-m", "lsgd.launch", *words],
-        cwd=folder, env=clean | {"PATH": path} | env, capture_output=True, text=True,
+        cwd=folder, env=clean | {"PATH": path} | env, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def test_a_killed_download_goes_on(site: FaultySite, tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(timeout=900)
     assert names(tmp_path) == ["set.zip.part"]
     begun = part.stat().st_size
     assert 0 < begun < FILE.size

@@ -93,10 +93,12 @@ def killed_once(words: list[str], begun: Callable[[], bool]) -> None:
     process = subprocess.Popen(
         words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    while not begun() and process.poll() is None:
+    deadline = time.monotonic() + 900
+    while not begun() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.0005)
     process.kill()
-    told = process.communicate()[1]
+    assert time.monotonic() < deadline, f"{words} hang"
+    told = process.communicate(timeout=900)[1]  # workers that outlive it would hold its pipe
     # On a busy machine it may have ended before; then there is one kill less.
     assert process.returncode in (0, -signal.SIGKILL), told
     # Of its process group, in which its workers are.
@@ -117,8 +119,9 @@ def test_a_kill_changes_nothing_and_leaves_no_worker(archives: Path, tmp_path: P
     """The whole of it, from archives to shards; that each part goes on is tested where it is."""
     quiet, root = tmp_path / "quiet", tmp_path / "killed"
     whole = subprocess.run(
-        from_archives(archives, quiet, quiet / "shards", 1), capture_output=True, text=True
-    )
+        from_archives(archives, quiet, quiet / "shards", 1),
+        capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
     assert whole.returncode == 0, whole.stderr
     expected = tree(quiet)
     assert sum(name.startswith("train/") for name in expected) == 3 * CLASSES
@@ -126,7 +129,7 @@ def test_a_kill_changes_nothing_and_leaves_no_worker(archives: Path, tmp_path: P
     assert {"check.tsv", "skip.txt", "shards/train.index.npy"} <= expected.keys()
     words = from_archives(archives, root, root / "shards", 2)
     killed_once(words, lambda: len(list(root.glob("train/*/*.JPEG"))) > 5)
-    again = subprocess.run(words, capture_output=True, text=True)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=1800)
     assert again.returncode == 0, again.stderr
     # Hidden files too: what the kill left half-written is no more.
     assert tree(root).keys() == expected.keys()
@@ -243,7 +246,8 @@ def test_refusals(
 def test_the_command_imports_no_torch() -> None:
     """On whose import a help would wait for seconds."""
     loaded = "import sys, lsgd.prepare.__main__; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout
+    command = [sys.executable, "-c", loaded]
+    modules = subprocess.run(command, capture_output=True, text=True, timeout=900).stdout
     assert "argparse" in modules.split()
     assert "torch" not in modules.split()
 

@@ -343,7 +343,7 @@ def test_a_kill_while_saving_leaves_whole_checkpoints(
     checkpoint.write(tiny(step=0), tmp_path)
     arguments = [str(tmp_path), str(kills), str(soak.seed)]
     done = subprocess.run(
-        [sys.executable, "-c", SAVES, *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SAVES, *arguments], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     soak.note(f"- kill -9 while saving: {done.stdout.strip()}, none damaged")

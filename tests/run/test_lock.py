@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.waiting import wait_until
+from helpers.waiting import read_line, wait_until
 
 from lsgd.errors import UsageError
 from lsgd.job import system
@@ -74,11 +74,11 @@ def holder(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], **pipes)
     try:
-        process.stdout.readline()
+        read_line(process)
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=900)
 
 
 def is_refused(folder: Path, pid: int | str = "") -> bool:

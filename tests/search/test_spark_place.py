@@ -201,7 +201,7 @@ def test_a_second_process_does_not_outlive_its_task(sent: SparkRunSpec, tmp_path
     pid = int((tmp_path / "pid").read_text())
     try:
         task.kill()
-        task.wait()
+        task.wait(timeout=900)
         wait_until(lambda: not psutil.pid_exists(pid))
     finally:
         with suppress(ProcessLookupError):

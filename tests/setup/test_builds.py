@@ -157,7 +157,7 @@ class Machine:
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment without packages, whose Python all machines have."""
     folder = tmp_path_factory.mktemp("python") / "a venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=900)
     return folder
 
 
@@ -363,7 +363,7 @@ def test_ctrl_c_ends_the_compilers_and_leaves_no_half_a_build(
     machine.tool("sh", 'exec /bin/sh "$@"')
     started = machine.start(script)
     while not (compiler.is_file() and compiler.read_text()):
-        assert started.poll() is None, started.communicate()
+        assert started.poll() is None, started.communicate(timeout=LIMIT)
         time.sleep(0.01)
     started.send_signal(signal.SIGINT)
     errors = started.communicate(timeout=LIMIT)[1]
@@ -432,7 +432,7 @@ def test_apex_is_built_with_its_extension_amp_c_alone(tmp_path: Path) -> None:
     for name in ("amp_C", "syncbn"):
         (tmp_path / f"{name}.cpp").touch()
     command = [sys.executable, "setup.py", "--quiet", "egg_info"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=900)
     sources = (tmp_path / "apex.egg-info/SOURCES.txt").read_text()
     assert "amp_C.cpp" in sources
     assert "syncbn.cpp" not in sources

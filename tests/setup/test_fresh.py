@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import subprocess
 import sys
 import tomllib
@@ -24,13 +25,18 @@ def test_a_command_dies_with_the_program_that_watches_it(tmp_path: Path) -> None
         "from pathlib import Path; from fresh.judge import run_on_terminal;"
         f"run_on_terminal(['sh', '-c', {script!r}], Path({str(tmp_path / 'log')!r}), 6000)"
     )
-    with (
-        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT / "tests") as process,
-        fifo.open() as said,
-    ):
-        assert said.readline() == "begins\n"
-        process.kill()
-        assert said.read() == ""
+    # Opened at once, without waiting for a writer that a failed program would never be.
+    said = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT / "tests") as process:
+        try:
+            # Until the fifo has a first writer it is not readable.
+            assert select.select([said], [], [], 900)[0]
+            assert os.read(said, 100) == b"begins\n"
+        finally:
+            process.kill()
+    os.set_blocking(said, True)
+    assert os.read(said, 100) == b""
+    os.close(said)
 
 
 def test_a_command_is_ended_at_its_limit(tmp_path: Path) -> None:

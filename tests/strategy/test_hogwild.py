@@ -167,7 +167,7 @@ def test_who_waits_for_the_others_is_told_to_leave(monkeypatch: pytest.MonkeyPat
             if learner.comm.rank == 0:
                 waiting.set()
                 strategy.synchronize()
-            waiting.wait()
+            assert waiting.wait(timeout=900), "process 0 has failed"
             for _ in range(30_000):
                 strategy.poll()
                 time.sleep(0.01)

@@ -65,7 +65,7 @@ def test_real_runs_decide_after_a_kill(place: StudyFolder) -> None:
     logs = "runs/trials/digits-seed1-*.log"
     wait_until(lambda: any(place.folder.glob(logs)) or job.poll() is not None, seconds=500)
     job.kill()
-    job.communicate(timeout=60)  # the fixture communicates again
+    job.communicate(timeout=600)  # the fixture communicates again
     first = place.run_folder("digits", 0) / "metrics.jsonl"
     before = first.read_bytes()
     code, said = place.run(*words)

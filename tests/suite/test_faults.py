@@ -86,7 +86,7 @@ def test_only_a_test_that_fails_by_the_fault_catches_it(tmp_path: Path) -> None:
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     command = [sys.executable, "tests/faults", "--jobs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     lines = done.stdout.splitlines(keepends=True)
     assert (done.returncode, done.stderr) == (1, "")
     (caught,) = (line for line in lines if line.startswith("caught"))

@@ -83,7 +83,7 @@ def test_what_a_test_notices_is_killed_and_what_none_does_survives(tmp_path: Pat
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     words = ["--jobs", "1", "--number", "9", "--work", "../work", "--out", "out"]
     command = [sys.executable, "tests/mutants", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     found = [json.loads(line) for line in (tmp_path / "out/mutants.jsonl").read_text().splitlines()]
     outcomes = {re.findall(r"\n\+ *(.*)\n", each["diff"])[-1]: each["outcome"] for each in found}
@@ -95,6 +95,8 @@ def test_what_a_test_notices_is_killed_and_what_none_does_survives(tmp_path: Pat
     assert [each["by"] for each in found if each["by"]] == ["tests/test_double.py::test_1"]
     assert "| lsgd/double.py | 1 | 0 | 1 | 0 | 50 % |" in (tmp_path / "out/README.md").read_text()
     assert "2 * x" in (tmp_path / "lsgd/double.py").read_text()
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=900
+    )
     assert again.stdout.startswith("3 mutants, 3 of them tried")
     assert "left)" not in again.stdout

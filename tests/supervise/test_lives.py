@@ -26,7 +26,7 @@ class Played:
         self.started.append((rank, life))
         if (code := self.plan.get((rank, life))) is not None:
             return code
-        self.over.wait(100)
+        self.over.wait(900)
         return self.asked
 
     def send(self, number: int) -> None:

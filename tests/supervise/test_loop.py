@@ -35,7 +35,7 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     yield start
     for job in begun:
         job.kill()
-        job.communicate()
+        job.communicate(timeout=900)
 
 
 @pytest.fixture

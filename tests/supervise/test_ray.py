@@ -98,7 +98,7 @@ def start(cluster: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[s
     yield start
     for program in begun:
         program.kill()
-        program.communicate()
+        program.communicate(timeout=900)
 
 
 @pytest.mark.ray

@@ -34,7 +34,7 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     yield start
     for program in begun:
         program.kill()
-        program.communicate()
+        program.communicate(timeout=900)
 
 
 def job(folder: Path, *plan: str, size: int = 3) -> list[str]:
