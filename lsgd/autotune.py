@@ -68,7 +68,7 @@ def resolve_workers_per_pass(
         print("timing micro-batches of 1, 2, 4, … workers", flush=True)
     hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
     if recipe.noise_scale and comm.world_size == 1:
-        hosted //= 2  # for a noise scale a step needs at least two micro-batches
+        hosted = max(hosted // 2, 1)  # for a noise scale a step needs at least two micro-batches
     # All processes measure at the same time, since those of a machine share its caches and memory.
     mine = measure_speeds(recipe, hosted, device)
     if device.type != "cpu":

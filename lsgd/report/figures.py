@@ -20,6 +20,10 @@ from lsgd.run.rows import finite_number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+WIDE = 15
+"""The difference from a baseline above which a linear axis would hide those below one."""
+GAP_TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
+"""The tick labels of differences from a baseline on an axis that is logarithmic above 1."""
 TICKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70)
 """The tick labels of two decades on a logarithmic axis."""
 NOISE_EPOCHS = 3
@@ -33,6 +37,8 @@ def draw(findings: Findings) -> list[Figure]:
     for index, ladder in enumerate(findings.sweeps):
         name = "figure1" if index == 0 else f"figure1-{index + 1}"
         figures.append(_against_minibatch(name, ladder, findings))
+        if published := _published_by_steps(ladder):
+            figures.append(_against_steps(f"{name}-steps", ladder, published, findings))
     figures += _curves(findings)
     if findings.groups:
         figures.append(_learning_rates(findings.groups))
@@ -100,6 +106,82 @@ def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) ->
         f"{group.recipe.batch_size}: {format_group(group)}" for group in groups
     )
     return draw_figure(name, f"{noun} against minibatch size (the paper's figure 1)", alt, plot)
+
+
+def _published_by_steps(ladder: BatchSizeSweep) -> list[tuple[int, float, float]]:
+    """Return the steps per epoch, difference from the baseline and std of the published numbers.
+
+    They are those of the runs of the paper that a sweep's recipes represent on another dataset. The
+    list is empty on the paper's own, where both have the same axis of minibatches, and as long as
+    the baseline has not been run.
+    """
+    baseline = ladder.baseline
+    base = target_of(baseline)
+    if base is None or baseline.claim_sample is None or baseline.recipe.data.name in TARGET_DATA:
+        return []
+    points = [
+        (group.published.steps_per_epoch, target.value - base.value, target.std or 0)
+        for group in ladder.groups
+        if group.published and (target := target_of(group))
+    ]
+    return points if len(points) > 1 else []
+
+
+def _against_steps(
+    name: str,
+    ladder: BatchSizeSweep,
+    published: list[tuple[int, float, float]],
+    findings: Findings,
+) -> Figure:
+    """Draw a sweep's differences from its baseline against steps per epoch, beside the paper's."""
+    metric, base = findings.metric, ladder.baseline.claim_sample
+    ours = [
+        (group.recipe.steps_per_epoch, sample.mean - base.mean, 0 if sample.n < 2 else sample.std)
+        for group in ladder.groups
+        if base and (sample := group.sample)
+    ]
+    diverged = [
+        (group.recipe.steps_per_epoch, group.chance_level - base.mean, 0.0)
+        for group in ladder.groups
+        if base and group.diverged
+    ]
+    margin = metric.format_difference(f"{ladder.margin:g}")
+
+    def plot(axes: "Axes") -> None:
+        for points, colour, marker, label in (
+            (published, GREY, "s", "the paper, ImageNet"),
+            (ours, BLUE, "o", "here: mean ± std over seeds"),
+        ):
+            if points:
+                x, y, std = zip(*points, strict=True)
+                axes.errorbar(x, y, std, color=colour, marker=marker, ms=4, capsize=3, label=label)
+        if diverged:
+            x, y, _ = zip(*diverged, strict=True)
+            axes.plot(x, y, color=RED, marker="x", ls="", label="runs diverged")
+        axes.axhline(ladder.margin, color=RED, ls="--", lw=1, label=f"baseline + {margin}")
+        axes.set_xscale("log", base=2)
+        axes.invert_xaxis()  # as in figure 1, larger minibatches are on the right
+        steps = [group.recipe.steps_per_epoch for group in ladder.groups]
+        axes.set_xticks(steps, [str(each) for each in steps])
+        largest = max(gap for _, gap, _ in [*published, *ours, *diverged])
+        if largest > WIDE:
+            axes.set_yscale("symlog", linthresh=1)
+            ticks = [tick for tick in GAP_TICKS if tick < 1.3 * largest]
+            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.set_ylim(bottom=min(gap - std for _, gap, std in [*published, *ours]) - 0.5)
+        axes.minorticks_off()
+        axes.set_xlabel("steps per epoch: the minibatch grows to the right")
+        axes.set_ylabel(f"{metric.noun} above the baseline" + ", points" * (metric.unit == "%"))
+        axes.legend()
+
+    noun = metric.noun.capitalize()
+    alt = f"{noun} above the baseline by steps per epoch: " + "; ".join(
+        f"{who} {', '.join(f'{steps}: {gap:+.2f}' for steps, gap, _ in points)}"
+        for who, points in (("here", ours), ("diverged", diverged), ("the paper", published))
+        if points
+    )
+    title = f"{noun} above the baseline against steps per epoch, beside the paper's figure 1"
+    return draw_figure(name, title, alt, plot)
 
 
 def _log_ticks(metric: Metric, low: float, high: float) -> list[float]:

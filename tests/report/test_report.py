@@ -302,7 +302,12 @@ def test_figures_are_there_and_show_something(made: Path) -> None:
     drawn = {path.stem for path in made.glob("*.png")}
     assert drawn == {path.stem for path in made.glob("*.svg")}
     ends = ["1k", "2k", "2k_no_warmup", "2k_fixed_lr", "2k_constant_warmup"]
-    assert drawn == {"figure1", "lr", *(f"curves-fashion_bs{each}" for each in ends)}
+    assert drawn == {
+        "figure1",
+        "figure1-steps",
+        "lr",
+        *(f"curves-fashion_bs{each}" for each in ends),
+    }
     assert "the paper" not in (made / "figure1.svg").read_text(encoding="utf-8")
     for name in drawn:
         texts = list(ElementTree.parse(made / f"{name}.svg").getroot().itertext())
@@ -319,6 +324,20 @@ def test_figure_1_of_imagenet_has_the_papers_points_beside(tmp_path: Path) -> No
         write_run(tmp_path / "runs" / name, f"+recipe={name}", errors=[error] * 90)
     out = report([tmp_path / "runs"], None, tmp_path / "out")
     assert "the paper" in (out / "figure1.svg").read_text(encoding="utf-8")
+    assert not (out / "figure1-steps.svg").exists()
+
+
+def test_another_dataset_has_the_papers_curve_by_steps_per_epoch(tmp_path: Path) -> None:
+    """Not by minibatch, where 256 images would stand beside the paper's 256; and from baselines."""
+    errors = {"fashion_ladder_bs8": 8.0, "fashion_ladder_bs256": 8.1, "fashion_ladder_bs2k": 12.5}
+    for name, error in errors.items():
+        write_run(tmp_path / "runs" / name, f"+recipe={name}", errors=[error] * 18)
+    out = report([tmp_path / "runs"], config.load_study("fashion_ladder"), tmp_path / "out")
+    assert (
+        "here 7500: +0.00, 234: +0.10, 29: +4.50; the paper 5004: +0.00, 156: +0.14, 19: +10.36]"
+        "(figure1-steps.svg)"
+    ) in (out / "README.md").read_text(encoding="utf-8")
+    assert "the paper, ImageNet" in (out / "figure1-steps.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("undrawn")
