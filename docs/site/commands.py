@@ -3,7 +3,7 @@
 import io
 import os
 import re
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
 from unittest.mock import patch
@@ -50,8 +50,13 @@ def _printed(name: str, *arguments: str) -> str:
     package = find_spec(f"lsgd.{name}")
     assert package
     module = f"lsgd.{name}.__main__" if package.submodule_search_locations else f"lsgd.{name}"
-    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
-        import_module(module).main([*arguments])
+    with redirect_stdout(io.StringIO()) as output:
+        try:
+            code = import_module(module).main([*arguments])
+        except SystemExit as end:
+            code = end.code
+    if code:
+        raise RuntimeError(f"lsgd {name} {' '.join(arguments)} exits with code {code}")
     return output.getvalue()
 
 
