@@ -1,10 +1,12 @@
 """The help texts of all commands, as the commands print them."""
 
+import io
 import os
 import re
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from unittest.mock import patch
 
 from lsgd.__main__ import COMMANDS
 
@@ -15,9 +17,8 @@ PART = re.compile(r"^ {2,4}([a-z][\w-]*)(?:  |$)", re.M)
 
 def helps() -> str:
     """Return a heading and the help of every command and of each of its subcommands."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        texts = list(pool.map(_command, [name for group in COMMANDS.values() for name in group]))
-    return "\n\n".join(texts)
+    with patch.dict(os.environ, {"COLUMNS": "88", "NO_COLOR": "1"}):
+        return "\n\n".join(_command(name) for group in COMMANDS.values() for name in group)
 
 
 def _command(name: str) -> str:
@@ -41,12 +42,22 @@ def _help(*words: str) -> str:
     return f"{text}\n{_printed(*words, '--explain')}" if "--explain" in text else text
 
 
-def _printed(*words: str) -> str:
-    command = [sys.executable, "-m", "lsgd", *words]
-    environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1"}
-    return subprocess.run(
-        command, env=environment, text=True, capture_output=True, check=True
-    ).stdout
+def _printed(name: str, *arguments: str) -> str:
+    """Return what a command prints.
+
+    It runs in this process; in one of its own, each command would import torch again.
+    """
+    package = find_spec(f"lsgd.{name}")
+    assert package
+    module = f"lsgd.{name}.__main__" if package.submodule_search_locations else f"lsgd.{name}"
+    with redirect_stdout(io.StringIO()) as output:
+        try:
+            code = import_module(module).main([*arguments])
+        except SystemExit as end:
+            code = end.code
+    if code:
+        raise RuntimeError(f"lsgd {name} {' '.join(arguments)} exits with code {code}")
+    return output.getvalue()
 
 
 def _shown(heading: str, text: str) -> str:

@@ -30,13 +30,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What is `python` to a page, and $PYTHON to its launchers: half of what most lines take is to
     import torch.
 
-    The server has not imported lsgd, of which each page has a copy to change.
+    Beside it is the horovodrun that local.sh takes, which imports torch too. The server has not
+    imported lsgd, of which each page has a copy to change.
     """
-    program = tmp_path_factory.mktemp("bin") / "python"
+    folder = tmp_path_factory.mktemp("bin")
     with fork_server(environment=ENVIRONMENT) as words:
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        program.chmod(0o755)
-        yield program
+        programs = {"python": words}
+        if real := shutil.which("horovodrun", path=ENVIRONMENT["PATH"]):
+            programs["horovodrun"] = [*words, real]
+        for name, start in programs.items():
+            (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(start)} "$@"\n')
+            (folder / name).chmod(0o755)
+        yield folder / "python"
 
 
 def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[int, str]]:
@@ -51,7 +56,8 @@ def run(page: list[PageCommand], folder: Path, python: Path) -> dict[int, tuple[
             # has to import by itself what it rewrites.
             command = command.replace("python ", f"{sys.executable} ", 1)
         # What stands on a page is also printed there, and jobs that are killed are real ones.
-        served = line.language == "sh" and not line.text.endswith("&")
+        shown = line.language == "console" and "--print" in line.text
+        served = line.language != "python" and not shown and not line.text.endswith("&")
         script.append(f"export PYTHON={python}" if served else "unset PYTHON")
         script.append(f"printf '{MARK}{index}\\n'")
         # In fewer micro-batches: a dry run of 256 workers has one for each worker otherwise.

@@ -14,7 +14,10 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from helpers.launching import SERVER_PIDS
 
 BUDGETS = Path(__file__).parent.parent / "budgets.toml"
 LONGER = ("slow", "distributed", "soak", "gpu")
@@ -22,9 +25,16 @@ LONGER = ("slow", "distributed", "soak", "gpu")
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process so far, with those of child processes waited for."""
+    """Return the CPU seconds of this process so far, with those of its children.
+
+    These are the child processes waited for, and the fork servers with the forks that have exited:
+    else the last test, at whose end the servers stop, would be charged for those of all tests.
+    """
     taken = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in taken)
+    waited_for = sum(each.ru_utime + each.ru_stime for each in taken)
+    # The times of a server and of its children, without the time in I/O that Linux adds to them.
+    servers = (psutil.Process(pid).cpu_times()[:4] for pid in SERVER_PIDS)
+    return waited_for + sum(map(sum, servers))
 
 
 def timed_work() -> float:

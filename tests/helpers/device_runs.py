@@ -172,8 +172,9 @@ def with_fields(recipe: Recipe, fields: Mapping[str, Any], images: Path | None =
     if fields.get("inputs.loader") in ("torchvision", "dali"):
         recipe = replace(recipe, data=replace(FOLDER, root=str(images)))
     elif fields.get("inputs.loader") == "memory":
-        data = {"train_examples": 1442, "val_examples": 355, "augmentation": "shift_flip"}
-        recipe = replace(recipe, data=replace(recipe.data, **data), worker_batch=160)
+        digits = {"train_examples": 1442, "val_examples": 355, "augmentation": "shift_flip"}
+        data = replace(recipe.data, **digits)
+        recipe = replace(recipe, data=data, worker_batch=160, val_batch=178)
     for key, value in fields.items():
         group, _, name = key.rpartition(".")
         value = replace(getattr(recipe, group), **{name: value}) if group else value

@@ -13,6 +13,7 @@ folder and environment, and also runs other command lines as Python would. It im
 its start.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -22,14 +23,19 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import hydra  # noqa: F401
 import torch._dynamo  # torch.optim imports it at the first step, which would cost each fork
 import torch.distributed
 from torch.utils import tensorboard  # noqa: F401
 
+# Most processes import torchvision, by this module. It is run from its file, since a server may run
+# programs with another version of lsgd, and kept, since its declarations end with their object.
+VISION = runpy.run_path(str(Path(__file__).parents[2] / "lsgd/vision.py"))
 PR_SET_PDEATHSIG = 1
 """The option of prctl that sets the signal for a process whose parent exits."""
 
@@ -53,7 +59,7 @@ def run_program(words: list[str]) -> None:
             exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
         case ["-m", module, *arguments]:
             sys.path[0], sys.argv = os.getcwd(), ["-m", *arguments]
-            runpy._run_module_as_main(module)
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
         case ["-", *_]:
             sys.path[0] = ""
             exec(compile(sys.stdin.read(), "<stdin>", "exec"), {"__name__": "__main__"})
@@ -126,7 +132,8 @@ def serve(path: str, *modules: str) -> int:
             message, streams, _, _ = socket.recv_fds(connection, 2**20, 3)
             if process := os.fork():
                 code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-                connection.sendall(bytes([code % 256]))
+                with suppress(OSError):  # if the client was killed
+                    connection.sendall(bytes([code % 256]))
                 os._exit(0)
             break
     connection.close()
@@ -152,8 +159,33 @@ def reap(*_: object) -> None:
             pass
 
 
+def exit_process(code: object) -> NoReturn:
+    """End this process with the code of a SystemExit as Python does, but without freeing objects.
+
+    Freeing the modules that it shares with its parent would copy all their pages first, which takes
+    0.3 CPU seconds. What the end of the interpreter may break is for tests with real launchers.
+    """
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream and not stream.closed:
+                stream.flush()
+    except OSError:
+        code = 120  # Python's own, if the output cannot be written
+    os._exit((code or 0) % 256)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "--serve":
-        raise SystemExit(serve(*sys.argv[2:]))
-    raise SystemExit(main(int(sys.argv[1]), *sys.argv[2:]))
+    try:
+        if sys.argv[1] == "--serve":
+            ended: object = serve(*sys.argv[2:])
+        else:
+            ended = main(int(sys.argv[1]), *sys.argv[2:])
+    except SystemExit as end:
+        ended = end.code
+    exit_process(ended)

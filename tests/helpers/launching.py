@@ -29,6 +29,8 @@ FOR_JOBS = AS_ROOT | {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
 
 
 HELPERS = Path(__file__).parent
+SERVER_PIDS: set[int] = set()
+"""The process ids of the fork servers that this process has started and that run now."""
 
 
 @contextmanager
@@ -39,10 +41,13 @@ def fork_server(*modules: str, environment: dict[str, str] | None = None) -> Ite
         start = [sys.executable, str(HELPERS / "forked.py"), "--serve", path, *modules]
         with subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, text=True) as server:
             assert read_line(server) == "ready\n"
+            SERVER_PIDS.add(server.pid)
             try:
                 yield [sys.executable, "-IS", str(HELPERS / "client.py"), path]
             finally:
                 server.kill()
+                server.wait(timeout=900)
+                SERVER_PIDS.remove(server.pid)
 
 
 SERVERS = ExitStack()

@@ -84,14 +84,20 @@ def untimed(*_: object) -> dict[int, float]:
 def test_a_resume_keeps_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without timing anything, and so to the last bit; nor is anything timed for a whole run."""
     monkeypatch.setattr(autotune, "measure_speeds", untimed)
-    train(recipe(f"run_dir={tmp_path / 'whole'}", "workers_per_pass=4"))
-    made = recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=4")
+    small = [
+        "inputs=synthetic",
+        "worker_batch=4",
+        "data.train_examples=330",
+        "data.val_examples=20",
+    ]
+    train(recipe(f"run_dir={tmp_path / 'whole'}", "workers_per_pass=4", *small))
+    made = recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=4", *small)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recipe, "total_steps", made.steps_per_epoch)
         patch.setattr(Recipe, "epochs_from", lambda self, step: iter([(0, list(range(5)))]))
         train(made)
     for _ in range(2):
-        train(recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=auto"))
+        train(recipe(f"run_dir={tmp_path / 'parts'}", "workers_per_pass=auto", *small))
     ours, theirs = saved(tmp_path / "parts"), saved(tmp_path / "whole")
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
