@@ -18,6 +18,7 @@ from lsgd.installation import install_command
 from lsgd.paths import is_leftover
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, html_page, markdown, run_archive, summary
+from lsgd.report.blocks import Content
 from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.looks import Looks
@@ -73,7 +74,7 @@ def report(
     return out
 
 
-def page_files(composed: content.Content, drawn: Sequence[Figure]) -> dict[str, files.FileContent]:
+def page_files(composed: Content, drawn: Sequence[Figure]) -> dict[str, files.FileContent]:
     """Return the files of a report's page by name: index.html, figures, and last its README.md."""
     return {
         "index.html": html_page.render(composed).encode(),
