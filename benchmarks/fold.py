@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.figure import write_figure
 from benchmarks.folded_steps import (
     FOLD,
     FOLD_RECORDING,
@@ -47,8 +48,6 @@ from lsgd.bench.timing import (
 )
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
-from lsgd.installation import install_command
 from lsgd.job.command import integer_from, run_command, seconds
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
@@ -165,13 +164,7 @@ def fold(argv: Sequence[str]) -> None:
     }
     with results.open_record("fold", line.prog, argv, options.out) as record:
         bench(result, recipe, sizes, batches, options, record)
-        figures = draw(result)
-        if not figures:
-            result["missing"]["the figure"] = f"matplotlib is missing: {install_command('report')}"
-        for name, content in figures.items():
-            if record.folder:
-                with atomic_write(record.folder / name) as file:
-                    file.write(content)
+        write_figure(record, result, draw)
         record.write_report(result, report(result))
 
 
@@ -303,11 +296,9 @@ def compare_with_paper(
 
 
 def draw(result: Result) -> dict[str, bytes]:
-    """Return the content of the figure's files by file name, empty without matplotlib."""
-    try:
-        from benchmarks.folding_plot import curves
-    except ImportError:
-        return {}
+    """Return the figure's files by name; raise ImportError without matplotlib."""
+    from benchmarks.folding_plot import curves
+
     return curves(compare_with_paper(result["random"]), dashed=PAPER_CURVES)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from matplotlib.figure import Figure
 
-from benchmarks.figure import files
+from benchmarks.figure import error_bars, files
 from lsgd.bench.timing import Estimate
 
 
@@ -22,15 +22,11 @@ def curves(
         for name, values in lines.items():
             batches = sorted(values)
             medians = [values[batch].median for batch in batches]
-            spread = [
-                [values[batch].median - values[batch].low for batch in batches],
-                [values[batch].high - values[batch].median for batch in batches],
-            ]
             style = {"color": "0.3" if name == next(iter(lines)) else "0.6", "linestyle": "--"}
             plot.errorbar(
                 batches,
                 medians,
-                None if name in dashed else spread,
+                None if name in dashed else error_bars(values[batch] for batch in batches),
                 marker="o",
                 markersize=3,
                 label=name,

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 from tqdm import tqdm
 
+from benchmarks.figure import write_figure
 from benchmarks.strategies import median_and_range
 from lsgd.bench import results
 from lsgd.bench.job import open_job, parse_numbers
@@ -27,8 +28,6 @@ from lsgd.bench.setting import (
 )
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
-from lsgd.installation import install_command
 from lsgd.job.command import Parser, integer_from, run_command, seconds
 from lsgd.strategy.placement import place
 from lsgd.strategy.virtual import server_loads, virtual_epoch
@@ -177,13 +176,7 @@ def live(argv: Sequence[str]) -> None:
     }
     with results.open_record("live", line.prog, argv, options.out) as record:
         bench(result, cells, options, record)
-        figures = draw(result)
-        if not figures:
-            result["missing"]["the figure"] = f"matplotlib is missing: {install_command('report')}"
-        for name, content in figures.items():
-            if record.folder:
-                with atomic_write(record.folder / name) as file:
-                    file.write(content)
+        write_figure(record, result, draw)
         record.write_report(result, report(result))
 
 
@@ -263,11 +256,9 @@ def report(result: Result) -> str:
 
 
 def draw(result: Result) -> dict[str, bytes]:
-    """Return the content of the figure's files by file name, empty without matplotlib."""
-    try:
-        from benchmarks.live_plot import SpeedCurves, speed_plots
-    except ImportError:
-        return {}
+    """Return the figure's files by name; raise ImportError without matplotlib."""
+    from benchmarks.live_plot import SpeedCurves, speed_plots
+
     limit = BUSY * result["machine"]["cores"]
     plots: dict[str, dict[str, SpeedCurves]] = {}
     for of in result["cells"].values():

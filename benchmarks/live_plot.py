@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from benchmarks.figure import files
+from benchmarks.figure import error_bars, files
 from lsgd.bench.timing import Estimate
 
 
@@ -43,14 +43,10 @@ def speed_plots(plots: Mapping[str, Mapping[str, SpeedCurves]]) -> dict[str, byt
                 }
                 if not values:
                     continue
-                spread = [
-                    [value.median - value.low for value in values.values()],
-                    [value.high - value.median for value in values.values()],
-                ]
                 plot.errorbar(
                     [*values],
                     [value.median for value in values.values()],
-                    spread,
+                    error_bars(values.values()),
                     fmt="o",
                     color=color,
                     markerfacecolor="white" if limited else color,

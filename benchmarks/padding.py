@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.figure import write_figure
 from benchmarks.padded_steps import LR, PaddedSentences, weights
 from benchmarks.tensorflow_job import open_tensorflow, save_examples
 from lsgd.bench import results
@@ -31,8 +32,6 @@ from lsgd.bench.setting import (
 from lsgd.bench.timing import TimedWork, check_rounds, estimate, measure
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
-from lsgd.installation import install_command
 from lsgd.job.command import integer_from, run_command, seconds
 from lsgd.models.tagger import Tagger
 from lsgd.recipe import PADDINGS, Recipe
@@ -124,13 +123,7 @@ def padding(argv: Sequence[str]) -> None:
         bench(result, recipe, batches, options)
         if not result["candidates"]:
             raise UsageError("; ".join(result["missing"].values()))
-        figures = draw(result)
-        if not figures:
-            result["missing"]["the figure"] = f"matplotlib is missing: {install_command('report')}"
-        for name, content in figures.items():
-            if record.folder:
-                with atomic_write(record.folder / name) as file:
-                    file.write(content)
+        write_figure(record, result, draw)
         record.write_report(result, report(result))
 
 
@@ -213,11 +206,9 @@ def report(result: Result) -> str:
 
 
 def draw(result: Result) -> dict[str, bytes]:
-    """Return the content of the figure's files by file name, empty without matplotlib."""
-    try:
-        from benchmarks.padding_plot import bars
-    except ImportError:
-        return {}
+    """Return the figure's files by name; raise ImportError without matplotlib."""
+    from benchmarks.padding_plot import bars
+
     speeds = {
         (of["batch"], of["system"], of["padding"]): estimate(of["words_per_cpu_second"])
         for of in result["candidates"].values()

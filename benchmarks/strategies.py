@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.environment import ensure_environment
+from benchmarks.figure import write_figure
 from benchmarks.run_observation import Command, ObservedRun, observe_run
 from benchmarks.tensorflow_job import NAME, REQUIREMENTS, SIZE
 from lsgd.bench import results
@@ -34,8 +35,6 @@ from lsgd.bench.setting import (
 from lsgd.bench.timing import Estimate
 from lsgd.config import RecipeParser, load_recipe
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
-from lsgd.installation import install_command
 from lsgd.job.command import integer_from, run_command, seconds
 from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
@@ -153,13 +152,7 @@ def strategies(argv: Sequence[str]) -> None:
         bench(result, options, record)
         if not result["cells"]:
             raise UsageError("; ".join(result["missing"].values()))
-        figures = draw(result)
-        if not figures:
-            result["missing"]["the figure"] = f"matplotlib is missing: {install_command('report')}"
-        for name, content in figures.items():
-            if record.folder:
-                with atomic_write(record.folder / name) as file:
-                    file.write(content)
+        write_figure(record, result, draw)
         record.write_report(result, report(result))
 
 
@@ -235,11 +228,9 @@ def report(result: Result) -> str:
 
 
 def draw(result: Result) -> dict[str, bytes]:
-    """Return the content of the figure's files by file name, empty without matplotlib."""
-    try:
-        from benchmarks.strategies_plot import StrategyBar, bars
-    except ImportError:
-        return {}
+    """Return the figure's files by name; raise ImportError without matplotlib."""
+    from benchmarks.strategies_plot import StrategyBar, bars
+
     titles = ("batches/s, all workers together", "batches per CPU second", "start-up, CPU s")
     cells = [
         StrategyBar(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from benchmarks.figure import files
+from benchmarks.figure import error_bars, files
 from lsgd.bench.timing import Estimate
 
 
@@ -33,12 +33,8 @@ def bars(titles: Sequence[str], cells: Sequence[StrategyBar]) -> dict[str, bytes
                 for place, cell in enumerate(cells)
                 if cell.system == system
             }
-            spread = [
-                [value.median - value.low for value in values.values()],
-                [value.high - value.median for value in values.values()],
-            ]
             medians = [value.median for value in values.values()]
-            plot.barh([*values], medians, 0.8, xerr=spread, label=system)
+            plot.barh([*values], medians, 0.8, xerr=error_bars(values.values()), label=system)
         plot.set_title(title)
         plot.grid(axis="x", alpha=0.3)
     plots[0].set_yticks(range(len(cells)), [cell.label for cell in cells])

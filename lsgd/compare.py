@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_alone
-from lsgd.recipe.differences import differing_fields
+from lsgd.recipe import differing_fields
 from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.rows import PER_SECOND, WAITS, Row, RowReader
 from lsgd.tables import markdown_table

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -12,6 +12,8 @@ from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 
 BLOCK = 2**16
 """The bytes that are read at a time in the search for a file's last newline."""
+FileContent = bytes | Callable[[BinaryIO], object]
+"""The content of a file to write, or a function that writes it."""
 
 
 def create_empty(path: Path) -> BinaryIO:
@@ -42,6 +44,18 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
                 partial.unlink()
             error.filename = str(path)
         raise
+
+
+def write_files(folder: Path, contents: Mapping[str, FileContent]) -> None:
+    """Write files into a folder in this order, each atomically, with the folders in their names."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Markdown tables and text, which are also readable on a terminal."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -56,6 +57,21 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ]
     body = ["| " + " | ".join(cells) + " |" for cells in written]
     return "\n".join([body[0], f"|{'|'.join(rule)}|", *body[1:]])
+
+
+def wrapped_row(widths: tuple[int, int, int], first: str, second: str, text: str, last: str) -> str:
+    """Format four cells as a row of text; three columns have widths, and the third is wrapped.
+
+    >>> print(wrapped_row((4, 3, 8), "lr", "5.1", "0.1 x 32 = 3.2", "ok"))
+    lr   5.1 0.1 x 32 ok
+             = 3.2
+    """
+    lines = textwrap.wrap(text, widths[2], break_on_hyphens=False) or [""]
+    others = [(first, second, last), *[("", "", "")] * (len(lines) - 1)]
+    return "\n".join(
+        f"{a:<{widths[0]}} {b:<{widths[1]}} {line:<{widths[2]}} {c}".rstrip()
+        for (a, b, c), line in zip(others, lines, strict=True)
+    )
 
 
 def _numbers(cells: Sequence[str]) -> bool:

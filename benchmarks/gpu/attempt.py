@@ -31,7 +31,7 @@ from benchmarks.gpu.slices import Slice
 from lsgd.errors import PreemptedError
 from lsgd.job.children import GRACE
 from lsgd.job.ending import cleanup_process
-from lsgd.planned.attempt import last_log_line
+from lsgd.planned import last_log_line
 from lsgd.run.provenance import version
 from lsgd.supervise.start import SAVING
 

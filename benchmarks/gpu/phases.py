@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write, create_output_folder
+from lsgd.files import create_output_folder, write_files
 from lsgd.job.command import run_command
 from lsgd.train import train
 
@@ -36,13 +36,12 @@ def save_phases(out: Path, overrides: Sequence[str]) -> None:
             raise UsageError(
                 "no phases were timed: the run had too few steps; write more data.train_examples"
             )
-        for name, content in (
-            ("config.yaml", config.to_yaml(recipe).encode()),
-            ("metrics.jsonl", Path(run, "metrics.jsonl").read_bytes()),
-            ("README.md", phases[0].read_bytes()),
-        ):
-            with atomic_write(out / name) as file:
-                file.write(content)
+        contents = {
+            "config.yaml": config.to_yaml(recipe).encode(),
+            "metrics.jsonl": Path(run, "metrics.jsonl").read_bytes(),
+            "README.md": phases[0].read_bytes(),
+        }
+        write_files(out, contents)
 
 
 if __name__ == "__main__":

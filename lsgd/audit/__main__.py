@@ -6,6 +6,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lsgd.check.papers import PAPERS, apply_script_rules
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, run_alone
 from lsgd.suggestions import did_you_mean
+from lsgd.tables import wrapped_row
 
 ABOUT = """\
 Run any PyTorch training script unchanged, watch what it does in all its processes, and compare that
@@ -40,6 +42,7 @@ UPDATES, EPOCHS = 200, 2
 """The default limits on what is watched: updates, and begun epochs."""
 WIDTHS = 16, 10, 60
 """The widths of the columns for rule, section and run; the verdict ends at column 100."""
+_row = partial(wrapped_row, WIDTHS)
 UNSEEN = {"lars", "peak_lr", "batchnorm_eps", "label_smoothing"}
 """Rules that only some papers have, which are no facts where a paper has none."""
 
@@ -172,15 +175,6 @@ def _report(
     else:
         lines.append(f"the script follows all {len(asked)} rules for which something was seen")
     return "\n".join(lines)
-
-
-def _row(rule: str, section: str, text: str, verdict: str) -> str:
-    parts = textwrap.wrap(text, WIDTHS[2], break_on_hyphens=False) or [""]
-    firsts = [(rule, section, verdict), *[("", "", "")] * (len(parts) - 1)]
-    return "\n".join(
-        f"{a:<{WIDTHS[0]}} {b:<{WIDTHS[1]}} {part:<{WIDTHS[2]}} {c}".rstrip()
-        for (a, b, c), part in zip(firsts, parts, strict=True)
-    )
 
 
 def _short(place: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lsgd import paths
 from lsgd.bench.setting import Result
-from lsgd.files import atomic_write, create_output_folder
+from lsgd.files import create_output_folder, write_files
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class BenchmarkRecord:
         """Write a benchmark's measurements so far to NAME.json, replacing an earlier version."""
         if self.folder:
             text = json.dumps(result | {"command": self.command}, indent=1)
-            _write(self.folder / f"{self.name}.json", text)
+            write_files(self.folder, {f"{self.name}.json": f"{text}\n".encode()})
 
     def write_report(self, result: Result, report: str) -> None:
         """Print a benchmark's report, and write it to README.md and its result to NAME.json."""
         print(f"\n{report}", flush=True)
         if self.folder:
             self.write_result(result)
-            _write(self.folder / "README.md", report)
+            write_files(self.folder, {"README.md": f"{report}\n".encode()})
             print(f"\nkept in {self.folder}")
 
 
@@ -58,8 +58,3 @@ def open_record(
     """
     with create_output_folder(out, keep_partial=True) as folder:
         yield BenchmarkRecord(name, f"{program} {shlex.join(argv)}", folder)
-
-
-def _write(file: Path, text: str) -> None:
-    with atomic_write(file) as out:
-        out.write(f"{text}\n".encode())

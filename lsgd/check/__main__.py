@@ -3,6 +3,7 @@
 import sys
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 
 from lsgd import config
 from lsgd.check import RuleResult, build_learner, rule_results
@@ -11,6 +12,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import run_command
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.tables import wrapped_row
 
 ABOUT = """\
 Compare a recipe with its paper, rule by rule, on the built network, optimizer and schedule. The
@@ -20,6 +22,7 @@ is 0 if it does and 2 if not.
 """
 WIDTHS = 20, 10, 56
 """The widths of the columns for rule, section and run; the verdict ends at column 99."""
+_row = partial(wrapped_row, WIDTHS)
 
 
 def table(recipe: Recipe, results: Sequence[RuleResult]) -> str:
@@ -34,15 +37,6 @@ def table(recipe: Recipe, results: Sequence[RuleResult]) -> str:
             reason = declared.get(finding.rule) or "not declared"
             lines.append(_row("", "", f"why: {reason}", ""))
     return "\n".join([*lines, "", PAPERS[recipe.paper].NOTE])
-
-
-def _row(rule: str, section: str, text: str, verdict: str) -> str:
-    parts = textwrap.wrap(text, WIDTHS[2], break_on_hyphens=False) or [""]
-    firsts = [(rule, section, verdict), *[("", "", "")] * (len(parts) - 1)]
-    return "\n".join(
-        f"{a:<{WIDTHS[0]}} {b:<{WIDTHS[1]}} {part:<{WIDTHS[2]}} {c}".rstrip()
-        for (a, b, c), part in zip(firsts, parts, strict=True)
-    )
 
 
 def verdict(recipe: Recipe, results: Sequence[RuleResult]) -> str:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from lsgd.check.observation import Observation
 from lsgd.learner import Learner
-from lsgd.recipe import BatchGrowth, Recipe
-from lsgd.recipe.stages import Stage
+from lsgd.recipe import BatchGrowth, Recipe, Stage
 
 Curve = NDArray[np.float64]
 """The lr of every step of a run."""

@@ -2,32 +2,26 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lsgd.export.card import model_card
 from lsgd.export.network import ExportedNetwork, write_safetensors
-from lsgd.files import atomic_write
-from lsgd.recipe import Recipe
+from lsgd.files import FileContent, write_files
 
 TENSORS = "model.safetensors"
 
 
-def without_paths(recipe: Recipe) -> Recipe:
-    """Return a copy of a recipe without the file paths of the machine that trained it."""
-    data = replace(recipe.data, root=None, index=None, skip_list=None)
-    return replace(recipe, data=data, run_dir=None)
-
-
 def write_hub(exported: ExportedNetwork, folder: Path) -> str:
     """Write weights, config.json and model card into a folder for the Hub; return the next step."""
-    exported = replace(exported, recipe=without_paths(exported.recipe))
-    with atomic_write(folder / TENSORS) as file:
-        write_safetensors(exported, file)
-    with atomic_write(folder / "config.json") as file:
-        file.write((json.dumps(hub_config(exported), indent=2) + "\n").encode())
-    with atomic_write(folder / "README.md") as file:
-        file.write(model_card(exported).encode())
+    exported = replace(exported, recipe=exported.recipe.without_paths)
+    contents: dict[str, FileContent] = {
+        TENSORS: partial(write_safetensors, exported),
+        "config.json": (json.dumps(hub_config(exported), indent=2) + "\n").encode(),
+        "README.md": model_card(exported).encode(),
+    }
+    write_files(folder, contents)
     return f"{folder / 'README.md'} describes how to load it, and needs a licence"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import join
 
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
+from lsgd.files import write_files
 from lsgd.installation import install_command
 from lsgd.plan import paper
 from lsgd.plan.hardware import Constant
@@ -248,6 +248,4 @@ def write_plan(folder: Path, argv: Sequence[str], text: str, plots: dict[str, by
     The text is in plan.md, which begins with the command line.
     """
     command = join(["python", "-m", "lsgd.plan", *argv])
-    for name, content in {"plan.md": f"    {command}\n\n{text}\n".encode(), **plots}.items():
-        with atomic_write(folder / name) as file:
-            file.write(content)
+    write_files(folder, {"plan.md": f"    {command}\n\n{text}\n".encode(), **plots})

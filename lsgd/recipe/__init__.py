@@ -1,4 +1,4 @@
-"""The recipe of a training run: its settings, and the timeline that is computed from them.
+"""The recipe of a training run: its settings, its timeline, its fingerprint and comparison.
 
 lsgd.recipe.settings declares the settings, lsgd.recipe.wording describes a run in words, and
 lsgd.recipe.checks refuses recipes that make no sense.
@@ -8,14 +8,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lsgd.errors import UsageError
 from lsgd.recipe import wording
-from lsgd.recipe.fields import AUTO, trajectory
+from lsgd.recipe.fields import AUTO, flatten, trajectory
 from lsgd.recipe.settings import (
     LIBRARIES,
     MODELS,
@@ -37,7 +37,6 @@ from lsgd.recipe.settings import (
     Target,
     TimeToTargetSettings,
 )
-from lsgd.recipe.stages import Stage
 from lsgd.recipe.strategies import StrategySettings, VirtualCluster
 from lsgd.recipe.wording import UNITS
 from lsgd.rules import sampler, schedule
@@ -56,17 +55,48 @@ __all__ = [
     "BatchGrowth",
     "CommSettings",
     "Data",
+    "DifferingField",
     "Evaluation",
     "InputsSettings",
     "Model",
     "Optim",
     "Recipe",
     "Schedule",
+    "Stage",
     "StrategySettings",
     "Target",
     "TimeToTargetSettings",
     "VirtualCluster",
+    "differing_fields",
 ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A range of a run's epochs with a constant number of workers and a constant batch size.
+
+    `steps_before` and `examples_before` are those of all earlier epochs.
+    """
+
+    epoch: int
+    """The first epoch of the stage, counted from 0."""
+    workers: int
+    batch_size: int
+    """The number of examples of an update."""
+    steps_per_epoch: int
+    """The number of steps of an epoch."""
+    examples_per_epoch: int
+    """The number of training examples used by the steps of an epoch."""
+    steps_before: int
+    examples_before: int
+
+    def steps_until(self, epoch: float) -> float:
+        """Return the number of steps of the run before a (fractional) epoch of this stage."""
+        return self.steps_before + (epoch - self.epoch) * self.steps_per_epoch
+
+    def examples_until(self, epoch: int) -> int:
+        """Return the number of training examples used by the run before an epoch of this stage."""
+        return self.examples_before + (epoch - self.epoch) * self.examples_per_epoch
 
 
 @dataclass(frozen=True)
@@ -398,6 +428,12 @@ class Recipe(RunSettings):
         """
         return _hash(self.trajectory())
 
+    @property
+    def without_paths(self) -> "Recipe":
+        """The recipe without the file paths of the machine that trained it, for publication."""
+        data = replace(self.data, root=None, index=None, skip_list=None)
+        return replace(self, data=data, run_dir=None)
+
     def summary(self) -> str:
         """Describe the run in a few lines of text: network, dataset, steps, batch size and lr."""
         return wording.summarize(self)
@@ -413,3 +449,34 @@ class Recipe(RunSettings):
 
 def _hash(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class DifferingField:
+    """A field whose values differ between two recipes; None is the value where one lacks it."""
+
+    key: str
+    values: tuple[Any, Any]
+    trajectory: bool
+    """Whether it is a trajectory field, which decides what a run computes."""
+
+
+def differing_fields(recipes: tuple[Recipe, Recipe]) -> list[DifferingField]:
+    """Return the fields that differ between two recipes, trajectory fields first.
+
+    Within each kind they are in the recipe's order. The run folder is left out, since it always
+    differs.
+    """
+    trajectories = [dict(flatten(recipe.trajectory())) for recipe in recipes]
+    # A trajectory may have more keys than the recipe has fields, such as data.synthetic.
+    first, second = (
+        dict(flatten(asdict(recipe))) | trajectory
+        for recipe, trajectory in zip(recipes, trajectories, strict=True)
+    )
+    decisive = trajectories[0].keys() | trajectories[1].keys()
+    fields = [
+        DifferingField(key, (first.get(key), second.get(key)), key in decisive)
+        for key in first | second
+        if key != "run_dir" and first.get(key) != second.get(key)
+    ]
+    return sorted(fields, key=lambda field: not field.trajectory)

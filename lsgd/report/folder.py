@@ -7,12 +7,10 @@ every run, which results/ keeps.
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
 
 from lsgd import config, files
 from lsgd.errors import UsageError
@@ -20,6 +18,8 @@ from lsgd.installation import install_command
 from lsgd.paths import is_leftover
 from lsgd.recipe.study import Study
 from lsgd.report import content, figures, html_page, markdown, run_archive, summary
+from lsgd.report.blocks import Content
+from lsgd.report.drawing import Figure
 from lsgd.report.findings import Findings, compute_findings
 from lsgd.report.looks import Looks
 from lsgd.report.run_folders import REPORT, find_runs
@@ -66,18 +66,22 @@ def report(
     made_by = command or shlex.join([*arguments, "--out", str(out)])
     composed = content.compose(findings, drawn, made_by, provenance.version(), command)
 
-    written: dict[str, bytes | Callable[[BinaryIO], None]] = {
-        "index.html": html_page.render(composed).encode(),
-        **{f"{figure.name}.svg": figure.svg.encode() for figure in drawn},
-        **{f"{figure.name}.png": figure.png for figure in drawn},
-        **_copies(findings),
-        "README.md": markdown.render(composed).encode(),
-    }
+    written = _copies(findings) | page_files(composed, drawn)
     numbers = summary.summarise(findings, made_by, provenance.version())
     # The summary is first, so that after a kill the next report knows which files it may replace.
     # The README.md is last: if it is new, so are the other files.
     _replace(out, earlier, {REPORT: _json(numbers | {"files": sorted(written)}), **written})
     return out
+
+
+def page_files(composed: Content, drawn: Sequence[Figure]) -> dict[str, files.FileContent]:
+    """Return the files of a report's page by name: index.html, figures, and last its README.md."""
+    return {
+        "index.html": html_page.render(composed).encode(),
+        **{f"{figure.name}.svg": figure.svg.encode() for figure in drawn},
+        **{f"{figure.name}.png": figure.png for figure in drawn},
+        "README.md": markdown.render(composed).encode(),
+    }
 
 
 def check_libraries(extra: str = "report") -> None:
@@ -96,13 +100,10 @@ def check_libraries(extra: str = "report") -> None:
             ) from None
 
 
-def _replace(
-    out: Path, earlier: Sequence[str], written: Mapping[str, bytes | Callable[[BinaryIO], None]]
-) -> None:
+def _replace(out: Path, earlier: Sequence[str], written: Mapping[str, files.FileContent]) -> None:
     """Write files into a report's folder, in order, and remove an earlier report's others.
 
-    A file's content is given as bytes, or by a function that writes it. Raises UsageError, having
-    written nothing, if a link in the folder leads a file elsewhere.
+    Raises UsageError, having written nothing, if a link in the folder leads a file elsewhere.
     """
     for name in written:
         if not _is_inside(out, name):
@@ -113,14 +114,7 @@ def _replace(
         (out / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (out / name).parent.rmdir()  # succeeds once the folder is empty
-    for name, data in written.items():
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.atomic_write(path) as file:
-            if callable(data):
-                data(file)
-            else:
-                file.write(data)
+    files.write_files(out, written)
 
 
 def _check(out: Path, runs: Sequence[Path]) -> list[str]:
@@ -161,7 +155,7 @@ def _is_inside(out: Path, name: str) -> bool:
     return (out / name).parent.resolve().is_relative_to(out.resolve())
 
 
-def _copies(findings: Findings) -> dict[str, bytes | Callable[[BinaryIO], None]]:
+def _copies(findings: Findings) -> dict[str, files.FileContent]:
     """Return copies of a report's runs: an archive of all, and one configuration per recipe.
 
     The configurations are those of the first run of each group, in arms/ under that run's name. The
@@ -176,8 +170,7 @@ def _copies(findings: Findings) -> dict[str, bytes | Callable[[BinaryIO], None]]
             number += 1
             name = f"{run.path.resolve().name}-{number}"
         names[run.path] = name
-        data = replace(run.recipe.data, root=None, index=None, skip_list=None)
-        text = config.to_yaml(replace(run.recipe, run_dir=None, data=data))
+        text = config.to_yaml(run.recipe.without_paths)
         copies[f"{name}/config.yaml"] = configurations[name] = text.encode()
         copies[f"{name}/metrics.jsonl"] = run.path / "metrics.jsonl"
     firsts = [names[run.path] for group in findings.groups for run in group.runs[:1]]

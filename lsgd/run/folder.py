@@ -11,8 +11,7 @@ from lsgd import config
 from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
 from lsgd.errors import ExitError, UsageError, disk_full_error
 from lsgd.paths import is_leftover
-from lsgd.recipe import Recipe
-from lsgd.recipe.differences import differing_fields
+from lsgd.recipe import Recipe, differing_fields
 from lsgd.run import lock
 from lsgd.run.checkpoint import (
     FILE,

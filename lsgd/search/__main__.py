@@ -43,8 +43,7 @@ from typing import TYPE_CHECKING
 from lsgd.errors import PreemptedError
 from lsgd.files import create_output_folder
 from lsgd.job.command import run_alone
-from lsgd.planned.launch import limit_threads
-from lsgd.planned.planned_run import PlannedRun, has_ended
+from lsgd.planned import PlannedRun, has_ended, limit_threads
 from lsgd.report.folder import check_libraries
 from lsgd.search.backends import TrialBackend, backend_for
 from lsgd.search.command_line import ReportRequest, SearchRequest, read_request

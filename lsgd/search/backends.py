@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from lsgd.errors import UsageError
-from lsgd.planned.attempt import attempt_run
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
-from lsgd.planned.submission import submit_run
-from lsgd.search.stop import StopRequest
+from lsgd.planned import PlannedRun, RunLauncher, attempt_run, submit_run
+from lsgd.search.trial import StopRequest
 from lsgd.supervise.verdict import ExitSummary
 
 POLL = 1.0

@@ -9,8 +9,7 @@ from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, matching
 from lsgd.override_syntax import canonical
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.options import add_options, read_launcher
+from lsgd.planned import RunLauncher, add_options, read_launcher
 from lsgd.recipe.search import SEARCH_FIELDS
 from lsgd.search.space import SearchSpace
 

@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import IO, TYPE_CHECKING
 
 from lsgd.errors import ExitError, NotSavedError, PreemptedError, UsageError
-from lsgd.planned.attempt import failure_reason
-from lsgd.planned.planned_run import PlannedRun, has_ended
+from lsgd.planned import PlannedRun, failure_reason, has_ended
 from lsgd.recipe.search import Value
 from lsgd.run.read import Run
 from lsgd.run.remaining import duration
@@ -20,8 +19,7 @@ from lsgd.run.rows import finite_number, read_rows
 from lsgd.search.backends import TrialBackend
 from lsgd.search.folder import acquire_lock, hold_lock
 from lsgd.search.space import SearchSpace, format_values
-from lsgd.search.stop import StopRequest
-from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, Trial
+from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest, Trial
 from lsgd.supervise.logbook import SupervisorLockedError
 
 if TYPE_CHECKING:

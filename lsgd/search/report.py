@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean, quantiles, stdev
 from typing import TYPE_CHECKING
 
-from lsgd import files
+from lsgd.files import write_files
 from lsgd.recipe.search import Value
-from lsgd.report import html_page, markdown
 from lsgd.report.blocks import Block, Content, Figures, Section, Table
 from lsgd.report.drawing import COLOURS, GREY, Figure, draw_figure
+from lsgd.report.folder import page_files
 from lsgd.report.formatting import NONE, format_count, mean_and_std
 from lsgd.report.welch import sample_stats
 from lsgd.rules.metric import Metric
@@ -33,15 +33,7 @@ def write_page(records: Sequence[SearchRecord], out: Path, command: str) -> None
     """Write one report page on searches of one metric, with figures, into an existing folder."""
     figures = _figures(records)
     content = _content(records, figures, command)
-    written = {
-        "index.html": html_page.render(content).encode(),
-        **{f"{figure.name}.svg": figure.svg.encode() for figure in figures},
-        **{f"{figure.name}.png": figure.png for figure in figures},
-        "README.md": markdown.render(content).encode(),
-    }
-    for name, data in written.items():
-        with files.atomic_write(out / name) as file:
-            file.write(data)
+    write_files(out, page_files(content, figures))
 
 
 def _content(records: Sequence[SearchRecord], figures: list[Figure], command: str) -> Content:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.planned.planned_run import FORBIDDEN_KEYS, PlannedRun
+from lsgd.planned import FORBIDDEN_KEYS, PlannedRun
 from lsgd.recipe import Recipe
 from lsgd.recipe.search import Search
 from lsgd.search.trial import Values

@@ -29,8 +29,7 @@ from lsgd.installation import install_command
 from lsgd.job.launcher import LIFE
 from lsgd.job.members import JOB_TAG
 from lsgd.launch.commands import exported_variables
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun, has_ended
+from lsgd.planned import PlannedRun, RunLauncher, has_ended
 from lsgd.search.spark_task import (
     RemoteFailure,
     SparkRunResult,
@@ -39,7 +38,7 @@ from lsgd.search.spark_task import (
     shares_folder,
     train,
 )
-from lsgd.search.stop import StopRequest
+from lsgd.search.trial import StopRequest
 from lsgd.supervise.logbook import open_logbook
 from lsgd.supervise.process_slot import SLOT_VARIABLE
 from lsgd.supervise.verdict import ExitSummary
@@ -170,9 +169,8 @@ def _train_without_shared_folder(
         outcome = _outcome(session, sent, processes, stop)
         if outcome:
             output.write(outcome.log)
-            for name, content in outcome.files.items():
-                with files.atomic_write(trial.folder / name) as file:
-                    file.write(content.encode())
+            contents = {name: text.encode() for name, text in outcome.files.items()}
+            files.write_files(trial.folder, contents)
         ending = _ending(outcome)
         if ending:
             logbook.log_event("end", ending.cause, code=ending.code)

@@ -27,9 +27,7 @@ from lsgd.errors import (
 )
 from lsgd.job.launcher import Launch, environment_of
 from lsgd.job.members import JOB_TAG, process_records
-from lsgd.planned.attempt import attempt_run
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher, attempt_run
 from lsgd.supervise.process_slot import ProcessSlot
 from lsgd.supervise.singly import free_port
 from lsgd.supervise.verdict import ExitSummary, summarize_exit

@@ -1,9 +1,11 @@
-"""A trial of a search and its state, as the Optuna study and the reports use it."""
+"""A trial of a search and its state, and the request that stops the run of a trial."""
 
 import math
+import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import overload
 
 from lsgd.recipe.search import Value
 
@@ -39,3 +41,28 @@ def best_trial(points: Sequence[Trial]) -> Trial | None:
 def has_number(point: Trial) -> bool:
     """Return whether a trial has a finite value; one that missed its target has an infinite one."""
     return point.value is not None and math.isfinite(point.value)
+
+
+@dataclass
+class StopRequest(Sequence[int]):
+    """The signals that ask a run to save a checkpoint and exit; more may arrive as it trains."""
+
+    search_signals: Sequence[int]
+    """The signals that the search itself has received."""
+    prune_signals: list[int] = field(default_factory=list)
+    """One signal if the trial has been pruned, else none."""
+
+    def __len__(self) -> int:
+        return len(self.search_signals) + len(self.prune_signals)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        return [*self.prune_signals, *self.search_signals][index]
+
+    def prune(self) -> None:
+        """Request that the run of a pruned trial stops; repeated calls have no effect."""
+        if not self.prune_signals:
+            self.prune_signals.append(signal.SIGTERM)

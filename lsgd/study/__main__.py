@@ -40,8 +40,7 @@ from dataclasses import replace
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.command import run_alone
 from lsgd.launch.options import LAUNCHERS
-from lsgd.planned.launch import limit_threads
-from lsgd.planned.planned_run import PlannedRun, has_ended
+from lsgd.planned import PlannedRun, has_ended, limit_threads, submit_runs
 from lsgd.report.claims import OPEN, Decision
 from lsgd.report.findings import Findings
 from lsgd.report.folder import check_libraries
@@ -55,7 +54,6 @@ from lsgd.study.reporting import report_folder, study_findings, write_report
 from lsgd.study.request import StudyRequest, read_request
 from lsgd.study.run_queue import RunQueue
 from lsgd.study.seeds import next_seeds, seed_order
-from lsgd.study.submission import submit_runs
 from lsgd.supervise import catch_stop_signals
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from lsgd.errors import UsageError
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.processes import gpus_per_machine
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe import Recipe
 from lsgd.report.formatting import format_count
 from lsgd.report.groups import RecipeRuns

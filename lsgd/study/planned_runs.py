@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lsgd import config
 from lsgd.errors import UsageError
-from lsgd.planned.planned_run import FORBIDDEN_KEYS, PlannedRun
+from lsgd.planned import FORBIDDEN_KEYS, PlannedRun
 from lsgd.recipe.study import Study
 
 FIXED = FORBIDDEN_KEYS | {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lsgd.files import locked
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun
 from lsgd.recipe.study import Study
 from lsgd.report import report
 from lsgd.report.findings import Findings, compute_findings

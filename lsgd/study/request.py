@@ -10,8 +10,7 @@ from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, matching
 from lsgd.launch.options import LAUNCHERS
 from lsgd.override_syntax import canonical
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.options import add_options, read_launcher
+from lsgd.planned import RunLauncher, add_options, read_launcher
 from lsgd.recipe.study import Study
 from lsgd.report.looks import LEAST
 from lsgd.run.tuned import apply_search_results

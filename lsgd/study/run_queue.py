@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from lsgd.errors import NotSavedError, UsageError
-from lsgd.planned.attempt import attempt_run, failure_reason
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher, attempt_run, failure_reason
 from lsgd.run.remaining import duration
 from lsgd.supervise.logbook import SupervisorLockedError
 

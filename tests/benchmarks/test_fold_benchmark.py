@@ -14,6 +14,7 @@ from helpers.composed import compose_recipe
 from torch import Tensor
 
 from benchmarks import fold, folded_steps
+from benchmarks.figure import write_figure
 from benchmarks.folded_steps import (
     FOLD,
     FOLD_RECORDING,
@@ -29,7 +30,9 @@ from benchmarks.folded_steps import (
     make_forest,
 )
 from benchmarks.torchfold import fetch_wheel, load_module
+from lsgd.bench.results import BenchmarkRecord
 from lsgd.errors import UsageError
+from lsgd.installation import install_command
 
 SST = "+recipe=sst_treelstm"
 SMALL = [
@@ -281,5 +284,8 @@ def test_a_report_has_times_ratios_and_the_table_of_the_paper() -> None:
 def test_what_is_missing_from_a_report_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "benchmarks.folding_plot", None)
     result = made_up(TIMES, real=[], missing={TORCHFOLD: "no network"})
-    assert fold.draw(result) == {}
-    assert fold.report(result).endswith("- TorchFold is not measured: no network")
+    write_figure(BenchmarkRecord("fold", "", None), result, fold.draw)
+    assert fold.report(result).split("\n")[-2:] == [
+        "- TorchFold is not measured: no network",
+        f"- the figure is not measured: matplotlib is missing: {install_command('report')}",
+    ]

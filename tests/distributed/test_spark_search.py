@@ -21,12 +21,11 @@ from helpers.studies import TRIALS, StudyFolder, study_folder, wait_until
 import lsgd.train
 from lsgd import config
 from lsgd.job import members
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.search.record import load_record
 from lsgd.search.spark import SparkBackend
 from lsgd.search.spark_task import ROWS
-from lsgd.search.stop import StopRequest
+from lsgd.search.trial import StopRequest
 from lsgd.supervise.verdict import ExitSummary
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.spark, pytest.mark.java]

@@ -2,7 +2,7 @@
 
 from helpers.composed import compose_recipe
 
-from lsgd.recipe.differences import DifferingField, differing_fields
+from lsgd.recipe import DifferingField, differing_fields
 
 
 def test_fields_that_decide_what_is_computed_come_first() -> None:

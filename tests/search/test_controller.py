@@ -10,7 +10,7 @@ from helpers.waiting import wait_until
 
 from lsgd import config
 from lsgd.errors import ExitError, NotSavedError, UsageError
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun
 from lsgd.recipe.search import Pruning, Search
 from lsgd.run.tuned import DEFINITION
 from lsgd.search import controller as module
@@ -18,8 +18,7 @@ from lsgd.search.controller import Controller
 from lsgd.search.folder import acquire_lock, check_folder, folder_id
 from lsgd.search.optuna_study import OptunaStudy
 from lsgd.search.space import SearchSpace
-from lsgd.search.stop import StopRequest
-from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING
+from lsgd.search.trial import FAILED, FINISHED, PRUNED, RUNNING, StopRequest
 from lsgd.supervise.logbook import SupervisorLockedError
 from lsgd.supervise.verdict import ExitSummary
 

@@ -7,11 +7,10 @@ import pytest
 from helpers.composed import compose_recipe
 
 from lsgd.errors import UsageError
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.search import backends
 from lsgd.search.backends import LocalBackend, SlurmBackend, backend_for
-from lsgd.search.stop import StopRequest
+from lsgd.search.trial import StopRequest
 
 
 def test_one_that_is_given_up_twice_is_told_once() -> None:

@@ -17,12 +17,11 @@ from helpers.studies import wait_until
 from lsgd import paths
 from lsgd.errors import PreemptedError, UsageError
 from lsgd.job.launcher import Launch, detect_launch
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.search import spark as module
 from lsgd.search.__main__ import main
 from lsgd.search.spark_task import RemoteFailure, SparkRunSpec, shares_folder, train
-from lsgd.search.stop import StopRequest
+from lsgd.search.trial import StopRequest
 from lsgd.supervise.verdict import ExitSummary
 
 SPARK = "+search=small --launch spark"

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from helpers.composed import compose_recipe
 
+from lsgd import planned as module
 from lsgd.errors import NotSavedError
-from lsgd.planned import attempt as module
-from lsgd.planned.attempt import attempt_run
-from lsgd.planned.launch import RunLauncher
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher, attempt_run
 from lsgd.study import run_queue
 from lsgd.study.run_queue import RunQueue
 from lsgd.supervise.verdict import ExitSummary

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.run_folders import write_finished_run
 
-from lsgd.planned.launch import RunLauncher
+from lsgd.planned import RunLauncher
 from lsgd.recipe.study import Claim, Entry, Study
 from lsgd.report.claims import HOLDS, claim_outcome
 from lsgd.report.findings import compute_findings

@@ -13,7 +13,7 @@ from helpers.usage_errors import usage_error
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun
 from lsgd.study.__main__ import main
 from lsgd.study.planned_runs import planned_runs, trained_seeds
 from lsgd.study.reporting import report_folder

@@ -10,8 +10,7 @@ from helpers.studies import StudyFolder
 
 from lsgd import paths
 from lsgd.launch.options import read_options
-from lsgd.planned.launch import RunLauncher, limit_threads
-from lsgd.planned.planned_run import PlannedRun
+from lsgd.planned import PlannedRun, RunLauncher, limit_threads
 from lsgd.study.__main__ import main
 
 

@@ -7,8 +7,8 @@ source does not state have no rule.
 
 from types import ModuleType
 
-from lsgd.check.observation import Observation, RuleResult
-from lsgd.check.papers import goyal2017, hoffer2017, lars2017, mlperf, nado2021, nus, scripts
+from lsgd.check.observation import Observation, Rule, RuleResult
+from lsgd.check.papers import goyal2017, hoffer2017, lars2017, mlperf, nado2021, nus
 from lsgd.recipe import Recipe
 
 PAPERS: dict[str, ModuleType] = {
@@ -19,6 +19,26 @@ PAPERS: dict[str, ModuleType] = {
     "nado2021": nado2021,
     "nus": nus,
 }
+
+SCRIPT_RULES = {
+    "gradient": Rule("3", "normalised by kn, not n; without weight decay", bool),
+    "batchnorm": Rule("2.3", "statistics over one worker's n images, never shared", bool),
+    "shuffling": Rule(
+        "3, 5.1", "one random permutation per epoch, divided among the workers", bool
+    ),
+    "evaluation": Rule("5.1", "top-1 error over all validation images", bool),
+    "parameters": Rule("any", "equal in all processes, before and after each update", bool),
+    "training_mode": Rule("any", "every update is of passes in training mode", bool),
+    "evaluation_mode": Rule("any", "evaluated in evaluation mode, without gradients", bool),
+    "clipping": Rule("any", "gradients are clipped after the loss scale is taken out", bool),
+    "random_streams": Rule(
+        "any", "each data worker of each process and epoch draws its own random numbers", bool
+    ),
+}
+"""The rules that hold for every paper and that only a script outside of lsgd can break.
+
+A recipe is not asked them, since it has no way to break them. Sections are of Goyal et al. 2017.
+"""
 
 
 def apply_rules(recipe: Recipe, facts: list[Observation]) -> list[RuleResult]:
@@ -39,5 +59,5 @@ def apply_script_rules(
     `recipe` has the script's minibatch, optimizer and reference. The results are in the order of
     the observations, None where neither has a rule.
     """
-    rules = PAPERS[paper].rules(recipe) | scripts.RULES
+    rules = PAPERS[paper].rules(recipe) | SCRIPT_RULES
     return [rules[fact.rule].apply(fact) if fact.rule in rules else None for fact in facts]

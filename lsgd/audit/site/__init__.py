@@ -1,1 +1,0 @@
-"""The folder that is on the PYTHONPATH of an audited command, for its sitecustomize."""

@@ -1,0 +1,331 @@
+"""The planned runs of a study or a search, one recipe and seed each, and the one way to run them.
+
+A planned run is started or resumed by a launcher and waited for (attempt_run), or submitted to the
+queue of a cluster (submit_run). The run folder says what is left of it, whoever trained it.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsgd.errors import NotSavedError, UsageError, converting_disk_full
+from lsgd.files import lock
+from lsgd.job.command import Parser, integer_from
+from lsgd.job.launcher import cores, detect_launch, omp_num_threads
+from lsgd.launch.k8s import longest_name
+from lsgd.launch.options import LAUNCHERS, read_options
+from lsgd.launch.processes import count_processes, gpus_per_machine, python
+from lsgd.override_syntax import format_override
+from lsgd.recipe import Recipe
+from lsgd.run.read import NotARunError, Run, planned_run_folder, read_run
+from lsgd.sanitizing import sanitize
+from lsgd.suggestions import did_you_mean
+from lsgd.supervise.logbook import open_logbook
+from lsgd.supervise.start import run_job
+from lsgd.supervise.verdict import ExitSummary
+
+FORBIDDEN_KEYS = {
+    "name": "a run has the name of its recipe; leave it out",
+    "run_dir": "the folder of a run is named by recipe, seed and fingerprint; leave it out",
+    "rehearse": "a dry run has no result; write python -m lsgd.train recipe=NAME dry_run=true",
+}
+"""The keys that no override of planned runs may set, with the reason and the fix."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a study or a search plans to train: one recipe with one seed."""
+
+    recipe: Recipe
+    overrides: list[str]
+    """The overrides of the recipe, without `run_dir`."""
+
+    def __str__(self) -> str:
+        return f"{self.recipe.name}, seed {self.recipe.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The path of the run folder; all studies that contain the same run share it."""
+        return planned_run_folder(self.recipe)
+
+    @property
+    def log_path(self) -> Path:
+        """The path of the log with the output of all attempts, of launcher and processes."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def job_path(self) -> Path:
+        """The path of the file with the launcher's output of the last submission to a queue."""
+        return self.folder.with_name(f"{self.folder.name}.job")
+
+    @property
+    def saved_run(self) -> Run | None:
+        """The run read from its run folder, or None if there is none of this fingerprint."""
+        try:
+            run = read_run(self.folder, train_rows=False)
+        except NotARunError:
+            return None
+        return run if run.recipe.fingerprint == self.recipe.fingerprint else None
+
+    @property
+    def examples_left(self) -> int:
+        """The number of examples still to train on, in the epochs that are not finished."""
+        run = self.saved_run
+        done = run.epoch if run else 0
+        return (self.recipe.epochs - done) * self.recipe.data.train_examples
+
+    @property
+    def job_id(self) -> str | None:
+        """The id of the Slurm job that was last submitted for this run, or None."""
+        answer = self.job_path.read_text("utf-8", "replace") if self.job_path.exists() else ""
+        submitted = re.search(r"Submitted batch job (\d+)", answer)
+        return submitted[1] if submitted else None
+
+    @property
+    def active_job(self) -> str | None:
+        """The Slurm job of this run, as `job ID`, if it is pending or running; else None.
+
+        Raises UsageError if squeue cannot answer, since the run might then be trained twice.
+        """
+        job = self.job_id
+        if job is None:
+            return None
+        question = ["squeue", "--noheader", "--format=%T", "--jobs", job]
+        try:
+            queue = subprocess.run(question, capture_output=True, text=True, errors="replace")
+        except FileNotFoundError:
+            problem = "squeue is not installed here"
+        else:
+            if queue.returncode == 0:
+                return f"job {job}" if queue.stdout.strip() else None
+            if "Invalid job id" in queue.stderr:
+                return None
+            problem = f"squeue fails: {queue.stderr.strip()}"
+        raise UsageError(
+            f"it is unknown whether job {job} still trains {self} ({problem}); check where "
+            f"squeue works, or remove {self.job_path} if the job has ended"
+        )
+
+
+def has_ended(run: Run | None) -> bool:
+    """Return whether a run has finished or diverged; a diverged run would diverge again."""
+    return run is not None and (run.finished or run.diverged is not None)
+
+
+@dataclass(frozen=True)
+class RunLauncher:
+    """A launcher of planned runs, such as slurm or local, with its command-line options."""
+
+    name: str
+    """The name of a launcher of lsgd.launch, or `spark`, whose executors start each process."""
+    options: dict[str, str]
+
+    def command(self, trial: PlannedRun) -> list[str]:
+        """Return the command that starts or resumes a planned run; on Spark, of each process."""
+        folder, (_, options) = trial.folder, self.fit_processes(trial.recipe.most_processes)
+        if self.name == "spark":
+            recipe = f"+recipe={trial.recipe.name}"
+            return [
+                python(),
+                "-m",
+                "lsgd.train",
+                recipe,
+                *trial.overrides,
+                format_override("run_dir", folder),
+            ]
+        if self.name == "k8s":
+            # The volume claim is mounted at /lsgd. Kubernetes accepts each job name only once.
+            folder = Path("/lsgd") / folder
+            options = options | {"--name": _name_on_kubernetes(trial.folder.name, options)}
+        return [
+            *[sys.executable, "-m", "lsgd.launch", self.name, trial.recipe.name, *trial.overrides],
+            format_override("run_dir", folder),
+            *(word for option in options.items() for word in option),
+        ]
+
+    def fit_processes(self, max_processes: int) -> tuple[int, dict[str, str]]:
+        """Limit a launch to `max_processes` processes; return their number and launcher options.
+
+        The number of processes does not change what the run computes.
+        """
+        processes = count_processes(self.name, self.options)
+        if processes <= max_processes:
+            return processes, self.options
+        if gpus := gpus_per_machine(self.name, self.options):
+            gpus = min(gpus, max_processes)
+            nodes = max_processes // gpus
+            return nodes * gpus, self.options | {"--nodes": str(nodes), "--gpus": str(gpus)}
+        fewer = {"--np": str(max_processes)}
+        if "--nodes" in self.options:
+            fewer["--nodes"] = str(min(int(self.options["--nodes"]), max_processes))
+        return max_processes, self.options | fewer
+
+
+def _name_on_kubernetes(folder: str, options: Mapping[str, str]) -> str:
+    """Return a valid Kubernetes job name made of the end of a run folder's name.
+
+    The end holds the fingerprint, which is unique.
+    """
+    most = longest_name(int(options.get("--nodes", 1)))
+    name = re.sub("[^a-z0-9]+", "-", folder.lower())
+    begin = "" if name[-most:][0].isalpha() else "t"
+    return f"{begin}{name[len(begin) - most :]}"
+
+
+def limit_threads(launcher: RunLauncher, jobs: int) -> None:
+    """Set OMP_NUM_THREADS so that `jobs` concurrent runs share the cores of this machine.
+
+    Otherwise each run would use one thread per core. A value set by the caller stays. Spark sets
+    the number of each task, and runs on other machines keep the default.
+    """
+    if omp_num_threads(os.environ) or launcher.name == "spark":
+        return
+    if not launcher.options.keys() & {"--hosts", "--nodes"}:
+        processes = count_processes(launcher.name, launcher.options)
+        threads = max(1, cores(detect_launch()) // (jobs * processes))
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def add_options(parser: Parser, *, more_launchers: str = "") -> None:
+    """Add the options --launch, --jobs and --print of studies and searches to a parser."""
+    parser.add_argument(
+        "--launch",
+        metavar="LAUNCHER",
+        default="local",
+        help=f"start runs by this launcher{more_launchers}, with its options (local)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=integer_from(1),
+        metavar="N",
+        default=1,
+        help="train N runs at a time, with N times fewer threads each (1)",
+    )
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="print finished runs and the commands of the others, and start nothing",
+    )
+
+
+def read_launcher(
+    parser: Parser, options: argparse.Namespace, rest: Sequence[str]
+) -> tuple[list[str], RunLauncher]:
+    """Split remaining command-line arguments into overrides and a launcher with its options.
+
+    The launcher comes with its options. `parser` has parsed `options`. Raises UsageError.
+    """
+    # launch/slurm.sh means slurm.
+    launcher = Path(options.launch).stem
+    if launcher not in LAUNCHERS:
+        hint = did_you_mean(launcher, sorted(LAUNCHERS))
+        raise UsageError(f"--launch {launcher} does not exist; {hint}")
+    overrides, launcher_options, _ = read_options(launcher, rest, parser)
+    return overrides, RunLauncher(launcher, launcher_options)
+
+
+def attempt_run(
+    launcher: RunLauncher,
+    trial: PlannedRun,
+    received_signals: Sequence[int],
+    log_line: Callable[[str], None],
+) -> ExitSummary | None:
+    """Start or resume a planned run; return how its job exited, or None if it had ended already.
+
+    A signal handler appends stop signals to `received_signals`. The output goes to the run's log.
+    Raises SupervisorLockedError if another process trains the run now, UsageError and OSError if it
+    cannot be started, and NotSavedError if a disk is full, which does not mean that the run has
+    failed.
+    """
+    with converting_disk_full(trial.log_path):
+        trial.log_path.parent.mkdir(parents=True, exist_ok=True)
+        ending = _attempt(launcher, trial, received_signals, log_line)
+    if ending and ending.code == NotSavedError.exit_code:
+        raise NotSavedError(
+            f"{trial}: {failure_reason(trial, ending)}; rerun the same command to resume"
+        )
+    return ending
+
+
+def _attempt(
+    launcher: RunLauncher, trial: PlannedRun, signals: Sequence[int], say: Callable[[str], None]
+) -> ExitSummary | None:
+    with (
+        trial.log_path.open("a", encoding="utf-8") as output,
+        open_logbook(trial.folder, screen=output, patience=0) as logbook,
+    ):
+        run = trial.saved_run
+        if run and has_ended(run):
+            say(f"another process has trained it: {run.state}")
+            return None
+        if job := trial.active_job:
+            raise UsageError(f"{job} is to train it; wait for that or cancel it")
+        command = launcher.command(trial)
+        begins = f"resumes after epoch {run.epoch}" if run and run.epoch else "starts"
+        processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+        say(f"{begins}, processes: {processes}")
+        logbook.log_event("start", shlex.join(command), command=command)
+        ending = run_job(command, logbook, signals, output=output)
+        logbook.log_event("end", ending.cause, code=ending.code)
+        return ending
+
+
+def failure_reason(trial: PlannedRun, ending: ExitSummary) -> str:
+    """Return why a job exited before its run was finished: exit code, cause and last log line."""
+    return f"exit code {ending.code}, {ending.cause}; {last_log_line(trial.log_path)}"
+
+
+def last_log_line(log: Path) -> str:
+    """Return a log file's path with its last line that the supervisor did not write, as text."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # The supervisor's own line repeats the exit code and the cause.
+    lines = [line for line in lines if line.strip() and " supervise: " not in line]
+    # Launchers and libraries write to the log too, so the line may hold control characters.
+    return sanitize(f"{log} ends with: {lines[-1].strip()}") if lines else f"nothing is in {log}"
+
+
+def submit_run(launcher: RunLauncher, trial: PlannedRun) -> str:
+    """Submit a planned run to a cluster's queue unless its job is active; return the outcome.
+
+    Raises UsageError and OSError if the submission fails, and NotSavedError if a full disk prevents
+    saving the job's number.
+    """
+    with converting_disk_full(trial.job_path):
+        trial.job_path.parent.mkdir(parents=True, exist_ok=True)
+    with converting_disk_full(trial.job_path), trial.job_path.open("a", encoding="utf-8") as answer:
+        # The launcher inherits the locked file and writes the job's number there: the number is
+        # saved even if this process is killed.
+        lock(answer, wait=True)
+        if job := trial.active_job:
+            return f"{job} is already queued or running"
+        answer.truncate(0)
+        command = launcher.command(trial)
+        done = subprocess.run(
+            command, stdout=answer, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        if done.returncode:
+            raise UsageError(f"exit code {done.returncode}: {done.stderr.strip()}")
+        processes, _ = launcher.fit_processes(trial.recipe.most_processes)
+        return f"{trial.job_path.read_text('utf-8', 'replace').strip()}, processes: {processes}"
+
+
+def submit_runs(
+    launcher: RunLauncher, todo: Sequence[PlannedRun], signals: Sequence[int]
+) -> dict[str, str]:
+    """Submit planned runs to the queue of a cluster; return the reasons of failures by run."""
+    failed = {}
+    for number, trial in enumerate(todo, 1):
+        if signals:
+            break
+        try:
+            outcome = submit_run(launcher, trial)
+        except (UsageError, OSError) as error:
+            outcome = failed[str(trial)] = str(error)
+        print(f"{number} of {len(todo)}  {trial}: {outcome}", flush=True)
+    return failed

@@ -1,1 +1,0 @@
-"""The planned runs of a study or a search, one recipe and seed each, and their launch."""
