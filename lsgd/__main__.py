@@ -58,7 +58,7 @@ def format_overview() -> str:
         for group, commands in COMMANDS.items()
     ]
     ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, *groups, "", ending])
+    return "\n".join([USAGE, *groups, ending])
 
 
 def command_names() -> list[str]:

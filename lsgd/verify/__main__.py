@@ -227,9 +227,9 @@ def _plan(
         f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
         f"up to {steps} steps are executed again after {after} (seed {seed})\n"
         f"allowed: a relative difference of {tolerance:g} ({recipe.precision}) in losses, norms "
-        f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; in "
-        f"addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second execution "
-        "whose parameters differ in their last bits"
+        f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; "
+        f"in addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second "
+        "execution whose parameters differ in their last bits"
     )
 
 

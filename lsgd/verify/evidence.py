@@ -34,6 +34,8 @@ class Evidence:
         """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
         self.largest_difference = 0.0
         self.mismatches: list[str] = []
+        self._differing: set[tuple[str, str]] = set()
+        """The checkpoints and kinds of which a tensor differs: only the first one is recorded."""
         self.notes: list[str] = []
 
     def differ(self, sentence: str) -> None:
@@ -110,7 +112,10 @@ class Evidence:
                 # Of many numbers, so that one perturbed copy measures the effect well.
                 allowed = self._allowed(_tensor_difference(computed, perturbed))
                 found = f"{where}: {kind} {key} is not that of the steps before"
-                self._judge(kind, found, difference, allowed)
+                if (kind, where) not in self._differing:
+                    self._judge(kind, found, difference, allowed)
+                if not difference <= allowed:
+                    self._differing.add((kind, where))
             case dict(), dict() if written.keys() == computed.keys():
                 for name, value in written.items():
                     inner = f"{key}.{name}".lstrip(".")

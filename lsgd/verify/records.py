@@ -66,7 +66,7 @@ def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkp
         try:
             yield path, checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
         except checkpoint.DamagedCheckpointError as error:
-            evidence.differ(f"{path.name}: {str(error).partition('; ')[0]}")
+            evidence.differ(str(error).partition("; ")[0].replace(str(path), path.name))
 
 
 def check_checkpoint(
@@ -79,7 +79,7 @@ def check_checkpoint(
     """Compare a checkpoint's own statements with its name, the recipe and the rows of the run.
 
     `order_hash` computes the hash of the order of examples in an epoch. Returns whether the
-    checkpoint belongs to the run, so that it can be restored.
+    checkpoint is one of the run at this step, so that it can be restored.
     """
     recipe, where, before = run.recipe, path.name, len(evidence.mismatches)
     evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
@@ -92,6 +92,7 @@ def check_checkpoint(
     evidence.equal("epoch", where, saved.epoch, epoch)
     evidence.exact("lr", where, saved.lr, recipe.lr(saved.step - 1))
     evidence.equal("order of examples", where, saved.order, order_hash(epoch))
+    belongs = len(evidence.mismatches) == before
     # Preempted in an evaluation, the run saved before the last of these epochs had its metrics.
     finished = list(range(1, epoch + 1))
     at_end = saved.step == recipe.first_step(epoch)
@@ -99,7 +100,7 @@ def check_checkpoint(
         evidence.differ(f"{where}: it has the metrics of epochs {sorted(saved.rates)[:9]}")
     for number_of, metrics in saved.rates.items():
         _check_metrics(where, number_of, metrics, run.epochs.get(number_of), evidence)
-    return len(evidence.mismatches) == before
+    return belongs
 
 
 def _check_metrics(

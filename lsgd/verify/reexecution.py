@@ -61,7 +61,7 @@ def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
         [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
         for state in (saved.optimizer, learner.strategy.state())
     ]
-    evidence.equal("optimizer settings", path.name, *groups)
+    evidence.tensors("optimizer settings", path.name, *groups, perturbed=groups[1])
     learner.restore(saved)
 
 
@@ -209,8 +209,8 @@ def compare_steps(
             _compare_value(recipe, key, their.row, our.row, our.begin, rounding, evidence)
     if not ours.states and not any(row["kind"] != "start" for row in ours.rows):
         evidence.note(
-            f"the run has no row and no checkpoint of the {ours.last - ours.first} steps after step "
-            f"{ours.first}; write --steps N to reach its next row"
+            f"the run has no row and no checkpoint of the {ours.last - ours.first} steps after "
+            f"step {ours.first}; write --steps N to reach its next row"
         )
     for state, copied in zip(ours.states, perturbed.states, strict=True):
         for path in saved_at[state.step]:
