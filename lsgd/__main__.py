@@ -25,6 +25,7 @@ COMMANDS = {
         "train": "train a recipe; rerun the same command to resume it",
         "launch": "start training on many processes or machines, or print how",
         "supervise": "restart a job from its checkpoint when a process dies",
+        "verify": "execute parts of anybody's run again, and compare",
         "evaluate": "compute the validation error of a checkpoint or of exported weights",
         "export": "export a network to torchvision, ONNX or the Hugging Face Hub",
     },
@@ -57,7 +58,7 @@ def format_overview() -> str:
         for group, commands in COMMANDS.items()
     ]
     ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, *groups, "", ending])
+    return "\n".join([USAGE, *groups, ending])
 
 
 def command_names() -> list[str]:

@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,9 +80,9 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     common, or if the rows of one are not in the order of their steps.
     """
     rows, last_step, largest = 0, 0, 0.0
-    for first, second in _common_rows(*map(_compared_rows, runs)):
+    for first, second in common_rows(*map(_rows_of, runs)):
         row, other = first.row, second.row
-        keys = [key for key in row if key in other and not _is_not_compared(key)]
+        keys = [key for key in row if key in other and not is_not_compared(key)]
         if first.begin != second.begin:
             keys = [key for key in keys if key in LAST_STEP_KEYS]
         differences = {key: relative_difference(row[key], other[key]) for key in keys}
@@ -104,7 +104,7 @@ def compare_metrics(runs: tuple[Run, Run], tolerance: float) -> Comparison:
     return Comparison(rows, last_step, largest, parting)
 
 
-def _is_not_compared(key: str) -> bool:
+def is_not_compared(key: str) -> bool:
     """Return whether a metrics key depends on hardware or micro-batches and is not compared."""
     if key.removeprefix("train_") in NOISE_SCALE_KEYS:
         return True
@@ -121,16 +121,23 @@ class ComparedRow(NamedTuple):
     """The first step that the means of a train row cover; None for an epoch row."""
 
 
-def _compared_rows(run: Run) -> Iterator[ComparedRow]:
-    """Read a run's train and epoch rows one by one; raises UsageError if they are out of order."""
+def _rows_of(run: Run) -> Iterator[ComparedRow]:
+    return compared_rows(RowReader(run.path / "metrics.jsonl"), run.path)
+
+
+def compared_rows(rows: Iterable[Row], folder: Path) -> Iterator[ComparedRow]:
+    """Yield the train and epoch rows of the run in a folder, each with its place in the run.
+
+    Raises UsageError if the rows are not in the order of their steps.
+    """
     begin, before = 0, (-1, False)
-    for row in RowReader(run.path / "metrics.jsonl"):
+    for row in rows:
         kind, step = row["kind"], row["step"]
         if kind in ("train", "epoch"):
             place = step, kind == "epoch"
             if place <= before:
                 raise UsageError(
-                    f"metrics.jsonl of {run.path} has a {kind} row of step {step} behind one of "
+                    f"metrics.jsonl of {folder} has a {kind} row of step {step} behind one of "
                     f"step {before[0]}, and rows are compared in the order of steps, once each; "
                     "give the file as lsgd wrote it"
                 )
@@ -141,7 +148,7 @@ def _compared_rows(run: Run) -> Iterator[ComparedRow]:
             begin = step
 
 
-def _common_rows(
+def common_rows(
     first: Iterator[ComparedRow], second: Iterator[ComparedRow]
 ) -> Iterator[tuple[ComparedRow, ComparedRow]]:
     """Yield the pairs of rows of the same step and kind, reading both runs side by side."""

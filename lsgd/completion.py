@@ -39,6 +39,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "track": ("--explain", "--to", "--follow"),
     "train": (*OF_RECIPES, "--cfg"),
+    "verify": ("--explain", "--steps", "--places", "--seed", "--tolerance", "--out"),
 }
 """The options of each command besides --help.
 

@@ -35,8 +35,10 @@ from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import welch_difference
 from lsgd.rules.convergence import EvaluationEpochs
 from lsgd.rules.metric import TOP1, Metric, TimeToTarget
+from lsgd.run.read import Run
 from lsgd.run.rows import Row
 from lsgd.run.tuned import SEARCHES
+from lsgd.run.verification import read_verification, rows_digest, verification_path
 
 
 def compose(
@@ -414,6 +416,9 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
 
 def _runs(findings: Findings) -> list[Block]:
     """Return the table of all runs of a report with folder, seed, metric and state."""
+    runs = [run for group in findings.groups for run in (*group.runs, *group.repeats)]
+    verdicts = {run.path: _verification(run) for run in runs}
+    are_verified = any(verdict != NONE for verdict in verdicts.values())
     rows = [
         [
             f"`{run.path}`",
@@ -422,12 +427,32 @@ def _runs(findings: Findings) -> list[Block]:
             format_final_metric(run) if run.finished else NONE,
             run.state + (", a repeat" if run in group.repeats else ""),
             run.recipe.fingerprint[:12],
+            *([verdicts[run.path]] if are_verified else []),
         ]
         for group in findings.groups
         for run in (*group.runs, *group.repeats)
     ]
     head = ["folder", "recipe", "seed", findings.metric.label, "state", "fingerprint"]
+    head += ["verified"] if are_verified else []
     return [Table(head, rows)] if rows else []
+
+
+def _verification(run: Run) -> str:
+    """Return, as text, what the verification beside a run folder confirms; NONE without one."""
+    path = verification_path(run.path)
+    try:
+        found = read_verification(path)
+        same_rows = found.rows_sha256 == rows_digest(run.path)
+    except FileNotFoundError:
+        return NONE
+    except (OSError, ValueError):
+        return f"`{path.name}` is no verification"
+    if not same_rows or found.fingerprint != run.recipe.fingerprint:
+        return "no: the run was changed since it was verified"
+    by = f"on {found.host}, seed {found.seed}"
+    if not found.is_confirmed:
+        return f"no: {found.mismatches[0]} ({by})"
+    return f"{found.executed_steps} of {found.made_steps} steps ({by})"
 
 
 def _rules(findings: Findings) -> list[str]:

@@ -1,0 +1,111 @@
+"""The result of verifying a run, in a file beside its folder; reading it needs no torch.
+
+The file is beside the folder, not in it: a run folder comes from somebody else, who could put any
+verdict into it.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write
+from lsgd.untrusted_files import convert_json, open_regular, parse_json, read_bounded
+
+ENDING = ".verification.json"
+"""The ending of the file's name, after the name of the run folder."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict of one verification of a run: what was compared, and what differed."""
+
+    fingerprint: str
+    """The fingerprint of the run's recipe."""
+    rows_sha256: str
+    """The SHA-256 of the metrics.jsonl that was verified, in hexadecimal."""
+    checkpoints: list[str]
+    """The file names of the checkpoints that were read."""
+    seed: int
+    """The verifier's seed, which drew the places."""
+    steps: int
+    """The largest number of steps that were executed again at each place."""
+    places: list[int]
+    """The steps after which steps were executed again."""
+    tolerance: float
+    """The relative difference of losses, norms and tensors that was allowed beside rounding."""
+    executed_steps: int
+    """The number of different steps of the run that were executed again."""
+    made_steps: int
+    """The number of steps that the run has made by its rows and checkpoints."""
+    compared: dict[str, int]
+    """The number of values that were compared and equal, by kind, such as loss."""
+    unresolved: dict[str, int]
+    """The number of values that rounding alone may change too much to confirm them, by kind."""
+    largest_difference: float
+    """The largest relative difference of a confirmed loss, gradient norm or tensor."""
+    mismatches: list[str]
+    """One sentence for each value that differs; empty if everything was confirmed."""
+    notes: list[str]
+    """One sentence for each thing that could not be compared, or is of another version."""
+    machine: str
+    """The processes, hardware and loader of the verification."""
+    host: str
+    time: str
+    lsgd: str
+    """The version and commit of lsgd that verified."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether no compared value differs."""
+        return not self.mismatches
+
+
+def verification_path(run: Path) -> Path:
+    """Return the path of the verification beside a run folder, such as runs/a.verification.json."""
+    folder = run.resolve()  # the path may be ".", which has no name
+    return folder.with_name(folder.name + ENDING)
+
+
+def rows_digest(run: Path) -> str:
+    """Return the SHA-256 of a run folder's metrics.jsonl, in hexadecimal; raises OSError."""
+    with open_regular(run / "metrics.jsonl") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_new(path: Path, run: Path) -> None:
+    """Raise UsageError if a verification cannot be written to `path`, before any work is done."""
+    if path.resolve().is_relative_to(run.resolve()):
+        raise UsageError(
+            f"--out {path} is in the run folder, which stays as it is; write a file outside of it"
+        )
+    if path.exists() or path.is_symlink():
+        raise UsageError(
+            f"{path} exists already, and is never overwritten; remove it, or write --out FILE"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{path} cannot be written, as {path.parent} is not a folder; write --out FILE in "
+            "a folder that exists"
+        )
+
+
+def write_verification(verification: Verification, path: Path) -> None:
+    """Write a verification to a JSON file atomically; raise UsageError if it cannot be written."""
+    try:
+        with atomic_write(path) as file:
+            file.write(json.dumps(asdict(verification), indent=1, allow_nan=False).encode() + b"\n")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}); write --out FILE for a file in a "
+            "folder that you can write to"
+        ) from None
+
+
+def read_verification(path: Path) -> Verification:
+    """Read a verification from its file; raise OSError or ValueError if it holds none."""
+    verification: Verification = convert_json(
+        Verification, parse_json(read_bounded(path)), at="the verification"
+    )
+    return verification

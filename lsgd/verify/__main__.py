@@ -1,0 +1,340 @@
+"""Verify anybody's run by executing parts of it again: `python -m lsgd.verify RUN`.
+
+examples:
+  python -m lsgd.verify runs/a
+  python -m lsgd.verify runs/a data.root=/data/imagenet --steps 100 --places 8
+  torchrun --nproc-per-node 8 -m lsgd.verify runs/a --seed 7 --out a.json
+
+RUN is a run folder, finished or not, of any machine. Nothing in it is executed or changed. First
+the files are compared with each other: the fingerprint with the recipe, the lr of every row, and
+each checkpoint's check sum, step, order of examples, data and metrics. Then up to --steps steps are
+executed again after each place: the start of the run, the last checkpoint, and other checkpoints
+that the seed draws. Loss, error and gradient norm are compared with the rows, parameters, momentum
+and BN statistics with the next checkpoint, if it is among these steps, and a checkpoint at the end
+of an epoch is evaluated. The tolerance is printed before the first step.
+
+Only what is compared is confirmed. A run without checkpoints is confirmed from its start alone.
+The result is written beside the folder, to RUN.verification.json, which lsgd.report shows. Fields
+that do not change the result, such as data.root, device or comm.library, can be overridden.
+
+exit codes: 0 confirmed, 1 a difference, 2 refused, as the data are others or missing
+"""
+
+import platform
+import secrets
+import sys
+from argparse import ArgumentTypeError
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import lsgd
+from lsgd import config, paths
+from lsgd.autotune import resolve_workers_per_pass
+from lsgd.comm import describe, joined
+from lsgd.errors import UsageError
+from lsgd.inputs import Inputs
+from lsgd.inputs.consistency import check_same_data, open_consistent_inputs
+from lsgd.job.command import Parser, integer_from, run_command
+from lsgd.job.device import device_name, pick_device
+from lsgd.learner import Learner
+from lsgd.recipe import CommSettings, InputsSettings, Recipe, StrategySettings
+from lsgd.recipe.checks import check_world_size
+from lsgd.run import provenance
+from lsgd.run.checkpoint import order_hash
+from lsgd.run.read import NotARunError, Run, read_run
+from lsgd.run.verification import (
+    Verification,
+    check_new,
+    rows_digest,
+    verification_path,
+    write_verification,
+)
+from lsgd.tables import markdown_table
+from lsgd.verify import records
+from lsgd.verify.evidence import (
+    COUNTED_LEAST,
+    COUNTED_SHARE,
+    ROUNDING_FACTOR,
+    TOLERANCES,
+    UNRESOLVED,
+    Evidence,
+)
+from lsgd.verify.reexecution import (
+    ExecutedSteps,
+    compare_steps,
+    draw_places,
+    execute,
+    perturb,
+    restore,
+)
+from lsgd.workloads import open_workload
+
+
+def verify(
+    run: Run,
+    overrides: Sequence[str],
+    *,
+    steps: int,
+    places: int,
+    seed: int,
+    tolerance: float | None,
+) -> Verification | None:
+    """Verify a run and return the verdict; None on all processes of the job but process 0.
+
+    Raises UsageError if the run cannot be verified here, as its data are missing.
+    """
+    recipe = recipe_here(run, overrides)
+    if not any(row["kind"] in ("train", "epoch", "diverged") for row in run.rows):
+        raise UsageError(
+            f"{run.path} has no row of a step in metrics.jsonl, so that nothing can be compared; "
+            "give the folder of a run that has made some"
+        )
+    allowed = TOLERANCES[recipe.precision] if tolerance is None else tolerance
+    evidence = Evidence(allowed)
+    device = pick_device(recipe.device, numa=recipe.numa)
+    with joined(recipe.comm, device) as comm:
+        check_world_size(recipe, comm.world_size)
+        workload = open_workload(recipe, device)
+        inputs, data = open_consistent_inputs(comm, workload.inputs)
+        here = {"device": device_name(device)}
+        here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        records.check_fingerprint(run, evidence)
+        records.check_versions(run, here, evidence)
+        records.check_rows(recipe, run.rows, evidence)
+        saved_at: defaultdict[int, list[Path]] = defaultdict(list)
+        names: list[str] = []
+        number_saved: int | None = None
+        order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
+        for path, saved in records.checkpoints(run.path, evidence):
+            check_same_data(saved.data, data)
+            names.append(path.name)
+            if records.check_checkpoint(path, saved, run, order_of, evidence):
+                saved_at[saved.step].append(path)
+                number = saved.recipe.get("workers_per_pass")
+                number_saved = number if type(number) is int else None
+        if not names:
+            evidence.note("no checkpoint is there, so that only the start is executed again")
+        recipe, _ = resolve_workers_per_pass(recipe, number_saved, comm, device)
+        drawn = draw_places(saved_at, places, seed)
+        if comm.rank == 0:
+            print(_plan(run, recipe, drawn, steps, allowed, seed), flush=True)
+        executed: set[int] = set()
+        for place in drawn:
+            new = partial(Learner, recipe, comm, device, data)
+            executed |= _verify_place(new, inputs, run, saved_at, place, steps, evidence)
+        _note_distances(saved_at, drawn, steps, evidence)
+        if comm.rank:
+            return None
+        return Verification(
+            fingerprint=recipe.fingerprint,
+            rows_sha256=rows_digest(run.path),
+            checkpoints=names,
+            seed=seed,
+            steps=steps,
+            places=drawn,
+            tolerance=allowed,
+            executed_steps=len(executed),
+            made_steps=_made_steps(run, saved_at),
+            compared=dict(evidence.compared),
+            unresolved=dict(evidence.unresolved),
+            largest_difference=evidence.largest_difference,
+            mismatches=evidence.mismatches,
+            notes=evidence.notes,
+            machine=f"{describe(comm, device)}; {inputs.name}",
+            host=platform.node(),
+            time=datetime.now().astimezone().isoformat(timespec="seconds"),
+            lsgd=provenance.version(),
+        )
+
+
+def recipe_here(run: Run, overrides: Sequence[str]) -> Recipe:
+    """Adapt a run's recipe to this machine; raise UsageError if that would change the trajectory.
+
+    Settings of the machine that trained it do not hold here. Parameter servers that wait for all
+    workers are replaced by an all-reduce, which computes the same sums.
+    """
+    records.require_supported(run.recipe)
+    values = asdict(run.recipe) | {
+        "device": "auto",
+        "comm": asdict(CommSettings()),
+        "strategy": asdict(StrategySettings()),
+        "trackers": [],
+        "run_dir": None,
+    }
+    if run.recipe.inputs.loader != "synthetic":
+        values["inputs"] = asdict(InputsSettings())
+    recipe = config.from_saved(values, *overrides)
+    if recipe.fingerprint != run.recipe.fingerprint:
+        raise UsageError(
+            f"{' '.join(overrides)} would change the run of {run.path}; it is verified as it was "
+            "trained, and only fields that decide how fast and where may differ, such as "
+            "data.root, device, comm.library"
+        )
+    return recipe
+
+
+def _verify_place(
+    new_learner: Callable[[], Learner],
+    inputs: Inputs,
+    run: Run,
+    saved_at: Mapping[int, Sequence[Path]],
+    place: int,
+    steps: int,
+    evidence: Evidence,
+) -> set[int]:
+    """Execute steps of the run again after a place; return the numbers of the executed steps."""
+    logged = {row["step"] for row in run.rows if row["kind"] == "train"}
+    last = min(place + steps, _made_steps(run, saved_at))
+    executed: list[ExecutedSteps] = []
+    for is_perturbed in (True, False):
+        learner = new_learner()
+        if place:
+            path = saved_at[place][0]
+            try:
+                restore(learner, path, evidence)
+            except UsageError:
+                raise
+            except Exception as error:  # any type, since the file may have anything
+                why = (str(error) or repr(error)).splitlines()[0]
+                evidence.differ(f"{path.name}: it cannot be restored ({why:.200})")
+                return set()
+        if is_perturbed:
+            perturb(learner)
+        executed.append(execute(learner, inputs, last, logged, saved_at.keys()))
+    perturbed, ours = executed
+    compare_steps(run, learner.recipe, saved_at, ours, perturbed, evidence)
+    return set(range(ours.first, ours.last))
+
+
+def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
+    """Return the number of steps that a run has made, by its rows and checkpoints."""
+    return max([0, *saved_at, *(row["step"] for row in run.rows)])
+
+
+def _plan(
+    run: Run, recipe: Recipe, drawn: Sequence[int], steps: int, tolerance: float, seed: int
+) -> str:
+    """Return the lines that state, before any step, what is executed and what is allowed."""
+    after = ", ".join("the start" if place == 0 else f"step {place}" for place in drawn)
+    return (
+        f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
+        f"up to {steps} steps are executed again after {after} (seed {seed})\n"
+        f"allowed: a relative difference of {tolerance:g} ({recipe.precision}) in losses, norms "
+        f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; "
+        f"in addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second "
+        "execution whose parameters differ in their last bits"
+    )
+
+
+def _note_distances(
+    saved_at: dict[int, list[Path]], drawn: Sequence[int], steps: int, evidence: Evidence
+) -> None:
+    """Note the checkpoints that no executed step reached, whose tensors are not confirmed."""
+    far = [
+        step
+        for step in sorted(saved_at)
+        if not any(place < step <= place + steps for place in drawn)
+    ]
+    if far:
+        evidence.note(
+            f"the tensors of the checkpoints of steps {', '.join(map(str, far[:9]))} were not "
+            f"computed again, as no place is within {steps} steps before; write --steps N"
+        )
+
+
+def report(verification: Verification) -> str:
+    """Return the text on a verification: what was confirmed, how much, and what differs."""
+    rows = [[kind, str(count)] for kind, count in sorted(verification.compared.items())]
+    lines = [markdown_table(["equal", "values"], rows)] if rows else []
+    if unresolved := sum(verification.unresolved.values()):
+        lines.append(
+            f"not resolved: {unresolved} values, which rounding alone may change by more than "
+            f"{UNRESOLVED:g} of them"
+        )
+    lines += [f"note: {note}" for note in verification.notes]
+    lines += [f"differs: {mismatch}" for mismatch in verification.mismatches]
+    made = verification.made_steps
+    share = 100 * verification.executed_steps / made if made else 0.0
+    much = (
+        f"{verification.executed_steps} of {made} steps ({share:.3g} %) were executed again, and "
+        f"the largest confirmed difference of a loss, norm or tensor is "
+        f"{verification.largest_difference:.2g}"
+    )
+    verdict = "Confirmed" if verification.is_confirmed else "NOT confirmed"
+    return "\n".join([*lines, f"{verdict}: {much}."])
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ArgumentTypeError(f"{text} is not a number of 0 or more and below 1")
+    return value
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the `lsgd verify` command line and return its exit code."""
+    parser = Parser("lsgd.verify", __doc__ or "", keys=config.override_keys)
+    parser.add_argument("run", type=paths.parse_path, metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="key=value", help="such as data.root=/data/imagenet"
+    )
+    parser.add_argument(
+        "--steps", type=integer_from(1), default=20, metavar="N",
+        help="the most steps to execute again after each place (default 20)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--places", type=integer_from(1), default=5, metavar="N",
+        help="the most places, of start and checkpoints (default 5; at least 2 are taken)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=integer_from(0), metavar="N", help="draws the places (default: by chance)"
+    )
+    parser.add_argument(
+        "--tolerance", type=_tolerance, metavar="X", help="the relative difference allowed"
+    )
+    parser.add_argument(
+        "--out", type=paths.parse_path, metavar="FILE",
+        help="where the result is written (default: RUN.verification.json)",
+    )  # fmt: skip
+    code = 0
+
+    def command() -> None:
+        nonlocal code
+        options = parser.parse_args(argv)
+        try:
+            run = read_run(options.run)
+        except NotARunError as reason:
+            raise UsageError(
+                f"{options.run} is not a run folder: {reason}; give one that lsgd wrote"
+            ) from None
+        out = options.out or verification_path(options.run)
+        check_new(out, options.run)
+        seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
+        verification = verify(
+            run,
+            options.words,
+            steps=options.steps,
+            places=options.places,
+            seed=seed,
+            tolerance=options.tolerance,
+        )
+        if verification is not None:
+            write_verification(verification, out)
+            print(f"\n{report(verification)}\nwritten to {out}")
+            code = int(not verification.is_confirmed)
+
+    return run_command(command) or code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

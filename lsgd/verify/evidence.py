@@ -1,0 +1,198 @@
+"""The values of a run that were confirmed, and those that differ from what they must be."""
+
+import math
+from collections import Counter
+from typing import Any
+
+from torch import Tensor
+
+EXACT = 1e-12
+"""The relative difference allowed for the lr and the epoch, which are computed equally anywhere."""
+TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "tf32": 1e-3, "bfloat16": 1e-2}
+"""The relative difference of a loss, norm or tensor that is always allowed, by precision."""
+ROUNDING_FACTOR = 30.0
+"""The multiple of the measured effect of rounding that is allowed in addition."""
+UNRESOLVED = 0.2
+"""The allowed relative difference above which a comparison confirms nothing."""
+SMALL = 1e-3
+"""The loss or norm below which a difference is relative to this number."""
+COUNTED_SHARE = 1e-3
+"""The share of the counted examples whose prediction rounding may change."""
+COUNTED_LEAST = 2
+"""The number of examples whose prediction rounding may change in any case."""
+MOST_SHOWN = 20
+"""The number of differing values that are kept as sentences."""
+
+
+class Evidence:
+    """The comparisons of one verification: equal values counted by kind, and the differing ones."""
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+        self.compared: Counter[str] = Counter()
+        self.unresolved: Counter[str] = Counter()
+        """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
+        self.largest_difference = 0.0
+        self.mismatches: list[str] = []
+        self._differing: set[tuple[str, str]] = set()
+        """The checkpoints and kinds of which a tensor differs: only the first one is recorded."""
+        self.notes: list[str] = []
+
+    def differ(self, sentence: str) -> None:
+        """Record that a value differs, as a sentence; only the first MOST_SHOWN are kept."""
+        if len(self.mismatches) < MOST_SHOWN:
+            self.mismatches.append(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Record once what could not be compared, as a sentence."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def equal(self, kind: str, where: str, written: object, expected: object) -> None:
+        """Compare a value that does not depend on rounding, such as a step or a hash."""
+        if written == expected:
+            self.compared[kind] += 1
+        else:
+            self.differ(f"{where}: {kind} is {_short(written)}, and must be {_short(expected)}")
+
+    def exact(self, kind: str, where: str, written: object, expected: float) -> None:
+        """Compare a number that is a function of the recipe and the step, such as the lr."""
+        if relative_difference(written, expected, 0.0) <= EXACT:
+            self.compared[kind] += 1
+        else:
+            self.differ(f"{where}: {kind} is {_short(written)}, and the recipe has {expected!r}")
+
+    def close(
+        self, kind: str, where: str, written: object, computed: object, rounding: float
+    ) -> None:
+        """Compare a number that was computed again; `rounding` is the effect of rounding on it.
+
+        A value that was not finite is None.
+        """
+        if written is None and computed is None:
+            self.compared[kind] += 1
+            return
+        found = f"{kind} is {_short(written)}, computed again {_short(computed)}"
+        difference = relative_difference(written, computed, SMALL)
+        self._judge(kind, f"{where}: {found}", difference, self._allowed(rounding))
+
+    def counted(
+        self,
+        kind: str,
+        where: str,
+        written: object,
+        computed: object,
+        rounding: float,
+        examples: int,
+    ) -> None:
+        """Compare a percentage of `examples` that was counted again, as `close` does."""
+        share = max(COUNTED_LEAST, COUNTED_SHARE * examples) / examples
+        allowed = share + ROUNDING_FACTOR * rounding
+        points = _points(written, computed)
+        if not points <= 100 * allowed:
+            self.differ(
+                f"{where}: {kind} is {_short(written)}, computed again {_short(computed)}, and "
+                f"{100 * allowed:.2g} points are allowed"
+            )
+        elif allowed > max(UNRESOLVED, share):
+            self.unresolved[kind] += 1
+        else:
+            self.compared[kind] += 1
+
+    def tensors(
+        self, kind: str, where: str, written: Any, computed: Any, perturbed: Any, key: str = ""
+    ) -> None:
+        """Compare the tensors and numbers of nested dicts and lists, also of the perturbed copy.
+
+        The difference of two tensors is relative to the larger norm.
+        """
+        match written, computed:
+            case Tensor(), Tensor() if written.shape == computed.shape:
+                difference = _tensor_difference(written, computed)
+                # Of many numbers, so that one perturbed copy measures the effect well.
+                allowed = self._allowed(_tensor_difference(computed, perturbed))
+                found = f"{where}: {kind} {key} is not that of the steps before"
+                if (kind, where) not in self._differing:
+                    self._judge(kind, found, difference, allowed)
+                if not difference <= allowed:
+                    self._differing.add((kind, where))
+            case dict(), dict() if written.keys() == computed.keys():
+                for name, value in written.items():
+                    inner = f"{key}.{name}".lstrip(".")
+                    self.tensors(kind, where, value, computed[name], perturbed[name], inner)
+            case list(), list() if len(written) == len(computed):
+                triples = zip(written, computed, perturbed, strict=True)
+                for number, triple in enumerate(triples):
+                    self.tensors(kind, where, *triple, key=f"{key}.{number}".lstrip("."))
+            case _ if type(written) is type(computed) and not isinstance(
+                written, Tensor | dict | list
+            ):
+                self.equal(kind, f"{where} {key}", written, computed)
+            case _:
+                self.differ(f"{where}: {kind} {key} is of another form")
+
+    def _allowed(self, rounding: float) -> float:
+        return self.tolerance + ROUNDING_FACTOR * rounding
+
+    def _judge(self, kind: str, found: str, difference: float, allowed: float) -> None:
+        # Written so that a difference of NaN is above any tolerance.
+        if not difference <= allowed:
+            self.differ(
+                f"{found}, a relative difference of {difference:.2g}, and {allowed:.2g} is allowed"
+            )
+        elif allowed > UNRESOLVED:
+            self.unresolved[kind] += 1
+        else:
+            self.compared[kind] += 1
+            self.largest_difference = max(self.largest_difference, difference)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def relative_difference(one: object, other: object, least: float = SMALL) -> float:
+    """Return the difference of two values relative to the larger one, or to `least` if larger.
+
+    It is infinite unless both are numbers.
+
+    >>> relative_difference(2.0, 1.5), relative_difference(0.0, 1e-6)
+    (0.25, 0.001)
+    >>> relative_difference(None, 1.0)
+    inf
+    """
+    if not (_is_number(one) and _is_number(other)):
+        return math.inf
+    assert isinstance(one, int | float)
+    assert isinstance(other, int | float)
+    if one == other:
+        return 0.0
+    try:
+        return abs(one - other) / max(abs(one), abs(other), least)
+    except OverflowError:  # an integer of a stranger's file that no float holds
+        return math.inf
+
+
+def _points(one: object, other: object) -> float:
+    """Return the difference of two percentages; infinite unless both are numbers."""
+    if not (_is_number(one) and _is_number(other)):
+        return math.inf
+    assert isinstance(one, int | float)
+    assert isinstance(other, int | float)
+    try:
+        return abs(float(one) - float(other))
+    except OverflowError:
+        return math.inf
+
+
+def _tensor_difference(one: Tensor, other: Tensor) -> float:
+    """Return the norm of the difference of two tensors, relative to the larger of their norms."""
+    first, second = one.detach().cpu().double(), other.detach().cpu().double()
+    size = max(first.norm().item(), second.norm().item())
+    apart: float = (first - second).norm().item()
+    return apart / size if size else apart
+
+
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, str) else value
+    return text if len(text) <= 40 else f"{text[:39]}…"

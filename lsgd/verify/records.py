@@ -1,0 +1,130 @@
+"""Checks of a run folder's files that need no training step: recipe, rows and checkpoints."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lsgd.errors import UsageError
+from lsgd.recipe import Recipe
+from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.read import Run
+from lsgd.run.rows import Row
+from lsgd.untrusted_files import read_bounded
+from lsgd.verify.evidence import Evidence
+
+
+def check_fingerprint(run: Run, evidence: Evidence) -> None:
+    """Compare the fingerprint written in a run's config.yaml with that of the recipe in it."""
+    text = read_bounded(run.path / "config.yaml", follow=False).decode(errors="replace")
+    written = re.search(r"^# fingerprint: (\w+)$", text, re.MULTILINE)
+    if written is None:
+        evidence.note("config.yaml names no fingerprint")
+    else:
+        evidence.equal("fingerprint", "config.yaml", written[1], run.recipe.fingerprint)
+
+
+def check_versions(run: Run, here: Mapping[str, str], evidence: Evidence) -> None:
+    """Note in which versions and on which device the run was made, where it was not those `here`.
+
+    Other versions may round differently, or have a bug less.
+    """
+    for key, version in here.items():
+        others = {str(start[key]) for start in run.starts if start.get(key)} - {version}
+        if others:
+            evidence.note(f"{key}: {', '.join(sorted(others))} in the run, {version} here")
+
+
+def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
+    """Compare the place, the epoch and the lr of each train and epoch row with the recipe's.
+
+    Both are functions of the recipe and the step alone, so every row of the run is checked.
+    """
+    before = (0, False)
+    for row in rows:
+        step, kind = row["step"], row["kind"]
+        if kind not in ("train", "epoch"):
+            continue
+        where = f"{kind} row of step {step}"
+        place = (step, kind == "epoch")
+        if not before < place or step > recipe.total_steps:
+            evidence.differ(f"{where}: it is not in the order of the run's steps")
+            return
+        before = place
+        if kind == "train":
+            evidence.exact("epoch", where, row.get("epoch"), recipe.epoch(step))
+        else:
+            evidence.equal("epoch", where, row["epoch"], recipe.locate_step(step - 1)[0] + 1)
+            evidence.equal("step", where, step, recipe.first_step(row["epoch"]))
+        evidence.exact("lr", where, row.get("lr"), recipe.lr(step - 1))
+
+
+def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkpoint]]:
+    """Read the checkpoints of a run folder one by one, oldest first; a damaged one differs."""
+    for path in reversed(checkpoint.checkpoint_files(folder)):
+        try:
+            yield path, checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
+        except checkpoint.DamagedCheckpointError as error:
+            evidence.differ(str(error).partition("; ")[0].replace(str(path), path.name))
+
+
+def check_checkpoint(
+    path: Path,
+    saved: Checkpoint,
+    run: Run,
+    order_hash: Callable[[int], str],
+    evidence: Evidence,
+) -> bool:
+    """Compare a checkpoint's own statements with its name, the recipe and the rows of the run.
+
+    `order_hash` computes the hash of the order of examples in an epoch. Returns whether the
+    checkpoint is one of the run at this step, so that it can be restored.
+    """
+    recipe, where, before = run.recipe, path.name, len(evidence.mismatches)
+    evidence.equal("fingerprint", where, saved.fingerprint, recipe.fingerprint)
+    if number := re.search(r"-(\d+)\.pt$", path.name):
+        evidence.equal("step", where, saved.step, int(number[1]))
+    if not 0 < saved.step <= recipe.total_steps:
+        evidence.differ(f"{where}: step {saved.step} is not one of the run")
+        return False
+    epoch, _ = recipe.locate_step(saved.step)
+    evidence.equal("epoch", where, saved.epoch, epoch)
+    evidence.exact("lr", where, saved.lr, recipe.lr(saved.step - 1))
+    evidence.equal("order of examples", where, saved.order, order_hash(epoch))
+    belongs = len(evidence.mismatches) == before
+    # Preempted in an evaluation, the run saved before the last of these epochs had its metrics.
+    finished = list(range(1, epoch + 1))
+    at_end = saved.step == recipe.first_step(epoch)
+    if sorted(saved.rates) not in ([finished, finished[:-1]] if at_end else [finished]):
+        evidence.differ(f"{where}: it has the metrics of epochs {sorted(saved.rates)[:9]}")
+    for number_of, metrics in saved.rates.items():
+        _check_metrics(where, number_of, metrics, run.epochs.get(number_of), evidence)
+    return belongs
+
+
+def _check_metrics(
+    where: str, epoch: int, metrics: Any, row: Row | None, evidence: Evidence
+) -> None:
+    """Compare the metrics of an epoch in a checkpoint with the epoch's row, to the bit."""
+    if row is None or not isinstance(metrics, dict):
+        evidence.differ(f"{where}: its metrics of epoch {epoch} have no row in metrics.jsonl")
+        return
+    for key, value in metrics.items():
+        evidence.equal(
+            "metric", f"{where} and the row of epoch {epoch}, {key}", row.get(key), value
+        )
+
+
+def require_supported(recipe: Recipe) -> None:
+    """Raise UsageError for a run that executing its steps again cannot verify."""
+    if recipe.rehearse:
+        raise UsageError(
+            "the run is a dry run, whose numbers mean nothing; give the folder of a run"
+        )
+    if not recipe.strategy.is_synchronous:
+        raise UsageError(
+            f"lsgd.verify supports only strategy.name=allreduce or sync, and the run has "
+            f"strategy.name={recipe.strategy.name}; train its recipe again, or replay its "
+            "recorded order, and compare the two with lsgd.compare"
+        )

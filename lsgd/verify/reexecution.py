@@ -1,0 +1,298 @@
+"""Execution of some steps of a run again, from its start and from its checkpoints."""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import tee
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsgd.compare import LAST_STEP_KEYS, common_rows, compared_rows, is_not_compared
+from lsgd.errors import DivergedError
+from lsgd.evaluation import evaluate
+from lsgd.inputs import Inputs
+from lsgd.learner import Learner
+from lsgd.recipe import Recipe
+from lsgd.rules.metric import METRICS
+from lsgd.run import checkpoint
+from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.metrics import Meter, TimedBatches
+from lsgd.run.read import Run
+from lsgd.run.rows import Row
+from lsgd.step import train_step
+from lsgd.verify.evidence import Evidence, relative_difference
+
+PERTURBATIONS = {"float64": 2.0**-50, "float32": 2.0**-21, "tf32": 2.0**-11, "bfloat16": 2.0**-8}
+"""The relative change of each parameter of the perturbed copy, by precision: a few last bits."""
+HARDWARE_SETTINGS = {"fused", "foreach", "capturable", "differentiable"}
+"""The settings of torch's optimizers that choose kernels; the others decide what is computed."""
+
+
+def draw_places(checkpoint_steps: Collection[int], count: int, seed: int) -> list[int]:
+    """Draw the steps after which a run is executed again: 0, the last checkpoint, and others.
+
+    If there are more than `count` in all, the seed decides which of the others are left out.
+
+    >>> draw_places([40, 20, 60], 9, seed=0)
+    [0, 20, 40, 60]
+    """
+    known = sorted(checkpoint_steps)
+    always, others = [0, *known[-1:]], known[:-1]
+    drawn = random.Random(seed).sample(others, min(len(others), max(0, count - len(always))))
+    return sorted([*always, *drawn])
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint from its file, which has been read before."""
+    return checkpoint.decode_checkpoint(checkpoint.read(path), str(path))
+
+
+def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
+    """Restore a new learner from a checkpoint, whose optimizer settings must be the recipe's.
+
+    The optimizer takes its settings from a checkpoint, so that a forged weight decay would hold for
+    the steps that are executed again. Raises an exception of any type for a forged file.
+    """
+    saved = load(path)
+    groups = [
+        [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
+        for state in (saved.optimizer, learner.strategy.state())
+    ]
+    evidence.tensors("optimizer settings", path.name, *groups, perturbed=groups[1])
+    learner.restore(saved)
+
+
+@torch.no_grad()
+def perturb(learner: Learner) -> None:
+    """Change each parameter of a learner in its last bits, by signs that are always the same.
+
+    The difference that this makes later is that of rounding: of another order of sums.
+    """
+    size = PERTURBATIONS[learner.recipe.precision]
+    signs = torch.Generator().manual_seed(0)
+    for parameter in learner.model.parameters():
+        sign = torch.randint(2, parameter.shape, generator=signs).mul_(2).sub_(1)
+        parameter.mul_(1 + size * sign.to(parameter.device, parameter.dtype))
+
+
+@dataclass
+class ExecutedSteps:
+    """The results of steps that were executed again: rows, and states at the run's saves."""
+
+    first: int
+    """The step of the place: the number of steps that the run had made there."""
+    last: int
+    """The number of steps that the run has made after these steps."""
+    rows: list[Row]
+    states: list[Checkpoint] = field(default_factory=list)
+    """The states after those steps of which the run has a checkpoint."""
+    gradient_norms: dict[int, float] = field(default_factory=dict)
+    """The gradient norm of each executed step, by the number of steps made."""
+    divergence: str | None = None
+    """The message of the divergence that ended the execution, if one did."""
+
+
+def execute(
+    learner: Learner, inputs: Inputs, last: int, logged: Collection[int], kept: Collection[int]
+) -> ExecutedSteps:
+    """Execute the steps of a run from the learner's next step to before step `last`.
+
+    Rows are made after the steps in `logged`, and states are kept after those in `kept`. A restored
+    model at the end of an epoch is evaluated first, as at the end of each epoch. All processes of a
+    job make the same calls.
+    """
+    done = ExecutedSteps(learner.next_step, learner.next_step, [_row("start", learner.next_step)])
+    try:
+        _evaluate_restored(learner, inputs, done)
+        for epoch, steps in learner.remaining_epochs():
+            if steps and steps[0] >= last:
+                break
+            _execute_epoch(learner, inputs, epoch, steps, last, logged, kept, done)
+    except DivergedError as error:
+        done.divergence = str(error)
+    done.last = learner.next_step
+    return done
+
+
+def _row(kind: str, step: int, **values: Any) -> Row:
+    return {"kind": kind, "step": step} | values
+
+
+def _evaluate_restored(learner: Learner, inputs: Inputs, done: ExecutedSteps) -> None:
+    epoch = max(learner.epoch_metrics, default=0)
+    if done.first and learner.recipe.first_step(epoch) == done.first:
+        learner.strategy.synchronize()
+        metrics = _evaluated(learner, inputs, epoch - 1)
+        done.rows.append(_row("epoch", done.first, epoch=epoch, **metrics))
+
+
+def _evaluated(learner: Learner, inputs: Inputs, epoch: int) -> dict[str, float]:
+    """Evaluate a model after an epoch, counted from 0; return the metrics for the epoch's row."""
+    sets = learner.evaluation_sets_after(epoch)
+    scores = evaluate(learner, inputs, sets).items()
+    return {key: value for split, each in scores for key, value in each.with_prefix(split).items()}
+
+
+def _execute_epoch(
+    learner: Learner,
+    inputs: Inputs,
+    epoch: int,
+    steps: list[int],
+    last: int,
+    logged: Collection[int],
+    kept: Collection[int],
+    done: ExecutedSteps,
+) -> None:
+    """Execute the steps of one epoch before step `last`, and evaluate if they end the epoch."""
+    strategy = learner.strategy
+    chosen = [step for step in steps if step < last]
+    tasks, ahead = tee(strategy.tasks(epoch, chosen))
+    batches = TimedBatches(inputs.train(each for task in ahead for each in task.micro_batches))
+    meter = Meter(learner, learner.summed_counts(), batches)
+    for task in tasks:
+        train_step(learner, task, batches)
+        strategy.poll()
+        step, values = learner.next_step, learner.step_metrics()
+        norm = values["gradient_norm"]
+        assert isinstance(norm, float)
+        done.gradient_norms[step] = norm
+        if step in logged:
+            values |= meter.read(learner.summed_counts())
+            done.rows.append(_row("train", step, **values))
+        if step in kept and step <= steps[-1]:
+            done.states.append(deepcopy(learner.checkpoint()))
+    strategy.synchronize()
+    if len(chosen) < len(steps):
+        return
+    step = learner.next_step
+    if step in kept:  # the run may have been preempted in the evaluation, and saved this
+        done.states.append(deepcopy(learner.checkpoint()))
+    metrics = learner.scores(learner.summed_counts()).with_prefix("train")
+    metrics |= _evaluated(learner, inputs, epoch)
+    learner.end_epoch(epoch, metrics)
+    done.rows.append(_row("epoch", step, epoch=epoch + 1, **metrics))
+    if step in kept:
+        done.states.append(deepcopy(learner.checkpoint()))
+
+
+def compare_steps(
+    run: Run,
+    recipe: Recipe,
+    saved_at: Mapping[int, Sequence[Path]],
+    ours: ExecutedSteps,
+    perturbed: ExecutedSteps,
+    evidence: Evidence,
+) -> None:
+    """Compare executed steps with the rows and the checkpoints of the run.
+
+    `saved_at` has the run's checkpoint files by step. The perturbed copy has made the same steps,
+    which shows what rounding alone changes.
+    """
+    if ours.divergence is not None or perturbed.divergence is not None:
+        _compare_divergence(run, ours, evidence)
+        return
+    copies = {_place(row): row for row in perturbed.rows}
+    effects = rounding_effects(ours, perturbed)
+    for their, our in common_rows(
+        compared_rows(run.rows, run.path), compared_rows(ours.rows, run.path)
+    ):
+        keys = [key for key in our.row if key in their.row and not is_not_compared(key)]
+        # A mean covers the same steps only if both began there.
+        if their.begin != our.begin:
+            keys = [key for key in keys if key in LAST_STEP_KEYS]
+        copy, effect = copies[_place(our.row)], effects[our.row["step"]]
+        for key in keys:
+            rounding = max(effect, relative_difference(our.row[key], copy[key]))
+            _compare_value(recipe, key, their.row, our.row, our.begin, rounding, evidence)
+    if not ours.states and not any(row["kind"] != "start" for row in ours.rows):
+        evidence.note(
+            f"the run has no row and no checkpoint of the {ours.last - ours.first} steps after "
+            f"step {ours.first}; write --steps N to reach its next row"
+        )
+    for state, copied in zip(ours.states, perturbed.states, strict=True):
+        for path in saved_at[state.step]:
+            theirs = load(path)
+            # Saved before or after the evaluation of the epoch that ends there.
+            if theirs.rates.keys() == state.rates.keys():
+                _compare_state(path.name, theirs, state, copied, evidence)
+
+
+def rounding_effects(ours: ExecutedSteps, perturbed: ExecutedSteps) -> dict[int, float]:
+    """Return the relative effect of rounding on the gradient norm, by the number of steps made.
+
+    It is the largest up to that step, since two trajectories may cross.
+    """
+    effect = 0.0
+    effects = {ours.first: effect}
+    for step, norm in ours.gradient_norms.items():
+        effect = max(effect, relative_difference(norm, perturbed.gradient_norms[step]))
+        effects[step] = effect
+    return effects
+
+
+def _place(row: Row) -> tuple[str, int]:
+    return row["kind"], row["step"]
+
+
+def _compare_divergence(run: Run, ours: ExecutedSteps, evidence: Evidence) -> None:
+    where = f"the steps after step {ours.first}"
+    if run.diverged is None:
+        evidence.differ(f"{where}: executed again they diverge, and the run did not")
+    else:
+        evidence.equal("divergence", where, run.diverged, ours.divergence)
+
+
+def _compare_value(
+    recipe: Recipe,
+    key: str,
+    their: Row,
+    our: Row,
+    begin: int | None,
+    rounding: float,
+    evidence: Evidence,
+) -> None:
+    if key in ("kind", "step", "epoch", "lr"):
+        return  # compared for every row of the run, in lsgd.verify.records
+    where = f"{our['kind']} row of step {our['step']}"
+    split, _, name = key.partition("_") if our["kind"] == "epoch" else ("", "", key)
+    if name not in METRICS or METRICS[name].unit != "%":
+        evidence.close(key, where, their[key], our[key], rounding)
+        return
+    first = begin if begin is not None else recipe.first_step(our["epoch"] - 1)
+    sizes = {"val": recipe.data.val_examples, "test": recipe.data.test_examples}
+    examples = sizes.get(split) or recipe.examples(our["step"]) - recipe.examples(first)
+    evidence.counted(key, where, their[key], our[key], rounding, examples)
+
+
+def _compare_state(
+    name: str, theirs: Checkpoint, ours: Checkpoint, copy: Checkpoint, evidence: Evidence
+) -> None:
+    """Compare a checkpoint with the state of the executed steps, and with the perturbed copy's."""
+    states = theirs, ours, copy
+    evidence.tensors("model", name, *(each.model for each in states))
+    evidence.tensors("carried state", name, *(_summed_parts(each) for each in states))
+    evidence.tensors("optimizer state", name, *(_computed_state(each) for each in states))
+
+
+def _summed_parts(state: Checkpoint) -> dict[str, dict[str, Any]]:
+    """Return the carried state of a checkpoint, with the sum of BN's shares over the processes.
+
+    How the moving average is divided into shares depends on the number of processes.
+    """
+    return {
+        name: {key: value.sum(0) if key == "shares" else value for key, value in part.items()}
+        for name, part in state.parts.items()
+    }
+
+
+def _computed_state(state: Checkpoint) -> dict[str, Any]:
+    """Return the optimizer's state of a checkpoint without settings that only choose kernels."""
+    groups = [_without(group, HARDWARE_SETTINGS) for group in state.optimizer["param_groups"]]
+    return state.optimizer | {"param_groups": groups}
+
+
+def _without(values: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
