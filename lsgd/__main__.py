@@ -26,6 +26,7 @@ COMMANDS = {
         "launch": "start training on many processes or machines, or print how",
         "supervise": "restart a job from its checkpoint when a process dies",
         "evaluate": "compute the validation error of a checkpoint or of exported weights",
+        "predict": "predict the classes of images, with names",
         "export": "export a network to torchvision, ONNX or the Hugging Face Hub",
     },
     "Before a run": {
@@ -57,7 +58,7 @@ def format_overview() -> str:
         for group, commands in COMMANDS.items()
     ]
     ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, *groups, "", ending])
+    return "\n".join([USAGE, *groups, ending])
 
 
 def command_names() -> list[str]:
