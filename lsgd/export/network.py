@@ -50,7 +50,7 @@ class ExportedNetwork:
 
     @property
     def image_metadata(self) -> dict[str, str]:
-        """What a file says of an image network's input and classes, each value as JSON.
+        """The size, mean and std of an image network's input and its class names, each as JSON.
 
         It is empty for texts.
         """

@@ -15,7 +15,7 @@ from lsgd.inputs.index import IMAGE_SUFFIXES
 from lsgd.paths import is_leftover
 from lsgd.recipe import Data
 
-Pixels = NDArray[np.uint8]
+ImagePixels = NDArray[np.uint8]
 """The 8-bit pixels of one image as the network sees it, shape (side, side, 3)."""
 
 
@@ -52,21 +52,21 @@ def _images_below(folder: Path) -> Iterator[Path]:
 
 def decode_images(
     paths: Sequence[Path], data: Data, threads: int
-) -> Iterator[Pixels | InputFailedError]:
+) -> Iterator[ImagePixels | InputFailedError]:
     """Yield the resized and cropped pixels of each image file in order, or why it cannot be read.
 
     A few images are decoded ahead, so that memory does not grow with their number.
     """
     bicubic = data.augmentation == "fb_resnet_torch"
 
-    def decode(path: Path) -> Pixels | InputFailedError:
+    def decode(path: Path) -> ImagePixels | InputFailedError:
         try:
             image = centre_crop(load_loose_image(path), data.image_size, bicubic=bicubic)
         except InputFailedError as error:
             return error
         return np.asarray(image)
 
-    pending: deque[Future[Pixels | InputFailedError]] = deque()
+    pending: deque[Future[ImagePixels | InputFailedError]] = deque()
     with unlimited_image_size(), ThreadPoolExecutor(threads, "decoder") as pool:
         for path in paths:
             pending.append(pool.submit(decode, path))

@@ -39,6 +39,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
         trackers=[],
+        data=SimpleNamespace(workload="language"),
         has_reached_target=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,
