@@ -18,6 +18,9 @@ MAX_TABLE_CLASSES = 12
 MAX_CONFUSIONS = 20
 """The most pairs of classes in the list that replaces the table for more classes."""
 
+MAX_IMAGES = 2**53
+"""The limit on a number of images, below which all arithmetic on it is exact."""
+
 TextTable = tuple[list[str], list[list[str]]]
 """The head and the rows of a table whose cells are text."""
 
@@ -125,4 +128,6 @@ def read_predictions(folder: Path) -> ValidationPredictions | None:
     labels |= {label for image in predictions.worst for label in (image.label, image.predicted)}
     if not labels <= set(range(len(predictions.class_names))):
         raise ValueError("it has the number of a class that it does not name")
+    if not all(0 < images < MAX_IMAGES for *_, images in predictions.confusions):
+        raise ValueError(f"a number of images is not between 1 and {MAX_IMAGES}")
     return predictions

@@ -69,6 +69,7 @@ def test_many_classes_have_a_list_of_confusions() -> None:
         ({"class_names": ["a", "b"]}, "the number of a class that it does not name"),
         ({"step": "9"}, "it.step is '9', not int"),
         ({"worst": [{"path": "a"}]}, "has no"),
+        ({"confusions": [[0, 0, 10**4000]]}, "a number of images is not between 1 and"),
         ({"more": 1}, "it has more, which is unknown"),
         ({}, "it is of another run"),
     ],
