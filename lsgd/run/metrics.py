@@ -157,7 +157,12 @@ class RunLog(Log):
         self.rows = AppendOnlyFile(path)
         rate = run.workload.metric.base_metric.name
         self.curves = Curves(folder, run.recipe.examples, rate=rate)
-        self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
+        self.console = Console(
+            run.next_step,
+            run.recipe.total_steps,
+            run.workload.metric,
+            classes=run.recipe.data.classes,
+        )
         self.remaining = RemainingTime()
         self.steps: Sequence[int] = ()
         """The steps of the epoch that is being trained."""
