@@ -27,6 +27,7 @@ COMMANDS = {
         "supervise": "restart a job from its checkpoint when a process dies",
         "verify": "execute parts of anybody's run again, and compare",
         "evaluate": "compute the validation error of a checkpoint or of exported weights",
+        "predict": "predict the classes of images, with names",
         "export": "export a network to torchvision, ONNX or the Hugging Face Hub",
     },
     "Before a run": {

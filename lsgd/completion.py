@@ -28,6 +28,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("--explain", *OF_RECIPES, "--preset", "--images-per-second", "--run", "--network-gbits"),
         *("--allreduce", "--fused", "--no-fused", "--to", "--price", "--cheapest", "--out"),
     ),
+    "predict": ("--explain", "--top", "--to", "--out", "--validation"),
     "report": ("--explain", "--study", "--out", "--table"),
     "search": (
         *(*OF_RUNS, "--master", "--storage", "--retry-failed", "--report", "--out", "--searches"),

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -30,8 +30,7 @@ from lsgd.trained_model import build_trained, load_trained
 
 def evaluate_path(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
     """Evaluate a checkpoint or, with `+recipe=NAME`, plain weights; return scores by set."""
-    plain = any(canonical(word).startswith("+recipe=") for word in overrides)
-    return (evaluate_weights if plain else evaluate_checkpoint)(path, overrides)
+    return _evaluate(*_load(path, overrides))
 
 
 def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, Scores]:
@@ -41,12 +40,7 @@ def evaluate_checkpoint(path: Path, overrides: Sequence[str] = ()) -> dict[str, 
     UsageError if the checkpoint is damaged, the data is missing, or an override changes the
     trajectory.
     """
-    remedy = (
-        "give another, or, for a file of plain weights, add a recipe for the data and the model, "
-        "such as +recipe=bs256"
-    )
-    recipe, saved = load_trained(path, overrides, remedy=remedy)
-    return _evaluate(recipe, str(path), saved.model, saved.parts, saved.data)
+    return _evaluate(*_load_checkpoint(path, overrides))
 
 
 def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
@@ -54,6 +48,38 @@ def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
 
     Raises UsageError if the file holds no weights, or those of another model.
     """
+    return _evaluate(*_load_weights(path, overrides))
+
+
+class _SavedModel(NamedTuple):
+    """The weights and carried states to evaluate, with their recipe and data digests."""
+
+    recipe: Recipe
+    name: str
+    """The path of the file, for messages."""
+    weights: dict[str, Tensor]
+    parts: dict[str, dict[str, Tensor]]
+    data: Digests
+
+
+def _load(path: Path, overrides: Sequence[str]) -> _SavedModel:
+    """Load a checkpoint or, with `+recipe=NAME`, plain weights."""
+    plain = any(canonical(word).startswith("+recipe=") for word in overrides)
+    return (_load_weights if plain else _load_checkpoint)(path, overrides)
+
+
+def _load_checkpoint(path: Path, overrides: Sequence[str]) -> _SavedModel:
+    """Load the model of a checkpoint, or of the newest one of a run folder."""
+    remedy = (
+        "give another, or, for a file of plain weights, add a recipe for the data and the model, "
+        "such as +recipe=bs256"
+    )
+    recipe, saved = load_trained(path, overrides, remedy=remedy)
+    return _SavedModel(recipe, str(path), saved.model, saved.parts, saved.data)
+
+
+def _load_weights(path: Path, overrides: Sequence[str]) -> _SavedModel:
+    """Load a file of plain weights, to be evaluated with the recipe of these overrides."""
     recipe = config.load_recipe(overrides)
     try:
         weights = checkpoint.load_numbers(checkpoint.read(path))
@@ -69,7 +95,7 @@ def evaluate_weights(path: Path, overrides: Sequence[str]) -> dict[str, Scores]:
         raise UsageError(
             f"{path} holds no weights by name; give a file that torch.save made of a state_dict"
         )
-    return _evaluate(recipe, str(path), _bare_state_dict(weights), parts={}, data={})
+    return _SavedModel(recipe, str(path), _bare_state_dict(weights), parts={}, data={})
 
 
 def _bare_state_dict(weights: dict[str, Any]) -> dict[str, Tensor]:
@@ -118,16 +144,16 @@ def _progress_lines() -> EvaluationProgress:
     return show
 
 
-def _format_scores(split: str, scores: Scores) -> str:
+def _format_scores(split: str, scores: Scores, classes: int) -> str:
     """Format the number of examples, the metrics and the loss of one evaluation set.
 
-    The set val is not named.
+    The set val is not named, and metrics that are always 0 with so few classes are left out.
     """
     kind, count = next(iter(scores.counts.items()))
     rates = [
         METRICS[name].format_labelled(rate)
         for name, rate in scores.metrics.items()
-        if name != "loss"
+        if name != "loss" and not METRICS[name].is_always_0(classes)
     ]
     text = ", ".join([*rates, f"loss {scores.metrics['loss']:.4f}"])
     return f"{'' if split == 'val' else f'{split}: '}{count} {kind}: {text}"
@@ -153,9 +179,12 @@ def main(argv: Sequence[str]) -> int:
 
     def command() -> None:
         arguments = parser.parse_args(argv)
-        by_set = evaluate_path(arguments.checkpoint, arguments.words)
+        saved = _load(arguments.checkpoint, arguments.words)
+        by_set = _evaluate(*saved)
         if detect_launch().rank == 0:
-            print("\n".join(_format_scores(split, of_set) for split, of_set in by_set.items()))
+            classes = saved.recipe.data.classes
+            for split, of_set in by_set.items():
+                print(_format_scores(split, of_set, classes))
 
     return run_command(command)
 

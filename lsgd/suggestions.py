@@ -33,6 +33,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     # Subcommands of other projects.
     "run fit start": (TRAINS,),
     "eval validate val test evaluate": ("python -m lsgd.evaluate RUN prints the error of a run",),
+    "inference infer classify": ("python -m lsgd.predict RUN IMAGE predicts its class",),
     "resume restart continue": (RESUMES,),
     "checkpoint ckpt ckpt-path load resume-from-checkpoint": (RESUMES,),
     "m multirun sweep tune optimize": (SWEEPS,),

@@ -1,20 +1,26 @@
 """Loading of a trained model from a checkpoint or from weights, for evaluation and export."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lsgd import config
 from lsgd.comm import Comm
+from lsgd.comm.single import SingleComm
 from lsgd.errors import UsageError
 from lsgd.evaluation import TrainedModel
+from lsgd.inputs import ExampleColumns, Inputs, indexed_class_names
+from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.recipe import CommSettings, InputsSettings, Recipe
 from lsgd.rules import sampler
+from lsgd.rules.sampler import MicroBatch
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
+from lsgd.run.class_names import read_class_names
 from lsgd.workloads import open_workload
 
 
@@ -51,6 +57,48 @@ def load_trained(path: Path, overrides: Sequence[str], *, remedy: str) -> tuple[
             "comm.library"
         )
     return recipe, saved
+
+
+def load_class_names(path: Path, recipe: Recipe) -> list[str]:
+    """Return the class names of a run by its folder or a checkpoint in it; empty if unknown.
+
+    Names missing in the folder, as in those of older runs, are read from the index of the data.
+    """
+    folder = path if path.is_dir() else path.parent
+    if names := read_class_names(folder, recipe):
+        return names
+    try:
+        indexed = indexed_class_names(recipe)
+    except (OSError, ValueError, LookupError):  # the data are not needed, so they may be damaged
+        return []
+    return indexed if len(indexed) == recipe.data.classes else []
+
+
+class LazyInputs:
+    """A data loader that opens the dataset only on request, for models that need no data."""
+
+    name = "opened when asked for"
+
+    def __init__(self, open_inputs: Callable[[], Inputs], data: Digests) -> None:
+        self._open_inputs, self.data = open_inputs, data
+
+    def open_inputs(self) -> Inputs:
+        """Open the dataset; raise UsageError if it is not the data that the run trained on."""
+        inputs, here = open_consistent_inputs(SingleComm(), self._open_inputs)
+        check_same_data(self.data, here)
+        return inputs
+
+    def columns(self) -> ExampleColumns:
+        """Open the dataset and return the metadata columns of its examples."""
+        return self.open_inputs().columns()
+
+    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Open the dataset and yield the examples of each training micro-batch."""
+        return self.open_inputs().train(passes)
+
+    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Open the dataset and yield the examples of each evaluation micro-batch."""
+        return self.open_inputs().evaluation(passes)
 
 
 def build_trained(

@@ -20,6 +20,12 @@ from typing import Any, BinaryIO, Union, get_args, get_origin, get_type_hints
 MAX_BYTES = 2**26
 """The maximum size in bytes of a file that is read whole; lsgd writes no file near it."""
 
+MAX_PIXELS = 2**29 // 3
+"""The default for the most pixels of an image, 512 MiB in RGB.
+
+Above it PIL refuses an image, and DALI's JPEG decoder falls back to a slower one.
+"""
+
 
 def open_regular(path: Path, *, follow: bool = True, buffering: int = -1) -> BinaryIO:
     """Open a regular file for reading; raises OSError for others, such as a pipe or a device.

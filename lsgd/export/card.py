@@ -197,7 +197,11 @@ def _scores(exported: ExportedNetwork) -> str:
     recipe, rates = exported.recipe, validation_metrics(exported)
     if not rates:
         return "The run was not evaluated after this step."
-    known = [(METRICS[key.removeprefix("val_")], rate) for key, rate in rates.items()]
+    known = [
+        (metric, rate)
+        for key, rate in rates.items()
+        if not (metric := METRICS[key.removeprefix("val_")]).is_always_0(recipe.data.classes)
+    ]
     rows = [[metric.label_on("validation"), metric.format_value(rate)] for metric, rate in known]
     metric = recipe.final_metric(TOP1)
     number = recipe.format_result(metric, metric.final_metric(exported.checkpoint.rates))

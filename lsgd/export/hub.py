@@ -26,8 +26,13 @@ def write_hub(exported: ExportedNetwork, folder: Path) -> str:
 
 
 def hub_config(exported: ExportedNetwork) -> dict[str, Any]:
-    """Return the contents of a Hub folder's config.json: architecture, normalisation and recipe."""
-    data, recipe = exported.recipe.data, exported.recipe
+    """Return the contents of a Hub folder's config.json: network, input, class names, recipe."""
+    data, recipe, names = exported.recipe.data, exported.recipe, exported.class_names
+    # As transformers' configurations have them; JSON's keys are strings.
+    labels = {
+        "id2label": {str(label): name for label, name in enumerate(names)},
+        "label2id": {name: label for label, name in enumerate(names)},
+    }
     return {
         "architecture": recipe.model.name,
         "num_classes": data.classes,
@@ -35,6 +40,7 @@ def hub_config(exported: ExportedNetwork) -> dict[str, Any]:
         "channels": data.channels,
         "mean": data.mean,
         "std": data.std,
+        **(labels if names else {}),
         **exported.metadata,
         "lsgd_recipe": asdict(recipe),
     }

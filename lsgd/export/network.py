@@ -1,25 +1,23 @@
 """The network of a checkpoint as its run evaluated it, as a plain module and as a state dict."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import nn
 
 import lsgd
 from lsgd.comm.single import SingleComm
-from lsgd.inputs import ExampleColumns, Inputs
-from lsgd.inputs.consistency import Digests, check_same_data, open_consistent_inputs
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.models.library_networks import builder_options
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.rules.batchnorm import worker_batch_norms
-from lsgd.rules.sampler import MicroBatch
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.trained_model import build_trained, load_trained
+from lsgd.trained_model import LazyInputs, build_trained, load_class_names, load_trained
 
 FORMATS = {"torchvision": ".pth", "safetensors": ".safetensors", "onnx": ".onnx", "hub": ""}
 """The export formats with the suffix of their file names; the format `hub` writes a folder."""
@@ -32,6 +30,8 @@ class ExportedNetwork:
     recipe: Recipe
     checkpoint: Checkpoint
     network: nn.Module
+    class_names: list[str] = field(default_factory=list)
+    """The names of the classes by label; empty if unknown."""
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -47,6 +47,19 @@ class ExportedNetwork:
             "data": recipe.data.name,
             "evaluated_as": self.evaluated_as,
         }
+
+    @property
+    def image_metadata(self) -> dict[str, str]:
+        """The size, mean and std of an image network's input and its class names, each as JSON.
+
+        It is empty for texts.
+        """
+        data = self.recipe.data
+        if data.workload != "images":
+            return {}
+        facts = {"image_size": data.image_size, "mean": data.mean, "std": data.std}
+        named = {"class_names": self.class_names} if self.class_names else {}
+        return {key: json.dumps(value) for key, value in (facts | named).items()}
 
     @property
     def evaluated_as(self) -> str:
@@ -80,30 +93,6 @@ class ExportedNetwork:
         return f'lsgd.workloads.open_workload({recipe}, torch.device("cpu")).network()'
 
 
-class _LazyInputs:
-    """A data loader that opens the dataset only on request; most exports need no data."""
-
-    name = "opened when asked for"
-
-    def __init__(self, open_inputs: Callable[[], Inputs], data: Digests) -> None:
-        self._open_inputs, self.data = open_inputs, data
-
-    def open_inputs(self) -> Inputs:
-        """Open the dataset; raise UsageError if it is not the data that the run trained on."""
-        inputs, here = open_consistent_inputs(SingleComm(), self._open_inputs)
-        check_same_data(self.data, here)
-        return inputs
-
-    def columns(self) -> ExampleColumns:
-        return self.open_inputs().columns()
-
-    def train(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
-        return self.open_inputs().train(passes)
-
-    def evaluation(self, passes: Iterable[MicroBatch]) -> Iterator[Any]:
-        return self.open_inputs().evaluation(passes)
-
-
 def load_exported_network(
     path: Path, overrides: Sequence[str], export_format: str
 ) -> ExportedNetwork:
@@ -122,10 +111,11 @@ def load_exported_network(
     choose_kernels(device, precision=recipe.precision, deterministic=recipe.deterministic)
     trained = build_trained(recipe, str(path), saved.model, saved.parts, SingleComm(), device)
     workload, network = trained.workload, trained.workload.network()
-    inputs = _LazyInputs(workload.inputs, saved.data)
+    inputs = LazyInputs(workload.inputs, saved.data)
     with torch.no_grad(), workload.evaluation_mode(trained.model, inputs):
         network.load_state_dict(trained.model.state_dict())
-    return ExportedNetwork(recipe, saved, network.to(memory_format=torch.contiguous_format).eval())  # type: ignore[call-overload]
+    network = network.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    return ExportedNetwork(recipe, saved, network, load_class_names(path, recipe))
 
 
 def write_safetensors(exported: ExportedNetwork, file: BinaryIO) -> str:
@@ -133,7 +123,8 @@ def write_safetensors(exported: ExportedNetwork, file: BinaryIO) -> str:
     from safetensors.torch import save
 
     # Other libraries, such as transformers, require the key `format`.
-    file.write(save(exported.network.state_dict(), {"format": "pt"} | exported.metadata))
+    metadata = {"format": "pt"} | exported.metadata | exported.image_metadata
+    file.write(save(exported.network.state_dict(), metadata))
     return (
         f"load it: {exported.constructor_code}.load_state_dict(safetensors.torch.load_file(FILE))"
     )

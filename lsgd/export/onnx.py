@@ -32,7 +32,7 @@ def write_onnx(exported: ExportedNetwork, file: BinaryIO) -> str:
             verbose=False,
         )
     assert program is not None, "the dynamo exporter gives one"
-    program.model.metadata_props.update(exported.metadata)
+    program.model.metadata_props.update(exported.metadata | exported.image_metadata)
     file.write(program.model_proto.SerializeToString())
     size = ", ".join(map(str, images.shape[1:]))
     return (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.inputs.index import open_indexes
+from lsgd.inputs.index import ImageIndex, index_file, open_indexes
 from lsgd.installation import install_command
 from lsgd.job.launcher import cores, detect_launch
 from lsgd.recipe import Data, InputsSettings, Recipe
@@ -72,13 +72,31 @@ def prefetch_limit(recipe: Recipe) -> int:
     return READ_AHEAD + settings.prefetch + 1
 
 
+def data_folder(data: Data) -> Path:
+    """Return the folder of a dataset: data.root, or the default folder of the dataset's name."""
+    return Path(data.root) if data.root else paths.data_root(data.name)
+
+
+def indexed_class_names(recipe: Recipe) -> list[str]:
+    """Read the names of a recipe's classes, by label, from the index of its image folder.
+
+    The list is empty for data without an index, such as synthetic or downloaded arrays.
+    """
+    data = recipe.data
+    if data.workload != "images" or recipe.inputs.loader == "synthetic":
+        return []
+    folder = Path(data.index) if data.index else data_folder(data)
+    file = index_file(folder, "val")  # with the same classes as train, and fewer images
+    return ImageIndex(folder, file).classes() if file.is_file() else []
+
+
 def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
     """Open the data loader of a recipe and check its dataset's counts against those of the recipe.
 
     Raises UsageError if the dataset is missing or differs from the recipe.
     """
     data, settings = recipe.data, recipe.inputs
-    root = Path(data.root) if data.root else paths.data_root(data.name)
+    root = data_folder(data)
     loader = settings.loader
     if loader == "auto":
         loader = (

@@ -6,6 +6,7 @@ It also finds the formats that PIL and DALI decode differently.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,10 @@ from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from lsgd.errors import InputFailedError
-from lsgd.inputs.index import ImageIndex, prepare_command
+from lsgd.inputs.index import MAX_FILE_BYTES, ImageIndex, prepare_command
 from lsgd.rules import augmentation
 from lsgd.rules.sampler import MicroBatch
+from lsgd.untrusted_files import MAX_PIXELS, read_bounded
 
 RAW_MODES: dict[str | None, tuple[str, ...]] = {
     "JPEG": ("L", "RGB", "CMYK;I"),
@@ -120,6 +122,31 @@ def load_image(index: ImageIndex, example: int) -> Image.Image:
             "indexed",
         )
     return image
+
+
+def load_loose_image(path: Path) -> Image.Image:
+    """Read and decode an image that is in no index as RGB, as load_image decodes indexed ones.
+
+    Raises InputFailedError if it cannot be decoded, if the loaders would decode it differently, or,
+    before it is decoded, if it has more than MAX_PIXELS. Call it within unlimited_image_size, whose
+    limit belongs to all threads of the process.
+    """
+    try:
+        image: Image.Image
+        with Image.open(io.BytesIO(read_bounded(path, MAX_FILE_BYTES))) as image:
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width} x {image.height} pixels"
+                raise ValueError(f"it has {size}, more than {MAX_PIXELS}")
+            if mismatch := decoding_mismatch(image):
+                raise ValueError(mismatch)
+            image.load()
+            return image if image.mode == "RGB" else image.convert("RGB")
+    except UnidentifiedImageError:
+        raise InputFailedError(f"{path} cannot be read (it is not an image)") from None
+    except Exception as error:
+        # A decoder may raise any error on bytes that are not in the expected format.
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputFailedError(f"{path} cannot be read ({why})") from None
 
 
 def crop(

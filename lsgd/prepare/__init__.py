@@ -1,17 +1,12 @@
 """The preparation of datasets on disk: download, unpack, verify, index, check and shard.
 
-This package itself has the limit on the pixels of an image, above which no loader reads it.
+This package itself has the option that limits the pixels of an image.
 """
 
 import argparse
 
 from lsgd.job.command import integer_from
-
-MAX_PIXELS = 2**29 // 3
-"""The default for the most pixels of an image, 512 MiB in RGB.
-
-Above it PIL refuses an image, and DALI's JPEG decoder falls back to a slower one.
-"""
+from lsgd.untrusted_files import MAX_PIXELS as MAX_PIXELS
 
 
 def add_max_pixels(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Check any folder of images for problems that would stop a run, and index it."""
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ a warning does not: skipped files and folders, classes with a single image to tr
 
 examples:
   python -m lsgd.prepare folder /data/flowers
+  python -m lsgd.prepare folder /data/photos --split 0.2                   (without train and val)
   python -m lsgd.prepare folder /shared/flowers --index ~/flowers-index    (read-only)
   python -m lsgd.train +recipe=bs256 data=folder data.root=/data/flowers data.image_size=64
 """
@@ -70,10 +72,52 @@ def add_parser(subparsers: "argparse._SubParsersAction[Parser]") -> None:
         metavar="FOLDER",
         help="the folder for the indexes (default: ROOT)",
     )
-    add_max_pixels(parser)
-    parser.set_defaults(
-        command=lambda options: prepare(options.root, options.index, options.max_pixels)
+    parser.add_argument(
+        "--split",
+        type=_share,
+        metavar="SHARE",
+        help="link this share of ROOT/CLASS/ to ROOT-split/val, the others to train",
     )
+    parser.add_argument(
+        "--out", type=paths.parse_path, metavar="FOLDER", help="the folder for these links"
+    )
+    add_max_pixels(parser)
+    parser.set_defaults(command=_prepare)
+
+
+def _share(text: str) -> float:
+    """Parse the share of the images for validation, a number between 0 and 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1, such as 0.2")
+    return share
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Divide the image folder if the command line asks for it, and prepare the divided one."""
+    root = options.root
+    if options.out and not options.split:
+        raise UsageError(f"--out {options.out} is for the links of --split; leave it out")
+    if options.split:
+        from lsgd.prepare.split import split_folder
+
+        divided = split_folder(root, options.out, options.split, processes=len(usable_cores()))
+        root = divided.folder
+        if divided.empty:
+            print(
+                f"warning: {_count(divided.empty, 'folder has', 'folders have')} no image and "
+                f"{'is' if len(divided.empty) == 1 else 'are'} skipped ({_some(divided.empty)})"
+            )
+        images = divided.train + divided.val
+        copies = f"; {divided.copies:,} have the content of another" if divided.copies else ""
+        print(
+            f"{images:,} images divided by their content into {divided.train:,} in {root}/train "
+            f"and {divided.val:,} in {root}/val, as links{copies}"
+        )
+    prepare(root, options.index, options.max_pixels)
 
 
 def prepare(root: Path, index: Path | None, max_pixels: int) -> None:
@@ -170,10 +214,16 @@ def check_names(root: Path) -> FolderProblems:
 def _check_place(root: Path, index: Path) -> None:
     """Raise UsageError unless an image folder has classes and its index can be written."""
     from lsgd.inputs.index import class_folders
+    from lsgd.prepare.split import unsplit_classes
 
     for split in ("train", "val"):
         folder = root / split
         if not folder.is_dir() or not class_folders(folder):
+            if source := unsplit_classes(root):
+                raise UsageError(
+                    f"{folder} does not exist, and {source} has images of classes; write --split "
+                    "0.2 to evaluate on a fifth of them, without moving them"
+                )
             raise UsageError(
                 f"{folder}/CLASS does not exist; give the folder that has train/CLASS/ to train on "
                 "and val/CLASS/ to evaluate on, each with the images of a class"

@@ -30,6 +30,7 @@ from lsgd.report.formatting import (
     steps,
 )
 from lsgd.report.groups import RecipeRuns
+from lsgd.report.predicted import validation_blocks, validation_command
 from lsgd.report.speed import hardware_and_processes
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import welch_difference
@@ -58,6 +59,7 @@ def compose(
         Section(findings.metric.plural.capitalize(), _numbers(findings)),
         Section("Judged as MLPerf does", _judged(findings)),
         Section("Figures", _figures(figures, findings.metric)),
+        Section("Validation images", validation_blocks(findings)),
         Section("Tuned", _tuned(findings)),
         Section("Speed", _speeds(findings)),
         Section("Skipped", _left_out(findings)),
@@ -411,6 +413,7 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
         for decision in findings.decisions
         if decision.outcome == OPEN and decision.difference and not decision.lacks
     ]
+    items += validation_command(findings)
     return [BulletList(items)] if items else []
 
 

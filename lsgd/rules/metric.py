@@ -42,6 +42,14 @@ class Metric:
         """The unique name of the metric, by which `metric_by_name` finds it."""
         return self.name
 
+    def is_always_0(self, classes: int) -> bool:
+        """Return whether even guessing among so many classes has no error, so that none is shown.
+
+        >>> [METRICS["top5_error"].is_always_0(classes) for classes in (2, 5, 6)]
+        [True, True, False]
+        """
+        return self.chance_level(classes) == 0
+
     @property
     def key(self) -> str:
         """The key of the metric's value on the first evaluation set, such as val_loss."""

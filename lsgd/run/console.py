@@ -21,7 +21,10 @@ WORTH_SAYING = 10.0
 class Console:
     """The printer of a run's progress: a bar in a terminal or a notebook, else plain lines."""
 
-    def __init__(self, first_step: int, total_steps: int, metric: Metric) -> None:
+    def __init__(
+        self, first_step: int, total_steps: int, metric: Metric, *, classes: int | None = None
+    ) -> None:
+        """Create the printer of a run; `classes` hides metrics that are always 0 with so many."""
         self.bar = tqdm(
             total=total_steps,
             initial=first_step,
@@ -32,7 +35,7 @@ class Console:
             disable=not _can_redraw(sys.stderr),
         )
         self.total_steps = total_steps
-        self.metric = metric
+        self.metric, self.classes = metric, classes
         self.time_left = ""
         """The time left of the epoch and of the run, as printed; empty while unknown."""
         self._latest = ""
@@ -67,6 +70,8 @@ class Console:
             if evaluation_set == "train" or name in ("", "loss") or name not in METRICS:
                 continue
             rate = METRICS[name]
+            if self.classes is not None and rate.is_always_0(self.classes):
+                continue
             if evaluation_set != MAIN_SET:
                 yield f"{rate.label_on(evaluation_set)} {rate.format_value(_shown(row, key))}"
             elif key != metric.key:

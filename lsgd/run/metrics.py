@@ -23,12 +23,14 @@ import lsgd
 from lsgd.comm import Comm, describe, seconds_waited
 from lsgd.errors import DivergedError, converting_disk_full
 from lsgd.files import AppendOnlyFile, atomic_write
+from lsgd.inputs import indexed_class_names
 from lsgd.job.device import device_name, is_nvidia, preset
 from lsgd.metric_sums import MetricSumsState, Scores, subtract_sums
 from lsgd.recipe import Recipe
 from lsgd.rules import noise_scale
 from lsgd.rules.metric import Metric
 from lsgd.run import provenance
+from lsgd.run.class_names import write_class_names
 from lsgd.run.console import Console
 from lsgd.run.remaining import RemainingTime
 from lsgd.run.rows import PER_SECOND, Row, RowReader
@@ -155,7 +157,12 @@ class RunLog(Log):
         self.rows = AppendOnlyFile(path)
         rate = run.workload.metric.base_metric.name
         self.curves = Curves(folder, run.recipe.examples, rate=rate)
-        self.console = Console(run.next_step, run.recipe.total_steps, run.workload.metric)
+        self.console = Console(
+            run.next_step,
+            run.recipe.total_steps,
+            run.workload.metric,
+            classes=run.recipe.data.classes,
+        )
         self.remaining = RemainingTime()
         self.steps: Sequence[int] = ()
         """The steps of the epoch that is being trained."""
@@ -165,7 +172,10 @@ class RunLog(Log):
         self.trackers = TrackerProcesses(folder, self.print_text)
 
     def start(self, run: LoggedRun, loader: str, *choices: str) -> None:
-        """Log the run's start as a row and as console lines, and start its trackers."""
+        """Log the run's start as a row and as console lines, and start its trackers.
+
+        The names of the classes are written too, since the data now match those of a resumed run.
+        """
         machine = "; ".join([describe(run.comm, run.device), loader, *choices])
         parts = {
             "metric": run.workload.metric.name,
@@ -178,6 +188,9 @@ class RunLog(Log):
             "time": _now(),
         }
         versions = {module.__name__: module.__version__ for module in (lsgd, torch, np)}
+        if names := indexed_class_names(run.recipe):
+            with converting_disk_full(f"the class names of the run in {self.folder}"):
+                write_class_names(self.folder, names)
         self.write("start", self.first_step, **parts, **versions)
         lines = [run.recipe.summary(), machine, f"run folder {self.folder}"]
         lines += _of_speed(run.recipe, run.device)

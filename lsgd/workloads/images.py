@@ -185,6 +185,13 @@ class ImageClassification:
         torch.sum(right, (0, 1), out=counts[2])
         return loss, counts
 
+    def logits(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Return the logits of normalised images, computed as in an evaluation."""
+        layout = self.layout if self.recipe.evaluation.bfloat16 else torch.preserve_format
+        images = images.to(self.device, self.dtype, memory_format=layout, non_blocking=True)
+        logits: Tensor = model(images)
+        return logits
+
     def metrics(self, loss: float, counts: list[int]) -> dict[str, float]:
         """Convert counts of correct images into the top-1 and top-5 errors in percent."""
         images, top1, top5 = counts

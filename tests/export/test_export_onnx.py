@@ -1,5 +1,6 @@
 """Graphs of ONNX, computed by ONNX Runtime."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from helpers.exported import images, logits, read, trained_learner
 
 from lsgd.export.__main__ import write
 from lsgd.export.onnx import OPSET
+from lsgd.run.class_names import write_class_names
 
 pytestmark = [pytest.mark.onnx, pytest.mark.slow]
 
@@ -27,6 +29,8 @@ def test_it_says_what_the_run_says_of_any_number_of_images(
     import onnxruntime
 
     learner = trained_learner(name, tmp_path / "run", *words)
+    names = [f"classé {label}" for label in range(learner.recipe.data.classes)]
+    write_class_names(tmp_path / "run", names)
     exported = read(tmp_path / "run", "onnx")
     data, file = exported.recipe.data, tmp_path / "a.onnx"
     how = write(exported, "onnx", file)
@@ -45,3 +49,7 @@ def test_it_says_what_the_run_says_of_any_number_of_images(
         torch.testing.assert_close(torch.from_numpy(said), expected, rtol=0, atol=1e-5)
     facts = session.get_modelmeta().custom_metadata_map
     assert facts["fingerprint"] == learner.recipe.fingerprint
+    assert json.loads(facts["class_names"]) == names
+    assert json.loads(facts["mean"]) == data.mean
+    assert json.loads(facts["std"]) == data.std
+    assert json.loads(facts["image_size"]) == data.image_size

@@ -13,6 +13,8 @@ from markdown_it import MarkdownIt
 from lsgd.config import from_saved
 from lsgd.export.__main__ import write
 from lsgd.export.card import model_card, validation_metrics
+from lsgd.export.hub import hub_config
+from lsgd.run.class_names import write_class_names
 
 pytestmark = pytest.mark.export
 
@@ -111,6 +113,18 @@ def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "hub/config.json").read_text())
     assert config["num_classes"] == 10
     assert from_saved(config["lsgd_recipe"]).fingerprint == learner.recipe.fingerprint
+
+
+def test_labels_have_names_if_the_run_knows_them(tmp_path: Path) -> None:
+    """Under the keys of transformers' configurations; without names the keys are left out."""
+    learner = trained_learner("small_resnet", tmp_path / "run")
+    assert "id2label" not in hub_config(read(tmp_path / "run", "hub"))
+    names = [f"class {label}" for label in range(10)]
+    write_class_names(tmp_path / "run", names)
+    config = json.loads(json.dumps(hub_config(read(tmp_path / "run", "hub"))))
+    assert config["id2label"] == {str(label): name for label, name in enumerate(names)}
+    assert config["label2id"]["class 3"] == 3
+    assert (config["image_size"], config["mean"]) == (8, learner.recipe.data.mean)
 
 
 def test_what_a_recipe_says_is_no_markup_of_the_card(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def progress(first_step: int = 0, epochs: Collection[int] = range(9)) -> SimpleN
     """A run with 20 steps of 10 images, of which these steps have been made."""
     recipe = SimpleNamespace(
         trackers=[],
+        data=SimpleNamespace(workload="language", classes=10),
         has_reached_target=lambda rates: False,
         examples=lambda steps: 10 * steps,
         total_steps=20,
@@ -242,7 +243,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from lsgd.rules.metric import TOP1
 from lsgd.run.metrics import RunLog
-recipe = SimpleNamespace(examples=lambda steps: 10 * steps, total_steps=20, has_reached_target=bool)
+recipe = SimpleNamespace(
+    examples=lambda steps: 10 * steps,
+    total_steps=20,
+    has_reached_target=bool,
+    data=SimpleNamespace(classes=10),
+)
 workload = SimpleNamespace(metric=TOP1)
 run = SimpleNamespace(recipe=recipe, next_step=0, epoch_metrics={}, workload=workload)
 log = RunLog(run, Path(sys.argv[1]))

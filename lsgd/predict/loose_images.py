@@ -1,0 +1,76 @@
+"""Image files outside any dataset: finding them, and decoding them as an evaluation does."""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsgd.errors import InputFailedError, UsageError
+from lsgd.inputs.decoding import centre_crop, load_loose_image, unlimited_image_size
+from lsgd.inputs.index import IMAGE_SUFFIXES
+from lsgd.paths import is_leftover
+from lsgd.recipe import Data
+
+ImagePixels = NDArray[np.uint8]
+"""The 8-bit pixels of one image as the network sees it, shape (side, side, 3)."""
+
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """Return the given image files, and the images at any depth of the given folders, sorted.
+
+    Hidden files and those of operating systems are skipped in folders. Raises UsageError for a path
+    that does not exist and for a folder without an image.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            if not path.exists():
+                raise UsageError(f"{path} does not exist; write an image, or a folder of images")
+            found.append(path)
+            continue
+        inside = sorted(_images_below(path))
+        if not inside:
+            raise UsageError(
+                f"{path} has no image (a file named *{', *'.join(IMAGE_SUFFIXES)}); write a folder "
+                "of images"
+            )
+        found += inside
+    return found
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_leftover(name)]
+        for name in files:
+            if name.lower().endswith(IMAGE_SUFFIXES) and not is_leftover(name):
+                yield Path(parent, name)
+
+
+def decode_images(
+    paths: Sequence[Path], data: Data, threads: int
+) -> Iterator[ImagePixels | InputFailedError]:
+    """Yield the resized and cropped pixels of each image file in order, or why it cannot be read.
+
+    A few images are decoded ahead, so that memory does not grow with their number.
+    """
+    bicubic = data.augmentation == "fb_resnet_torch"
+
+    def decode(path: Path) -> ImagePixels | InputFailedError:
+        try:
+            image = centre_crop(load_loose_image(path), data.image_size, bicubic=bicubic)
+        except InputFailedError as error:
+            return error
+        return np.asarray(image)
+
+    pending: deque[Future[ImagePixels | InputFailedError]] = deque()
+    with unlimited_image_size(), ThreadPoolExecutor(threads, "decoder") as pool:
+        for path in paths:
+            pending.append(pool.submit(decode, path))
+            if len(pending) > 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

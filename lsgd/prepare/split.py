@@ -1,0 +1,164 @@
+"""The division of a folder of images into train and val, by the content of each image.
+
+The images stay where they are: the divided folder has symbolic links to them. The content of an
+image alone decides its side, so that images which are added later move no other, and equal images
+of a class are never on both sides. The exception is a class that would have none on one side.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from lsgd.errors import UsageError
+from lsgd.inputs.index import MAX_FILE_BYTES, SPLITS, class_folders, image_files, index_file
+from lsgd.paths import is_leftover
+from lsgd.prepare.fetch import locked_folder
+from lsgd.prepare.process_pool import in_parallel
+from lsgd.untrusted_files import read_bounded
+
+SUFFIX = "-split"
+"""The suffix of the divided folder's name, if the user gives no other folder."""
+
+
+class SplitFolder(NamedTuple):
+    """A divided folder of images, with the number of images on each side."""
+
+    folder: Path
+    train: int
+    val: int
+    copies: int
+    """The number of images whose content another image has."""
+    empty: list[str]
+    """The folders without an image, which are not classes of the divided folder."""
+
+
+def unsplit_classes(root: Path) -> Path | None:
+    """Return the folder of a root that has classes to be divided: itself or train; None if none.
+
+    It is train if there is no val, and the root if it has neither, each only with images in it.
+    """
+    if (root / "val").exists() or not root.is_dir():
+        return None
+    source = root / "train" if (root / "train").is_dir() else root
+    has_images = any(image_files(source / name) for name in class_folders(source))
+    return source if has_images else None
+
+
+def split_folder(root: Path, out: Path | None, share: float, *, processes: int) -> SplitFolder:
+    """Divide the images of a folder into train and val, in a folder of links; return that folder.
+
+    It is `out`, or ROOT-split beside the root. Links of an earlier division are replaced. Raises
+    UsageError, having written nothing, if the root is divided already, a class has fewer than
+    two different images, or the folder of links has anything else.
+    """
+    source = unsplit_classes(root)
+    if source is None:
+        raise UsageError(
+            f"--split divides ROOT/CLASS/ or ROOT/train/CLASS/ without a val, and {root} has no "
+            "such images; leave out --split if it has train/CLASS/ and val/CLASS/"
+        )
+    target = out or Path(f"{root if root.name not in ('', '..') else root.resolve()}{SUFFIX}")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"--out {target} is inside {source}; give a folder outside it")
+    if target.exists():
+        _check_target(target)
+    classes, what = class_folders(source), "contents of the images"
+    tasks = [(source, name) for name in classes]
+    digests = dict(in_parallel(_hash_images, tasks, processes=processes, what=what))
+    links = _links(source, {name: digests[name] for name in classes if digests[name]}, share)
+    with locked_folder(target):
+        _check_target(target)
+        _replace_links(target, links)
+    contents = Counter(digest for images in digests.values() for digest in images.values())
+    sizes = Counter(link.parts[0] for link in links)
+    copies = contents.total() - len(contents)
+    empty = [name for name in classes if not digests[name]]
+    return SplitFolder(target, sizes["train"], sizes["val"], copies, empty)
+
+
+def validation_digests(digests: Iterable[bytes], share: float) -> set[bytes]:
+    """Return the SHA-256 digests, of those of a class's images, that are for validation.
+
+    They are those below `share` of the largest, but at least one and not all. Needs two different
+    digests.
+    """
+    ordered = sorted(set(digests))
+    below = [each for each in ordered if int.from_bytes(each) < share * 2 ** (8 * len(each))]
+    return set((below or ordered[:1])[: len(ordered) - 1])
+
+
+def _links(
+    source: Path, digests: Mapping[str, Mapping[str, bytes]], share: float
+) -> dict[Path, Path]:
+    """Return each image by the path of its link, such as val/cat/1.jpg."""
+    links: dict[Path, Path] = {}
+    for name, images in digests.items():
+        if len(set(images.values())) < 2:
+            raise UsageError(
+                f"{source / name} has fewer than two different images, and a class needs one to "
+                "train on and one to evaluate on; add images, or remove the folder"
+            )
+        in_val = validation_digests(images.values(), share)
+        for file, digest in images.items():
+            links[Path("val" if digest in in_val else "train", name, file)] = source / name / file
+    return links
+
+
+def _hash_images(source: Path, name: str) -> tuple[str, dict[str, bytes]]:
+    """Return a class folder's name and the SHA-256 of each of its images."""
+    digests = {}
+    for file in image_files(source / name):
+        try:
+            content = read_bounded(source / name / file, MAX_FILE_BYTES)
+        except OSError as error:
+            raise UsageError(
+                f"{source / name / file} cannot be read ({error.strerror}); repair or remove it, "
+                "and rerun the same command"
+            ) from None
+        digests[file] = hashlib.sha256(content).digest()
+    return name, digests
+
+
+def _check_target(target: Path) -> None:
+    """Raise UsageError if the folder of links has anything that no division wrote."""
+    known = {*SPLITS, *(index_file(target, split).name for split in SPLITS)}
+    known |= {f"{split}.scan.jsonl" for split in SPLITS}
+    odd = [target / name for name in os.listdir(target) if name not in known]
+    odd += [path for path in _files_in_splits(target) if not path.is_symlink()]
+    if odd := [path for path in sorted(odd) if not is_leftover(path.name)]:
+        raise UsageError(
+            f"{odd[0]} is not of an earlier --split; write --out FOLDER for a new or empty folder"
+        )
+
+
+def _files_in_splits(target: Path) -> Iterator[Path]:
+    for split in SPLITS:
+        for parent, _, files in os.walk(target / split):
+            yield from (Path(parent, name) for name in files)
+
+
+def _replace_links(target: Path, links: Mapping[Path, Path]) -> None:
+    """Make the links of a divided folder, relative ones, and remove all others and empty folders.
+
+    A link that is right already stays, so that its folder does not count as changed.
+    """
+    texts: dict[Path, str] = {}
+    for folder in {link.parent for link in links}:
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    for link, image in links.items():
+        file = image.parent.resolve() / image.name
+        texts[target / link] = os.path.relpath(file, (target / link).parent.resolve())
+    for path in list(_files_in_splits(target)):
+        if path.is_symlink() and texts.get(path) == os.readlink(path):
+            del texts[path]
+        else:
+            path.unlink()
+    for path, text in texts.items():
+        path.symlink_to(text)
+    for split in SPLITS:
+        for folder in class_folders(target / split):
+            if not any((target / split / folder).iterdir()):
+                (target / split / folder).rmdir()
