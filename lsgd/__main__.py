@@ -22,6 +22,7 @@ COMMANDS = {
         "prepare": "fetch or check a dataset, and index it",
     },
     "One run": {
+        "new": "write a recipe of your own that builds on another",
         "train": "train a recipe; rerun the same command to resume it",
         "launch": "start training on many processes or machines, or print how",
         "supervise": "restart a job from its checkpoint when a process dies",
@@ -57,7 +58,7 @@ def format_overview() -> str:
         for group, commands in COMMANDS.items()
     ]
     ending = "lsgd COMMAND --help shows more; --version; --completion bash, zsh or fish."
-    return "\n".join([USAGE, *groups, "", ending])
+    return "\n".join([USAGE, *groups, ending])
 
 
 def command_names() -> list[str]:

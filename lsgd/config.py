@@ -13,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_search_path import ConfigSearchPath
@@ -35,7 +34,7 @@ from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, matching, option_and_value
+from lsgd.job.command import Parser, RecipeFolder, matching, option_and_value
 from lsgd.override_syntax import ALIASES, PATH_FIELDS, canonical, key_and_value, parse_text, quote
 from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
@@ -44,7 +43,6 @@ from lsgd.recipe.epoch_scaling import scale_epochs
 from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
-    MAX_FILE_BYTES,
     check_overrides,
     check_recipe_file,
     config_groups,
@@ -59,6 +57,17 @@ from lsgd.recipe.overrides import (
 from lsgd.recipe.overrides import choices as choices
 from lsgd.recipe.overrides import override_keys as override_keys
 from lsgd.recipe.overrides import sorted_recipe_names as sorted_recipe_names
+from lsgd.recipe.own_files import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    MAX_VALUES,
+    OwnRecipe,
+    base_file,
+    check_events,
+    find_own_file,
+    own_names,
+    own_recipe,
+)
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
 from lsgd.recipe.study import Study, check_study
@@ -74,8 +83,6 @@ examples:
   python -m {program} recipe=bs8k dry_run=true        the same run in miniature, in seconds
   python -m {program} recipe=bs8k workers=128 seed=1  other fields; --fields lists them
 """
-MAX_DEPTH, MAX_VALUES = 20, 50_000
-"""The maximum nesting depth and number of values of a configuration, with its skip list."""
 OTHER_SEED = 987_654_321_987
 """The seed with which a recipe is kept whose text is read or written for several seeds."""
 SEED_LINE = re.compile(r"^seed: (?P<seed>0|[1-9][0-9]{0,8})$", re.MULTILINE)
@@ -94,6 +101,8 @@ class ShippedConfigs(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Load a copy of a configuration file, whose name has no ending."""
+        if (own := _own_configs.get(config_path)) is not None:
+            return ConfigResult(self.provider, self.full_path(), deepcopy(own), _GLOBAL)
         file = self._file(config_path)
         state = file.stat()
         config, package = _parse_config(file, state.st_mtime_ns, state.st_size)
@@ -109,7 +118,7 @@ class ShippedConfigs(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Return whether a path is a configuration file of this source."""
-        return self._file(config_path).is_file()
+        return config_path in _own_configs or self._file(config_path).is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """List the configuration files of a folder; lsgd has no folders inside of these."""
@@ -139,6 +148,11 @@ class ShippedSearchPath(SearchPathPlugin):
 Plugins.instance().register(ShippedConfigs)
 Plugins.instance().register(ShippedSearchPath)
 _yaml_by_recipe: dict[str, str] = {}
+_own_configs: dict[str, DictConfig] = {}
+"""The configurations from users' own files of the composition at work, by their names in Hydra."""
+_GLOBAL: dict[str, str | None] = {"package": "_global_"}
+_COMPLETE = "complete"
+"""The primary configuration for a recipe with all of its fields: no group has a default."""
 # Of Hydra's own settings only those that a composition writes: no logs, launchers and sweepers.
 ConfigStore.instance().store(
     "config",
@@ -166,6 +180,12 @@ class RecipeParser(Parser):
             "--fields", "PREFIX", "list the fields and groups that begin with PREFIX", field_list
         )
         trains = program == "lsgd.train"
+        self.add_argument(
+            "--recipe-dir",
+            action=RecipeFolder,
+            metavar="DIR",
+            help="the folder of your own recipes ($LSGD_RECIPES)" if trains else argparse.SUPPRESS,
+        )
         printed = "print the run's configuration and exit" if trains else argparse.SUPPRESS
         self.add_argument("--cfg", action="store_true", help=printed)
 
@@ -216,12 +236,15 @@ def load_recipe(overrides: Sequence[str]) -> Recipe:
     the seed. Raises UsageError with one sentence that says what to write instead.
     """
     overrides = _canonical(overrides)
+    own = own_recipe(overrides)
     try:
         recipe = recipe_from_mapping(_compose(overrides))
     except UsageError as refusal:
         _refuse_epochs(refusal, overrides)
-        raise
-    if recipe.target and not _is_as_published(recipe, overrides):
+        raise (own.locate(refusal, overrides) if own else refusal) from None
+    # A published target does not hold for what a user builds on that recipe.
+    inherits = own and not own.sets("target")
+    if recipe.target and (inherits or not _is_as_published(recipe, overrides)):
         recipe = replace(recipe, target=None)
     return make_dry_run(recipe) if recipe.rehearse else recipe
 
@@ -259,9 +282,10 @@ def _is_as_published(recipe: Recipe, overrides: Sequence[str]) -> bool:
     keys = {key_and_value(word)[0] for word in overrides}
     if keys <= {"recipe", "seed"} or any(key.startswith("target") for key in keys):
         return True
-    published = _published_recipe(
-        *(word for word in overrides if key_and_value(word)[0] == "recipe")
-    )
+    chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
+    # A user's own file may be changed while this process runs.
+    load = _published_recipe.__wrapped__ if own_recipe(chosen) else _published_recipe
+    published = load(*chosen)
     return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
 
 
@@ -530,27 +554,13 @@ def _read_text(path: Path, *, follow: bool) -> str:
 def _parse_yaml(text: str, name: str) -> DictConfig:
     """Parse the text of an untrusted YAML file of this name; raises UsageError."""
     try:
-        _check_events(text)
+        check_events(text)
         values = OmegaConf.load(io.StringIO(text))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{name} cannot be read ({first_line(error)})") from None
     if not isinstance(values, DictConfig):
         raise UsageError(f"{name} is not a mapping of keys to values")
     return values
-
-
-def _check_events(text: str) -> None:
-    """Raise YAMLError if a YAML text has aliases, too many values or too many levels."""
-    depth, loader = 0, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-    for count, event in enumerate(yaml.parse(text, loader)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if isinstance(event, yaml.AliasEvent) or depth > MAX_DEPTH or count > MAX_VALUES:
-            raise YAMLError(
-                f"an alias, more than {MAX_DEPTH} levels or more than {MAX_VALUES} values"
-            )
 
 
 def _check_saved_values(values: Any, *, depth: int = 0) -> int:
@@ -662,12 +672,54 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     check_overrides(overrides)
 
 
+def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
+    """Give Hydra the files of a user's own recipe; return the name of its primary configuration."""
+    files = {file.path: file for file in own.files}
+    names = {path: f"own_file_{number}" for number, path in enumerate(files)}
+    is_complete = any(file.is_complete for file in files.values())
+    groups = config_groups()
+    # A choice on the command line replaces the whole group of a file with all fields.
+    replaced = {key_and_value(word)[0] for word in overrides} & {*groups} if is_complete else ()
+    for path, file in files.items():
+        stream = io.StringIO(file.text)
+        stream.name = file.shown  # which YAML names in its errors
+        given = OmegaConf.load(stream)
+        assert isinstance(given, DictConfig)
+        for alias, key in ALIASES.items():
+            if alias in given:
+                given[key] = given.pop(alias)
+        if "defaults" in given:
+            given.defaults = [
+                names[base] if isinstance(each, str) and (base := base_file(file, each)) else each
+                for each in given.defaults
+            ]
+        values = OmegaConf.create()
+        for key, value in as_before_values(Recipe).items() if file.is_complete else ():
+            OmegaConf.update(values, key, value)
+        values.merge_with(given)
+        for group in replaced:
+            values.pop(group, None)
+        _own_configs[f"recipe/{names[path]}"] = values
+    if not is_complete:
+        return "config"
+    none = [{group: None} for group in groups if group != "hardware"]
+    _own_configs[_COMPLETE] = OmegaConf.create({"defaults": [{"recipe": None}, *none, "_self_"]})
+    return _COMPLETE
+
+
 def _compose(overrides: Sequence[str]) -> DictConfig:
     _check_overrides(overrides)
     GlobalHydra.instance().clear()
     try:
+        primary, hydra_overrides = "config", overrides
+        if own := own_recipe(overrides):
+            primary = _add_own_configs(own, overrides)
+            chosen = f"{'' if primary == _COMPLETE else '+'}recipe=own_file_0"
+            hydra_overrides = [
+                chosen if key_and_value(word)[0] == "recipe" else word for word in overrides
+            ]
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            composed: DictConfig = compose("config", overrides=_ordered_overrides(overrides))
+            composed: DictConfig = compose(primary, overrides=_ordered_overrides(hydra_overrides))
             OmegaConf.set_struct(composed, False)
             if isinstance(declared := composed.get("deviations"), DictConfig):
                 # null removes a deviation that a recipe in `defaults` declares.
@@ -687,6 +739,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
+        _own_configs.clear()
 
 
 def _fill_folder_counts(data: Any) -> None:
@@ -857,12 +910,16 @@ def _exact_batch_hint(batch_size: int, n: int, rest: Sequence[str]) -> str:
 
 
 def recipe_list(part: str) -> str:
-    """Return a list, as text, of the shipped recipes whose names or claims contain a text.
+    """Return a list, as text, of the recipes whose names or claims contain a text.
+
+    They are the shipped ones and those in $LSGD_RECIPES.
 
     Raises UsageError if there are none.
     """
     claims, refusals = load_readable(sorted_recipe_names(), _claim)
-    lines = [f"{name:<27} {claim}" for name, claim in claims.items()]
+    own, own_refusals = load_readable(own_names("recipe"), _own_claim)
+    lines = [f"{name:<27} {claim}" for name, claim in (claims | own).items()]
+    refusals += own_refusals
     return matching(lines, part, "recipe", refusals)
 
 
@@ -885,3 +942,18 @@ def _claim(name: str) -> str:
     """Return the first comment of a recipe's file, which states its claim; raises UsageError."""
     comments = [line[2:] for line in check_recipe_file(name) if line.startswith("# ")]
     return next((line for line in comments if "@package" not in line), "(no description)")
+
+
+def _own_claim(name: str) -> str:
+    """Return the claim of a recipe in $LSGD_RECIPES, with its file; raises UsageError."""
+    own = own_recipe([f"recipe={name}"])
+    if own is None:
+        path = find_own_file(name)
+        raise UsageError(
+            f"{path} has the name of a shipped recipe, which recipe={name} means; write "
+            f"recipe={path} for it, or rename it"
+        )
+    file = own.files[0]
+    comments = [line[2:] for line in file.text.splitlines() if line.startswith("# ")]
+    claim = next((line for line in comments if "@package" not in line), "(no description)")
+    return f"{claim} [{file.shown}]"
