@@ -2,9 +2,11 @@
 
 import argparse
 import io
+import math
 import re
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, replace
@@ -35,7 +37,15 @@ from yaml import YAMLError
 from lsgd import paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, RecipeFolder, matching, option_and_value
-from lsgd.override_syntax import ALIASES, PATH_FIELDS, canonical, key_and_value, parse_text, quote
+from lsgd.override_syntax import (
+    ALIASES,
+    PATH_FIELDS,
+    canonical,
+    format_override,
+    key_and_value,
+    parse_text,
+    quote,
+)
 from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -61,16 +71,20 @@ from lsgd.recipe.own_files import (
     MAX_DEPTH,
     MAX_FILE_BYTES,
     MAX_VALUES,
+    OwnFile,
     OwnRecipe,
     base_file,
     check_events,
     find_own_file,
+    find_recipe,
+    missing_file_message,
     own_names,
     own_recipe,
+    read_own_file,
 )
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
-from lsgd.recipe.study import Study, check_study
+from lsgd.recipe.study import Entry, Study, check_study
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
@@ -455,31 +469,142 @@ def _recipe_of_text(text: str) -> Recipe:
 
 
 def load_study(name: str) -> Study:
-    """Load and check the study `recipes/study/NAME.yaml`; raises UsageError."""
-    if name not in study_names():
-        raise UsageError(f"+study={name} does not exist; {did_you_mean(name, study_names())}")
-    study = _load_definition(Study, "study", name, hint="see the available studies")
-    check_study(study, sorted_recipe_names())
+    """Load and check the study `recipes/study/NAME.yaml`, or in a user's own file.
+
+    `name` is its name or the path of its file. Raises UsageError.
+    """
+    file = _own_definition("study", name, study_names())
+    study = _load_definition(Study, "study", name, hint="see the available studies", own=file)
+    try:
+        _check_fields_of_files("study", study.name, study, *study.entries)
+        found = {entry.recipe: _find_recipe(entry.recipe, file) for entry in study.entries}
+
+        def name_of(recipe: str) -> str:
+            return found.get(recipe, (recipe, None))[0]
+
+        study = replace(
+            study,
+            file=str(file.path) if file else None,
+            baseline=name_of(study.baseline),
+            quick=[name_of(recipe) for recipe in study.quick],
+            entries=[
+                replace(entry, recipe=name_of(entry.recipe), file=found[entry.recipe][1])
+                for entry in study.entries
+            ],
+            claims=[
+                replace(claim, recipe=name_of(claim.recipe), other=name_of(claim.other))
+                for claim in study.claims
+            ],
+        )
+        own = [entry.recipe for entry in study.entries if entry.file]
+        check_study(study, [*sorted_recipe_names(), *own])
+    except UsageError as refusal:
+        raise _located(refusal, file) from None
     return study
 
 
 def load_search(name: str, *overrides: str) -> Search:
     """Load and check the search `recipes/search/NAME.yaml`, with overrides such as `trials=60`.
 
-    Raises UsageError. It does not check that the recipe accepts the points of the search space.
+    `name` is its name, or the path of a user's own file. Raises UsageError. It does not check that
+    the recipe accepts the points of the search space.
     """
-    if name not in search_names():
-        raise UsageError(f"+search={name} does not exist; {did_you_mean(name, search_names())}")
+    file = _own_definition("search", name, search_names())
     page = paths.display_path(paths.recipes_dir() / "README.md")
     hint = f"a search has {', '.join(SEARCH_FIELDS)}, as {page} says"
     try:
-        search = _load_definition(Search, "search", name, *overrides, hint=hint)
+        search = _load_definition(Search, "search", name, *overrides, hint=hint, own=file)
     except YAMLError:
         raise UsageError(
             f"a value in {' '.join(overrides)} cannot be read; close its brackets"
         ) from None
-    check_search(search, sorted_recipe_names())
+    try:
+        _check_fields_of_files("search", search.name, search)
+        recipe, recipe_file = _find_recipe(search.recipe, file)
+        where = str(file.path) if file else None
+        search = replace(search, recipe=recipe, recipe_file=recipe_file, file=where)
+        check_search(search, [*sorted_recipe_names(), *([recipe] if recipe_file else [])])
+    except UsageError as refusal:
+        raise _located(refusal, file) from None
     return search
+
+
+def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
+    """Make the grid search of a recipe over lists of values, such as optim.momentum=[0.8,0.9].
+
+    `recipe` is the recipe's name or the path of its file, and `overrides` are of the search, such
+    as `seeds=[0,1]`. Raises UsageError.
+    """
+    chosen = format_override("recipe", recipe)
+    name, file = find_recipe(recipe, Path())
+    own = [name] if file else []
+    if not own:
+        check_overrides([chosen])
+    try:
+        space = {key: {"choices": _parse_list(value)} for key, value in map(key_and_value, lists)}
+        ends = [key.rpartition(".")[2] for key in space]
+        values = {
+            "title": f"{' and '.join(ends)} of {name}",
+            "recipe": name,
+            "space": space,
+            "sampler": "grid",
+            "trials": max(1, math.prod(len(each["choices"]) for each in space.values())),
+        }
+        base = {"name": re.sub(r"\W", "_", "_".join([name, *ends]))}
+        search = _merge_definition(Search, base, values, overrides)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(
+            f"{' '.join([*lists, *overrides])} cannot be read ({first_line(error)}); write lists "
+            "in brackets, such as 'schedule.reference_lr=[0.05,0.1]'"
+        ) from None
+    search = replace(search, recipe_file=file, line=[chosen, *lists])
+    check_search(search, [*sorted_recipe_names(), *own])
+    return search
+
+
+def _parse_list(text: str) -> Any:
+    """Parse the list of values that a search tries for a field, as overrides are parsed."""
+    parsed = OmegaConf.create()
+    parsed.merge_with_dotlist([f"values={text}"])
+    return OmegaConf.to_container(parsed)["values"]  # type: ignore[call-overload, index]
+
+
+def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | None:
+    """Read a user's own file of a study or search; return None for a shipped one.
+
+    Raises UsageError if there is neither, or a user's own has the name of a shipped one.
+    """
+    if name in known:
+        return None
+    path = find_own_file(name)
+    if path is None:
+        raise UsageError(missing_file_message(f"+{group}={name}", name, known))
+    if path.stem in known or not re.fullmatch(r"\w[\w.+-]*", path.stem):
+        raise UsageError(
+            f"{path} would make a {group} {path.stem}, which is the name of a shipped one or no "
+            "name of a folder; rename the file"
+        )
+    return read_own_file(path, may_refer=False)
+
+
+def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
+    """Raise UsageError for a field that lsgd fills in and a study's or search's file cannot set."""
+    for definition in definitions:
+        for key in ("file", "recipe_file", "line"):
+            if getattr(definition, key, None):
+                raise UsageError(f"{group} {name} has the field {key}; leave it out")
+
+
+def _find_recipe(text: str, file: OwnFile | None) -> tuple[str, str | None]:
+    """Return the name of a recipe that a study or search has, and the file of a user's own."""
+    return find_recipe(text, file.path.parent) if file else (text, None)
+
+
+def _located(refusal: UsageError, file: OwnFile | None) -> UsageError:
+    """Return the refusal of a user's own study or search, with its file and line."""
+    if file is None:
+        return refusal
+    return UsageError(f"{file.locate(str(refusal)) or file.shown}: {refusal}")
 
 
 def load_points(name: str) -> PublishedPoints:
@@ -489,22 +614,41 @@ def load_points(name: str) -> PublishedPoints:
     return points
 
 
-def _load_definition(kind: type[T], group: str, name: str, *overrides: str, hint: str) -> T:
+def _load_definition(
+    kind: type[T], group: str, name: str, *overrides: str, hint: str, own: OwnFile | None = None
+) -> T:
     """Load a study, search or points file `recipes/GROUP/NAME.yaml` as a dataclass, with overrides.
 
-    Raises UsageError, and YAMLError for an override that cannot be parsed.
+    `own` is a user's own file in its place. Raises UsageError, and YAMLError for an override that
+    cannot be parsed.
     """
-    file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
-    values = {ALIASES.get(str(key), key): value for key, value in file.items()}
+    if own:
+        name = own.path.stem
+        if "name" in own.lines:
+            own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
+        file = _parse_yaml(own.text, own.shown)
+    else:
+        file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
+    values = {ALIASES.get(str(key), str(key)): value for key, value in file.items()}
+    try:
+        return _merge_definition(kind, {"name": name}, values, overrides)
+    except OmegaConfBaseException as error:
+        refusal = UsageError(f"{group} {name}: {first_line(error)}; {hint}")
+        if own and (line := own.lines.get(str(error.full_key))):
+            own.refuse(line, str(refusal))
+        raise _located(refusal, own) from None
+
+
+def _merge_definition(
+    kind: type[T], base: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str]
+) -> T:
+    """Make a dataclass of values and overrides; raises OmegaConfBaseException and YAMLError."""
     schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, None)
-    try:
-        given = _parse_overrides(
-            overrides, {key for key, entry in all_fields(kind) if entry.type is str}
-        )
-        made = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
-    except OmegaConfBaseException as error:
-        raise UsageError(f"{group} {name}: {first_line(error)}; {hint}") from None
+    given = _parse_overrides(
+        overrides, {key for key, entry in all_fields(kind) if entry.type is str}
+    )
+    made = OmegaConf.to_object(OmegaConf.merge(schema, base, values, given))
     assert isinstance(made, kind)
     return made
 
@@ -517,7 +661,7 @@ def load_all_points() -> list[PublishedPoints]:
     return list(found.values())
 
 
-def load_readable(names: Sequence[str], load: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
+def load_readable(names: Iterable[str], load: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
     """Load an object for each name; return the objects by name and the messages of all refusals."""
     found, refusals = {}, []
     for name in names:
@@ -831,11 +975,28 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         key = unknown.group(1) or unknown.group(2)
         refuse_key(key, key)
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
-        raise UsageError(
-            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write "
-            "one, or a list in brackets where the key takes a list"
-        ) from None
+        _refuse_several(several.group(1).removeprefix("++"), overrides)
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
+
+
+def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
+    """Raise UsageError for an override with several values, with the search that tries each."""
+    key, value = key_and_value(word)
+    refusal = f"'{word}' has several values and a run has one; write one"
+    types = {name: entry.type for name, entry in all_fields(Recipe)}
+    if types.get(key) in (list[int], list[float], list[str]):
+        raise UsageError(f"{refusal}, or a list in brackets, {key}=[{value}]") from None
+    if key == "recipe":
+        raise UsageError(f"{refusal}, or train a study, which has several recipes") from None
+    if key == "seed":
+        raise UsageError(f"{refusal}, and start a run for each") from None
+    rest = [
+        each.removeprefix("+") if each.startswith("+recipe=") else each
+        for each in overrides
+        if key_and_value(each)[0] not in (key, "run_dir", "rehearse", "name")
+    ]
+    command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{value}]"])
+    raise UsageError(f"{refusal}, or search for the best by {command}") from None
 
 
 def _first_below(key: str, sources: Sequence[DictConfig]) -> str:

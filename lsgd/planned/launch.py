@@ -26,7 +26,7 @@ class RunLauncher:
         """Return the command that starts or resumes a planned run; on Spark, of each process."""
         folder, (_, options) = trial.folder, self.fit_processes(trial.recipe.most_processes)
         if self.name == "spark":
-            recipe = f"+recipe={trial.recipe.name}"
+            recipe = format_override("+recipe", trial.recipe_argument)
             return [
                 python(),
                 "-m",
@@ -40,7 +40,14 @@ class RunLauncher:
             folder = Path("/lsgd") / folder
             options = options | {"--name": _name_on_kubernetes(trial.folder.name, options)}
         return [
-            *[sys.executable, "-m", "lsgd.launch", self.name, trial.recipe.name, *trial.overrides],
+            *[
+                sys.executable,
+                "-m",
+                "lsgd.launch",
+                self.name,
+                trial.recipe_argument,
+                *trial.overrides,
+            ],
             format_override("run_dir", folder),
             *(word for option in options.items() for word in option),
         ]

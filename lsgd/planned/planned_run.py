@@ -24,6 +24,13 @@ class PlannedRun:
     recipe: Recipe
     overrides: list[str]
     """The overrides of the recipe, without `run_dir`."""
+    recipe_file: str | None = None
+    """The file of a user's own recipe."""
+
+    @property
+    def recipe_argument(self) -> str:
+        """The name of the recipe or the path of its file, as a launcher takes it."""
+        return self.recipe_file or self.recipe.name
 
     def __str__(self) -> str:
         return f"{self.recipe.name}, seed {self.recipe.seed}"

@@ -6,7 +6,7 @@ bounded size, no aliases, no tags, and no reference to anything but a key of the
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -137,15 +137,26 @@ class OwnFile:
         """Whether the recipe has all of its fields itself, as --cfg prints them."""
         return "defaults" not in self.lines and not self.is_shipped_format
 
+    def locate(self, text: str, but: Collection[str] = ()) -> str:
+        """Return where this file has the first key that a text names, `FILE, line N`, or nothing.
+
+        The keys in `but` are skipped.
+        """
+        problem, _, _ = text.partition("; ")  # what follows is the fix
+        for token in re.findall(r"[A-Za-z_][\w.]*\w", problem):
+            if token in self.lines and token not in but:
+                return f"{self.shown}, line {self.lines[token]}"
+        return ""
+
     def refuse(self, line: int, why: str) -> NoReturn:
         """Raise UsageError for a line of this file."""
         raise UsageError(f"{self.shown}, line {line}: {why}")
 
 
-def read_own_file(path: Path) -> OwnFile:
+def read_own_file(path: Path, *, may_refer: bool = True) -> OwnFile:
     """Read a user's own YAML file; raises UsageError, with file and line, if it is not a mapping.
 
-    Keys must be distinct, and a reference must be a whole value such as ${seed}.
+    Keys must be distinct. A recipe `may_refer` to its fields, in a whole value such as ${seed}.
     """
     shown = paths.display_path(path)
     try:
@@ -172,6 +183,7 @@ def read_own_file(path: Path) -> OwnFile:
         raise UsageError(
             f"{shown} is not a mapping of keys to values; begin with a line such as name: mine"
         )
+    known = {name for name, _ in all_fields(Recipe)} if may_refer else set()
     nodes: dict[str, Node] = {}
     lines: dict[str, int] = {}
     file = OwnFile(path, text, nodes, lines)
@@ -184,7 +196,7 @@ def read_own_file(path: Path) -> OwnFile:
             file.refuse(line, f"{key} is there twice, first in line {lines[key]}; write it once")
         nodes[key], lines[key] = node, line
         if not isinstance(node, MappingNode):
-            _check_references(file, key, node)
+            _check_references(file, key, node, known)
     return file
 
 
@@ -210,22 +222,21 @@ def _keys_below(
             yield from _keys_below(file, value, f"{key}.")
 
 
-def _check_references(file: OwnFile, key: str, node: Node) -> None:
+def _check_references(file: OwnFile, key: str, node: Node, known: Collection[str]) -> None:
     """Raise UsageError for a reference to anything but another key, or in a part of a text."""
     if isinstance(node, SequenceNode):
         for each in node.value:
-            _check_references(file, key, each)
+            _check_references(file, key, each, known)
     elif isinstance(node, MappingNode):  # in a list; others have keys of their own
         for pair in node.value:
             for each in pair:
-                _check_references(file, key, each)
+                _check_references(file, key, each, known)
     elif isinstance(node, ScalarNode) and "${" in node.value:
-        known = {name for name, _ in all_fields(Recipe)}
         whole = re.fullmatch(r"\$\{([\w.]+)\}", node.value)
         if not whole or whole[1] not in known or whole[1] == key:
             file.refuse(
                 node.start_mark.line + 1,
-                f"{key}={node.value} is not a reference to another key of the recipe, such as "
+                f"{key}={node.value} is not a reference to another key of a recipe, such as "
                 "${seed}; write the value itself",
             )
 
@@ -268,14 +279,10 @@ class OwnRecipe:
 
         A key that an override of the command line sets is not the file's.
         """
-        said = {key_and_value(word)[0] for word in overrides}
-        problem, _, _ = str(refusal).partition("; ")  # what follows is the fix
-        for token in re.findall(r"[A-Za-z_][\w.]*\w", problem):
-            for file in self.files:
-                if token in file.lines and token not in said | {"name", "defaults"}:
-                    where = f"{file.shown}, line {file.lines[token]}"
-                    return UsageError(f"{where}: {refusal}")
-        return refusal
+        said = {key_and_value(word)[0] for word in overrides} | {"name", "defaults"}
+        places = (file.locate(str(refusal), said) for file in self.files)
+        where = next(filter(None, places), "")
+        return UsageError(f"{where}: {refusal}") if where else refusal
 
 
 def own_recipe(overrides: Sequence[str]) -> OwnRecipe | None:
@@ -286,10 +293,21 @@ def own_recipe(overrides: Sequence[str]) -> OwnRecipe | None:
     values = [value for key, value in map(key_and_value, overrides) if key == "recipe"]
     value = parse_text("recipe", values[0]) if len(values) == 1 else None
     # A shipped recipe has its name to itself; a user's own of that name is chosen by its path.
-    if not value or value in paths.recipe_names():
+    if not value or paths.is_recipe_name(value):
         return None
     path = find_own_file(value)
     return path and OwnRecipe(_read_chain(path, []))  # type: ignore[return-value]
+
+
+def find_recipe(text: str, beside: Path) -> tuple[str, str | None]:
+    """Return the name of a recipe in a study or search, and its file if it is a user's own.
+
+    A path is relative to the folder `beside`. Raises UsageError for a wrong file.
+    """
+    path = None if paths.is_recipe_name(text) else find_own_file(text, beside)
+    if path is None:
+        return text, None
+    return OwnRecipe(_read_chain(path, [])).name, str(path)
 
 
 def _read_chain(path: Path, above: Sequence[OwnFile]) -> list[OwnFile]:
@@ -371,7 +389,7 @@ def bases(file: OwnFile) -> Iterator[tuple[int, str]]:
     for entry in _default_entries(file):
         line = entry.start_mark.line + 1
         if isinstance(entry, ScalarNode) and entry.value != "_self_":
-            if base_file(file, entry.value) is None and entry.value not in paths.recipe_names():
+            if base_file(file, entry.value) is None and not paths.is_recipe_name(entry.value):
                 message = missing_file_message(
                     f"recipe={entry.value}", entry.value, paths.recipe_names()
                 )
@@ -398,6 +416,6 @@ def _check_choice(file: OwnFile, line: int, entry: Node) -> None:
 
 def base_file(file: OwnFile, base: str) -> Path | None:
     """Return the user's own file that an entry of `defaults` means; None for a shipped recipe."""
-    if base in paths.recipe_names():
+    if paths.is_recipe_name(base):
         return None
     return find_own_file(base, beside=file.path.parent)
