@@ -626,7 +626,10 @@ def _load_definition(
         name = own.path.stem
         if "name" in own.lines:
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
-        file = _parse_yaml(own.text, own.shown)
+        try:
+            file = _parse_yaml(own.text, own.shown)
+        except UsageError as refusal:  # another YAML reader is stricter, such as for tabs
+            raise UsageError(f"{refusal}; fix it") from None
     else:
         file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
     values = {ALIASES.get(str(key), str(key)): value for key, value in file.items()}

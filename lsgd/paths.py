@@ -10,7 +10,7 @@ from pathlib import Path
 from lsgd.errors import UsageError
 
 _NAME = re.compile(r"\w[\w.+-]*")
-"""What the name of a recipe, a study, a search or the choice of a group is."""
+"""The form of the name of a recipe, a study, a search or a choice of a group."""
 _PACKAGE = Path(__file__).resolve().parent
 
 

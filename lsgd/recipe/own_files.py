@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args, get_origin
 
 import yaml
 from yaml import MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, YAMLError
@@ -183,7 +183,7 @@ def read_own_file(path: Path, *, may_refer: bool = True) -> OwnFile:
         raise UsageError(
             f"{shown} is not a mapping of keys to values; begin with a line such as name: mine"
         )
-    known = {name for name, _ in all_fields(Recipe)} if may_refer else set()
+    known = _single_values() if may_refer else frozenset()
     nodes: dict[str, Node] = {}
     lines: dict[str, int] = {}
     file = OwnFile(path, text, nodes, lines)
@@ -197,7 +197,23 @@ def read_own_file(path: Path, *, may_refer: bool = True) -> OwnFile:
         nodes[key], lines[key] = node, line
         if not isinstance(node, MappingNode):
             _check_references(file, key, node, known)
+    _check_reference_cycles(file)
     return file
+
+
+@cache
+def _single_values() -> frozenset[str]:
+    """Return the keys to which a file may refer: fields that are no group, list or dictionary.
+
+    Else references could multiply the values of a file without limit.
+    """
+    plain = (int, float, str, bool)
+    return frozenset(
+        key
+        for key, entry in all_fields(Recipe)
+        if entry.type in plain or {*get_args(entry.type)} & {*plain}
+        if get_origin(entry.type) not in (list, dict)
+    )
 
 
 def _nodes(node: Node) -> Iterator[Node]:
@@ -239,6 +255,22 @@ def _check_references(file: OwnFile, key: str, node: Node, known: Collection[str
                 f"{key}={node.value} is not a reference to another key of a recipe, such as "
                 "${seed}; write the value itself",
             )
+
+
+def _check_reference_cycles(file: OwnFile) -> None:
+    """Raise UsageError for references of a file's keys to each other in a circle."""
+    targets = {
+        key: str(node.value)[2:-1]
+        for key, node in file.nodes.items()
+        if isinstance(node, ScalarNode) and "${" in node.value
+    }
+    for key in targets:
+        passed, at = {key}, targets[key]
+        while at in targets and at not in passed:
+            passed.add(at)
+            at = targets[at]
+        if at == key:
+            file.refuse(file.lines[key], f"{key} refers to itself; write the value itself")
 
 
 def check_events(text: str) -> None:

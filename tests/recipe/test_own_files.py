@@ -136,6 +136,11 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         (MINE + "data: {root: '${oc.env:HOME}'}\n", "line 4: data.root=.* write the value"),
         (MINE + "run_dir: a${name}\n", "line 4: run_dir=a\\${name} is not a reference to another"),
         (MINE + "data: {skip: ['${oc.env:A}']}\n", "line 4: data.skip=.* write the value"),
+        (MINE + "optim: ${data}\n", "line 4: optim=.* write the value"),
+        (
+            MINE + "seed: ${epochs}\nepochs: ${seed}\n",
+            "mine.yaml, line 4: seed refers to itself; write",
+        ),
         (MINE + "run_dir: ${run_dir}\n", "line 4: run_dir=.* write the value"),
         (MINE + "data: {skip_list: a}\n", "line 4: data.skip_list is another file, .*; list"),
         (MINE + "${x}: 3\n", "line 4: it has a key that is not a name"),
