@@ -22,6 +22,7 @@ COMMANDS = {
         "prepare": "fetch or check a dataset, and index it",
     },
     "One run": {
+        "new": "write a recipe of your own that builds on another",
         "train": "train a recipe; rerun the same command to resume it",
         "launch": "start training on many processes or machines, or print how",
         "supervise": "restart a job from its checkpoint when a process dies",

@@ -24,6 +24,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "demo": ("--explain",),
     "doctor": ("--explain", "--json", "--limit"),
     "export": ("--explain", "--to", "--out", "--push"),
+    "new": ("--explain", "--from", "--recipe-dir"),
     "plan": (
         *("--explain", *OF_RECIPES, "--preset", "--images-per-second", "--run", "--network-gbits"),
         *("--allreduce", "--fused", "--no-fused", "--to", "--price", "--cheapest", "--out"),
@@ -39,7 +40,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *("--stall-timeout", "--silence", "--grace"),
     ),
     "track": ("--explain", "--to", "--follow"),
-    "train": (*OF_RECIPES, "--cfg"),
+    "train": (*OF_RECIPES, "--recipe-dir", "--cfg"),
     "verify": ("--explain", "--steps", "--places", "--seed", "--tolerance", "--out"),
 }
 """The options of each command besides --help.

@@ -2,9 +2,11 @@
 
 import argparse
 import io
+import math
 import re
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, fields, replace
@@ -13,7 +15,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.conf import JobConf, OverridesConf, RuntimeConf
 from hydra.core.config_search_path import ConfigSearchPath
@@ -35,8 +36,16 @@ from yaml import YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.job.command import Parser, matching, option_and_value
-from lsgd.override_syntax import ALIASES, PATH_FIELDS, canonical, key_and_value, parse_text, quote
+from lsgd.job.command import Parser, RecipeFolder, matching, option_and_value
+from lsgd.override_syntax import (
+    ALIASES,
+    PATH_FIELDS,
+    canonical,
+    format_override,
+    key_and_value,
+    parse_text,
+    quote,
+)
 from lsgd.recipe import LIBRARIES, CommSettings, Data, InputsSettings, Recipe, reference
 from lsgd.recipe.checks import check_recipe
 from lsgd.recipe.dry_run import make_dry_run
@@ -44,7 +53,6 @@ from lsgd.recipe.epoch_scaling import scale_epochs
 from lsgd.recipe.fields import all_fields, applies_to, as_before_values, group_of, is_within
 from lsgd.recipe.image_folder import INDEXED_FIELDS, count_images, without_skipped
 from lsgd.recipe.overrides import (
-    MAX_FILE_BYTES,
     check_overrides,
     check_recipe_file,
     config_groups,
@@ -59,9 +67,24 @@ from lsgd.recipe.overrides import (
 from lsgd.recipe.overrides import choices as choices
 from lsgd.recipe.overrides import override_keys as override_keys
 from lsgd.recipe.overrides import sorted_recipe_names as sorted_recipe_names
+from lsgd.recipe.own_files import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    MAX_VALUES,
+    OwnFile,
+    OwnRecipe,
+    base_file,
+    check_events,
+    find_own_file,
+    find_recipe,
+    missing_file_message,
+    own_names,
+    own_recipe,
+    read_own_file,
+)
 from lsgd.recipe.published_points import PublishedPoints, check_points
 from lsgd.recipe.search import SEARCH_FIELDS, Search, check_search
-from lsgd.recipe.study import Study, check_study
+from lsgd.recipe.study import Entry, Study, check_study
 from lsgd.suggestions import did_you_mean
 from lsgd.untrusted_files import read_bounded
 
@@ -74,8 +97,6 @@ examples:
   python -m {program} recipe=bs8k dry_run=true        the same run in miniature, in seconds
   python -m {program} recipe=bs8k workers=128 seed=1  other fields; --fields lists them
 """
-MAX_DEPTH, MAX_VALUES = 20, 50_000
-"""The maximum nesting depth and number of values of a configuration, with its skip list."""
 OTHER_SEED = 987_654_321_987
 """The seed with which a recipe is kept whose text is read or written for several seeds."""
 SEED_LINE = re.compile(r"^seed: (?P<seed>0|[1-9][0-9]{0,8})$", re.MULTILINE)
@@ -94,6 +115,8 @@ class ShippedConfigs(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Load a copy of a configuration file, whose name has no ending."""
+        if (own := _own_configs.get(config_path)) is not None:
+            return ConfigResult(self.provider, self.full_path(), deepcopy(own), _GLOBAL)
         file = self._file(config_path)
         state = file.stat()
         config, package = _parse_config(file, state.st_mtime_ns, state.st_size)
@@ -109,7 +132,7 @@ class ShippedConfigs(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Return whether a path is a configuration file of this source."""
-        return self._file(config_path).is_file()
+        return config_path in _own_configs or self._file(config_path).is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """List the configuration files of a folder; lsgd has no folders inside of these."""
@@ -139,6 +162,11 @@ class ShippedSearchPath(SearchPathPlugin):
 Plugins.instance().register(ShippedConfigs)
 Plugins.instance().register(ShippedSearchPath)
 _yaml_by_recipe: dict[str, str] = {}
+_own_configs: dict[str, DictConfig] = {}
+"""The configurations from users' own files of the composition at work, by their names in Hydra."""
+_GLOBAL: dict[str, str | None] = {"package": "_global_"}
+_COMPLETE = "complete"
+"""The primary configuration for a recipe with all of its fields: no group has a default."""
 # Of Hydra's own settings only those that a composition writes: no logs, launchers and sweepers.
 ConfigStore.instance().store(
     "config",
@@ -166,6 +194,12 @@ class RecipeParser(Parser):
             "--fields", "PREFIX", "list the fields and groups that begin with PREFIX", field_list
         )
         trains = program == "lsgd.train"
+        self.add_argument(
+            "--recipe-dir",
+            action=RecipeFolder,
+            metavar="DIR",
+            help="the folder of your own recipes ($LSGD_RECIPES)" if trains else argparse.SUPPRESS,
+        )
         printed = "print the run's configuration and exit" if trains else argparse.SUPPRESS
         self.add_argument("--cfg", action="store_true", help=printed)
 
@@ -216,12 +250,15 @@ def load_recipe(overrides: Sequence[str]) -> Recipe:
     the seed. Raises UsageError with one sentence that says what to write instead.
     """
     overrides = _canonical(overrides)
+    own = own_recipe(overrides)
     try:
         recipe = recipe_from_mapping(_compose(overrides))
     except UsageError as refusal:
         _refuse_epochs(refusal, overrides)
-        raise
-    if recipe.target and not _is_as_published(recipe, overrides):
+        raise (own.locate(refusal, overrides) if own else refusal) from None
+    # A published target does not hold for what a user builds on that recipe.
+    inherits = own and not own.sets("target")
+    if recipe.target and (inherits or not _is_as_published(recipe, overrides)):
         recipe = replace(recipe, target=None)
     return make_dry_run(recipe) if recipe.rehearse else recipe
 
@@ -259,9 +296,10 @@ def _is_as_published(recipe: Recipe, overrides: Sequence[str]) -> bool:
     keys = {key_and_value(word)[0] for word in overrides}
     if keys <= {"recipe", "seed"} or any(key.startswith("target") for key in keys):
         return True
-    published = _published_recipe(
-        *(word for word in overrides if key_and_value(word)[0] == "recipe")
-    )
+    chosen = [word for word in overrides if key_and_value(word)[0] == "recipe"]
+    # A user's own file may be changed while this process runs.
+    load = _published_recipe.__wrapped__ if own_recipe(chosen) else _published_recipe
+    published = load(*chosen)
     return replace(recipe, seed=published.seed).fingerprint == published.fingerprint
 
 
@@ -431,31 +469,142 @@ def _recipe_of_text(text: str) -> Recipe:
 
 
 def load_study(name: str) -> Study:
-    """Load and check the study `recipes/study/NAME.yaml`; raises UsageError."""
-    if name not in study_names():
-        raise UsageError(f"+study={name} does not exist; {did_you_mean(name, study_names())}")
-    study = _load_definition(Study, "study", name, hint="see the available studies")
-    check_study(study, sorted_recipe_names())
+    """Load and check the study `recipes/study/NAME.yaml`, or in a user's own file.
+
+    `name` is its name or the path of its file. Raises UsageError.
+    """
+    file = _own_definition("study", name, study_names())
+    study = _load_definition(Study, "study", name, hint="see the available studies", own=file)
+    try:
+        _check_fields_of_files("study", study.name, study, *study.entries)
+        found = {entry.recipe: _find_recipe(entry.recipe, file) for entry in study.entries}
+
+        def name_of(recipe: str) -> str:
+            return found.get(recipe, (recipe, None))[0]
+
+        study = replace(
+            study,
+            file=str(file.path) if file else None,
+            baseline=name_of(study.baseline),
+            quick=[name_of(recipe) for recipe in study.quick],
+            entries=[
+                replace(entry, recipe=name_of(entry.recipe), file=found[entry.recipe][1])
+                for entry in study.entries
+            ],
+            claims=[
+                replace(claim, recipe=name_of(claim.recipe), other=name_of(claim.other))
+                for claim in study.claims
+            ],
+        )
+        own = [entry.recipe for entry in study.entries if entry.file]
+        check_study(study, [*sorted_recipe_names(), *own])
+    except UsageError as refusal:
+        raise _located(refusal, file) from None
     return study
 
 
 def load_search(name: str, *overrides: str) -> Search:
     """Load and check the search `recipes/search/NAME.yaml`, with overrides such as `trials=60`.
 
-    Raises UsageError. It does not check that the recipe accepts the points of the search space.
+    `name` is its name, or the path of a user's own file. Raises UsageError. It does not check that
+    the recipe accepts the points of the search space.
     """
-    if name not in search_names():
-        raise UsageError(f"+search={name} does not exist; {did_you_mean(name, search_names())}")
+    file = _own_definition("search", name, search_names())
     page = paths.display_path(paths.recipes_dir() / "README.md")
     hint = f"a search has {', '.join(SEARCH_FIELDS)}, as {page} says"
     try:
-        search = _load_definition(Search, "search", name, *overrides, hint=hint)
+        search = _load_definition(Search, "search", name, *overrides, hint=hint, own=file)
     except YAMLError:
         raise UsageError(
             f"a value in {' '.join(overrides)} cannot be read; close its brackets"
         ) from None
-    check_search(search, sorted_recipe_names())
+    try:
+        _check_fields_of_files("search", search.name, search)
+        recipe, recipe_file = _find_recipe(search.recipe, file)
+        where = str(file.path) if file else None
+        search = replace(search, recipe=recipe, recipe_file=recipe_file, file=where)
+        check_search(search, [*sorted_recipe_names(), *([recipe] if recipe_file else [])])
+    except UsageError as refusal:
+        raise _located(refusal, file) from None
     return search
+
+
+def search_over(recipe: str, lists: Sequence[str], *overrides: str) -> Search:
+    """Make the grid search of a recipe over lists of values, such as optim.momentum=[0.8,0.9].
+
+    `recipe` is the recipe's name or the path of its file, and `overrides` are of the search, such
+    as `seeds=[0,1]`. Raises UsageError.
+    """
+    chosen = format_override("recipe", recipe)
+    name, file = find_recipe(recipe, Path())
+    own = [name] if file else []
+    if not own:
+        check_overrides([chosen])
+    try:
+        space = {key: {"choices": _parse_list(value)} for key, value in map(key_and_value, lists)}
+        ends = [key.rpartition(".")[2] for key in space]
+        values = {
+            "title": f"{' and '.join(ends)} of {name}",
+            "recipe": name,
+            "space": space,
+            "sampler": "grid",
+            "trials": max(1, math.prod(len(each["choices"]) for each in space.values())),
+        }
+        base = {"name": re.sub(r"\W", "_", "_".join([name, *ends]))}
+        search = _merge_definition(Search, base, values, overrides)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(
+            f"{' '.join([*lists, *overrides])} cannot be read ({first_line(error)}); write lists "
+            "in brackets, such as 'schedule.reference_lr=[0.05,0.1]'"
+        ) from None
+    search = replace(search, recipe_file=file, line=[chosen, *lists])
+    check_search(search, [*sorted_recipe_names(), *own])
+    return search
+
+
+def _parse_list(text: str) -> Any:
+    """Parse the list of values that a search tries for a field, as overrides are parsed."""
+    parsed = OmegaConf.create()
+    parsed.merge_with_dotlist([f"values={text}"])
+    return OmegaConf.to_container(parsed)["values"]  # type: ignore[call-overload, index]
+
+
+def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | None:
+    """Read a user's own file of a study or search; return None for a shipped one.
+
+    Raises UsageError if there is neither, or a user's own has the name of a shipped one.
+    """
+    if name in known:
+        return None
+    path = find_own_file(name)
+    if path is None:
+        raise UsageError(missing_file_message(f"+{group}={name}", name, known))
+    if path.stem in known or not re.fullmatch(r"\w[\w.+-]*", path.stem):
+        raise UsageError(
+            f"{path} would make a {group} {path.stem}, which is the name of a shipped one or no "
+            "name of a folder; rename the file"
+        )
+    return read_own_file(path, may_refer=False)
+
+
+def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
+    """Raise UsageError for a field that lsgd fills in and a study's or search's file cannot set."""
+    for definition in definitions:
+        for key in ("file", "recipe_file", "line"):
+            if getattr(definition, key, None):
+                raise UsageError(f"{group} {name} has the field {key}; leave it out")
+
+
+def _find_recipe(text: str, file: OwnFile | None) -> tuple[str, str | None]:
+    """Return the name of a recipe that a study or search has, and the file of a user's own."""
+    return find_recipe(text, file.path.parent) if file else (text, None)
+
+
+def _located(refusal: UsageError, file: OwnFile | None) -> UsageError:
+    """Return the refusal of a user's own study or search, with its file and line."""
+    if file is None:
+        return refusal
+    return UsageError(f"{file.locate(str(refusal)) or file.shown}: {refusal}")
 
 
 def load_points(name: str) -> PublishedPoints:
@@ -465,22 +614,44 @@ def load_points(name: str) -> PublishedPoints:
     return points
 
 
-def _load_definition(kind: type[T], group: str, name: str, *overrides: str, hint: str) -> T:
+def _load_definition(
+    kind: type[T], group: str, name: str, *overrides: str, hint: str, own: OwnFile | None = None
+) -> T:
     """Load a study, search or points file `recipes/GROUP/NAME.yaml` as a dataclass, with overrides.
 
-    Raises UsageError, and YAMLError for an override that cannot be parsed.
+    `own` is a user's own file in its place. Raises UsageError, and YAMLError for an override that
+    cannot be parsed.
     """
-    file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
-    values = {ALIASES.get(str(key), key): value for key, value in file.items()}
+    if own:
+        name = own.path.stem
+        if "name" in own.lines:
+            own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
+        try:
+            file = _parse_yaml(own.text, own.shown)
+        except UsageError as refusal:  # another YAML reader is stricter, such as for tabs
+            raise UsageError(f"{refusal}; fix it") from None
+    else:
+        file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
+    values = {ALIASES.get(str(key), str(key)): value for key, value in file.items()}
+    try:
+        return _merge_definition(kind, {"name": name}, values, overrides)
+    except OmegaConfBaseException as error:
+        refusal = UsageError(f"{group} {name}: {first_line(error)}; {hint}")
+        if own and (line := own.lines.get(str(error.full_key))):
+            own.refuse(line, str(refusal))
+        raise _located(refusal, own) from None
+
+
+def _merge_definition(
+    kind: type[T], base: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str]
+) -> T:
+    """Make a dataclass of values and overrides; raises OmegaConfBaseException and YAMLError."""
     schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, None)
-    try:
-        given = _parse_overrides(
-            overrides, {key for key, entry in all_fields(kind) if entry.type is str}
-        )
-        made = OmegaConf.to_object(OmegaConf.merge(schema, {"name": name}, values, given))
-    except OmegaConfBaseException as error:
-        raise UsageError(f"{group} {name}: {first_line(error)}; {hint}") from None
+    given = _parse_overrides(
+        overrides, {key for key, entry in all_fields(kind) if entry.type is str}
+    )
+    made = OmegaConf.to_object(OmegaConf.merge(schema, base, values, given))
     assert isinstance(made, kind)
     return made
 
@@ -493,7 +664,7 @@ def load_all_points() -> list[PublishedPoints]:
     return list(found.values())
 
 
-def load_readable(names: Sequence[str], load: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
+def load_readable(names: Iterable[str], load: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
     """Load an object for each name; return the objects by name and the messages of all refusals."""
     found, refusals = {}, []
     for name in names:
@@ -530,27 +701,13 @@ def _read_text(path: Path, *, follow: bool) -> str:
 def _parse_yaml(text: str, name: str) -> DictConfig:
     """Parse the text of an untrusted YAML file of this name; raises UsageError."""
     try:
-        _check_events(text)
+        check_events(text)
         values = OmegaConf.load(io.StringIO(text))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{name} cannot be read ({first_line(error)})") from None
     if not isinstance(values, DictConfig):
         raise UsageError(f"{name} is not a mapping of keys to values")
     return values
-
-
-def _check_events(text: str) -> None:
-    """Raise YAMLError if a YAML text has aliases, too many values or too many levels."""
-    depth, loader = 0, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-    for count, event in enumerate(yaml.parse(text, loader)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if isinstance(event, yaml.AliasEvent) or depth > MAX_DEPTH or count > MAX_VALUES:
-            raise YAMLError(
-                f"an alias, more than {MAX_DEPTH} levels or more than {MAX_VALUES} values"
-            )
 
 
 def _check_saved_values(values: Any, *, depth: int = 0) -> int:
@@ -662,12 +819,54 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     check_overrides(overrides)
 
 
+def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
+    """Give Hydra the files of a user's own recipe; return the name of its primary configuration."""
+    files = {file.path: file for file in own.files}
+    names = {path: f"own_file_{number}" for number, path in enumerate(files)}
+    is_complete = any(file.is_complete for file in files.values())
+    groups = config_groups()
+    # A choice on the command line replaces the whole group of a file with all fields.
+    replaced = {key_and_value(word)[0] for word in overrides} & {*groups} if is_complete else ()
+    for path, file in files.items():
+        stream = io.StringIO(file.text)
+        stream.name = file.shown  # which YAML names in its errors
+        given = OmegaConf.load(stream)
+        assert isinstance(given, DictConfig)
+        for alias, key in ALIASES.items():
+            if alias in given:
+                given[key] = given.pop(alias)
+        if "defaults" in given:
+            given.defaults = [
+                names[base] if isinstance(each, str) and (base := base_file(file, each)) else each
+                for each in given.defaults
+            ]
+        values = OmegaConf.create()
+        for key, value in as_before_values(Recipe).items() if file.is_complete else ():
+            OmegaConf.update(values, key, value)
+        values.merge_with(given)
+        for group in replaced:
+            values.pop(group, None)
+        _own_configs[f"recipe/{names[path]}"] = values
+    if not is_complete:
+        return "config"
+    none = [{group: None} for group in groups if group != "hardware"]
+    _own_configs[_COMPLETE] = OmegaConf.create({"defaults": [{"recipe": None}, *none, "_self_"]})
+    return _COMPLETE
+
+
 def _compose(overrides: Sequence[str]) -> DictConfig:
     _check_overrides(overrides)
     GlobalHydra.instance().clear()
     try:
+        primary, hydra_overrides = "config", overrides
+        if own := own_recipe(overrides):
+            primary = _add_own_configs(own, overrides)
+            chosen = f"{'' if primary == _COMPLETE else '+'}recipe=own_file_0"
+            hydra_overrides = [
+                chosen if key_and_value(word)[0] == "recipe" else word for word in overrides
+            ]
         with initialize_config_dir(str(paths.conf_dir()), version_base="1.3", job_name="lsgd"):
-            composed: DictConfig = compose("config", overrides=_ordered_overrides(overrides))
+            composed: DictConfig = compose(primary, overrides=_ordered_overrides(hydra_overrides))
             OmegaConf.set_struct(composed, False)
             if isinstance(declared := composed.get("deviations"), DictConfig):
                 # null removes a deviation that a recipe in `defaults` declares.
@@ -687,6 +886,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
         raise UsageError(f"{first_line(error)}; write the value itself") from None
     finally:
         GlobalHydra.instance().clear()
+        _own_configs.clear()
 
 
 def _fill_folder_counts(data: Any) -> None:
@@ -778,11 +978,28 @@ def _refuse_composition(error: HydraException, overrides: Sequence[str]) -> NoRe
         key = unknown.group(1) or unknown.group(2)
         refuse_key(key, key)
     if several := re.search(r"Ambiguous value for argument '(.+)'", text):
-        raise UsageError(
-            f"'{several.group(1).removeprefix('++')}' has several values and a run has one; write "
-            "one, or a list in brackets where the key takes a list"
-        ) from None
+        _refuse_several(several.group(1).removeprefix("++"), overrides)
     raise UsageError(f"{' '.join(overrides)}: {' '.join(text.split())}") from None
+
+
+def _refuse_several(word: str, overrides: Sequence[str]) -> NoReturn:
+    """Raise UsageError for an override with several values, with the search that tries each."""
+    key, value = key_and_value(word)
+    refusal = f"'{word}' has several values and a run has one; write one"
+    types = {name: entry.type for name, entry in all_fields(Recipe)}
+    if types.get(key) in (list[int], list[float], list[str]):
+        raise UsageError(f"{refusal}, or a list in brackets, {key}=[{value}]") from None
+    if key == "recipe":
+        raise UsageError(f"{refusal}, or train a study, which has several recipes") from None
+    if key == "seed":
+        raise UsageError(f"{refusal}, and start a run for each") from None
+    rest = [
+        each.removeprefix("+") if each.startswith("+recipe=") else each
+        for each in overrides
+        if key_and_value(each)[0] not in (key, "run_dir", "rehearse", "name")
+    ]
+    command = shlex.join(["python", "-m", "lsgd.search", *rest, f"{key}=[{value}]"])
+    raise UsageError(f"{refusal}, or search for the best by {command}") from None
 
 
 def _first_below(key: str, sources: Sequence[DictConfig]) -> str:
@@ -857,12 +1074,16 @@ def _exact_batch_hint(batch_size: int, n: int, rest: Sequence[str]) -> str:
 
 
 def recipe_list(part: str) -> str:
-    """Return a list, as text, of the shipped recipes whose names or claims contain a text.
+    """Return a list, as text, of the recipes whose names or claims contain a text.
+
+    They are the shipped ones and those in $LSGD_RECIPES.
 
     Raises UsageError if there are none.
     """
     claims, refusals = load_readable(sorted_recipe_names(), _claim)
-    lines = [f"{name:<27} {claim}" for name, claim in claims.items()]
+    own, own_refusals = load_readable(own_names("recipe"), _own_claim)
+    lines = [f"{name:<27} {claim}" for name, claim in (claims | own).items()]
+    refusals += own_refusals
     return matching(lines, part, "recipe", refusals)
 
 
@@ -885,3 +1106,18 @@ def _claim(name: str) -> str:
     """Return the first comment of a recipe's file, which states its claim; raises UsageError."""
     comments = [line[2:] for line in check_recipe_file(name) if line.startswith("# ")]
     return next((line for line in comments if "@package" not in line), "(no description)")
+
+
+def _own_claim(name: str) -> str:
+    """Return the claim of a recipe in $LSGD_RECIPES, with its file; raises UsageError."""
+    own = own_recipe([f"recipe={name}"])
+    if own is None:
+        path = find_own_file(name)
+        raise UsageError(
+            f"{path} has the name of a shipped recipe, which recipe={name} means; write "
+            f"recipe={path} for it, or rename it"
+        )
+    file = own.files[0]
+    comments = [line[2:] for line in file.text.splitlines() if line.startswith("# ")]
+    claim = next((line for line in comments if "@package" not in line), "(no description)")
+    return f"{claim} [{file.shown}]"

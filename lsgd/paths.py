@@ -9,6 +9,8 @@ from pathlib import Path
 
 from lsgd.errors import UsageError
 
+_NAME = re.compile(r"\w[\w.+-]*")
+"""The form of the name of a recipe, a study, a search or a choice of a group."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -39,13 +41,18 @@ def yaml_names(folder: Path) -> list[str]:
     Files that editors and systems create, such as .#a.yaml, ._a.yaml or "a (copy).yaml", are left
     out.
     """
-    files = (path for path in folder.glob("*.yaml") if re.fullmatch(r"\w[\w.+-]*", path.stem))
+    files = (path for path in folder.glob("*.yaml") if _NAME.fullmatch(path.stem))
     return sorted(path.stem for path in files if path.is_file())
 
 
 def recipe_names() -> list[str]:
     """Return the names of all shipped recipes."""
     return yaml_names(recipes_dir() / "recipe")
+
+
+def is_recipe_name(name: str) -> bool:
+    """Return whether lsgd ships a recipe of this name, without listing all of them."""
+    return bool(_NAME.fullmatch(name)) and (recipes_dir() / "recipe" / f"{name}.yaml").is_file()
 
 
 def digits_dir() -> Path:

@@ -45,6 +45,13 @@ class PlannedRun:
     recipe: Recipe
     overrides: list[str]
     """The overrides of the recipe, without `run_dir`."""
+    recipe_file: str | None = None
+    """The file of a user's own recipe."""
+
+    @property
+    def recipe_argument(self) -> str:
+        """The name of the recipe or the path of its file, as a launcher takes it."""
+        return self.recipe_file or self.recipe.name
 
     def __str__(self) -> str:
         return f"{self.recipe.name}, seed {self.recipe.seed}"
@@ -130,7 +137,7 @@ class RunLauncher:
         """Return the command that starts or resumes a planned run; on Spark, of each process."""
         folder, (_, options) = trial.folder, self.fit_processes(trial.recipe.most_processes)
         if self.name == "spark":
-            recipe = f"+recipe={trial.recipe.name}"
+            recipe = format_override("+recipe", trial.recipe_argument)
             return [
                 python(),
                 "-m",
@@ -144,7 +151,14 @@ class RunLauncher:
             folder = Path("/lsgd") / folder
             options = options | {"--name": _name_on_kubernetes(trial.folder.name, options)}
         return [
-            *[sys.executable, "-m", "lsgd.launch", self.name, trial.recipe.name, *trial.overrides],
+            *[
+                sys.executable,
+                "-m",
+                "lsgd.launch",
+                self.name,
+                trial.recipe_argument,
+                *trial.overrides,
+            ],
             format_override("run_dir", folder),
             *(word for option in options.items() for word in option),
         ]

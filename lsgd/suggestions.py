@@ -53,7 +53,7 @@ FOREIGN_EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "backend dist-backend": ("comm=",),
     # Hydra, timm, Lightning, and the scripts of PyTorch.
     "recipe r config c config-name config-file config-path": (
-        "+recipe=", "a recipe is written by its name alone, such as digits",
+        "+recipe=", "a recipe is written by its name alone, such as digits, or its path",
     ),
     "epoch max-epochs num-epochs": ("epochs=",),
     "b bs batch-size": ("worker_batch=N and workers=K, whose product is the minibatch",),

@@ -148,6 +148,13 @@ class Parser(argparse.ArgumentParser):
         return own
 
 
+class RecipeFolder(argparse.Action):
+    """The argparse action of --recipe-dir, which the processes that this one starts inherit."""
+
+    def __call__(self, _parser: Any, _space: Any, value: Any, _option: Any = None) -> None:
+        os.environ["LSGD_RECIPES"] = value
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """The formatter of a --help text in which most options have one line each."""
 

@@ -45,7 +45,7 @@ def k8s(request: Request) -> LaunchCommand:
             )
     nodes, gpus = int(options.get("--nodes", 1)), int(options.get("--gpus", GPUS))
     # Names in Kubernetes have no underscores and no capitals.
-    name = options.get("--name", request.recipe.lower().replace("_", "-"))
+    name = options.get("--name", request.job_name.lower().replace("_", "-"))
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise UsageError(
             f"--name is {name}, but must have only lower-case letters, digits and dashes"

@@ -14,6 +14,7 @@ from lsgd.launch.attended import is_attended, run_attended
 from lsgd.launch.options import IMAGES, Request
 from lsgd.launch.processes import find_python
 from lsgd.launch.quoting import shell_line
+from lsgd.override_syntax import format_override
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class LaunchCommand:
         from lsgd import config  # Hydra takes a while to import, which --help does not wait for
         from lsgd.recipe.checks import check_world_size
 
-        overrides = [f"+recipe={self.request.recipe}", *self.request.overrides]
+        overrides = [format_override("+recipe", self.request.recipe), *self.request.overrides]
         try:
             check_world_size(config.load_recipe(overrides), self.processes)
         except UsageError as refusal:

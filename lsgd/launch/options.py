@@ -5,11 +5,12 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.job.command import SEE_HELP, Parser
-from lsgd.override_syntax import expand_override_home, last_path
+from lsgd.job.command import SEE_HELP, Parser, RecipeFolder
+from lsgd.override_syntax import expand_override_home, format_override, last_path
 from lsgd.suggestions import did_you_mean
 
 
@@ -118,10 +119,17 @@ class Request:
     """A request to a launcher: the recipe to train, its overrides, and the launcher's options."""
 
     recipe: str
+    """The name of the recipe to train, or the path of its file."""
     overrides: list[str]
     """`key=value` overrides for lsgd.train."""
     options: Mapping[str, str]
     print_only: bool = False
+
+    @property
+    def job_name(self) -> str:
+        """The name of the recipe, which for a file is that of the file without its ending."""
+        is_file = self.recipe.endswith((".yaml", ".yml"))
+        return Path(self.recipe).stem if is_file else self.recipe
 
     @property
     def run_dir(self) -> str:
@@ -135,7 +143,7 @@ class Request:
     @property
     def train_arguments(self) -> list[str]:
         """The arguments of `python` that start training in each process."""
-        return ["-m", "lsgd.train", f"+recipe={self.recipe}", *self.overrides]
+        return ["-m", "lsgd.train", format_override("+recipe", self.recipe), *self.overrides]
 
 
 def _lines(launcher: str) -> list[str]:
@@ -172,6 +180,7 @@ def read_options(
     parser = Parser(usage="\n".join(lines), add_help=False, keys=recipe_keys)
     parser.add_argument("--help", "-h", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--print", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--recipe-dir", action=RecipeFolder, help=argparse.SUPPRESS)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     for name in LAUNCHERS[launcher].options:
         # A missing value is rejected below, with a better message.
@@ -228,9 +237,16 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
     if others:
         raise UsageError(f"{others[0]} is a second recipe after {recipe}; write {form}")
     # An image may have recipes of its own.
+    chosen = recipe
     if not options.keys() & IMAGES and recipe not in (known := sorted(paths.recipe_names())):
-        hint = did_you_mean(recipe, known, "lsgd train --recipes lists them")
-        raise UsageError(f"recipe {recipe} does not exist; {hint}")
+        from lsgd.recipe.own_files import find_own_file  # it reads the fields of a recipe
+
+        own = find_own_file(recipe)
+        if own is None:
+            hint = did_you_mean(recipe, known, "lsgd train --recipes lists them")
+            raise UsageError(f"recipe {recipe} does not exist; {hint}")
+        # By its path, since a process on another machine has no $LSGD_RECIPES.
+        chosen = str(own)
     # ~ is expanded here: on another machine, or in an image, it may be another folder. A pod does
     # not have this machine's home folder.
     overrides = [
@@ -238,4 +254,4 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
         for word in overrides
         if word != recipe
     ]
-    return Request(recipe, overrides, options, prints)
+    return Request(chosen, overrides, options, prints)

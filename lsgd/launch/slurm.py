@@ -73,7 +73,7 @@ def _folder(request: Request) -> str:
                 "not take literally in file names; write another"
             )
     # A requeued job keeps its number, %j.
-    return request.run_dir or f"runs/{request.recipe}/slurm-%j"
+    return request.run_dir or f"runs/{request.job_name}/slurm-%j"
 
 
 def _sbatch_options(request: Request, folder: str) -> list[str]:
@@ -83,7 +83,7 @@ def _sbatch_options(request: Request, folder: str) -> list[str]:
         tasks = [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}"]
     cpus = options.get("--cpus")
     return [
-        f"--job-name={request.recipe}",
+        f"--job-name={request.job_name}",
         f"--nodes={options.get('--nodes', 1)}",
         *tasks,
         f"--cpus-per-task={cpus}" if cpus else "--exclusive",

@@ -15,14 +15,19 @@ from lsgd.errors import UsageError
 from lsgd.override_syntax import key_and_value
 from lsgd.recipe import LIBRARIES, Recipe
 from lsgd.recipe.fields import all_fields, group_of, is_within
+from lsgd.recipe.own_files import (
+    HYDRA_HEADER,
+    MAX_FILE_BYTES,
+    is_path,
+    missing_file_message,
+    own_recipe,
+)
 from lsgd.suggestions import did_you_mean, suggest_equivalent
 from lsgd.untrusted_files import read_bounded
 
 NO_RECIPE = "no recipe is given; write for example recipe=digits, or --recipes to see them all"
 RECIPE_OPTIONS = ("--help", "--recipes", "--fields", "--cfg")
 """The options that every command line of a recipe has."""
-MAX_FILE_BYTES = 2**22
-"""The maximum size in bytes of a configuration file."""
 
 
 def sorted_recipe_names() -> list[str]:
@@ -87,7 +92,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
                 f"{key} is not set itself: the lr of a step is schedule.reference_lr, scaled from "
                 "schedule.reference_batch to the minibatch; write schedule.reference_lr=…"
             )
-        if key == "recipe":
+        if key == "recipe" and own_recipe([word]) is None:
             _check_choice(word, value, recipes)
             if value in recipes:  # and not several, which are refused later
                 check_recipe_file(value)
@@ -113,7 +118,7 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
         )
     mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
     if value.strip("'\"") not in known and not mapping and not several:
-        raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
+        raise UsageError(missing_file_message(override, value, known))
 
 
 def check_recipe_file(name: str) -> list[str]:
@@ -130,7 +135,7 @@ def check_recipe_file(name: str) -> list[str]:
             f"{shown} begins with a byte order mark, after which Hydra cannot read the first "
             "line; save it as UTF-8 without one"
         )
-    if not re.fullmatch(r"\s*#+\s*@package\s+_global_\s*", first):
+    if not HYDRA_HEADER.fullmatch(first):
         raise UsageError(
             f"{shown} does not begin with `# @package _global_`, so its fields would not be those "
             "of a recipe; write that as its first line"
@@ -148,6 +153,8 @@ def refuse_override(override: str) -> NoReturn:
         ) from None
     if key == "recipe":
         how = "write +recipe=NAME"
+    elif is_path(override):
+        how = f"write recipe={override}"
     elif override in sorted_recipe_names():
         how = f"write +recipe={override}"
     else:

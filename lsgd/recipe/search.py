@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lsgd.errors import UsageError
+from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import all_fields
 from lsgd.suggestions import did_you_mean
@@ -122,6 +123,22 @@ class Search:
     holdout_seeds: list[int] = field(default_factory=list)
     """The holdout seeds for the final comparison of the best trial with the unchanged recipe.
     They differ from `seeds`, by which the best trial was selected."""
+    recipe_file: str | None = None
+    """The file of a user's own recipe, whose name `recipe` is; search files do not have it."""
+    file: str | None = None
+    """The file of a user's own search; search files do not have it."""
+    line: list[str] = field(default_factory=list)
+    """The overrides of the command line that make up a search without a file."""
+
+    @property
+    def recipe_override(self) -> str:
+        """The override that chooses the recipe of this search, such as +recipe=digits."""
+        return format_override("+recipe", self.recipe_file or self.recipe)
+
+    @property
+    def command_arguments(self) -> list[str]:
+        """The arguments of `lsgd search` that choose this search."""
+        return self.line or [format_override("+search", self.file or self.name)]
 
     @property
     def dimensions(self) -> list[Dimension]:
@@ -136,7 +153,11 @@ class Search:
         return min(self.trials, math.prod(len(each.grid_values) for each in self.dimensions))
 
 
-SEARCH_FIELDS = [entry.name for entry in fields(Search) if entry.name != "name"]
+NOT_IN_FILES = ("recipe_file", "file", "line")
+"""The fields of a search that its file does not have."""
+SEARCH_FIELDS = [
+    entry.name for entry in fields(Search) if entry.name not in ("name", *NOT_IN_FILES)
+]
 
 
 def _dimension(search: str, key: str, given: Any) -> Dimension:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from lsgd.errors import UsageError
+from lsgd.override_syntax import format_override
 
 RELATIONS = ("as_good_as", "no_worse_than", "worse_than")
 REPEATS = ("first", "mean")
@@ -22,8 +23,15 @@ class Entry:
     """The recipe of the paper that this one represents at a smaller scale."""
     search: str | None = None
     """The folder in runs/searches whose best trial gives the overrides for this recipe."""
+    file: str | None = None
+    """The file of a user's own recipe, whose name `recipe` is; study files do not have it."""
     words: list[str] = field(default_factory=list)
     """The overrides of that trial, which lsgd.run.tuned fills in; study files do not have them."""
+
+    @property
+    def recipe_override(self) -> str:
+        """The override that chooses the recipe of this entry, such as +recipe=digits."""
+        return format_override("+recipe", self.file or self.recipe)
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,8 @@ class Study:
     """The recipes that `--quick` trains; none if the study has no such part."""
     quick_seeds: list[int] = field(default_factory=lambda: [0])
     """The seeds that `--quick` trains them with."""
+    file: str | None = None
+    """The file of a user's own study; study files do not have it."""
 
     def quick_part(self) -> "Study":
         """Return the study of the part that `--quick` trains, with the claims on its recipes.
@@ -96,7 +106,8 @@ class Study:
     def command_arguments(self) -> list[str]:
         """The arguments of `lsgd study` that name this study, or the quick part of one."""
         name = self.name.removesuffix(QUICK)
-        return [f"+study={name}", *(["--quick"] if name != self.name else [])]
+        chosen = format_override("+study", self.file or name)
+        return [chosen, *(["--quick"] if name != self.name else [])]
 
 
 def check_study(study: Study, recipes: list[str]) -> None:

@@ -1,6 +1,7 @@
 """The content of a report, as headings, sentences, tables and figures for Markdown and HTML."""
 
 import math
+import shlex
 from collections import Counter
 
 from lsgd.report.batch_size_sweep import BatchSizeSweep
@@ -406,7 +407,9 @@ def _next(findings: Findings, trains: str | None) -> list[Block]:
         if group.missing
     ]
     if items and findings.study:
-        trains = trains or f"python -m lsgd.study +study={findings.study.name}"
+        trains = trains or shlex.join(
+            ["python", "-m", "lsgd.study", *findings.study.command_arguments]
+        )
         items.append(f"`{trains}` trains the missing runs")
     items += [
         f"more seeds of both to decide whether {decision.claim.says}"

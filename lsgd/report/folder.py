@@ -62,7 +62,7 @@ def report(
     findings = compute_findings(found, left_out, study, overrides, looks)
     drawn = figures.draw(findings)
     arguments = ["python", "-m", "lsgd.report", *map(str, runs)]
-    arguments += ["--study", study.name] if study else []
+    arguments += ["--study", study.file or study.name] if study else []
     made_by = command or shlex.join([*arguments, "--out", str(out)])
     composed = content.compose(findings, drawn, made_by, provenance.version(), command)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from lsgd import config
 from lsgd.errors import UsageError
+from lsgd.override_syntax import format_override
 from lsgd.recipe import Recipe
 from lsgd.recipe.study import Study
 from lsgd.report.run_folders import SkippedFolder
@@ -181,7 +182,7 @@ def group_study(
     can be read, such as one that has failed before its first step.
     """
     wanted = {
-        entry.recipe: load_shipped_recipe(entry.recipe, *overrides, *entry.words)
+        entry.recipe: load_shipped_recipe(entry.file or entry.recipe, *overrides, *entry.words)
         for entry in study.entries
     }
     names = {_key(recipe): name for name, recipe in wanted.items()}
@@ -202,7 +203,7 @@ def group_study(
             entry.label,
             wanted[entry.recipe],
             sorted({*study.seeds, *(run.recipe.seed for run in ours[entry.recipe])}),
-            load_shipped_recipe(entry.like or entry.recipe),
+            load_shipped_recipe(entry.like or entry.file or entry.recipe),
             ours[entry.recipe],
             counts_repeats=study.repeats == "mean",
         )
@@ -273,8 +274,8 @@ def _label(recipe: Recipe, others: list[Recipe]) -> str:
 
 @cache
 def load_shipped_recipe(name: str, *overrides: str) -> Recipe:
-    """Load the recipe that lsgd ships under this name, with overrides applied."""
-    return config.load_recipe([f"+recipe={name}", *overrides])
+    """Load the recipe of this name, or in this file of a user, with overrides applied."""
+    return config.load_recipe([format_override("+recipe", name), *overrides])
 
 
 def _published(name: str) -> Recipe | None:

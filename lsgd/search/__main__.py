@@ -3,6 +3,7 @@
     python -m lsgd.search +search=digits                        # one run after another
     python -m lsgd.search +search=digits --jobs 2               # two at a time
     python -m lsgd.search +search=digits --print                # show what is done, what would run
+    python -m lsgd.search recipe=digits 'optim.momentum=[0.8,0.9]'   # a grid, without a file
     python -m lsgd.search +search=digits sampler=gp trials=20   # override fields of the search …
     python -m lsgd.search +search=digits worker_batch=32        # … or of the recipe, for all trials
     python -m lsgd.search --report runs/searches/a runs/searches/b --out FOLDER   # one page on both
@@ -158,7 +159,7 @@ def comparison_runs(request: SearchRequest, points: Sequence[Trial]) -> dict[str
 def write_results(request: SearchRequest, points: Sequence[Trial], folder: Path) -> None:
     """Write a hyper-parameter search's record and report page, and print its best trial."""
     command = shlex.join(
-        ["python", "-m", "lsgd.search", f"+search={request.space.search.name}", *request.overrides]
+        ["python", "-m", "lsgd.search", *request.space.search.command_arguments, *request.overrides]
     )
     record = make_record(request.space, points, folder.name, command)
     with hold_lock(folder, "report"):

@@ -8,10 +8,11 @@ from pathlib import Path
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, matching
-from lsgd.override_syntax import canonical
+from lsgd.override_syntax import canonical, key_and_value, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
-from lsgd.recipe.search import SEARCH_FIELDS
-from lsgd.search.space import SearchSpace
+from lsgd.recipe.own_files import own_names
+from lsgd.recipe.search import KINDS, SEARCH_FIELDS, Search
+from lsgd.search.space import FIXED, SearchSpace
 
 SAID = [name for name in SEARCH_FIELDS if name not in ("title", "recipe", "words", "space")]
 """The fields of a search that the command line may override."""
@@ -76,20 +77,52 @@ def read_request(about: str, argv: Sequence[str]) -> SearchRequest | ReportReque
             of_search.append(word)
         elif field in SEARCH_FIELDS and field != "recipe":
             raise UsageError(
-                f"'{word}' is a field of a search file; write your own file into "
-                f"{paths.display_path(paths.recipes_dir() / 'search')}"
+                f"'{word}' is a field of a search file; write your own file, and search=./mine.yaml"
             )
         else:
             of_recipe.append(word)
-    if len(names) != 1:
+    recipes = [value for key, value in map(key_and_value, of_recipe) if key == "recipe"]
+    if not names and len(recipes) == 1:
+        search, of_recipe = _search_over(recipes[0], of_search, of_recipe)
+    elif len(names) == 1:
+        chosen = parse_text("search", names[0]) or ""
+        search = config.load_search(chosen, *of_search)
+    else:
         raise UsageError(
             "no search is given; write for example search=digits; --searches lists them"
         )
-    space = SearchSpace(config.load_search(names[0], *of_search), of_recipe)
+    space = SearchSpace(search, of_recipe)
     rest = [*of_search, *of_recipe]
     return SearchRequest(
         space, rest, launcher, options.jobs, options.storage, options.print, options.retry_failed
     )
+
+
+def _search_over(
+    recipe: str, of_search: Sequence[str], of_recipe: Sequence[str]
+) -> tuple[Search, list[str]]:
+    """Make a search without a file, over each override of a recipe whose value is a list.
+
+    Returns it with the other overrides of the recipe. Raises UsageError if there is no such list.
+    """
+    takes_lists = {
+        key for key, kind in KINDS.items() if kind in (list[int], list[float], list[str])
+    }
+    lists: list[str] = []
+    others: list[str] = []
+    for word in of_recipe:
+        key, value = key_and_value(word)
+        if key == "recipe":
+            continue
+        is_list = value.startswith("[") and key not in takes_lists | FIXED.keys()
+        (lists if is_list else others).append(word.lstrip("+") if is_list else word)
+    if not lists:
+        raise UsageError(
+            f"recipe={recipe} has no field to search; write a list of values for one, such as "
+            "'schedule.reference_lr=[0.05,0.1,0.2]', or search=NAME"
+        )
+    chosen = parse_text("recipe", recipe) or ""
+    return config.search_over(chosen, lists, *of_search), others
 
 
 def _keys() -> list[str]:
@@ -152,9 +185,10 @@ def _catalogue(part: str) -> str:
     Raises UsageError if there is none.
     """
     blocks = []
-    searches, refusals = config.load_readable(config.search_names(), config.load_search)
+    names = [*config.search_names(), *own_names("search")]
+    searches, refusals = config.load_readable(dict.fromkeys(names), config.load_search)
     for name, search in searches.items():
-        file = Path(paths.recipes_dir() / "search" / f"{name}.yaml")
+        file = Path(search.file or paths.recipes_dir() / "search" / f"{name}.yaml")
         text = file.read_text(encoding="utf-8")
         takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
         tried = ", ".join(search.space)

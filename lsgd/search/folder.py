@@ -39,8 +39,10 @@ def definition_hash(space: SearchSpace) -> str:
 
 def search_folder(space: SearchSpace) -> Path:
     """Return a search's folder, `runs/searches/NAME`, plus a hash if overrides have changed it."""
-    name = space.search.name
-    if definition_hash(space) == definition_hash(SearchSpace(config.load_search(name), [])):
+    name, search = space.search.name, space.search
+    # A search without a file has no definition but its own.
+    unchanged = None if search.line else SearchSpace(config.load_search(search.file or name), [])
+    if unchanged and definition_hash(space) == definition_hash(unchanged):
         return SEARCHES / name
     return SEARCHES / f"{name}-{definition_hash(space)[:8]}"
 

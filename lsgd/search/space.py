@@ -63,7 +63,7 @@ class SearchSpace:
 
     def recipe(self, values: Values) -> Recipe:
         """Return the recipe at a point of the space, with seed 0; raise UsageError if invalid."""
-        overrides = [f"+recipe={self.search.recipe}", *self.overrides, *overrides_of(values)]
+        overrides = [self.search.recipe_override, *self.overrides, *overrides_of(values)]
         try:
             return config.load_recipe(overrides)
         except UsageError as error:
@@ -76,7 +76,10 @@ class SearchSpace:
         """Return a point's runs, one for each seed; an empty point means the unchanged recipe."""
         recipe, overrides = self.recipe(values), [*self.overrides, *overrides_of(values)]
         return [
-            PlannedRun(replace(recipe, seed=seed), [f"seed={seed}", *overrides]) for seed in seeds
+            PlannedRun(
+                replace(recipe, seed=seed), [f"seed={seed}", *overrides], self.search.recipe_file
+            )
+            for seed in seeds
         ]
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from lsgd.errors import UsageError
 from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.launch.processes import gpus_per_machine
+from lsgd.override_syntax import format_override
 from lsgd.planned import PlannedRun, RunLauncher
 from lsgd.recipe import Recipe
 from lsgd.report.formatting import format_count
@@ -133,7 +134,7 @@ def _timed(trial: PlannedRun, processes: int) -> float | None:
     """Time two training steps on synthetic examples in new processes; return examples/s or None."""
     from lsgd.bench.job import open_job
 
-    overrides = [f"+recipe={trial.recipe.name}", *trial.overrides]
+    overrides = [format_override("+recipe", trial.recipe_argument), *trial.overrides]
     library = "single" if processes == 1 else "torch"
     try:
         with open_job("lsgd.bench.scaled_steps", library, processes, overrides, limit=LIMIT) as job:

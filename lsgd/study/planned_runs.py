@@ -29,7 +29,7 @@ def planned_runs(study: Study, overrides: Sequence[str]) -> list[PlannedRun]:
             raise UsageError(f"'{word}' cannot be overridden in a study: {FIXED[key]}")
     said = [[*overrides, *entry.words] for entry in study.entries]
     recipes = [
-        config.load_recipe([f"+recipe={entry.recipe}", *each])
+        config.load_recipe([entry.recipe_override, *each])
         for entry, each in zip(study.entries, said, strict=True)
     ]
     same: dict[str, str] = {}
@@ -37,13 +37,13 @@ def planned_runs(study: Study, overrides: Sequence[str]) -> list[PlannedRun]:
         other = same.setdefault(recipe.fingerprint, recipe.name)
         if other != recipe.name:
             raise UsageError(
-                f"{' '.join(overrides) or f'+study={study.name}'} makes {other} and "
+                f"{' '.join(overrides) or study.command_arguments[0]} makes {other} and "
                 f"{recipe.name} the same run; leave out that override, or train that run alone "
                 "with lsgd.train"
             )
     return [
-        PlannedRun(replace(recipe, seed=seed), [f"seed={seed}", *each])
-        for recipe, each in zip(recipes, said, strict=True)
+        PlannedRun(replace(recipe, seed=seed), [f"seed={seed}", *each], entry.file)
+        for entry, recipe, each in zip(study.entries, recipes, said, strict=True)
         for seed in study.seeds
     ]
 

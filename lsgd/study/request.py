@@ -4,13 +4,15 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lsgd import config, paths
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, integer_from, matching
 from lsgd.launch.options import LAUNCHERS
-from lsgd.override_syntax import canonical
+from lsgd.override_syntax import canonical, parse_text
 from lsgd.planned import RunLauncher, add_options, read_launcher
+from lsgd.recipe.own_files import own_names
 from lsgd.recipe.study import Study
 from lsgd.report.looks import LEAST
 from lsgd.run.tuned import apply_search_results
@@ -88,7 +90,7 @@ def read_request(help_text: str, argv: Sequence[str]) -> StudyRequest:
             run_overrides.append(word)
     if len(names) != 1:
         raise UsageError("no study is given; write for example study=digits; --studies lists them")
-    study = config.load_study(names[0])
+    study = config.load_study(parse_text("study", names[0]) or "")
     study = apply_search_results(study.quick_part() if options.quick else study)
     seeds = _seeds(seed_lists[-1]) if seed_lists else study.seeds
     study = replace(study, seeds=[*study.seeds, *(s for s in seeds if s not in study.seeds)])
@@ -158,9 +160,10 @@ def _catalogue(part: str) -> str:
     Raises UsageError if there is none.
     """
     blocks = []
-    studies, refusals = config.load_readable(config.study_names(), config.load_study)
+    names = [*config.study_names(), *own_names("study")]
+    studies, refusals = config.load_readable(dict.fromkeys(names), config.load_study)
     for name, study in studies.items():
-        file = paths.recipes_dir() / "study" / f"{name}.yaml"
+        file = Path(study.file or paths.recipes_dir() / "study" / f"{name}.yaml")
         text = file.read_text(encoding="utf-8")
         takes = " ".join(line[2:] for line in text.splitlines() if "Hardware: " in line)
         size = f"{len(study.entries)} recipes x {len(study.seeds)} seeds"

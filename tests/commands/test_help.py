@@ -66,7 +66,7 @@ def test_all_its_options_are_completed(
     ("line", "completed"),
     [
         ("lsgd tra", "train track"),
-        ("lsgd train --rec", "--recipes "),
+        ("lsgd train --recipes", "--recipes "),
         ("lsgd train recipe=bs8k_s", "bs8k_sqrt_lr "),
         ("lsgd train optim=", "adagrad adam lars sgd"),
         ("lsgd train averaging.half", "averaging.half_life="),

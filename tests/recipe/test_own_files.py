@@ -1,0 +1,193 @@
+"""Recipes in users' own files: by path, by folder, built on others, and wrong in every way."""
+
+from pathlib import Path
+
+import pytest
+from helpers.composed import compose_recipe
+
+from lsgd import config
+from lsgd.config import load_recipe
+from lsgd.errors import UsageError
+
+MINE = "defaults: [bs256]\nname: mine\nworkers: 16\n"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without recipes as the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LSGD_RECIPES", raising=False)
+
+
+def write(text: str, name: str = "mine.yaml") -> str:
+    """Write a file into the current folder; return its name."""
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    return name
+
+
+@pytest.mark.parametrize(
+    "name", ["digits", "bs8k", "bs256_full", "ptb_small", "sst_childsum", "mlperf_bs4096"]
+)
+def test_what_cfg_prints_is_such_a_file(name: str) -> None:
+    """Of each workload, with nothing of the default dataset, network or loader added to it."""
+    recipe = compose_recipe(f"recipe={name}")
+    write(config.to_yaml(recipe))
+    assert load_recipe(["recipe=./mine.yaml"]) == recipe
+
+
+def test_a_choice_replaces_the_group_of_a_complete_file() -> None:
+    write(config.to_yaml(compose_recipe("recipe=bs256", "data.root=/data/imagenet")))
+    recipe = load_recipe(["recipe=mine.yaml", "data=digits", "model=small_resnet", "optim=lars"])
+    expected = load_recipe(["recipe=bs256", "data=digits", "model=small_resnet", "optim=lars"])
+    assert (recipe.data, recipe.optim) == (expected.data, expected.optim)
+
+
+def test_a_recipe_builds_on_a_complete_file() -> None:
+    """Whose fields stay as they are: nothing of the default network or dataset is added."""
+    sst = compose_recipe("recipe=sst_childsum")
+    write(config.to_yaml(sst), "all.yaml")
+    write("defaults: [all.yaml]\nname: mine\n")
+    assert load_recipe(["recipe=mine.yaml"]).fingerprint == sst.fingerprint
+    write("name: mine\ndefaults:\n- all.yaml\n- override /optim: lars\n")
+    with pytest.raises(
+        UsageError, match=r"mine.yaml, line 4: defaults chooses .*; write the field"
+    ):
+        load_recipe(["recipe=mine.yaml"])
+
+
+def test_a_recipe_builds_on_a_shipped_one_without_its_target() -> None:
+    write("# @package _global_\n" + MINE)
+    recipe, base = load_recipe(["recipe=mine.yaml", "epochs=90"]), compose_recipe("recipe=bs256")
+    assert (recipe.name, recipe.workers, recipe.target) == ("mine", 16, None)
+    assert base.target is not None
+    assert recipe.fingerprint == compose_recipe("recipe=bs256", "workers=16").fingerprint
+    write(MINE + "target: {top1_error: 24}\n")
+    stated = load_recipe(["recipe=mine.yaml", "seed=3"]).target
+    assert stated is not None
+    assert load_recipe(["recipe=mine.yaml", "seed=3", "workers=8"]).target is None
+
+
+def test_a_recipe_builds_on_a_file_beside_it_and_changes_groups() -> None:
+    write("defaults: [digits]\nname: base\ndry_run: false\nworkers: 8\n", "a b/base.yaml")
+    write(
+        "defaults:\n  - ./base.yaml\n  - override /optim: lars\n  - _self_\nname: top\n"
+        "optim: {trust: 0.01}\nlog_steps: ${epochs}\n",
+        "a b/top.yaml",
+    )
+    recipe = load_recipe(["recipe='a b/top.yaml'"])
+    assert (recipe.name, recipe.workers, recipe.log_steps) == ("top", 8, 30)
+    assert (recipe.optim.name, recipe.optim.trust) == ("lars", 0.01)
+
+
+def test_a_file_is_read_anew(tmp_path: Path) -> None:
+    for workers in (16, 32):
+        write(MINE.replace("16", str(workers)))
+        assert load_recipe([f"recipe={tmp_path}/mine.yaml", "epochs=30", "schedule.milestones=[9]"])
+        assert load_recipe([f"recipe={tmp_path}/mine.yaml"]).workers == workers
+
+
+def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shipped name keeps its meaning, and a file that is wrong is in no other's way."""
+    write(f"# Twice the workers.\n{MINE}", "all/mine.yaml")
+    write("defaults: [mine]\nname: second\n", "all/sub/second.yaml")
+    write("name: digits\nworkers: 3\n", "all/digits.yaml")
+    write("name: [", "all/wrong.yaml")
+    write("title: x\nspace: {}\n", "all/search.yaml")
+    monkeypatch.setenv("LSGD_RECIPES", "")  # restored after the option has set it
+    recipe = config.parse_recipe(
+        ["recipe=mine", "--recipe-dir", "all"], program="lsgd.train", about=""
+    )
+    assert (recipe.name, recipe.workers) == ("mine", 16)
+    assert load_recipe(["recipe=sub/second.yaml"]).workers == 16
+    assert load_recipe(["recipe=digits"]) == compose_recipe("recipe=digits")
+    lines = config.recipe_list("").splitlines()
+    assert f"{'mine':<27} Twice the workers. [all/mine.yaml]" in lines
+    assert any(line.startswith("skipped: all/wrong.yaml, line ") for line in lines)
+    assert "skipped: all/digits.yaml has the name of a shipped recipe" in "\n".join(lines)
+    assert not any(line.startswith("search ") for line in lines)
+    monkeypatch.setenv("LSGD_RECIPES", "none")
+    with pytest.raises(UsageError, match="LSGD_RECIPES is none, which is not a folder; write"):
+        load_recipe(["recipe=mine"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("defaults: [bs256]\nworkers: 3\n", "mine.yaml has no name, .*; write .* name: mine"),
+        ("", "mine.yaml is not a mapping .*; begin with"),
+        ("- a\n", "mine.yaml is not a mapping"),
+        ("name: mine\nworkers: [\n", "mine.yaml, line 3: it is not YAML .*; fix it"),
+        ("name: a\n---\nname: b\n", "mine.yaml, line 2: it is not YAML"),
+        ("name: mine\nname: b\n", "line 2: name is there twice, first in line 1; write it once"),
+        ("defaults: [mine.yaml]\nname: a\n", "line 1: defaults has mine.yaml, which leads back"),
+        ("name: a\ndefaults:\n- bs25\n", "line 3: .*bs25 does not exist; did you mean bs256"),
+        ("name: a\ndefaults:\n- no.yaml\n", "line 3: .*no.yaml does not exist; write the path"),
+        ("name: a\ndefaults: bs256\n", "line 2: defaults is not a list; write defaults: .bs256."),
+        ("name: a\ndefaults:\n- data: digits\n", "line 3: defaults takes .*; write - override"),
+        ("name: a\ndefaults:\n- override /../x: b\n", "line 3: defaults takes .*; write"),
+        ("name: a\ndefaults:\n- override /data: di\n", "line 3: data: di does not exist; did you"),
+        ("name: a\ndefaults:\n- ../../a/bs256\n", "line 3: .*bs256 does not exist"),
+        (MINE + "wrkers: 3\n", "line 4: there is no key 'wrkers'; did you mean workers"),
+        (MINE + "batch_size: 8\n", "line 4: batch_size is workers x worker_batch"),
+        (MINE + "optim:\n  momentun: 3\n", "line 5: there is no key 'optim.momentun'; did you"),
+        (MINE + "optim: {momentum: 3}\n", "mine.yaml, line 4: optim.momentum=3"),
+        (MINE + "epochs: many\n", "mine.yaml, line 4: epochs=many is not a whole number"),
+        (MINE + "data: {root: '${oc.env:HOME}'}\n", "line 4: data.root=.* write the value"),
+        (MINE + "run_dir: a${name}\n", "line 4: run_dir=a\\${name} is not a reference to another"),
+        (MINE + "data: {skip: ['${oc.env:A}']}\n", "line 4: data.skip=.* write the value"),
+        (MINE + "optim: ${data}\n", "line 4: optim=.* write the value"),
+        (
+            MINE + "seed: ${epochs}\nepochs: ${seed}\n",
+            "mine.yaml, line 4: seed refers to itself; write",
+        ),
+        (MINE + "run_dir: ${run_dir}\n", "line 4: run_dir=.* write the value"),
+        (MINE + "data: {skip_list: a}\n", "line 4: data.skip_list is another file, .*; list"),
+        (MINE + "${x}: 3\n", "line 4: it has a key that is not a name"),
+        (MINE + "schedule: &a {gamma: 0.1}\noptim: *a\n", "line 5: it is not YAML .an alias"),
+        (
+            MINE + "optim: !!python/object:os.system {}\n",
+            "line 4: it has a value of type .*os.system; write a plain",
+        ),
+        ("name: mine\nworkers: 4\n", "mine.yaml has neither defaults nor data; build .*bs256"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_file_and_line(text: str, sentence: str) -> None:
+    write(text)
+    with pytest.raises(UsageError, match=sentence) as refused:
+        load_recipe(["recipe=./mine.yaml"])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cycle_is_refused_by_its_files() -> None:
+    write("defaults: [b.yaml]\nname: a\n", "a.yaml")
+    write("name: b\ndefaults: [./a.yaml]\n", "b.yaml")
+    with pytest.raises(UsageError, match=r"b.yaml, line 2: .*\(a.yaml -> b.yaml -> a.yaml\)"):
+        load_recipe(["recipe=a.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("recipe=no.yaml", "^recipe=no.yaml does not exist; write the path of an existing file"),
+        ("recipe=bs256.yaml", "lsgd's own is recipe=bs256"),
+        ("recipe=mine", "write recipe=./mine.yaml"),
+        ("mine.yaml", "'mine.yaml' is not of the form key=value; write recipe=mine.yaml"),
+        ("recipe=folder.yaml", "folder.yaml cannot be read"),
+        ("recipe=latin.yaml", "latin.yaml, line 2: it is not UTF-8; save"),
+        ("recipe=mine.yaml recipe=digits", "are 2 recipes; write one"),
+        ("recipe=mine.yaml wrkers=3", "^there is no key 'wrkers'; did you mean workers"),
+        ("recipe=mine.yaml workers=-1", "^workers=-1"),
+    ],
+)
+def test_a_wrong_path_is_refused(words: str, sentence: str) -> None:
+    write(MINE)
+    Path("folder.yaml").mkdir()
+    Path("latin.yaml").write_bytes("name: a\n# \xe4\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=sentence):
+        load_recipe(words.split())
+
+
+def test_a_byte_order_mark_is_no_mistake() -> None:
+    write("\ufeff" + MINE)
+    assert load_recipe(["recipe=mine.yaml"]).workers == 16
