@@ -1,12 +1,15 @@
-"""Autotuning for workers_per_pass=auto: the number of workers per micro-batch, by measurement.
+"""Autotuning: workers_per_pass=auto and channels_last=auto, by measurement on a throwaway model.
 
 On a CPU the largest micro-batch is not the fastest, since its images outgrow the caches; on a GPU
-the largest may not fit. So micro-batches of 1, 2, 4, … workers are timed on a throwaway model.
+the largest may not fit. So micro-batches of 1, 2, 4, … workers are timed. Whether convolutions are
+faster in channels_last depends on the network, the size of its images and the machine. So then both
+formats are timed, with the workers that were chosen or given.
 """
 
 import gc
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,52 +31,99 @@ from lsgd.job.system import memory_limit, peak_memory
 from lsgd.learner import Learner
 from lsgd.profile.phases import reporting_phases
 from lsgd.recipe import InputsSettings, Recipe, StrategySettings
-from lsgd.recipe.fields import AUTO
+from lsgd.recipe.fields import AUTO, TIMED, as_override
 from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
 from lsgd.strategy import StepTask
 from lsgd.strategy.tasks import hosted_workers
 
 TIME_BUDGET = 10.0
-"""The time in seconds, without warm-up, after which no larger micro-batch is tried."""
+"""The time in seconds, without warm-up; a larger micro-batch that would exceed it is not tried."""
 MIN_RELATIVE_SPEED = 0.7
 """The share of the best speed below which no larger micro-batch is tried."""
+LAYOUT_BUDGET = 5.0
+"""The time in seconds after which memory formats are not compared once more."""
+LAYOUT_STEP = 0.4
+"""The time in seconds of one step in this comparison."""
+LAYOUT_ROUNDS = 4
+"""The largest number of comparisons, of which the ratio is the median."""
+MIN_LAYOUT_GAIN = 0.03
+"""The least gain for which a memory format is taken that is not the default."""
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""
 
 
-def resolve_workers_per_pass(
+def resolve_auto_fields(
     recipe: Recipe,
-    started_with: int | None,
+    started_with: Mapping[str, Any],
     comm: Comm,
     device: torch.device,
 ) -> tuple[Recipe, list[str]]:
-    """Replace workers_per_pass=auto in a recipe by the fastest number, equal on all processes.
+    """Replace auto in workers_per_pass and channels_last by the fastest values, for all processes.
 
-    Returns the recipe and log lines about the choice; any other recipe is returned unchanged. A
-    resumed run keeps the number that it was `started_with`, since its last bits depend on it.
+    Returns the recipe and log lines about the choices; a recipe without auto is returned unchanged.
+    A resumed run keeps the values that it was `started_with`, since its last bits depend on them.
     """
-    if recipe.workers_per_pass != AUTO:
-        return recipe, []
+    unknown = [name for name in TIMED if getattr(recipe, name) == AUTO]
+    only = _only_values(recipe)
+    recipe = replace(recipe, **{name: only[name] for name in unknown if name in only})
+    unknown = [name for name in unknown if name not in only]
+    kept = {name: started_with[name] for name in unknown if name in started_with}
+    lines = [f"{name}={as_override(value)}, as in the saved run" for name, value in kept.items()]
+    recipe = replace(recipe, **kept)
+    if recipe.workers_per_pass == AUTO:
+        recipe, line = _resolve_workers_per_pass(recipe, comm, device)
+        lines.append(line)
+    if recipe.channels_last == AUTO:
+        recipe, line = _resolve_channels_last(recipe, comm, device)
+        lines.append(line)
+    return recipe, lines
+
+
+def _only_values(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of TIMED in which this recipe has no choice, with their values."""
+    only: dict[str, Any] = {}
     if not recipe.strategy.is_synchronous:
-        return replace(recipe, workers_per_pass=1), []  # each worker pushes its own gradients
-    if started_with is not None:
-        line = f"workers_per_pass={started_with}, as in the saved run"
-        return replace(recipe, workers_per_pass=started_with), [line]
+        only["workers_per_pass"] = 1  # each worker pushes its own gradients
+    if recipe.data.workload != "images":
+        only["channels_last"] = False
+    return only
+
+
+def _resolve_workers_per_pass(
+    recipe: Recipe, comm: Comm, device: torch.device
+) -> tuple[Recipe, str]:
     if comm.rank == 0:
         print("timing micro-batches of 1, 2, 4, … workers", flush=True)
     hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
     # All processes measure at the same time, since those of a machine share its caches and memory.
     mine = measure_speeds(recipe, hosted, device)
-    if device.type != "cpu":
-        gc.collect()
-        empty_cache(device)  # or a loader on the GPU could not allocate its memory
+    _free_memory(device)
     # A process that hosts no workers has measured nothing.
     everyone = [speed_of for speed_of in comm.gather_objects(mine) if speed_of]
     workers, speed = choose_workers_per_pass(everyone)
     largest = max(everyone[0])
     line = f"workers_per_pass={workers}: {speed / 1000:.1f} thousand examples/s, of 1 … {largest}"
-    return replace(recipe, workers_per_pass=workers), [line]
+    return replace(recipe, workers_per_pass=workers), line
+
+
+def _resolve_channels_last(recipe: Recipe, comm: Comm, device: torch.device) -> tuple[Recipe, str]:
+    if comm.rank == 0:
+        print("timing steps in channels_last and channels first", flush=True)
+    hosted = len(hosted_workers(recipe, comm.world_size, comm.rank))
+    mine = measure_layouts(recipe, hosted, device)
+    _free_memory(device)
+    ratios = [ratio for ratio in comm.gather_objects(mine) if ratio is not None]
+    is_chosen, ratio = choose_channels_last(ratios)
+    line = f"channels_last={as_override(is_chosen)}: {ratio:.2f} times the time of channels first"
+    return replace(recipe, channels_last=is_chosen), line
+
+
+def _free_memory(device: torch.device) -> None:
+    """Release the memory of the throwaway models, or a loader on the GPU could allocate none."""
+    if device.type != "cpu":
+        gc.collect()
+        empty_cache(device)
 
 
 def choose_workers_per_pass(everyone: list[dict[int, float]]) -> tuple[int, float]:
@@ -88,19 +138,22 @@ def choose_workers_per_pass(everyone: list[dict[int, float]]) -> tuple[int, floa
     return best, slowest[best]
 
 
+def choose_channels_last(ratios: list[float]) -> tuple[bool, float]:
+    """Return whether channels_last is faster, and its time in multiples of channels first's.
+
+    `ratios` has these multiples of each process; the process that gains least decides. A gain of
+    less than MIN_LAYOUT_GAIN is no reason to leave the default format.
+    """
+    ratio = max(ratios)
+    return ratio < 1 - MIN_LAYOUT_GAIN, ratio
+
+
 def measure_speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[int, float]:
     """Measure the training speed, in examples/s, of micro-batches of 1, 2, 4, … workers.
 
     It ends at TIME_BUDGET, MIN_RELATIVE_SPEED or the memory of the device.
     """
-    # With a tiny lr nothing can diverge; a micro-batch costs the same with any strategy.
-    timed = replace(
-        recipe,
-        schedule=replace(recipe.schedule, reference_lr=1e-9),
-        inputs=InputsSettings(loader="synthetic"),
-        strategy=StrategySettings(),
-    )
-    learner = Learner(timed, SingleComm(), device)
+    learner = _throwaway_learner(recipe, device)
     inputs = learner.workload.inputs()
     speed_of: dict[int, float] = {}
     spent = 0.0
@@ -109,7 +162,8 @@ def measure_speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[in
         only = MicroBatch(0, np.arange(examples), range(workers))
         _reset_memory(device)
         try:
-            times = _times(learner, StepTask(0, examples, workers, [only]), inputs)
+            task = StepTask(0, examples, workers, [only])
+            times = _times(learner, task, inputs, time.perf_counter)
         except torch.OutOfMemoryError:
             if not speed_of:
                 raise
@@ -119,12 +173,67 @@ def measure_speeds(recipe: Recipe, hosted: int, device: torch.device) -> dict[in
         speed_of[workers] = examples / min(times)
         spent += sum(times)
         slower = speed_of[workers] < MIN_RELATIVE_SPEED * max(speed_of.values())
-        if spent > TIME_BUDGET or slower or _may_exceed_memory(device):
+        next_takes = 2 * sum(times)
+        if spent + next_takes > TIME_BUDGET or slower or _may_exceed_memory(device):
             break
     return speed_of
 
 
-def _times(learner: Learner, task: StepTask, inputs: Inputs) -> list[float]:
+def measure_layouts(recipe: Recipe, hosted: int, device: torch.device) -> float | None:
+    """Measure the time of a micro-batch in channels_last, in multiples of that in channels first.
+
+    A micro-batch has the recipe's workers, and as many images of each as take LAYOUT_STEP seconds.
+    On a CPU the times are those of the processor, which other programs change less. Returns None
+    without hosted workers.
+    """
+    if not hosted:
+        return None
+    begin = time.perf_counter()
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    workers = min(recipe.micro_batch_workers, hosted)
+    learners = {
+        layout: _throwaway_learner(replace(recipe, channels_last=layout), device)
+        for layout in (False, True)
+    }
+    inputs = learners[False].workload.inputs()
+
+    def seconds(layout: bool, images: int) -> float:
+        examples = workers * images
+        only = MicroBatch(0, np.arange(examples), range(workers))
+        learner = learners[layout]
+        return min(_times(learner, StepTask(0, examples, workers, [only]), inputs, clock))
+
+    few = min(2, recipe.worker_batch)  # the fewest images that BN accepts
+    affordable = int(few * LAYOUT_STEP / seconds(False, few))
+    images = min(recipe.worker_batch, max(few, affordable))
+    ratios: list[float] = []
+    # In turns, so that a machine that becomes busy slows both.
+    while len(ratios) < LAYOUT_ROUNDS:
+        ratios.append(seconds(True, images) / seconds(False, images))
+        if time.perf_counter() - begin > LAYOUT_BUDGET:
+            break
+    return statistics.median(ratios)
+
+
+def _throwaway_learner(recipe: Recipe, device: torch.device) -> Learner:
+    """Create a model and its training state to time on synthetic examples, in this process alone.
+
+    With a tiny lr nothing can diverge; a micro-batch costs the same with any strategy.
+    """
+    settings: dict[str, Any] = {} if recipe.channels_last != AUTO else {"channels_last": False}
+    timed = replace(
+        recipe,
+        schedule=replace(recipe.schedule, reference_lr=1e-9),
+        inputs=InputsSettings(loader="synthetic"),
+        strategy=StrategySettings(),
+        **settings,
+    )
+    return Learner(timed, SingleComm(), device)
+
+
+def _times(
+    learner: Learner, task: StepTask, inputs: Inputs, clock: Callable[[], float]
+) -> list[float]:
     """Measure the seconds of a training step's forward and backward passes, up to three times.
 
     They run from the task's batches to its gradients, after a warm-up. Work that is done once per
@@ -136,14 +245,14 @@ def _times(learner: Learner, task: StepTask, inputs: Inputs) -> list[float]:
         nonlocal begin
         ready = list(inputs.train(task.micro_batches))
         synchronize(learner.device)
-        begin = time.perf_counter()
+        begin = clock()
         yield from ready
 
     def listen(phase: str) -> None:
         nonlocal end
         if phase == "communication":
             synchronize(learner.device)
-            end = time.perf_counter()
+            end = clock()
 
     times: list[float] = []
     with reporting_phases(learner.strategy.phases(), listen):

@@ -31,6 +31,7 @@ SST, CONLL, LENET = "+recipe=sst_treelstm", "+recipe=conll_bilstm", "+recipe=fas
         (step, f"{DIGITS} optim.equation=10", "optim.equation=10 is not PyTorch's"),
         (step, f"{DIGITS} optim=adam", "write optim.name=sgd"),
         (step, f"{DIGITS} optim.clip_norm=1", "write optim.clip_norm=null"),
+        (step, f"{DIGITS} channels_last=auto", "channels_last=auto is decided where training"),
         (batchnorm, f"{DIGITS} --steps 0", "--steps 0 is not possible"),
         (batchnorm, f"{DIGITS} workers_per_pass=1", "workers_per_pass=1 leaves one worker"),
         (lars, DIGITS, "optim.name=sgd is not LARS; write optim=lars"),
