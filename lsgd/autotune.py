@@ -7,28 +7,38 @@ formats are timed, with the workers that were chosen or given.
 """
 
 import gc
+import hashlib
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from lsgd.comm import Comm
+import lsgd
+from lsgd.comm import Comm, broadcast_from_rank0
 from lsgd.comm.single import SingleComm
+from lsgd.errors import UsageError
+from lsgd.files import atomic_write
 from lsgd.inputs import Inputs
 from lsgd.job.device import (
+    cpu,
+    device_name,
     empty_cache,
     peak_device_memory,
     reset_peak_device_memory,
     synchronize,
     total_device_memory,
 )
-from lsgd.job.launcher import detect_launch
+from lsgd.job.launcher import cores, detect_launch, omp_num_threads
 from lsgd.job.system import memory_limit, peak_memory
 from lsgd.learner import Learner
+from lsgd.paths import cache_dir
 from lsgd.profile.phases import reporting_phases
 from lsgd.recipe import InputsSettings, Recipe, StrategySettings
 from lsgd.recipe.fields import AUTO, TIMED, as_override
@@ -36,6 +46,7 @@ from lsgd.rules.sampler import MicroBatch
 from lsgd.step import train_step
 from lsgd.strategy import StepTask
 from lsgd.strategy.tasks import hosted_workers
+from lsgd.untrusted_files import parse_json, read_bounded
 
 TIME_BUDGET = 10.0
 """The time in seconds, without warm-up; a larger micro-batch that would exceed it is not tried."""
@@ -49,6 +60,13 @@ LAYOUT_ROUNDS = 4
 """The largest number of comparisons, of which the ratio is the median."""
 MIN_LAYOUT_GAIN = 0.03
 """The least gain for which a memory format is taken that is not the default."""
+DECISIVE = (
+    *("workers", "worker_batch", "precision", "label_smoothing"),
+    *("padding", "batching", "deterministic"),
+)
+"""The fields on which the fastest values depend, besides the groups model and data."""
+PATHS = ("root", "index", "skip_list", "skip")
+"""The fields of the group data on which they do not depend."""
 MAX_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a micro-batch may take; loader and fragments need the rest."""
 
@@ -71,13 +89,77 @@ def resolve_auto_fields(
     kept = {name: started_with[name] for name in unknown if name in started_with}
     lines = [f"{name}={as_override(value)}, as in the saved run" for name, value in kept.items()]
     recipe = replace(recipe, **kept)
+    unknown = [name for name in unknown if name not in kept]
+    if not unknown:
+        return recipe, lines
+    record = ChoiceRecord(recipe, comm, device)
+    if cached := broadcast_from_rank0(comm, record.read):
+        lines += [f"{name}={as_override(cached[name])}, as timed before" for name in unknown]
+        return replace(recipe, **cached), [*lines, f"that choice: {record.file}"]
     if recipe.workers_per_pass == AUTO:
         recipe, line = _resolve_workers_per_pass(recipe, comm, device)
         lines.append(line)
     if recipe.channels_last == AUTO:
         recipe, line = _resolve_channels_last(recipe, comm, device)
         lines.append(line)
+    if comm.rank == 0:
+        record.write({name: getattr(recipe, name) for name in unknown})
     return recipe, lines
+
+
+class ChoiceRecord:
+    """The file in the user's cache with the values that were fastest for a network on a machine.
+
+    With it the same command makes the same choice again, and so the same bits.
+    """
+
+    def __init__(self, recipe: Recipe, comm: Comm, device: torch.device) -> None:
+        launch = detect_launch()
+        data = asdict(recipe.data)
+        self.timed = {
+            **{name: getattr(recipe, name) for name in (*TIMED, *DECISIVE)},
+            "model": asdict(recipe.model),
+            "data": {name: data[name] for name in data if name not in PATHS},
+            "device": cpu() if device.type == "cpu" else device_name(device),
+            "cores": cores(launch),
+            "threads": omp_num_threads(),
+            "processes": [comm.world_size, launch.local_size],
+            "versions": [lsgd.__version__, torch.__version__],
+        }
+        """All that the choice depends on; the fields that are chosen are auto."""
+        content = json.dumps(self.timed, sort_keys=True, default=str)
+        name = hashlib.sha256(content.encode()).hexdigest()[:16]
+        self.timed = json.loads(content)
+        try:
+            self.file: Path | None = cache_dir() / "autotune" / f"{name}.json"
+        except UsageError:  # no home folder
+            self.file = None
+
+    def read(self) -> dict[str, Any]:
+        """Return the recorded values by field; an empty dictionary if there are none."""
+        if self.file is None:
+            return {}
+        try:
+            found = parse_json(read_bounded(self.file))
+            values: dict[str, Any] = found["fastest"]
+            is_whole = found["timed"] == self.timed and all(
+                type(values[name]) is kind
+                for name, kind in (("workers_per_pass", int), ("channels_last", bool))
+                if self.timed[name] == AUTO
+            )
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+        return values if is_whole else {}
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Record the fastest values by field, unless the cache cannot be written."""
+        if self.file is None:
+            return
+        content = json.dumps({"fastest": values, "timed": self.timed}, indent=1)
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self.file) as file:
+                file.write(content.encode())
 
 
 def _only_values(recipe: Recipe) -> dict[str, Any]:

@@ -35,6 +35,14 @@ from lsgd.train import train
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty cache: each test times anew, and none writes into the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
 def recipe(*words: str) -> Recipe:
     short = ["epochs=2", "schedule.milestones=[1.5]", "schedule.warmup_epochs=1", "log_steps=2"]
     return compose_recipe("+recipe=digits", "precision=float64", *short, *words)
@@ -282,6 +290,69 @@ def test_both_formats_are_timed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_layouts(made, 2, CPU)
     assert timed == [(False, 2, 4), (True, 2, 8), (False, 2, 8)]
     assert measure_layouts(made, 0, CPU) is None
+
+
+def choose(*words: str) -> tuple[int | str, bool | str, list[str]]:
+    tuned, lines = resolve_auto_fields(recipe(*words), {}, SingleComm(), CPU)
+    return tuned.workers_per_pass, tuned.channels_last, lines
+
+
+def test_the_same_command_makes_the_same_choice(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without timing anything, whatever the seed; another network or size is timed."""
+    monkeypatch.setattr(autotune, "measure_speeds", lambda *_: {1: 5.0, 2: 9.0})
+    monkeypatch.setattr(autotune, "measure_layouts", lambda *_: 0.5)
+    assert choose("hardware=auto")[:2] == (2, True)
+    assert choose("channels_last=auto", "workers_per_pass=4")[:2] == (4, True)
+    monkeypatch.setattr(autotune, "measure_speeds", untimed)
+    monkeypatch.setattr(autotune, "measure_layouts", untimed)
+    workers, is_last, lines = choose("hardware=auto", "seed=7")
+    assert (workers, is_last) == (2, True)
+    assert lines[:2] == [
+        "workers_per_pass=2, as timed before",
+        "channels_last=true, as timed before",
+    ]
+    assert lines[2].startswith(f"that choice: {cache}/lsgd/autotune/")
+    assert choose("channels_last=auto", "workers_per_pass=4")[:2] == (4, True)
+    for other in ("worker_batch=4", "model=resnet20", "precision=float32", "workers=8"):
+        with pytest.raises(pytest.fail.Exception, match="passes were timed"):
+            choose("hardware=auto", other)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"fastest": 1}', "other", "text"])
+def test_a_damaged_record_is_timed_anew(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(autotune, "measure_speeds", lambda *_: {1: 5.0, 2: 9.0})
+    choose("workers_per_pass=auto")
+    (file,) = cache.glob("lsgd/autotune/*.json")
+    whole = file.read_text()
+    changed = {
+        "other": whole.replace('"worker_batch": ', '"worker_batch": 9'),
+        "text": whole.replace('"workers_per_pass": 2', '"workers_per_pass": "2"'),
+    }
+    file.write_text(changed.get(damage, damage))
+    assert file.read_text() != whole
+    monkeypatch.setattr(autotune, "measure_speeds", lambda *_: {1: 9.0, 2: 5.0})
+    assert choose("workers_per_pass=auto")[0] == 1
+    monkeypatch.setattr(autotune, "measure_speeds", untimed)
+    assert choose("workers_per_pass=auto")[0] == 1
+
+
+@pytest.mark.parametrize("home", ["a file", "none"])
+def test_without_a_cache_each_run_is_timed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("no home directory")
+
+    (cache / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file") if home == "a file" else "")
+    monkeypatch.setattr(Path, "home", no_home)
+    for speeds, workers in (({1: 5.0, 2: 9.0}, 2), ({1: 9.0, 2: 5.0}, 1)):
+        monkeypatch.setattr(autotune, "measure_speeds", lambda *_, speeds=speeds: speeds)
+        assert choose("workers_per_pass=auto")[0] == workers
 
 
 def test_all_processes_take_one_format() -> None:
