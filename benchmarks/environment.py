@@ -5,7 +5,6 @@ its own, and runs in a process of that environment's Python.
 """
 
 import hashlib
-import os
 import platform
 import shutil
 import sys
@@ -16,31 +15,17 @@ from pathlib import Path
 from lsgd.errors import UsageError
 from lsgd.files import locked
 from lsgd.job.children import describe_failure, run_with_limit
-from lsgd.paths import parse_path
+from lsgd.paths import cache_dir
 
 LIMIT = 1800.0
 """The time limit of an installation in seconds, for slow networks."""
-
-
-def cache() -> Path:
-    """Return the folder of what lsgd can create again, the same as in setup/horovod.sh.
-
-    Raises UsageError if the user has no home folder, as a numeric user id in a container may.
-    """
-    try:
-        return parse_path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lsgd"
-    except RuntimeError:
-        raise UsageError(
-            "this user has no home folder, and so no cache; set XDG_CACHE_HOME to a folder that "
-            "can be written"
-        ) from None
 
 
 def environment_folder(name: str, requirements: Sequence[str]) -> Path:
     """Return the folder of the environment with these requirements, for this Python and system."""
     made_for = [platform.python_version(), sysconfig.get_platform(), sys.base_prefix, *requirements]
     key = hashlib.sha256("\n".join(made_for).encode()).hexdigest()[:12]
-    return cache() / "environments" / f"{name}-{key}"
+    return cache_dir() / "environments" / f"{name}-{key}"
 
 
 def ensure_environment(name: str, requirements: Sequence[str], *, size: str) -> Path:

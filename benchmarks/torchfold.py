@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
-from benchmarks.environment import cache
 from lsgd.errors import UsageError
 from lsgd.job.children import describe_failure, run_with_limit
+from lsgd.paths import cache_dir
 
 VERSION = "0.1.0"
 WHEEL = f"torchfold-{VERSION}-py3-none-any.whl"
@@ -33,7 +33,7 @@ LIMIT = 120.0
 
 def wheel_path() -> Path:
     """Return the path of the wheel in the user's cache."""
-    return cache() / "wheels" / WHEEL
+    return cache_dir() / "wheels" / WHEEL
 
 
 def fetch_wheel() -> Path:

@@ -91,6 +91,20 @@ def data_root(dataset: str) -> Path:
     return parse_path(os.environ.get("LSGD_DATA", "data")) / dataset
 
 
+def cache_dir() -> Path:
+    """Return the folder of what lsgd can create again, the same as in setup/horovod.sh.
+
+    Raises UsageError if the user has no home folder, as a numeric user id in a container may.
+    """
+    try:
+        return parse_path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lsgd"
+    except RuntimeError:
+        raise UsageError(
+            "this user has no home folder, and so no cache; set XDG_CACHE_HOME to a folder that "
+            "can be written"
+        ) from None
+
+
 def expand_home(text: str) -> str:
     """Replace ~ or ~USER at the start of a path by that user's home folder.
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import tee
 
 from lsgd import config
-from lsgd.autotune import resolve_workers_per_pass
+from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import joined
 from lsgd.errors import PreemptedError
 from lsgd.evaluation import evaluate
@@ -53,7 +53,7 @@ def train(recipe: Recipe) -> float:
         check_world_size(recipe, comm.world_size)
         inputs, data = open_consistent_inputs(comm, lambda: open_workload(recipe, device).inputs())
         with open_run(recipe, comm) as run:
-            recipe, choices = resolve_workers_per_pass(recipe, run.workers_per_pass, comm, device)
+            recipe, choices = resolve_auto_fields(recipe, run.execution, comm, device)
             learner = Learner(recipe, comm, device, data)
             if run.content:
                 learner.restore(checkpoint.decode_checkpoint(run.content, run.checkpoint_path))

@@ -12,6 +12,7 @@ from lsgd.errors import UsageError
 from lsgd.job.launcher import detect_launch
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
+from lsgd.recipe.fields import AUTO
 
 Result = dict[str, Any]
 """The measurements of a benchmark and their setting, as JSON values."""
@@ -26,6 +27,11 @@ def check_measurable(recipe: Recipe) -> None:
     check_supported(
         recipe, "this benchmark", remedy, workloads=("images",), strategies=("allreduce",)
     )
+    if recipe.channels_last == AUTO:
+        raise UsageError(
+            "channels_last=auto is decided where training starts; here write channels_last=true or "
+            "false"
+        )
 
 
 def environment_facts(device: torch.device, *peers: str) -> Result:

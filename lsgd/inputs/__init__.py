@@ -139,7 +139,8 @@ def open_inputs(recipe: Recipe, device: "torch.device") -> Inputs:
                 device=device,
                 decoders=decoders,
                 largest_batch=max(_most_workers(recipe) * recipe.worker_batch, recipe.val_batch),
-                channels_last=recipe.channels_last,
+                # auto is decided after the loader is open; the workload converts the images then.
+                channels_last=recipe.channels_last is True,
             )
     raise ValueError(loader)
 

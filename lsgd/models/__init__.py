@@ -42,8 +42,11 @@ def make_network(recipe: Recipe) -> nn.Module:
 
 
 def memory_format(recipe: Recipe) -> torch.memory_format:
-    """Return the torch memory format of a recipe's images and convolutions."""
-    return torch.channels_last if recipe.channels_last else torch.contiguous_format
+    """Return the torch memory format of a recipe's images and convolutions.
+
+    While channels_last=auto is undecided, it is the contiguous one.
+    """
+    return torch.channels_last if recipe.channels_last is True else torch.contiguous_format
 
 
 def make_model(

@@ -7,7 +7,7 @@ from pathlib import Path
 from lsgd.errors import UsageError
 from lsgd.plan.step import MeasuredStep
 from lsgd.recipe import Recipe
-from lsgd.run.read import NotARunError, read_run
+from lsgd.run.read import NotARunError, Run, read_run
 
 BACKWARD_SHARE = 2 / 3
 BACKWARD_SOURCE = "assumed: two of the three products of each layer are the backward pass's"
@@ -33,7 +33,7 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
         ("data.image_size", run.recipe.data.image_size, recipe.data.image_size),
         ("data.channels", run.recipe.data.channels, recipe.data.channels),
         ("precision", run.recipe.precision, recipe.precision),
-        ("channels_last", _word(run.recipe.channels_last), _word(recipe.channels_last)),
+        ("channels_last", run_layout(run), _word(recipe.channels_last)),
         ("compile", _word(run.recipe.compile), _word(recipe.compile)),
     ):
         if theirs != ours:
@@ -72,8 +72,14 @@ def from_run(folder: Path, recipe: Recipe) -> MeasuredStep:
     return _on_one(speed, recipe, data_wait, source)
 
 
-def _word(value: bool) -> str:
+def _word(value: bool | str) -> str:
     return str(value).lower()
+
+
+def run_layout(run: Run) -> str:
+    """Return a run's channels_last, from its recipe or, if that has auto, from its log."""
+    found = re.search(r"channels_last=(true|false)", str(run.start.get("machine")))
+    return found[1] if found else _word(run.recipe.channels_last)
 
 
 def _pass(recipe: Recipe, machine: str) -> int:

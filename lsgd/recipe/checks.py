@@ -48,6 +48,11 @@ def check_recipe(recipe: Recipe) -> None:
             "workers_per_pass=auto times a model that is not compiled, and compile=true is faster "
             "with another number; write one, such as workers_per_pass=8"
         )
+    if recipe.channels_last == AUTO and recipe.compile:
+        raise UsageError(
+            "channels_last=auto times a model that is not compiled, and compile=true may be faster "
+            "in the other format; write channels_last=true or false"
+        )
 
 
 def _check_limits(group: Any, workload: str, above: str = "") -> None:

@@ -17,6 +17,8 @@ from typing import Any, get_args
 from lsgd.errors import UsageError
 
 AUTO = "auto"
+TIMED = ("workers_per_pass", "channels_last")
+"""The execution fields whose `auto` lsgd.autotune replaces by the fastest value."""
 MOST = 10**9
 """The default upper limit of a number in a recipe; larger ones overflow where they are used."""
 
@@ -75,7 +77,9 @@ class Relevance:
     def enforce(self, key: str, value: Any, default: Any, chosen: Any) -> None:
         """Raise UsageError if a field is set although it is not used with the `chosen` value."""
         required = default if self.required is MISSING else self.required
-        if chosen in self.choices or value == required:
+        # For a field of TIMED, auto asks for the fastest value; if unused it has only one.
+        is_open = key in TIMED and value == AUTO
+        if chosen in self.choices or value == required or is_open:
             return
         other = f"{_choice(self.key)}={as_override(chosen)}"
         if self.key == WORKLOAD:
@@ -129,7 +133,7 @@ def one_of(*choices: Any, within: tuple[str, ...] = ()) -> FieldMetadata:
 
     Such a name is timm/NAME with "timm" in `within`.
     """
-    known = [*map(str, choices), *(f"{library}/NAME" for library in within)]
+    known = [*map(as_override, choices), *(f"{library}/NAME" for library in within)]
 
     def limit(key: str, value: Any) -> None:
         if value not in choices and not is_within(value, within):

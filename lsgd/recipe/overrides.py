@@ -179,6 +179,7 @@ _TYPE_DESCRIPTIONS: dict[Any, tuple[str, str]] = {
     int | str: ("a whole number or auto", "=8"),
     float: ("a number", "=0.5"),
     bool: ("true or false", "=true"),
+    bool | str: ("true, false or auto", "=true"),
     list[int]: ("a list of whole numbers", "=[1,2,3]"),
     list[float]: ("a list of numbers", "=[1,2,3]"),
     list[str]: ("a list of texts", "=[a,b]"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lsgd.recipe.fields import (
+    AUTO,
     EXECUTION,
     WORKLOAD,
     above_0,
@@ -540,8 +541,11 @@ class RunSettings:
     """The evaluation of the trees of a micro-batch by the network: folded or recursive.
     folded batches nodes of all trees into a few large calls; recursive computes one tree after the
     other, node by node."""
-    channels_last: bool = field(default=False, metadata=EXECUTION | IMAGES)
-    """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer."""
+    channels_last: bool | str = field(
+        default=False, metadata=EXECUTION | IMAGES | one_of(False, True, AUTO)
+    )
+    """Whether images are stored in the channels-last memory format (NHWC), which GPUs prefer.
+    With auto, lsgd.autotune times both formats when training starts."""
     compile: bool = field(default=False, metadata=EXECUTION)
     """Whether the model is compiled with torch.compile."""
     cuda_graphs: bool = field(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lsgd.recipe import Recipe
+from lsgd.recipe.fields import AUTO
 from lsgd.report.groups import RecipeRuns
 from lsgd.run.read import Run
 from lsgd.run.rows import PER_SECOND, Row, finite_number
@@ -86,6 +87,7 @@ def hardware_and_processes(start: Row) -> tuple[str, int]:
 def _execution(recipe: Recipe) -> str:
     """Format the recipe's settings that affect a run's speed but not its results as text."""
     settings = [f"workers per pass: {recipe.workers_per_pass}"]
-    settings += ["channels_last"] if recipe.channels_last else []
+    layouts = {True: ["channels_last"], False: [], AUTO: ["channels_last: auto"]}
+    settings += layouts[recipe.channels_last]
     settings += ["compiled"] if recipe.compile else []
     return ", ".join(settings)

@@ -3,15 +3,17 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from lsgd import config
 from lsgd.comm import Comm, ElasticComm, broadcast_from_rank0
 from lsgd.errors import ExitError, UsageError, disk_full_error
 from lsgd.paths import is_leftover
 from lsgd.recipe import Recipe, differing_fields
+from lsgd.recipe.fields import TIMED
 from lsgd.run import lock
 from lsgd.run.checkpoint import (
     FILE,
@@ -40,8 +42,11 @@ class OpenRun:
     """The path of that checkpoint."""
     warning: str = ""
     """A problem with the folder that does not prevent the run from resuming."""
-    workers_per_pass: int | None = None
-    """The workers per micro-batch in the checkpoint: what `auto` resolved to at the start."""
+    execution: dict[str, Any] = field(default_factory=dict)
+    """The checkpoint's values of the fields that can be auto: what they resolved to at the start.
+
+    It is empty without a checkpoint.
+    """
 
 
 @contextmanager
@@ -173,8 +178,8 @@ def _newest_whole(folder: Path, paths: list[Path]) -> tuple[OpenRun, list[Path],
                 f"{refusals[0].partition(';')[0]}; the run resumes from {path.name}, at step "
                 f"{saved.step}, and the damaged file is now {names}"
             )
-        taken = saved.recipe["workers_per_pass"]
-        return OpenRun(folder, content, str(path), warning, taken), paths[:number], saved
+        execution = {name: saved.recipe[name] for name in TIMED if name in saved.recipe}
+        return OpenRun(folder, content, str(path), warning, execution), paths[:number], saved
     others = f" (and so are the {len(paths) - 1} before it)" if len(paths) > 1 else ""
     raise UsageError(refusals[0].replace("; move", f"{others}; move"))
 

@@ -94,7 +94,8 @@ def test_a_profile(
     assert list(report.parent.glob("trace-0.json.gz"))
 
 
-def test_the_fastest_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fastest_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     auto = replace(base("images"), workers_per_pass=AUTO)
     with available():
         run(auto, tmp_path / "device", "auto")

@@ -21,7 +21,6 @@ from helpers.launching import fork_command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import environment
 from lsgd import demo, paths
 from lsgd.__main__ import COMMANDS
 from lsgd.doctor import __main__ as doctor
@@ -83,7 +82,7 @@ def test_home_within_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", "~/cache")
     monkeypatch.setenv("PYTHON", "~/bin/python")
     assert paths.data_root("imagenet") == tmp_path / "sets/imagenet"
-    assert environment.cache() == tmp_path / "cache/lsgd"
+    assert paths.cache_dir() == tmp_path / "cache/lsgd"
     assert processes.python() == f"{tmp_path}/bin/python"
     (tmp_path / "run").mkdir()
     for name, words in (("evaluate", ["~/run"]), ("export", ["~/run", "--to=torchvision"])):

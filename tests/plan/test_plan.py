@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.composed import compose_recipe
 from helpers.usage_errors import usage_error
 
 from lsgd.installation import install_command
+from lsgd.plan import measured_step
 from lsgd.plan.__main__ import main
 from lsgd.report.run_archive import FILE, unpack
+from lsgd.run.read import Run
 
 PLAN = ["+recipe=bs8k", "nodes=32", "gpus=8"]
 RUN = [
@@ -146,6 +149,14 @@ def test_a_run_in_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) 
     words = [*RUN, str(RUNS / "float64-one"), "precision=float64", "channels_last=false"]
     says = "a run with channels_last=false, or plan with channels_last=true"
     assert says in usage_error(main, capsys, *words)
+
+
+@pytest.mark.parametrize("layout", ["true", "false"])
+def test_a_run_with_auto_has_the_layout_of_its_log(tmp_path: Path, layout: str) -> None:
+    made = compose_recipe("+recipe=fashion_bs1k", "channels_last=auto")
+    machine = f"1 process, CPU; in memory; channels_last={layout}: 0.87 times the time of …"
+    run = Run(tmp_path, made, [{"kind": "start", "step": 0, "machine": machine}])
+    assert measured_step.run_layout(run) == layout
 
 
 def test_without_matplotlib(

@@ -8,7 +8,7 @@ from helpers.composed import compose_recipe
 
 from lsgd.config import load_recipe, load_search, load_study, search_over
 from lsgd.errors import UsageError
-from lsgd.planned.launch import RunLauncher
+from lsgd.planned import RunLauncher
 from lsgd.search.command_line import SearchRequest, read_request
 from lsgd.search.folder import search_folder
 from lsgd.study.planned_runs import planned_runs

@@ -297,6 +297,7 @@ def test_efficiency_is_against_the_fewest_processes_on_the_same_hardware(tmp_pat
         ("a", one, 1000.0, "channels_last=false"),
         ("b", two, 1500.0, "channels_last=false"),
         ("c", two, 4000.0, "channels_last=true"),
+        ("d", two, 5000.0, "channels_last=auto"),
     ):
         errors = [9.0] * 9
         write_run(tmp_path / name, words, more, errors=errors, machine=machine, speed=speed)
@@ -305,6 +306,7 @@ def test_efficiency_is_against_the_fewest_processes_on_the_same_hardware(tmp_pat
         (1, 1000.0, None),
         (2, 1500.0, 0.75),
         (2, 4000.0, None),  # another layout, and nothing to compare it with
+        (2, 5000.0, None),
     ]
 
 
