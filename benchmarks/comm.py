@@ -17,7 +17,6 @@ from lsgd.bench.timing import (
     Estimate,
     Samples,
     TimedWork,
-    check_rounds,
     estimate,
     measure,
     time_ratio,
@@ -75,12 +74,8 @@ def comm(argv: Sequence[str]) -> None:
     line.add_argument("--np", default="2,4", help="processes of a job (2,4)")
     line.add_argument("--accumulation", default="1,8", help="passes of a step (1,8)")
     line.add_argument("--over", default="torch,horovod", help="libraries (torch,horovod)")
-    line.add_argument("--rounds", type=int, default=12, help="how often each is measured (12)")
     line.add_argument("--passes", type=int, default=16, help="about as many a round (16)")
-    line.add_argument(
-        "--limit", type=float, default=300, help="the time limit of a round in seconds (300)"
-    )
-    results.add_out(line, "comm")
+    results.add_options(line, "comm", rounds=12, limit=300)
     recipe, options = line.parse(argv)
     _check_comparable(recipe)
     libraries = options.over.split(",")
@@ -91,10 +86,8 @@ def comm(argv: Sequence[str]) -> None:
     check_not_launched("this benchmark starts its own")
     processes = parse_numbers("--np", options.np, least=2)
     accumulations = parse_numbers("--accumulation", options.accumulation, least=1)
-    check_rounds(options.rounds)
-    for option, value in (("--passes", options.passes), ("--limit", options.limit)):
-        if value <= 0:
-            raise UsageError(f"{option} {value:g} is not possible; write a number above 0")
+    if options.passes <= 0:
+        raise UsageError(f"--passes {options.passes} is not possible; write a number above 0")
     result = recipe_facts(recipe, pick_device(recipe.device)) | {
         "bucket_mb": recipe.comm.bucket_mb,
         "fusion": os.environ.get("HOROVOD_FUSION_THRESHOLD", FUSION),

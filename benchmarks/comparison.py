@@ -13,7 +13,7 @@ from benchmarks.scripts import TorchvisionStep
 from lsgd.bench import results
 from lsgd.bench.loaders import micro_batches_of_step
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
-from lsgd.bench.timing import TimedWork, check_rounds, estimate, measure, speed_ratio, time_ratio
+from lsgd.bench.timing import TimedWork, estimate, measure, speed_ratio, time_ratio
 from lsgd.comm import Comm, open_comm
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
@@ -57,11 +57,9 @@ def compare(comparison: Comparison, argv: Sequence[str]) -> None:
     """Measure the steps that the command line selects, print the report and save it in --out."""
     line = RecipeParser(program=f"benchmarks.{comparison.name}", about=comparison.about)
     line.usage = f"{line.usage} [--rounds N] [--steps N] [--out FOLDER]"
-    line.add_argument("--rounds", type=int, default=30, help="how often each is measured (30)")
     line.add_argument("--steps", type=int, default=2, help="of each per round (2)")
-    results.add_out(line, comparison.name)
+    results.add_options(line, comparison.name, rounds=30)
     recipe, options = line.parse(argv)
-    check_rounds(options.rounds)
     if options.steps < 1:
         raise UsageError(f"--steps {options.steps} is not possible; write 1 or more")
     with results.open_record(comparison.name, line.prog, argv, options.out) as record:

@@ -41,14 +41,13 @@ from lsgd.bench.timing import (
     Estimate,
     Samples,
     TimedWork,
-    check_rounds,
     estimate,
     measure,
     speed_ratio,
 )
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import integer_from, run_command, seconds
+from lsgd.job.command import integer_from, run_command
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.tables import markdown_table
@@ -138,11 +137,7 @@ def fold(argv: Sequence[str]) -> None:
     line.add_argument(
         "--trees", type=integer_from(1), default=32, help="at least N of each in a round (32)"
     )
-    line.add_argument("--rounds", type=int, default=9, help="how often each is measured (9)")
-    line.add_argument(
-        "--limit", type=seconds, default=600, help="seconds after which a part is given up (600)"
-    )
-    results.add_out(line, "fold")
+    results.add_options(line, "fold", rounds=9, limit=600)
     recipe, options = line.parse(argv)
     check_not_launched("this benchmark starts its own")
     remedy = "write +recipe=sst_treelstm"
@@ -152,7 +147,6 @@ def fold(argv: Sequence[str]) -> None:
             f"TorchFold cannot run model={recipe.model.name}, which takes lists of nodes; write "
             "model=treelstm"
         )
-    check_rounds(options.rounds)
     sizes = parse_numbers("--sizes", options.sizes, least=1)
     batches = parse_numbers("--batches", options.batches, least=1)
     torch.set_num_threads(1)  # the report states it; as in the measured processes

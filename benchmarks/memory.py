@@ -8,7 +8,7 @@ from tqdm import tqdm
 from lsgd.bench import results
 from lsgd.bench.job import open_job
 from lsgd.bench.setting import Result, check_not_launched, recipe_facts, recipe_lines
-from lsgd.bench.timing import Estimate, Samples, check_rounds, estimate, speed_ratio
+from lsgd.bench.timing import Estimate, Samples, estimate, speed_ratio
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
 from lsgd.job.command import run_command
@@ -45,18 +45,11 @@ def memory(argv: Sequence[str]) -> None:
     """Measure the peaks of the recipe's steps, print the report and save it in --out."""
     line = RecipeParser(program="benchmarks.memory", about=ABOUT)
     line.usage = f"{line.usage} [--rounds N] [--passes N] [--limit SECONDS] [--out FOLDER]"
-    line.add_argument("--rounds", type=int, default=6, help="how often each is measured (6)")
     line.add_argument("--passes", type=int, default=32, help="of the larger batch (32)")
-    line.add_argument(
-        "--limit", type=float, default=600, help="seconds after which a process is given up (600)"
-    )
-    results.add_out(line, "memory")
+    results.add_options(line, "memory", rounds=6, limit=600)
     recipe, options = line.parse(argv)
-    check_rounds(options.rounds)
     if options.passes < 2:
         raise UsageError(f"--passes {options.passes} leaves nothing to compare; write 2 or more")
-    if options.limit <= 0:
-        raise UsageError(f"--limit {options.limit:g} is not possible; write a number above 0")
     check_not_launched("the steps of one are measured")
     with results.open_record("memory", line.prog, argv, options.out) as record:
         result = recipe_facts(recipe, pick_device(recipe.device)) | {

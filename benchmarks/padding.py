@@ -29,10 +29,10 @@ from lsgd.bench.setting import (
     machine_lines,
     record_refusal,
 )
-from lsgd.bench.timing import TimedWork, check_rounds, estimate, measure
+from lsgd.bench.timing import TimedWork, estimate, measure
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import integer_from, run_command, seconds
+from lsgd.job.command import integer_from, run_command
 from lsgd.models.tagger import Tagger
 from lsgd.recipe import PADDINGS, Recipe
 from lsgd.recipe.checks import check_supported
@@ -100,18 +100,13 @@ def padding(argv: Sequence[str]) -> None:
     line.add_argument(
         "--sentences", type=integer_from(1), default=640, help="of each in a round (640)"
     )
-    line.add_argument("--rounds", type=int, default=7, help="how often each is measured (7)")
-    line.add_argument(
-        "--limit", type=seconds, default=600, help="seconds after which a round is given up (600)"
-    )
-    results.add_out(line, "padding")
+    results.add_options(line, "padding", rounds=7, limit=600)
     recipe, options = line.parse(argv)
     check_not_launched("this benchmark starts its own")
     remedy = "write +recipe=conll_bilstm"
     check_supported(recipe, "benchmarks.padding", remedy, workloads=("tagging",))
     if recipe.model.name != "bilstm":
         raise UsageError(f"model={recipe.model.name} is there in torch alone; write model=bilstm")
-    check_rounds(options.rounds)
     batches = parse_numbers("--batches", options.batches, least=1)
     result = environment_facts(torch.device("cpu")) | {
         "recipe": recipe.name,

@@ -24,11 +24,11 @@ from lsgd.bench.setting import (
     machine_lines,
     record_refusal,
 )
-from lsgd.bench.timing import Estimate, Samples, check_rounds, estimate, order, speed_ratio
+from lsgd.bench.timing import Estimate, Samples, estimate, order, speed_ratio
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 from lsgd.inputs.index import SPLITS, class_folders, image_files
-from lsgd.job.command import Parser, integer_from, run_command, seconds
+from lsgd.job.command import Parser, integer_from, run_command
 from lsgd.prepare.indexing import index_folder
 from lsgd.recipe import Recipe
 from lsgd.tables import markdown_table
@@ -79,13 +79,8 @@ def peers(argv: Sequence[str]) -> None:
     line.add_argument("--image-size", type=integer_from(32), default=64, help="in pixels (64)")
     line.add_argument("--loaders", type=integer_from(1), default=1, help="loader processes (1)")
     line.add_argument("--steps", type=integer_from(1), default=12, help="counted per process (12)")
-    line.add_argument("--rounds", type=int, default=8, help="how often each is started (8)")
-    line.add_argument(
-        "--limit", type=seconds, default=600, help="a process may take for a step (600 s)"
-    )
-    results.add_out(line, "peers")
+    results.add_options(line, "peers", rounds=8, limit=600)
     options = line.parse_args(argv)
-    check_rounds(options.rounds)
     check_not_launched("whole processes are measured one after the other")
     checkouts = {name: path for name in SCRIPTS if (path := getattr(options, name))}
     check_environment()

@@ -12,7 +12,7 @@ import torch
 
 from lsgd.bench import results
 from lsgd.bench.setting import Result, environment_facts, machine_lines
-from lsgd.bench.timing import TimedWork, check_rounds, estimate, measure, time_ratio
+from lsgd.bench.timing import TimedWork, estimate, measure, time_ratio
 from lsgd.errors import UsageError
 from lsgd.job.command import Parser, run_command
 from lsgd.tables import markdown_table
@@ -39,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
 def startup(argv: Sequence[str]) -> None:
     """Measure the commands, print the report and save it in --out."""
     line = Parser("benchmarks.startup", ABOUT)
-    line.add_argument("--rounds", type=int, default=12, help="how often each is started (12)")
-    results.add_out(line, "startup")
+    results.add_options(line, "startup", rounds=12)
     options = line.parse_args(argv)
-    check_rounds(options.rounds)
     with results.open_record("startup", line.prog, argv, options.out) as record:
         result = bench(options.rounds)
         record.write_report(result, report(result))

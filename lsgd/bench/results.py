@@ -10,7 +10,9 @@ from pathlib import Path
 
 from lsgd import paths
 from lsgd.bench.setting import Result
+from lsgd.bench.timing import check_rounds
 from lsgd.files import create_output_folder, write_files
+from lsgd.job.command import seconds
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,35 @@ class BenchmarkRecord:
             self.write_result(result)
             write_files(self.folder, {"README.md": f"{report}\n".encode()})
             print(f"\nkept in {self.folder}")
+
+
+def add_options(
+    line: ArgumentParser, name: str, *, rounds: int, limit: float | None = None
+) -> None:
+    """Add the options of a benchmark whose rounds measure each candidate: --rounds and --out.
+
+    With `limit`, the default time limit of a part in seconds, --limit is added too.
+    """
+    line.add_argument(
+        "--rounds",
+        type=_rounds,
+        default=rounds,
+        metavar="N",
+        help=f"measure each N times ({rounds})",
+    )
+    if limit is not None:
+        line.add_argument(
+            "--limit",
+            type=seconds,
+            default=limit,
+            help=f"seconds after which a part of the measurement is given up ({limit:g})",
+        )
+    add_out(line, name)
+
+
+def _rounds(text: str) -> int:
+    check_rounds(rounds := int(text))
+    return rounds
 
 
 def add_out(line: ArgumentParser, name: str) -> None:

@@ -18,10 +18,9 @@ from lsgd.bench.setting import (
     recipe_lines,
     record_refusal,
 )
-from lsgd.bench.timing import Samples, TimedWork, check_rounds, estimate, measure, speed_ratio
+from lsgd.bench.timing import Samples, TimedWork, estimate, measure, speed_ratio
 from lsgd.config import RecipeParser
 from lsgd.errors import UsageError
-from lsgd.job.command import seconds
 from lsgd.job.device import pick_device
 from lsgd.tables import markdown_table
 
@@ -46,16 +45,11 @@ def main(argv: Sequence[str]) -> None:
     """Run the scaling benchmark by its command line, print its report and save it in --out."""
     line = RecipeParser(program="lsgd.bench scaling", about=ABOUT)
     line.add_argument("--np", default="1,2,4", metavar="N,…", help="numbers of processes (1,2,4)")
-    line.add_argument("--rounds", type=int, default=8, metavar="N", help="measure each N times (8)")
     line.add_argument("--steps", type=int, default=2, metavar="N", help="steps of a round (2)")
-    line.add_argument(
-        "--limit", type=seconds, default=300, help="the time limit of a round in seconds (300)"
-    )
-    results.add_out(line, "scaling")
+    results.add_options(line, "scaling", rounds=8, limit=300)
     recipe, options = line.parse(argv)
     check_not_launched("this benchmark starts its own")
     processes = parse_numbers("--np", options.np, least=1)
-    check_rounds(options.rounds)
     if options.steps <= 0:
         raise UsageError(f"--steps {options.steps} is not possible; write a number above 0")
     result = recipe_facts(recipe, pick_device(recipe.device)) | {

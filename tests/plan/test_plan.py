@@ -177,8 +177,9 @@ def test_a_plan_that_fails_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a part of it either: the table is written, and the plot finds no place."""
-    monkeypatch.setattr("lsgd.plan.__main__.plotter", lambda _: lambda *_, **__: {"no/p.png": b""})
-    with pytest.raises(FileNotFoundError):
+    contents = {"plan.md/p.png": b""}
+    monkeypatch.setattr("lsgd.plan.__main__.plotter", lambda _: lambda *_, **__: contents)
+    with pytest.raises(FileExistsError):
         main([*PLAN, "--out", str(tmp_path / "plan")])
     assert list(tmp_path.iterdir()) == []
 
