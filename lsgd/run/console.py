@@ -55,6 +55,7 @@ class Console:
                 self._print_step(step, row["epoch"], self._latest)
             self._move_bar(step)
         if kind == "epoch":
+            self._move_bar(step)  # it may still show the evaluation, and an earlier step
             self.print_text(f"epoch {row['epoch']}: {', '.join([*self._rates(row), *_speed(row)])}")
 
     def _rates(self, row: Row) -> Iterator[str]:

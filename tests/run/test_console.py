@@ -101,6 +101,21 @@ def test_a_notebook_has_a_bar_though_it_is_no_terminal(
         assert (len(steps), line) == (0 if drawn else 1, "a line")
 
 
+def test_a_finished_run_leaves_a_full_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the evaluation that came before its last line."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    console = Console(0, 20, TOP1)
+    console.show_evaluation("val", 0, 1, None)
+    console.show("epoch", 20, IMAGES)
+    console.close()
+    last = terminal.getvalue().rstrip("\r\n").rpartition("\r")[2]
+    assert last.startswith("100%|")
+    assert "| 20/20 [" in last
+    assert "evaluating" not in last
+
+
 def test_lines_of_progress_where_nothing_else_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
