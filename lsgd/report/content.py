@@ -452,7 +452,7 @@ def _verification(run: Run) -> str:
     except FileNotFoundError:
         return NONE
     except (OSError, ValueError):
-        return f"`{path.name}` is no verification"
+        return f"`{path.name}` is not a file of lsgd.verify"
     if not same_rows or found.fingerprint != run.recipe.fingerprint:
         return "no: the run was changed since it was verified"
     by = f"on {found.host}, seed {found.seed}"

@@ -18,7 +18,7 @@ ENDING = ".verification.json"
 
 
 @dataclass(frozen=True)
-class Verification:
+class RunVerification:
     """The verdict of one verification of a run: what was compared, and what differed."""
 
     fingerprint: str
@@ -91,7 +91,7 @@ def check_new(path: Path, run: Path) -> None:
         )
 
 
-def write_verification(verification: Verification, path: Path) -> None:
+def write_verification(verification: RunVerification, path: Path) -> None:
     """Write a verification to a JSON file atomically; raise UsageError if it cannot be written."""
     try:
         with atomic_write(path) as file:
@@ -103,9 +103,9 @@ def write_verification(verification: Verification, path: Path) -> None:
         ) from None
 
 
-def read_verification(path: Path) -> Verification:
+def read_verification(path: Path) -> RunVerification:
     """Read a verification from its file; raise OSError or ValueError if it holds none."""
-    verification: Verification = convert_json(
-        Verification, parse_json(read_bounded(path)), at="the verification"
+    verification: RunVerification = convert_json(
+        RunVerification, parse_json(read_bounded(path)), at="the verification"
     )
     return verification

@@ -50,7 +50,7 @@ from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
 from lsgd.run.read import NotARunError, Run, read_run
 from lsgd.run.verification import (
-    Verification,
+    RunVerification,
     check_new,
     rows_digest,
     verification_path,
@@ -85,7 +85,7 @@ def verify(
     places: int,
     seed: int,
     tolerance: float | None,
-) -> Verification | None:
+) -> RunVerification | None:
     """Verify a run and return the verdict; None on all processes of the job but process 0.
 
     Raises UsageError if the run cannot be verified here, as its data are missing.
@@ -132,7 +132,7 @@ def verify(
         _note_distances(saved_at, drawn, steps, evidence)
         if comm.rank:
             return None
-        return Verification(
+        return RunVerification(
             fingerprint=recipe.fingerprint,
             rows_sha256=rows_digest(run.path),
             checkpoints=names,
@@ -249,7 +249,7 @@ def _note_distances(
         )
 
 
-def report(verification: Verification) -> str:
+def report(verification: RunVerification) -> str:
     """Return the text on a verification: what was confirmed, how much, and what differs."""
     rows = [[kind, str(count)] for kind, count in sorted(verification.compared.items())]
     lines = [markdown_table(["equal", "values"], rows)] if rows else []

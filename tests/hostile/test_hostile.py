@@ -31,6 +31,7 @@ from lsgd.run.tuned import apply_search_results
 from lsgd.search import __main__ as search
 from lsgd.strategy.recorded import load_orders
 from lsgd.supervise.folder import last_step
+from lsgd.verify import __main__ as verify
 
 SECONDS, HANGS, BYTES = 30, 600, 2**30
 """The limits of a command: processor seconds, elapsed seconds, and bytes of memory."""
@@ -51,9 +52,11 @@ COMMANDS: dict[str, Commands] = {
         "report": lambda folder: report.main([str(folder), "--out", str(folder.parent / "out")]),
         "compare": lambda folder: compare.main([str(folder), str(folder)]),
         "supervise": lambda folder: run_alone(lambda: last_step(folder) * 0),
+        "verify": lambda folder: verify.main([str(folder), "device=cpu"]),
     },
     "checkpoint": {
         "evaluate": lambda folder: evaluate.main([str(folder / "checkpoint-3.pt"), "device=cpu"]),
+        "verify": lambda folder: verify.main([str(_as_run(folder)), "device=cpu", "--steps", "1"]),
         "export": lambda folder: export.main(
             [str(folder), "--to", "safetensors", "--out", str(folder.parent / "out")]
         ),
@@ -87,6 +90,16 @@ def _table(folder: Path) -> object:
     page = folder.parent / "README.md"
     page.write_text("<!-- results, by make results -->\n<!-- end of results -->\n")
     return report.main(["--table", str(page)])
+
+
+def _as_run(folder: Path) -> Path:
+    """Put the recipe and the rows of a run beside the checkpoints in a folder."""
+    from helpers.run_folders import write_run
+
+    run = write_run(folder.parent / "run", "+recipe=digits", errors=[90.0])
+    for name in ("config.yaml", "metrics.jsonl"):
+        (run / name).rename(folder / name)
+    return folder
 
 
 def _some_run(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from lsgd.recipe import Recipe
 from lsgd.run import checkpoint
 from lsgd.run.checkpoint import Checkpoint
 from lsgd.run.rows import read_rows
-from lsgd.run.verification import Verification, read_verification
+from lsgd.run.verification import RunVerification, read_verification
 from lsgd.train import train
 from lsgd.verify.__main__ import main
 from lsgd.verify.evidence import Evidence
@@ -50,7 +50,7 @@ def copied(honest: Path, tmp_path: Path) -> Path:
     return shutil.copytree(honest, tmp_path / "run", symlinks=True)
 
 
-def verified(folder: Path, *words: str) -> tuple[int, Verification]:
+def verified(folder: Path, *words: str) -> tuple[int, RunVerification]:
     out = folder.with_name("out.json")
     code = main([str(folder), *OPTIONS, "--out", str(out), *words])
     return code, read_verification(out)
@@ -89,6 +89,7 @@ def _relabelled(saved: Checkpoint, recipe: Recipe) -> Checkpoint:
     return replace(saved, fingerprint=recipe.fingerprint, order=hashed)
 
 
+@pytest.mark.slow  # its fixture trains the run, and imports what training needs
 def test_an_honest_run_is_confirmed_and_its_folder_stays_as_it_is(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
