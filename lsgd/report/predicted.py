@@ -63,10 +63,10 @@ def _draw_worst(name: str, predictions: ValidationPredictions) -> Figure:
             up, left = pixels.shape[0] / 2, pixels.shape[1] / 2
             extent = (centre - left, centre + left, middle + up, middle - up)
             axes.imshow(pixels, extent=extent)
-            style = {"ha": "center", "fontsize": 6}
             top, bottom = middle - THUMBNAIL_SIDE / 2 - 3, middle + THUMBNAIL_SIDE / 2 + 12
-            axes.text(centre, top, names[image.label], **style)
-            axes.text(centre, bottom, f"as {names[image.predicted]}", **style)
+            axes.text(centre, top, names[image.label], ha="center", fontsize=6)
+            predicted = f"as {names[image.predicted]}"
+            axes.text(centre, bottom, predicted, ha="center", fontsize=6)
         axes.set_xlim(0, COLUMNS * width)
         axes.set_ylim(rows * height, 0)
         axes.axis("off")
