@@ -4,6 +4,8 @@ Images are resized, cropped and normalised as in the run's evaluation, and the n
 that the run evaluated: with averaged weights and measured BN statistics, if the recipe has them.
 """
 
+import base64
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,9 @@ from torch import Tensor
 from lsgd.comm.single import SingleComm
 from lsgd.errors import InputFailedError, UsageError
 from lsgd.evaluation import TrainedModel
-from lsgd.inputs import IN_MEMORY_DATASETS, Inputs
+from lsgd.inputs import IN_MEMORY_DATASETS, Inputs, data_folder
+from lsgd.inputs.decoding import load_image
+from lsgd.inputs.index import ImageIndex, index_file
 from lsgd.inputs.pixels import Normalise
 from lsgd.job.device import choose_kernels, pick_device
 from lsgd.job.launcher import cores, detect_launch
@@ -26,12 +30,15 @@ from lsgd.predict.loose_images import decode_images
 from lsgd.recipe import Recipe
 from lsgd.recipe.checks import check_supported
 from lsgd.run.checkpoint import Checkpoint
-from lsgd.run.validation_predictions import ValidationPredictions, WorstImage
+from lsgd.run.validation_predictions import (
+    THUMBNAIL_SIDE,
+    WORST_IMAGES,
+    ValidationPredictions,
+    WorstImage,
+)
 from lsgd.trained_model import LazyInputs, build_trained, load_class_names, load_trained
 from lsgd.workloads.images import ImageClassification
 
-WORST_IMAGES = 20
-"""The number of worst images that are listed."""
 DIGITS = 6
 """The decimals of a probability in the output."""
 
@@ -100,14 +107,15 @@ class ImageClassifier:
         pairs, images_of_pair = np.unique(
             np.stack((label, predicted)).astype(np.int64), axis=1, return_counts=True
         )
-        files = inputs.columns()["val path"]
+        index = self._validation_index()
         worst = [
             WorstImage(
-                os.fsdecode(files[example]),
+                os.fsdecode(index.paths(np.array([example]))[0]),
                 int(label[example]),
                 round(float(own_probability[example]), DIGITS),
                 int(predicted[example]),
                 round(float(probability[example]), DIGITS),
+                _thumbnail(index, example),
             )
             for example in np.argsort(own_probability, kind="stable")[:WORST_IMAGES].tolist()
         ]
@@ -118,6 +126,13 @@ class ImageClassifier:
             list(zip(*pairs.tolist(), images_of_pair.tolist(), strict=True)),
             worst,
         )
+
+    def _validation_index(self) -> ImageIndex:
+        """Open the index of the validation images, which the loader has checked already."""
+        data = self.recipe.data
+        root = data_folder(data)
+        file = index_file(Path(data.index) if data.index else root, "val")
+        return ImageIndex(root, file, [path for path in data.skip if path.startswith("val/")])
 
     def _top(self, images: Tensor, top: int) -> Iterator[Prediction]:
         """Return an iterator over the `top` most probable classes of each normalised image."""
@@ -137,6 +152,14 @@ class ImageClassifier:
         with torch.inference_mode(), eager, workload.evaluation_mode(model, inputs):
             model.eval()
             yield
+
+
+def _thumbnail(index: ImageIndex, example: int) -> str:
+    """Return an indexed image as a small JPEG in base64."""
+    image, content = load_image(index, example), io.BytesIO()
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    image.save(content, "JPEG")
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def load_classifier(path: Path, overrides: Sequence[str]) -> ImageClassifier:

@@ -159,6 +159,6 @@ def _replace_links(target: Path, links: Mapping[Path, Path]) -> None:
     for path, text in texts.items():
         path.symlink_to(text)
     for split in SPLITS:
-        for folder in class_folders(target / split):
-            if not any((target / split / folder).iterdir()):
-                (target / split / folder).rmdir()
+        for name in class_folders(target / split):
+            if not any((target / split / name).iterdir()):
+                (target / split / name).rmdir()

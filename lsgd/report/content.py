@@ -31,7 +31,7 @@ from lsgd.report.formatting import (
     steps,
 )
 from lsgd.report.groups import RecipeRuns
-from lsgd.report.predicted import validation_blocks, validation_command
+from lsgd.report.predicted import FIGURE, validation_blocks, validation_command
 from lsgd.report.speed import hardware_and_processes
 from lsgd.report.verdict import Verdict, target_of
 from lsgd.report.welch import welch_difference
@@ -60,7 +60,7 @@ def compose(
         Section(findings.metric.plural.capitalize(), _numbers(findings)),
         Section("Judged as MLPerf does", _judged(findings)),
         Section("Figures", _figures(figures, findings.metric)),
-        Section("Validation images", validation_blocks(findings)),
+        Section("Validation images", validation_blocks(findings, figures)),
         Section("Tuned", _tuned(findings)),
         Section("Speed", _speeds(findings)),
         Section("Skipped", _left_out(findings)),
@@ -342,7 +342,8 @@ def _figures(figures: list[Figure], metric: Metric) -> list[Block]:
     """Return the figure blocks of a report: figure 1 large, then the curves and the others."""
     curves = [figure for figure in figures if figure.name.startswith("curves-")]
     first = [figure for figure in figures if figure.name.startswith("figure1")]
-    rest = [figure for figure in figures if figure not in (*curves, *first)]
+    others = [figure for figure in figures if not figure.name.startswith(FIGURE)]
+    rest = [figure for figure in others if figure not in (*curves, *first)]
     label = metric.base_metric.label.capitalize()
     about = (
         f"{label} by epoch (the paper's figures 2 and 3): solid in training, "

@@ -12,6 +12,7 @@ from lsgd.report.drawing import BLUE, COLOURS, GREY, RED, Figure, draw_figure
 from lsgd.report.findings import Findings
 from lsgd.report.formatting import format_batch_size, format_group
 from lsgd.report.groups import RecipeRuns
+from lsgd.report.predicted import draw_worst_images
 from lsgd.report.speed import Speed
 from lsgd.report.verdict import target_of
 from lsgd.rules.metric import Metric
@@ -46,7 +47,7 @@ def draw(findings: Findings) -> list[Figure]:
         figures.append(_noise_scales(noisy))
     if any(speed.efficiency for speed in findings.speeds):
         figures.append(_scaling(findings.speeds, findings.example_unit))
-    return figures
+    return [*figures, *draw_worst_images(findings)]
 
 
 def _against_minibatch(name: str, ladder: BatchSizeSweep, findings: Findings) -> Figure:

@@ -43,7 +43,7 @@ class Metric:
         return self.name
 
     def is_always_0(self, classes: int) -> bool:
-        """Return whether even guessing among so many classes has no error, so that none is shown.
+        """Return whether every prediction among this number of classes has the value 0.
 
         >>> [METRICS["top5_error"].is_always_0(classes) for classes in (2, 5, 6)]
         [True, True, False]

@@ -24,7 +24,7 @@ class Console:
     def __init__(
         self, first_step: int, total_steps: int, metric: Metric, *, classes: int | None = None
     ) -> None:
-        """Create the printer of a run; `classes` hides metrics that are always 0 with so many."""
+        """Create the printer of a run; `classes` hides metrics that are always 0."""
         self.bar = tqdm(
             total=total_steps,
             initial=first_step,

@@ -21,6 +21,11 @@ MAX_CONFUSIONS = 20
 MAX_IMAGES = 2**53
 """The limit on a number of images, below which all arithmetic on it is exact."""
 
+WORST_IMAGES = 20
+"""The number of worst images that are kept."""
+THUMBNAIL_SIDE = 64
+"""The longer side of a worst image's thumbnail, in pixels."""
+
 TextTable = tuple[list[str], list[list[str]]]
 """The head and the rows of a table whose cells are text."""
 
@@ -36,6 +41,8 @@ class WorstImage:
     """The probability that the network gives to the image's class."""
     predicted: int
     predicted_probability: float
+    thumbnail: str
+    """The image as a JPEG of at most THUMBNAIL_SIDE pixels a side, in base64."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ def read_predictions(folder: Path) -> ValidationPredictions | None:
     labels |= {label for image in predictions.worst for label in (image.label, image.predicted)}
     if not labels <= set(range(len(predictions.class_names))):
         raise ValueError("it has the number of a class that it does not name")
+    if len(predictions.worst) > WORST_IMAGES:
+        raise ValueError(f"it has more than {WORST_IMAGES} worst images")
     if not all(0 < images < MAX_IMAGES for *_, images in predictions.confusions):
         raise ValueError(f"a number of images is not between 1 and {MAX_IMAGES}")
     return predictions

@@ -1,16 +1,21 @@
 """The predictions on validation images in a report: confusions, worst images, damaged files."""
 
+import base64
+import io
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.run_folders import write_finished_run
+from PIL import Image
 
-from lsgd.report.blocks import Section, Table
+from lsgd.report.blocks import Figures, Section, Table
 from lsgd.report.content import compose
 from lsgd.report.findings import compute_findings
+from lsgd.report.predicted import _pixels, draw_worst_images
 from lsgd.run.read import read_run
 from lsgd.run.validation_predictions import (
     PREDICTIONS,
@@ -20,7 +25,17 @@ from lsgd.run.validation_predictions import (
     write_predictions,
 )
 
-WORST = [WorstImage("val/b/<i>.jpg", 1, 0.001, 0, 0.999), WorstImage("val/a/1.jpg", 0, 0.4, 2, 0.5)]
+
+def thumbnail(colour: str, side: int = 64) -> str:
+    content = io.BytesIO()
+    Image.new("RGB", (side, side), colour).save(content, "JPEG")
+    return base64.b64encode(content.getvalue()).decode()
+
+
+WORST = [
+    WorstImage("val/b/<i>.jpg", 1, 0.001, 0, 0.999, thumbnail("red")),
+    WorstImage("val/a/1.jpg", 0, 0.4, 2, 0.5, "no image"),
+]
 MADE = ValidationPredictions(
     "", 9, ["a", "b", "c"], [(0, 0, 5), (0, 2, 1), (1, 0, 3), (1, 1, 1), (2, 2, 4)], WORST
 )
@@ -29,7 +44,8 @@ MADE = ValidationPredictions(
 def sections(run: Path) -> dict[str, Section]:
     """Return the sections of the report on one run, by title."""
     findings = compute_findings([read_run(run)], [], None)
-    return {each.title: each for each in compose(findings, [], "x", "1").sections}
+    drawn = draw_worst_images(findings)
+    return {each.title: each for each in compose(findings, drawn, "x", "1").sections}
 
 
 @pytest.fixture
@@ -40,7 +56,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_report_shows_the_predictions_of_its_run(run: Path) -> None:
     assert "Validation images" not in sections(run)
     write_predictions(run, replace(MADE, fingerprint=read_run(run).recipe.fingerprint))
-    text, confusions, _, worst = sections(run)["Validation images"].blocks
+    text, confusions, _, worst, pictures = sections(run)["Validation images"].blocks
     assert "4 of 14 validation images are predicted as another class" in str(text)
     assert confusions == Table(
         ["class", "as a", "as b", "as c", "error, %"],
@@ -52,6 +68,18 @@ def test_a_report_shows_the_predictions_of_its_run(run: Path) -> None:
     )
     assert isinstance(worst, Table)
     assert worst.rows[0] == ["val/b/<i>.jpg", "0.1", "b", "a", "99.9"]
+    assert isinstance(pictures, Figures)
+    (figure,) = pictures.figures
+    assert "<image " in figure.svg
+    shown = np.asarray(Image.open(io.BytesIO(figure.png)).convert("RGB")).reshape(-1, 3).astype(int)
+    assert (shown == 128).all(1).any()  # in place of what is no image
+    assert (np.abs(shown - (254, 0, 0)) < 4).all(1).any()
+
+
+@pytest.mark.parametrize("thumbnail", ["", "é", "AAAA", thumbnail("red", 65)])
+def test_a_thumbnail_that_is_none_is_a_grey_square(thumbnail: str) -> None:
+    assert _pixels(thumbnail).shape == (64, 64, 3)
+    assert (_pixels(thumbnail) == 128).all()
 
 
 def test_many_classes_have_a_list_of_confusions() -> None:
@@ -70,6 +98,7 @@ def test_many_classes_have_a_list_of_confusions() -> None:
         ({"step": "9"}, "it.step is '9', not int"),
         ({"worst": [{"path": "a"}]}, "has no"),
         ({"confusions": [[0, 0, 10**4000]]}, "a number of images is not between 1 and"),
+        ({"worst": 21 * [asdict(WORST[0])]}, "it has more than 20 worst images"),
         ({"more": 1}, "it has more, which is unknown"),
         ({}, "it is of another run"),
     ],
