@@ -628,8 +628,8 @@ def _load_definition(
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
         try:
             file = _parse_yaml(own.text, own.shown)
-        except UsageError as refusal:  # another YAML reader is stricter, such as for tabs
-            raise UsageError(f"{refusal}; fix it") from None
+        except UsageError as unread:  # another YAML reader is stricter, such as for tabs
+            raise UsageError(f"{unread}; fix it") from None
     else:
         file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
     values = {ALIASES.get(str(key), str(key)): value for key, value in file.items()}
