@@ -107,7 +107,7 @@ def missing_file_message(override: str, value: str, known: Sequence[str]) -> str
         if Path(f"{name}{ending}").is_file():
             path = f"{name}{ending}" if "/" in name else f"./{name}{ending}"
             return f"{override} does not exist; write {key}={path}"
-    return f"{override} does not exist; {did_you_mean(name, known)}"
+    return f"{override} does not exist; {did_you_mean(name, [*known, *own_names(key)])}"
 
 
 @dataclass(frozen=True)
