@@ -584,7 +584,9 @@ def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | No
             f"{path} would make a {group} {path.stem}, which is the name of a shipped one or no "
             "name of a folder; rename the file"
         )
-    return read_own_file(path, may_refer=False)
+    file = read_own_file(path, may_refer=False)
+    file.check_kind(group)
+    return file
 
 
 def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
