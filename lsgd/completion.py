@@ -7,12 +7,14 @@ Nothing here imports torch, since a shell waits for each completion.
 
 import argparse
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import argcomplete
 from argcomplete.shell_integration import shellcode
 
 from lsgd import config
 from lsgd.errors import UsageError
+from lsgd.recipe.own_files import own_names
 
 SHELLS = ("bash", "zsh", "fish")
 OF_RECIPES = ("--recipes", "--fields")
@@ -93,3 +95,5 @@ def _values(key: str) -> Iterator[str]:
         "search": config.search_names,
     }.get(key.lstrip("+"), lambda: config.choices(key))
     yield from (f"{key}={name}" for name in names())
+    with suppress(UsageError):  # of a folder that does not exist
+        yield from (f"{key}={name}" for name in own_names(key.lstrip("+")))

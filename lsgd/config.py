@@ -584,7 +584,9 @@ def _own_definition(group: str, name: str, known: Sequence[str]) -> OwnFile | No
             f"{path} would make a {group} {path.stem}, which is the name of a shipped one or no "
             "name of a folder; rename the file"
         )
-    return read_own_file(path, may_refer=False)
+    file = read_own_file(path, may_refer=False)
+    file.check_kind(group)
+    return file
 
 
 def _check_fields_of_files(group: str, name: str, *definitions: Study | Search | Entry) -> None:
@@ -628,8 +630,8 @@ def _load_definition(
             own.refuse(own.lines["name"], f"a {group} has the name of its file; leave out name")
         try:
             file = _parse_yaml(own.text, own.shown)
-        except UsageError as refusal:  # another YAML reader is stricter, such as for tabs
-            raise UsageError(f"{refusal}; fix it") from None
+        except UsageError as unread:  # another YAML reader is stricter, such as for tabs
+            raise UsageError(f"{unread}; fix it") from None
     else:
         file = _read_yaml(paths.recipes_dir() / group / f"{name}.yaml")
     values = {ALIASES.get(str(key), str(key)): value for key, value in file.items()}

@@ -229,7 +229,7 @@ def read_request(launcher: str, argv: Sequence[str]) -> Request:
     if named:
         name = named[0].partition("=")[2]
         raise UsageError(
-            f"a launcher takes a recipe by its name alone; write {name} for {named[0]}"
+            f"a launcher takes the name or path of a recipe alone; write {name} for {named[0]}"
         )
     recipe, *others = names or [""]
     if not recipe:

@@ -118,7 +118,9 @@ def _check_choice(override: str, value: str, known: Sequence[str]) -> None:
         )
     mapping, several = value.startswith("{"), "," in value and not value.startswith("[")
     if value.strip("'\"") not in known and not mapping and not several:
-        raise UsageError(missing_file_message(override, value, known))
+        if key_and_value(override)[0] == "recipe":
+            raise UsageError(missing_file_message(override, value, known))
+        raise UsageError(f"{override} does not exist; {did_you_mean(value, known)}")
 
 
 def check_recipe_file(name: str) -> list[str]:

@@ -17,7 +17,7 @@ from yaml import MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, Y
 
 from lsgd import paths
 from lsgd.errors import UsageError
-from lsgd.override_syntax import ALIASES, key_and_value, parse_text
+from lsgd.override_syntax import ALIASES, format_override, key_and_value, parse_text
 from lsgd.recipe import Recipe
 from lsgd.recipe.fields import all_fields
 from lsgd.suggestions import did_you_mean
@@ -86,10 +86,9 @@ def own_names(key: str) -> list[str]:
 
 def _kind(folder: Path, name: str) -> str:
     try:
-        keys = read_own_file(folder / f"{name}.yaml").lines
+        return read_own_file(folder / f"{name}.yaml").kind
     except UsageError:
-        keys = {}
-    return "study" if "entries" in keys else "search" if "space" in keys else "recipe"
+        return "recipe"
 
 
 def missing_file_message(override: str, value: str, known: Sequence[str]) -> str:
@@ -107,7 +106,7 @@ def missing_file_message(override: str, value: str, known: Sequence[str]) -> str
         if Path(f"{name}{ending}").is_file():
             path = f"{name}{ending}" if "/" in name else f"./{name}{ending}"
             return f"{override} does not exist; write {key}={path}"
-    return f"{override} does not exist; {did_you_mean(name, known)}"
+    return f"{override} does not exist; {did_you_mean(name, [*known, *own_names(key)])}"
 
 
 @dataclass(frozen=True)
@@ -131,6 +130,23 @@ class OwnFile:
         """Whether the file begins like a shipped recipe, whose unset groups have defaults."""
         first = next((line for line in self.text.splitlines() if line.strip()), "")
         return bool(HYDRA_HEADER.fullmatch(first))
+
+    @property
+    def kind(self) -> str:
+        """What the keys of this file describe: a study, a search or a recipe."""
+        keys = self.lines
+        return "study" if "entries" in keys else "search" if "space" in keys else "recipe"
+
+    def check_kind(self, kind: str) -> None:
+        """Raise UsageError unless this file describes a recipe, a study or a search as asked."""
+        # A study or search may lack its main key, but only a recipe has a name.
+        is_sure = self.kind != "recipe" or "name" in self.lines
+        if self.kind != kind and is_sure:
+            command = "train" if self.kind == "recipe" else self.kind
+            chosen = format_override(self.kind, str(self.path))
+            raise UsageError(
+                f"{self.shown} is a {self.kind}, not a {kind}; write lsgd {command} {chosen}"
+            )
 
     @property
     def is_complete(self) -> bool:
@@ -373,6 +389,7 @@ def _read_chain(path: Path, above: Sequence[OwnFile]) -> list[OwnFile]:
 
 def _check_recipe_keys(file: OwnFile) -> None:
     """Raise UsageError if a recipe's file has no name, or a key that no recipe has."""
+    file.check_kind("recipe")
     known = [entry.name for entry in fields(Recipe)]
     for key, line in file.lines.items():
         if "." not in key and ALIASES.get(key, key) not in (*known, "defaults"):

@@ -81,6 +81,7 @@ def test_a_search_has_a_recipe_beside_its_file() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (STUDY.partition("entries")[0], "all/mine.yaml: study mine: .*missing .*entries"),
         ("title: [", r"all/mine.yaml, line \d: it is not YAML"),
         (STUDY + "quck: []\n", "line 11: study mine: .*quck"),
         (STUDY.replace("[0]", "many"), "all/mine.yaml, line 5: study mine: "),
@@ -109,6 +110,14 @@ def test_a_wrong_search_is_refused_by_file_and_line() -> None:
         Path("all/mine.yaml").write_text(text)
         with pytest.raises(UsageError, match=f"all/mine.yaml, {sentence}"):
             load_search("all/mine.yaml")
+
+
+def test_a_file_of_another_kind_is_answered_with_its_command() -> None:
+    Path("all/mine.yaml").write_text(STUDY)
+    with pytest.raises(UsageError, match="is a study, not a recipe; write lsgd study study=all/"):
+        load_recipe(["recipe=all/mine.yaml"])
+    with pytest.raises(UsageError, match="is a recipe, not a search; write lsgd train recipe=all"):
+        load_search("all/tiny.yaml")
 
 
 @pytest.mark.parametrize("load", [load_study, load_search])

@@ -6,6 +6,7 @@ import pytest
 from helpers.composed import compose_recipe
 
 from lsgd import config
+from lsgd.completion import overrides
 from lsgd.config import load_recipe
 from lsgd.errors import UsageError
 
@@ -106,7 +107,11 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(line.startswith("skipped: all/wrong.yaml, line ") for line in lines)
     assert "skipped: all/digits.yaml has the name of a shipped recipe" in "\n".join(lines)
     assert not any(line.startswith("search ") for line in lines)
+    assert "recipe=mine" in overrides("recipe=mi")
+    with pytest.raises(UsageError, match="mien does not exist; did you mean mine"):
+        load_recipe(["recipe=mien"])
     monkeypatch.setenv("LSGD_RECIPES", "none")
+    assert overrides("recipe=mi") == []
     with pytest.raises(UsageError, match="LSGD_RECIPES is none, which is not a folder; write"):
         load_recipe(["recipe=mine"])
 
@@ -175,6 +180,8 @@ def test_a_cycle_is_refused_by_its_files() -> None:
         ("mine.yaml", "'mine.yaml' is not of the form key=value; write recipe=mine.yaml"),
         ("recipe=folder.yaml", "folder.yaml cannot be read"),
         ("recipe=latin.yaml", "latin.yaml, line 2: it is not UTF-8; save"),
+        ("recipe=mine.yaml optim=mine", "optim=mine does not exist; write one of"),
+        ("recipe=mine.yaml optim=mine.yaml", "optim=mine.yaml does not exist; write one of"),
         ("recipe=mine.yaml recipe=digits", "are 2 recipes; write one"),
         ("recipe=mine.yaml wrkers=3", "^there is no key 'wrkers'; did you mean workers"),
         ("recipe=mine.yaml workers=-1", "^workers=-1"),
