@@ -17,6 +17,7 @@ from helpers.usage_errors import usage_error
 import benchmarks.batchnorm
 import benchmarks.comm
 import benchmarks.memory
+import benchmarks.roofline
 import benchmarks.step
 import lsgd
 import lsgd.__main__
@@ -139,6 +140,7 @@ def test_another_word_is_refused_with_the_nearest_names(
         (benchmarks.batchnorm.main, [], "this benchmark .* profile=true"),
         (benchmarks.comm.main, [], "this benchmark .* profile=true"),
         (benchmarks.memory.main, [], "this benchmark .* profile=true"),
+        (benchmarks.roofline.main, [], "this benchmark .* profile=true"),
         (benchmarks.step.main, [], "this benchmark .* profile=true"),
     ],
 )
