@@ -30,13 +30,14 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import lsgd
 from lsgd import config, paths
-from lsgd.autotune import resolve_workers_per_pass
+from lsgd.autotune import resolve_auto_fields
 from lsgd.comm import describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
@@ -46,6 +47,7 @@ from lsgd.job.device import device_name, pick_device
 from lsgd.learner import Learner
 from lsgd.recipe import CommSettings, InputsSettings, Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
+from lsgd.recipe.fields import TIMED
 from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
 from lsgd.run.read import NotARunError, Run, read_run
@@ -110,18 +112,21 @@ def verify(
         records.check_rows(recipe, run.rows, evidence)
         saved_at: defaultdict[int, list[Path]] = defaultdict(list)
         names: list[str] = []
-        number_saved: int | None = None
+        timed: dict[str, Any] = {}
         order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
         for path, saved in records.checkpoints(run.path, evidence):
             check_same_data(saved.data, data)
             names.append(path.name)
             if records.check_checkpoint(path, saved, run, order_of, evidence):
                 saved_at[saved.step].append(path)
-                number = saved.recipe.get("workers_per_pass")
-                number_saved = number if type(number) is int else None
+                timed = {
+                    name: value
+                    for name, value in saved.recipe.items()
+                    if name in TIMED and type(value) in (int, bool)
+                }
         if not names:
             evidence.note("no checkpoint is there, so that only the start is executed again")
-        recipe, _ = resolve_workers_per_pass(recipe, number_saved, comm, device)
+        recipe, _ = resolve_auto_fields(recipe, timed, comm, device)
         drawn = draw_places(saved_at, places, seed)
         if comm.rank == 0:
             print(_plan(run, recipe, drawn, steps, allowed, seed), flush=True)
@@ -215,7 +220,8 @@ def _verify_place(
 
 def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
     """Return the number of steps that a run has made, by its rows and checkpoints."""
-    return max([0, *saved_at, *(row["step"] for row in run.rows)])
+    steps: list[int] = [row["step"] for row in run.rows]
+    return max([0, *saved_at, *steps])
 
 
 def _plan(

@@ -57,11 +57,11 @@ def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
     the steps that are executed again. Raises an exception of any type for a forged file.
     """
     saved = load(path)
-    groups = [
+    written, own = (
         [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
         for state in (saved.optimizer, learner.strategy.state())
-    ]
-    evidence.tensors("optimizer settings", path.name, *groups, perturbed=groups[1])
+    )
+    evidence.tensors("optimizer settings", path.name, written, own, own)
     learner.restore(saved)
 
 
@@ -271,10 +271,12 @@ def _compare_state(
     name: str, theirs: Checkpoint, ours: Checkpoint, copy: Checkpoint, evidence: Evidence
 ) -> None:
     """Compare a checkpoint with the state of the executed steps, and with the perturbed copy's."""
-    states = theirs, ours, copy
-    evidence.tensors("model", name, *(each.model for each in states))
-    evidence.tensors("carried state", name, *(_summed_parts(each) for each in states))
-    evidence.tensors("optimizer state", name, *(_computed_state(each) for each in states))
+    for kind, part in (
+        ("model", lambda each: each.model),
+        ("carried state", _summed_parts),
+        ("optimizer state", _computed_state),
+    ):
+        evidence.tensors(kind, name, part(theirs), part(ours), part(copy))
 
 
 def _summed_parts(state: Checkpoint) -> dict[str, dict[str, Any]]:
