@@ -133,7 +133,7 @@ class OwnFile:
 
     @property
     def kind(self) -> str:
-        """What the keys of this file describe: a study, a search or a recipe."""
+        """The kind of definition by the keys of this file: study, search or recipe."""
         keys = self.lines
         return "study" if "entries" in keys else "search" if "space" in keys else "recipe"
 
