@@ -68,6 +68,8 @@ def test_images_are_judged_as_in_the_evaluation(trained: Path) -> None:
     assert own.images == 12
     assert 100 * own.wrong / own.images == pytest.approx(scores.metrics["top1_error"])
     assert len(own.worst) == 12
+    loss = -np.log([image.probability for image in own.worst]).mean()
+    assert loss == pytest.approx(scores.metrics["loss"], rel=2e-5)
     files = [trained / "own" / image.path for image in own.worst]
     for image, (path, prediction) in zip(own.worst, classifier.predict(files, 4), strict=True):
         assert path == trained / "own" / image.path
