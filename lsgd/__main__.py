@@ -16,32 +16,28 @@ from lsgd.run import provenance
 from lsgd.suggestions import did_you_mean, suggest_equivalent
 
 COMMANDS = {
-    "First steps": {
+    "Before a run": {
         "demo": "show the paper's linear scaling rule on a laptop in two minutes",
         "doctor": "check this machine's setup and print the fix for each problem",
         "prepare": "fetch or check a dataset, and index it",
-    },
-    "One run": {
         "new": "write a recipe of your own that builds on another",
-        "train": "train a recipe; rerun the same command to resume it",
-        "launch": "start training on many processes or machines, or print how",
-        "supervise": "restart a job from its checkpoint when a process dies",
-        "verify": "execute parts of anybody's run again, and compare",
-        "evaluate": "compute the validation error of a checkpoint or of exported weights",
-        "predict": "predict the classes of images, with names",
-        "export": "export a network to torchvision, ONNX or the Hugging Face Hub",
-    },
-    "Before a run": {
         "check": "compare a recipe with the paper, rule by rule",
         "plan": "predict how long a run takes on a number of GPUs",
         "bench": "measure the data loaders and the scaling of this machine",
         "audit": "compare any PyTorch training script with a paper, as it runs",
     },
-    "Many runs": {
+    "Runs and their results": {
+        "train": "train a recipe; rerun the same command to resume it",
+        "launch": "start training on many processes or machines, or print how",
+        "supervise": "restart a job from its checkpoint when a process dies",
         "study": "train and report all runs of a table or a figure",
         "search": "search for the best lr, width, … of a recipe",
+        "evaluate": "compute the validation error of a checkpoint or of exported weights",
+        "predict": "predict the classes of images, with names",
+        "export": "export a network to torchvision, ONNX or the Hugging Face Hub",
         "report": "write tables, figures and a page from run folders",
         "compare": "find the first difference between two runs",
+        "verify": "execute parts of anybody's run again, and compare",
         "track": "send runs to MLflow or Weights & Biases",
     },
 }
