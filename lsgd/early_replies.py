@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
 from lsgd.errors import UsageError
@@ -29,7 +30,8 @@ def reply_early(command: str, arguments: Sequence[str]) -> None:
     except FileNotFoundError:  # torch cannot be imported in such a folder
         print("lsgd: the current folder was removed; change to another one", file=sys.stderr)
         raise SystemExit(UsageError.exit_code) from None
-    _check_packages(REQUIRED.get(command, ("torch", "hydra")))
+    if "." not in command:  # others are started by a command, which has answered already
+        _check_packages(REQUIRED.get(command, ("torch", "hydra")))
     asks = {"-h", "--help", "--explain"} & {*arguments}
     if command not in ("train", "check") or asks or _launched():
         return
@@ -44,7 +46,12 @@ def reply_early(command: str, arguments: Sequence[str]) -> None:
 
 def _check_packages(packages: Sequence[str]) -> None:
     """Exit with a message if this Python lacks one of these packages, as if .venv is not active."""
-    missing = [package for package in packages if find_spec(package) is None]
+    # PathFinder first: it leaves out the hook that announces the import of torch.
+    missing = [
+        package
+        for package in packages
+        if PathFinder.find_spec(package) is None and find_spec(package) is None
+    ]
     if not missing:
         return
     from lsgd.installation import checkout_folder, install_command
@@ -52,15 +59,12 @@ def _check_packages(packages: Sequence[str]) -> None:
 
     root = checkout_folder()
     if root is None:
-        remedy = install_command()
+        remedy = f"run '{install_command()}'"
     elif (root / ".venv/bin/activate").is_file() and sys.prefix != str(root / ".venv"):
-        remedy = f". {display_path(root / '.venv/bin/activate')}"
-    else:
-        remedy = "make train"  # it installs them into .venv, also after an interruption
-    print(
-        f"lsgd: {sys.executable} lacks {' and '.join(missing)}; run '{remedy}' first",
-        file=sys.stderr,
-    )
+        remedy = f"run '. {display_path(root / '.venv/bin/activate')}'"
+    else:  # it installs them into .venv, also after an interruption
+        remedy = "run 'make train' in the checkout"
+    print(f"lsgd: {sys.executable} lacks {' and '.join(missing)}; {remedy} first", file=sys.stderr)
     raise SystemExit(UsageError.exit_code)
 
 

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Collection, Sequence
 
-MAX_LISTED_NAMES = 20
+MAX_LISTED_NAMES = 24
 """The number of names from which on a message no longer lists all of them."""
 PROCESSES = "python -m lsgd.launch local NAME --np N starts the recipe NAME on N processes"
 SWEEPS = (
