@@ -215,7 +215,8 @@ def _verify_place(
 
 def _made_steps(run: Run, saved_at: Mapping[int, Sequence[Path]]) -> int:
     """Return the number of steps that a run has made, by its rows and checkpoints."""
-    return max([0, *saved_at, *(row["step"] for row in run.rows)])
+    steps: list[int] = [row["step"] for row in run.rows]
+    return max([0, *saved_at, *steps])
 
 
 def _plan(

@@ -61,7 +61,7 @@ def restore(learner: Learner, path: Path, evidence: Evidence) -> None:
         [_without(group, {*HARDWARE_SETTINGS, "lr"}) for group in state["param_groups"]]
         for state in (saved.optimizer, learner.strategy.state())
     ]
-    evidence.tensors("optimizer settings", path.name, *groups, perturbed=groups[1])
+    evidence.tensors("optimizer settings", path.name, groups[0], groups[1], groups[1])
     learner.restore(saved)
 
 
@@ -271,10 +271,11 @@ def _compare_state(
     name: str, theirs: Checkpoint, ours: Checkpoint, copy: Checkpoint, evidence: Evidence
 ) -> None:
     """Compare a checkpoint with the state of the executed steps, and with the perturbed copy's."""
-    states = theirs, ours, copy
-    evidence.tensors("model", name, *(each.model for each in states))
-    evidence.tensors("carried state", name, *(_summed_parts(each) for each in states))
-    evidence.tensors("optimizer state", name, *(_computed_state(each) for each in states))
+    evidence.tensors("model", name, theirs.model, ours.model, copy.model)
+    parts = _summed_parts(theirs), _summed_parts(ours), _summed_parts(copy)
+    evidence.tensors("carried state", name, parts[0], parts[1], parts[2])
+    states = _computed_state(theirs), _computed_state(ours), _computed_state(copy)
+    evidence.tensors("optimizer state", name, states[0], states[1], states[2])
 
 
 def _summed_parts(state: Checkpoint) -> dict[str, dict[str, Any]]:
