@@ -11,7 +11,7 @@ from typing import IO, Any, BinaryIO
 from lsgd.errors import DISK_FULL_ERRNOS, UsageError
 
 BLOCK = 2**16
-"""The bytes that are read at a time in the search for a file's last newline."""
+"""The bytes of a file that are read at a time."""
 FileContent = bytes | Callable[[BinaryIO], object]
 """The content of a file to write, or a function that writes it."""
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lsgd.errors import UsageError
-from lsgd.files import atomic_write
+from lsgd.files import BLOCK, atomic_write
 from lsgd.untrusted_files import convert_json, open_regular, parse_json, read_bounded
 
 ENDING = ".verification.json"
@@ -72,7 +72,7 @@ def rows_digest(run: Path) -> str:
     """Return the SHA-256 of a run folder's metrics.jsonl, in hexadecimal; raises OSError."""
     with open_regular(run / "metrics.jsonl") as file:
         digest = hashlib.sha256()
-        while block := file.read(2**20):
+        while block := file.read(BLOCK):
             digest.update(block)
         return digest.hexdigest()
 

@@ -121,9 +121,9 @@ class Evidence:
                     inner = f"{key}.{name}".lstrip(".")
                     self.tensors(kind, where, value, computed[name], perturbed[name], inner)
             case list(), list() if len(written) == len(computed):
-                triples = zip(written, computed, perturbed, strict=True)
-                for number, triple in enumerate(triples):
-                    self.tensors(kind, where, *triple, key=f"{key}.{number}".lstrip("."))
+                for number, value in enumerate(written):
+                    inner = f"{key}.{number}".lstrip(".")
+                    self.tensors(kind, where, value, computed[number], perturbed[number], inner)
             case _ if type(written) is type(computed) and not isinstance(
                 written, Tensor | dict | list
             ):
