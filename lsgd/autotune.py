@@ -272,10 +272,17 @@ def measure_layouts(recipe: Recipe, hosted: int, device: torch.device) -> float 
 
     A micro-batch has the recipe's workers, and as many images of each as take LAYOUT_STEP seconds.
     On a CPU the times are those of the processor, which other programs change less. Returns None
-    without hosted workers.
+    without hosted workers, and 1, which keeps channels first, if a GPU's memory cannot hold both.
     """
     if not hosted:
         return None
+    try:
+        return _layout_ratio(recipe, hosted, device)
+    except torch.OutOfMemoryError:
+        return 1.0
+
+
+def _layout_ratio(recipe: Recipe, hosted: int, device: torch.device) -> float:
     begin = time.perf_counter()
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     workers = min(recipe.micro_batch_workers, hosted)

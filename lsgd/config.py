@@ -32,7 +32,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
     ValidationError,
 )
-from yaml import YAMLError
+from yaml import ScalarNode, YAMLError
 
 from lsgd import paths
 from lsgd.errors import UsageError
@@ -520,6 +520,11 @@ def load_search(name: str, *overrides: str) -> Search:
         ) from None
     try:
         _check_fields_of_files("search", search.name, search)
+        if file and any("skip_list" in each for each in (*search.words, *search.space)):
+            raise UsageError(
+                f"search {search.name} names a data.skip_list, which is another file; write it on "
+                "the command line"
+            )
         recipe, recipe_file = _find_recipe(search.recipe, file)
         where = str(file.path) if file else None
         search = replace(search, recipe=recipe, recipe_file=recipe_file, file=where)
@@ -832,11 +837,16 @@ def _add_own_configs(own: OwnRecipe, overrides: Sequence[str]) -> str:
     for path, file in files.items():
         stream = io.StringIO(file.text)
         stream.name = file.shown  # which YAML names in its errors
-        given = OmegaConf.load(stream)
+        try:
+            given = OmegaConf.load(stream)
+        except ValueError as error:  # a number with too many digits
+            raise UsageError(f"{file.shown} cannot be read ({error}); fix it") from None
         assert isinstance(given, DictConfig)
         for alias, key in ALIASES.items():
             if alias in given:
                 given[key] = given.pop(alias)
+        if isinstance(name := file.nodes.get("name"), ScalarNode):
+            given["name"] = str(name.value)  # as it is written: YAML reads 2026_11 as a number
         if "defaults" in given:
             given.defaults = [
                 names[base] if isinstance(each, str) and (base := base_file(file, each)) else each
@@ -937,6 +947,10 @@ def _ordered_overrides(overrides: Sequence[str]) -> list[str]:
     return [*(part for word in rest for part in _to_hydra_overrides(word)), *hardware]
 
 
+BOOLEANS = dict.fromkeys(("1", "yes", "on"), "true") | dict.fromkeys(("0", "no", "off"), "false")
+"""The words that OmegaConf takes for a field of type bool, and not for one that may be auto."""
+
+
 def _to_hydra_overrides(override: str) -> list[str]:
     """Translate one command-line override of a recipe into overrides in Hydra's grammar.
 
@@ -954,6 +968,8 @@ def _to_hydra_overrides(override: str) -> list[str]:
     if key in text_keys() and "=" in override:
         text = parse_text(key, value)
         value = "null" if text is None else quote(text)
+    if key == "channels_last":
+        value = BOOLEANS.get(value.lower(), value)
     return [f"++{key}={value}" if "=" in override else override]
 
 

@@ -48,9 +48,10 @@ def new_recipe(name: str, base: str) -> Path:
     path, own = folder / f"{name}.yaml", find_own_file(base)
     if own and is_path(base):
         base = os.path.relpath(own.resolve(), folder.resolve())
+    text = _text(name, base, recipe)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(_text(name, base, recipe))
+            file.write(text)
     except FileExistsError:
         raise UsageError(f"{path} exists already; write another name, or remove it") from None
     except OSError as error:
@@ -82,7 +83,7 @@ def _text(name: str, base: str, recipe: Recipe) -> str:
 
 def _quoted(text: str) -> str:
     """Return a name or path as a text in YAML, also if YAML reads it as a number or null."""
-    is_plain = not text[:1].isdigit() and yaml.safe_load(text) == text
+    is_plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", text) and yaml.safe_load(text) == text
     return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 

@@ -52,7 +52,7 @@ def recipe_names() -> list[str]:
 
 def is_recipe_name(name: str) -> bool:
     """Return whether lsgd ships a recipe of this name, without listing all of them."""
-    return bool(_NAME.fullmatch(name)) and (recipes_dir() / "recipe" / f"{name}.yaml").is_file()
+    return bool(_NAME.fullmatch(name)) and os.path.isfile(recipes_dir() / "recipe" / f"{name}.yaml")
 
 
 def digits_dir() -> Path:

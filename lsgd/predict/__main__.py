@@ -18,6 +18,7 @@ import argparse
 import csv
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from lsgd.files import atomic_write
 from lsgd.job.command import Parser, integer_from, run_alone
 from lsgd.predict.loose_images import find_images
 from lsgd.predict.network import DIGITS, ImageClassifier, Prediction, load_classifier
-from lsgd.run.validation_predictions import write_predictions
+from lsgd.run.validation_predictions import PREDICTIONS, read_predictions, write_predictions
 from lsgd.tables import markdown_table
 
 DEFAULT_TOP = 5
@@ -44,7 +45,11 @@ def predict(options: argparse.Namespace) -> int:
 
     The code is 1 if an image could not be read. Raises UsageError before the network is loaded.
     """
-    overrides = [word for word in options.words if re.match(r"[+~]?[\w.]+=", word)]
+    overrides = [
+        word
+        for word in options.words
+        if re.match(r"[+~]?[\w.]+=", word) and not os.path.exists(word)
+    ]
     given = [paths.parse_path(word) for word in options.words if word not in overrides]
     if options.validation:
         if given or options.out or options.to or options.top:
@@ -61,6 +66,11 @@ def predict(options: argparse.Namespace) -> int:
     if options.out and options.out.exists():
         raise UsageError(
             f"--out {options.out} exists already and is not overwritten; write another"
+        )
+    if options.out and not options.out.parent.is_dir():
+        raise UsageError(
+            f"--out {options.out} cannot be written, as {options.out.parent} is not a folder; "
+            "write a file in a folder that exists"
         )
     images = find_images(given)
     classifier = load_classifier(options.run, overrides)
@@ -86,9 +96,16 @@ def predict(options: argparse.Namespace) -> int:
 
 def _predict_validation(run: Path, overrides: Sequence[str]) -> int:
     """Predict a run's validation images; print the tables and write them into its folder."""
+    folder = run if run.is_dir() else run.parent
+    try:
+        read_predictions(folder)  # those of an earlier call are replaced
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder / PREDICTIONS} is not a file of lsgd.predict ({error}) and is not "
+            "overwritten; move it away"
+        ) from None
     classifier: ImageClassifier = load_classifier(run, overrides)
     predictions = classifier.predict_validation()
-    folder = run if run.is_dir() else run.parent
     try:
         written = write_predictions(folder, predictions)
     except OSError as error:
@@ -144,7 +161,9 @@ def _write(out: Path, text: str) -> None:
     except OSError as error:
         if full := disk_full_error(error, out):
             raise full from None
-        raise UsageError(f"{out} cannot be written ({error.strerror}); write --out PATH") from None
+        raise UsageError(
+            f"--out {out} cannot be written ({error.strerror}); write another file"
+        ) from None
 
 
 def main(argv: Sequence[str]) -> int:

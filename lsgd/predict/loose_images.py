@@ -27,8 +27,8 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            if not path.exists():
+        if not os.path.isdir(path):
+            if not os.path.exists(path):
                 raise UsageError(f"{path} does not exist; write an image, or a folder of images")
             found.append(path)
             continue

@@ -21,6 +21,8 @@ from lsgd.untrusted_files import read_bounded
 
 SUFFIX = "-split"
 """The suffix of the divided folder's name, if the user gives no other folder."""
+MARKER = ".lsgd-split"
+"""The empty file that marks a folder whose links a division has made, and may replace."""
 
 
 class SplitFolder(NamedTuple):
@@ -63,6 +65,8 @@ def split_folder(root: Path, out: Path | None, share: float, *, processes: int) 
     target = out or Path(f"{root if root.name not in ('', '..') else root.resolve()}{SUFFIX}")
     if target.resolve().is_relative_to(source.resolve()):
         raise UsageError(f"--out {target} is inside {source}; give a folder outside it")
+    if source.resolve().is_relative_to(target.resolve()):
+        raise UsageError(f"--out {target} contains {source}; give a folder outside it")
     if target.exists():
         _check_target(target)
     classes, what = class_folders(source), "contents of the images"
@@ -71,6 +75,7 @@ def split_folder(root: Path, out: Path | None, share: float, *, processes: int) 
     links = _links(source, {name: digests[name] for name in classes if digests[name]}, share)
     with locked_folder(target):
         _check_target(target)
+        (target / MARKER).touch()
         _replace_links(target, links)
     contents = Counter(digest for images in digests.values() for digest in images.values())
     sizes = Counter(link.parts[0] for link in links)
@@ -125,8 +130,10 @@ def _hash_images(source: Path, name: str) -> tuple[str, dict[str, bytes]]:
 def _check_target(target: Path) -> None:
     """Raise UsageError if the folder of links has anything that no division wrote."""
     known = {*SPLITS, *(index_file(target, split).name for split in SPLITS)}
-    known |= {f"{split}.scan.jsonl" for split in SPLITS}
-    odd = [target / name for name in os.listdir(target) if name not in known]
+    known |= {f"{split}.scan.jsonl" for split in SPLITS} | {MARKER}
+    present = [target / name for name in os.listdir(target)]
+    # Links without the marker may be a user's own.
+    odd = [path for path in present if path.name not in known or not (target / MARKER).is_file()]
     odd += [path for path in _files_in_splits(target) if not path.is_symlink()]
     if odd := [path for path in sorted(odd) if not is_leftover(path.name)]:
         raise UsageError(
@@ -154,7 +161,7 @@ def _replace_links(target: Path, links: Mapping[Path, Path]) -> None:
     for path in list(_files_in_splits(target)):
         if path.is_symlink() and texts.get(path) == os.readlink(path):
             del texts[path]
-        else:
+        elif path.is_symlink():
             path.unlink()
     for path, text in texts.items():
         path.symlink_to(text)

@@ -30,6 +30,8 @@ MAX_FILE_BYTES = 2**22
 """The maximum size in bytes of a configuration file."""
 MAX_DEPTH, MAX_VALUES = 20, 50_000
 """The maximum nesting depth and number of values of a configuration, with its skip list."""
+MAX_FILES = 100
+"""The most files that a recipe may be made of, each as often as `defaults` name it."""
 HYDRA_HEADER = re.compile(r"\s*#+\s*@package\s+_global_\s*")
 """The first line of a shipped recipe, whose unset groups are those of conf/config.yaml."""
 PLAIN_TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")
@@ -43,7 +45,7 @@ def own_folder() -> Path | None:
     if not text:
         return None
     folder = paths.parse_path(text)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageError(
             f"--recipe-dir or ${FOLDER_VARIABLE} is {text}, which is not a folder; write the "
             "folder of your own recipes"
@@ -69,8 +71,8 @@ def find_own_file(value: str, beside: Path | None = None) -> Path | None:
         places = [folders[1] / f"{value}.yaml"]
     else:
         places = []
-    # A pipe is refused when it is read.
-    return next((place for place in places if place.exists()), None)
+    # A pipe is refused when it is read. Unlike Path.exists, os.path's raises no error.
+    return next((place for place in places if os.path.exists(place)), None)
 
 
 def own_names(key: str) -> list[str]:
@@ -103,7 +105,7 @@ def missing_file_message(override: str, value: str, known: Sequence[str]) -> str
         )
         return f"{key}={name} does not exist; {how}"
     for ending in ENDINGS:
-        if Path(f"{name}{ending}").is_file():
+        if os.path.isfile(f"{name}{ending}"):
             path = f"{name}{ending}" if "/" in name else f"./{name}{ending}"
             return f"{override} does not exist; write {key}={path}"
     return f"{override} does not exist; {did_you_mean(name, [*known, *own_names(key)])}"
@@ -358,8 +360,14 @@ def find_recipe(text: str, beside: Path) -> tuple[str, str | None]:
     return OwnRecipe(_read_chain(path, [])).name, str(path)
 
 
-def _read_chain(path: Path, above: Sequence[OwnFile]) -> list[OwnFile]:
+def _read_chain(
+    path: Path, above: Sequence[OwnFile], read: list[Path] | None = None
+) -> list[OwnFile]:
     """Read a recipe's file and the user's own files that it builds on; raises UsageError."""
+    read = [] if read is None else read
+    read.append(path)
+    if len(read) > MAX_FILES:
+        raise UsageError(f"{above[0].shown} builds on {MAX_FILES} files or more; name each once")
     file = read_own_file(path)
     _check_recipe_keys(file)
     chain = [file]
@@ -375,7 +383,7 @@ def _read_chain(path: Path, above: Sequence[OwnFile]) -> list[OwnFile]:
                 f"defaults has {base}, which leads back to itself ({through} -> {own.name}); "
                 "build on another recipe",
             )
-        chain += _read_chain(own, builders)
+        chain += _read_chain(own, builders, read)
     complete = next((each for each in chain[1:] if each.is_complete), None)
     choices = [each for each in _default_entries(file) if isinstance(each, MappingNode)]
     if complete and choices:
@@ -392,7 +400,10 @@ def _check_recipe_keys(file: OwnFile) -> None:
     file.check_kind("recipe")
     known = [entry.name for entry in fields(Recipe)]
     for key, line in file.lines.items():
-        if "." not in key and ALIASES.get(key, key) not in (*known, "defaults"):
+        above, _, own = key.rpartition(".")
+        if above and above not in file.lines:
+            file.refuse(line, f"{key} is a key inside of a group; write {above}: {{{own}: VALUE}}")
+        if not above and ALIASES.get(key, key) not in (*known, "defaults"):
             why = (
                 "batch_size is workers x worker_batch and not set itself; write workers"
                 if key == "batch_size"
@@ -413,6 +424,8 @@ def _check_recipe_keys(file: OwnFile) -> None:
             f"{file.shown} has no name, by which runs and reports call a recipe; write a line such "
             f"as name: {example}"
         )
+    if "${" in name.value:
+        file.refuse(file.lines["name"], "name refers to another key; write the name itself")
     if file.is_complete and (
         missing := [key for key in ("data", "model") if not file.nodes.get(key)]
     ):

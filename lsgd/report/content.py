@@ -454,9 +454,12 @@ def _verification(run: Run) -> str:
         return NONE
     except (OSError, ValueError):
         return f"`{path.name}` is not a file of lsgd.verify"
-    if not same_rows or found.fingerprint != run.recipe.fingerprint:
+    if not same_rows or found.fingerprint not in (
+        run.recipe.fingerprint,
+        run.recipe.earlier_fingerprint,
+    ):
         return "no: the run was changed since it was verified"
-    by = f"on {found.host}, seed {found.seed}"
+    by = f"on {found.host}, seed {found.seed}, tolerance {found.tolerance:g}"
     if not found.is_confirmed:
         return f"no: {found.mismatches[0]} ({by})"
     return f"{found.executed_steps} of {found.made_steps} steps ({by})"

@@ -38,7 +38,7 @@ import torch
 import lsgd
 from lsgd import config, paths
 from lsgd.autotune import resolve_auto_fields
-from lsgd.comm import describe, joined
+from lsgd.comm import broadcast_from_rank0, describe, joined
 from lsgd.errors import UsageError
 from lsgd.inputs import Inputs
 from lsgd.inputs.consistency import check_same_data, open_consistent_inputs
@@ -47,7 +47,6 @@ from lsgd.job.device import device_name, pick_device
 from lsgd.learner import Learner
 from lsgd.recipe import CommSettings, InputsSettings, Recipe, StrategySettings
 from lsgd.recipe.checks import check_world_size
-from lsgd.recipe.fields import TIMED
 from lsgd.run import provenance
 from lsgd.run.checkpoint import order_hash
 from lsgd.run.read import NotARunError, Run, read_run
@@ -85,7 +84,7 @@ def verify(
     *,
     steps: int,
     places: int,
-    seed: int,
+    seed: int | None,
     tolerance: float | None,
 ) -> RunVerification | None:
     """Verify a run and return the verdict; None on all processes of the job but process 0.
@@ -103,18 +102,25 @@ def verify(
     device = pick_device(recipe.device, numa=recipe.numa)
     with joined(recipe.comm, device) as comm:
         check_world_size(recipe, comm.world_size)
+        # Drawn once for all processes, which must restore the same checkpoints.
+        drawn_seed = broadcast_from_rank0(
+            comm, lambda: secrets.randbelow(10**6) if seed is None else seed
+        )
         workload = open_workload(recipe, device)
         inputs, data = open_consistent_inputs(comm, workload.inputs)
         here = {"device": device_name(device)}
         here |= {module.__name__: module.__version__ for module in (lsgd, torch, np)}
         records.check_fingerprint(run, evidence)
         records.check_versions(run, here, evidence)
-        records.check_rows(recipe, run.rows, evidence)
+        are_in_order = records.check_rows(recipe, run.rows, evidence)
         saved_at: defaultdict[int, list[Path]] = defaultdict(list)
         names: list[str] = []
         timed: dict[str, Any] = {}
         order_of = cache(lambda epoch: order_hash(workload.example_order(epoch)))
         for path, saved in records.checkpoints(run.path, evidence):
+            if not all(isinstance(each, str) for item in saved.data.items() for each in item):
+                evidence.differ(f"{path.name}: its digests of the data are not texts")
+                continue
             check_same_data(saved.data, data)
             names.append(path.name)
             if records.check_checkpoint(path, saved, run, order_of, evidence):
@@ -122,26 +128,32 @@ def verify(
                 timed = {
                     name: value
                     for name, value in saved.recipe.items()
-                    if name in TIMED and type(value) in (int, bool)
+                    if (name == "workers_per_pass" and type(value) is int and value > 0)
+                    or (name == "channels_last" and type(value) is bool)
                 }
         if not names:
             evidence.note("no checkpoint is there, so that only the start is executed again")
         recipe, _ = resolve_auto_fields(recipe, timed, comm, device)
-        drawn = draw_places(saved_at, places, seed)
+        drawn = draw_places(saved_at, places, drawn_seed) if are_in_order else []
         if comm.rank == 0:
-            print(_plan(run, recipe, drawn, steps, allowed, seed), flush=True)
+            print(_plan(run, recipe, drawn, steps, allowed, drawn_seed), flush=True)
         executed: set[int] = set()
         for place in drawn:
             new = partial(Learner, recipe, comm, device, data)
             executed |= _verify_place(new, inputs, run, saved_at, place, steps, evidence)
         _note_distances(saved_at, drawn, steps, evidence)
+        if not evidence.recomputed and not evidence.mismatches:
+            raise UsageError(
+                f"no value of {run.path} could be compared with one that was computed again, so "
+                "nothing is confirmed; write --steps N to reach its next row or checkpoint"
+            )
         if comm.rank:
             return None
         return RunVerification(
             fingerprint=recipe.fingerprint,
             rows_sha256=rows_digest(run.path),
             checkpoints=names,
-            seed=seed,
+            seed=drawn_seed,
             steps=steps,
             places=drawn,
             tolerance=allowed,
@@ -228,10 +240,12 @@ def _plan(
     run: Run, recipe: Recipe, drawn: Sequence[int], steps: int, tolerance: float, seed: int
 ) -> str:
     """Return the lines that state, before any step, what is executed and what is allowed."""
+    head = f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
+    if not drawn:
+        return f"{head}no step is executed again, as the rows are not in the order of steps"
     after = ", ".join("the start" if place == 0 else f"step {place}" for place in drawn)
     return (
-        f"{run.path}: {recipe.name}, fingerprint {recipe.fingerprint[:12]}, {run.state}\n"
-        f"up to {steps} steps are executed again after {after} (seed {seed})\n"
+        f"{head}up to {steps} steps are executed again after {after} (seed {seed})\n"
         f"allowed: a relative difference of {tolerance:g} ({recipe.precision}) in losses, norms "
         f"and tensors, and {100 * COUNTED_SHARE:g} % of the counted examples or {COUNTED_LEAST}; "
         f"in addition {ROUNDING_FACTOR:g} times what rounding changes, measured by a second "
@@ -325,13 +339,12 @@ def main(argv: Sequence[str]) -> int:
             ) from None
         out = options.out or verification_path(options.run)
         check_new(out, options.run)
-        seed = options.seed if options.seed is not None else secrets.randbelow(10**6)
         verification = verify(
             run,
             options.words,
             steps=options.steps,
             places=options.places,
-            seed=seed,
+            seed=options.seed,
             tolerance=options.tolerance,
         )
         if verification is not None:

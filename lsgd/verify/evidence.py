@@ -32,6 +32,8 @@ class Evidence:
         self.compared: Counter[str] = Counter()
         self.unresolved: Counter[str] = Counter()
         """The number of values by kind that rounding alone could change by UNRESOLVED or more."""
+        self.recomputed = 0
+        """The number of equal values that the executed steps have computed again."""
         self.largest_difference = 0.0
         self.mismatches: list[str] = []
         self._differing: set[tuple[str, str]] = set()
@@ -71,6 +73,7 @@ class Evidence:
         """
         if written is None and computed is None:
             self.compared[kind] += 1
+            self.recomputed += 1
             return
         found = f"{kind} is {_short(written)}, computed again {_short(computed)}"
         difference = relative_difference(written, computed, SMALL)
@@ -98,6 +101,7 @@ class Evidence:
             self.unresolved[kind] += 1
         else:
             self.compared[kind] += 1
+            self.recomputed += 1
 
     def tensors(
         self, kind: str, where: str, written: Any, computed: Any, perturbed: Any, key: str = ""
@@ -144,6 +148,7 @@ class Evidence:
             self.unresolved[kind] += 1
         else:
             self.compared[kind] += 1
+            self.recomputed += 1
             self.largest_difference = max(self.largest_difference, difference)
 
 

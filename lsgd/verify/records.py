@@ -36,10 +36,11 @@ def check_versions(run: Run, here: Mapping[str, str], evidence: Evidence) -> Non
             evidence.note(f"{key}: {', '.join(sorted(others))} in the run, {version} here")
 
 
-def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
+def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> bool:
     """Compare the place, the epoch and the lr of each train and epoch row with the recipe's.
 
-    Both are functions of the recipe and the step alone, so every row of the run is checked.
+    Both are functions of the recipe and the step alone, so every row of the run is checked. Returns
+    whether the rows are in the order of the run's steps.
     """
     before = (0, False)
     for row in rows:
@@ -48,9 +49,9 @@ def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
             continue
         where = f"{kind} row of step {step}"
         place = (step, kind == "epoch")
-        if not before < place or step > recipe.total_steps:
+        if not before < place or not 0 < step <= recipe.total_steps:
             evidence.differ(f"{where}: it is not in the order of the run's steps")
-            return
+            return False
         before = place
         if kind == "train":
             evidence.exact("epoch", where, row.get("epoch"), recipe.epoch(step))
@@ -58,6 +59,7 @@ def check_rows(recipe: Recipe, rows: list[Row], evidence: Evidence) -> None:
             evidence.equal("epoch", where, row["epoch"], recipe.locate_step(step - 1)[0] + 1)
             evidence.equal("step", where, step, recipe.first_step(row["epoch"]))
         evidence.exact("lr", where, row.get("lr"), recipe.lr(step - 1))
+    return True
 
 
 def checkpoints(folder: Path, evidence: Evidence) -> Iterator[tuple[Path, Checkpoint]]:
@@ -96,6 +98,9 @@ def check_checkpoint(
     # Preempted in an evaluation, the run saved before the last of these epochs had its metrics.
     finished = list(range(1, epoch + 1))
     at_end = saved.step == recipe.first_step(epoch)
+    if not all(type(number) is int for number in saved.rates):
+        evidence.differ(f"{where}: its metrics are not by the numbers of epochs")
+        return False
     if sorted(saved.rates) not in ([finished, finished[:-1]] if at_end else [finished]):
         evidence.differ(f"{where}: it has the metrics of epochs {sorted(saved.rates)[:9]}")
     for number_of, metrics in saved.rates.items():

@@ -191,7 +191,13 @@ def compare_steps(
     `saved_at` has the run's checkpoint files by step. The perturbed copy has made the same steps,
     which shows what rounding alone changes.
     """
-    if ours.divergence is not None or perturbed.divergence is not None:
+    if perturbed.divergence is not None and ours.divergence is None:
+        evidence.note(
+            f"the steps after step {ours.first} are not compared, as a change of the last bits "
+            "alone makes them diverge"
+        )
+        return
+    if ours.divergence is not None:
         _compare_divergence(run, ours, evidence)
         return
     copies = {_place(row): row for row in perturbed.rows}
@@ -199,7 +205,10 @@ def compare_steps(
     for their, our in common_rows(
         compared_rows(run.rows, run.path), compared_rows(ours.rows, run.path)
     ):
-        keys = [key for key in our.row if key in their.row and not is_not_compared(key)]
+        keys = [key for key in our.row if not is_not_compared(key)]
+        if lacking := [key for key in keys if key not in their.row]:
+            evidence.note(f"rows of the run lack {', '.join(lacking)}, not compared")
+        keys = [key for key in keys if key in their.row]
         # A mean covers the same steps only if both began there.
         if their.begin != our.begin:
             keys = [key for key in keys if key in LAST_STEP_KEYS]
@@ -217,7 +226,11 @@ def compare_steps(
             theirs = load(path)
             # Saved before or after the evaluation of the epoch that ends there.
             if theirs.rates.keys() == state.rates.keys():
-                _compare_state(path.name, theirs, state, copied, evidence)
+                try:
+                    _compare_state(path.name, theirs, state, copied, evidence)
+                except Exception as error:  # any type, since the file may have anything
+                    why = (str(error) or repr(error)).splitlines()[0]
+                    evidence.differ(f"{path.name}: it cannot be compared ({why:.200})")
 
 
 def rounding_effects(ours: ExecutedSteps, perturbed: ExecutedSteps) -> dict[int, float]:
@@ -243,6 +256,7 @@ def _compare_divergence(run: Run, ours: ExecutedSteps, evidence: Evidence) -> No
         evidence.differ(f"{where}: executed again they diverge, and the run did not")
     else:
         evidence.equal("divergence", where, run.diverged, ours.divergence)
+        evidence.recomputed += 1
 
 
 def _compare_value(

@@ -182,7 +182,7 @@ def main() -> int:
         with atomic_write(options.out / "README.md") as file:
             file.write((text + markdown_table(HEAD, rows) + "\n").encode())
     print(verdict)
-    return int(False in verdicts)
+    return int(False in verdicts or True not in verdicts)
 
 
 if __name__ == "__main__":

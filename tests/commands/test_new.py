@@ -44,6 +44,13 @@ def test_one_builds_on_another_in_a_folder(capsys: pytest.CaptureFixture[str]) -
     assert load_recipe(["recipe=three"]).epochs == 30
 
 
+def test_a_base_may_have_any_path() -> None:
+    Path("@w").mkdir()
+    assert main(["recipe", "base", "--from", "digits", "--recipe-dir", "@w"]) == 0
+    assert main(["recipe", "top", "--from", "@w/base.yaml", "--recipe-dir", "."]) == 0
+    assert load_recipe(["recipe=./top.yaml"]).epochs == 30
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

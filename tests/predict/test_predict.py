@@ -191,6 +191,10 @@ def test_the_validation_images_of_a_run(
     assert predictions.class_names == NAMES
     assert predictions.worst[0].path in "\n".join(lines)
     assert lines[-1] == "run/validation.json; `python -m lsgd.report run` shows it"
+    Path("run/validation.json").write_text("annotations")
+    assert main(["run", "--validation", *HERE]) == 2
+    assert "is not overwritten; move it away" in capsys.readouterr().err
+    assert Path("run/validation.json").read_text() == "annotations"
 
 
 def test_images_in_memory_are_no_image_files(

@@ -124,12 +124,15 @@ def test_both_sides_have_every_class() -> None:
         (["--split", "nan"], "nan is not between 0 and 1, such as 0.2"),
         (["--out", "a"], "--out a is for the links of --split; leave it out"),
         (["--split", "0.2", "--out", "{photos}/dog/a"], "give a folder outside it"),
-        (["--split", "0.2", "--out", "{photos}/.."], "is not of an earlier --split; write --out"),
+        (["--split", "0.2", "--out", "{photos}/.."], "give a folder outside it"),
+        (["--split", "0.2", "--out", "{photos}/../notes"], "notes/a is not of an earlier --split"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(
     arguments: list[str], why: str, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (photos.parent / "notes").mkdir()
+    (photos.parent / "notes/a").touch()
     given = [each.format(photos=photos) for each in arguments]
     assert prepare(["folder", str(photos), *given]) == 2
     assert why in capsys.readouterr().err
@@ -147,6 +150,23 @@ def test_a_division_changes_nothing_that_it_did_not_write(
     assert prepare(["folder", str(photos), "--split", "0.5"]) == 2
     assert "train/cat/own.png is not of an earlier --split" in capsys.readouterr().err
     assert sides(divided) == before
+
+
+def test_links_of_the_user_stay(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Images that are links themselves, also into the folder where the division would be."""
+    linked = photos.with_name("linked")
+    for image in photos.glob("*/*"):
+        link = linked / "train" / image.relative_to(photos)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(image)
+    before = {path: path.readlink() for path in linked.glob("*/*/*")}
+    assert prepare(["folder", str(linked), "--split", "0.2", "--out", str(linked)]) == 2
+    assert "contains" in capsys.readouterr().err
+    assert prepare(["folder", str(photos), "--split", "0.2", "--out", str(linked)]) == 2
+    assert "linked/train is not of an earlier --split" in capsys.readouterr().err
+    assert {path: path.readlink() for path in linked.glob("*/*/*")} == before
+    assert prepare(["folder", str(linked), "--split", "0.2"]) == 0
+    assert all(path.is_file() for path in Path(f"{linked}-split").glob("*/*/*"))
 
 
 def test_a_class_of_one_image_is_refused(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

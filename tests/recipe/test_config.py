@@ -517,3 +517,8 @@ def test_a_seed_is_read_as_yaml_has_it(tmp_path: Path, line: str) -> None:
 
     wanted = outcome(lambda: config.from_saved(config._read_yaml(path)))
     assert [outcome(lambda: config.read_recipe(path)) for _ in range(2)] == [wanted, wanted]
+
+
+@pytest.mark.parametrize(("word", "value"), [("yes", True), ("1", True), ("off", False)])
+def test_a_field_that_may_be_auto_takes_the_words_of_truth(word: str, value: bool) -> None:
+    assert config.load_recipe(["recipe=digits", f"channels_last={word}"]).channels_last is value

@@ -112,6 +112,17 @@ def test_a_wrong_search_is_refused_by_file_and_line() -> None:
             load_search("all/mine.yaml")
 
 
+@pytest.mark.parametrize(
+    "added", ["words: ['data.skip_list=a']\n", "  data.skip_list: {choices: [a]}\n"]
+)
+def test_a_search_names_no_other_file(added: str) -> None:
+    head, space, rest = SEARCH.partition("space:\n")
+    text = SEARCH + added if added.startswith("words") else head + space + added + rest
+    Path("all/mine.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"search mine names a data.skip_list, which is another"):
+        load_search("all/mine.yaml")
+
+
 def test_a_file_of_another_kind_is_answered_with_its_command() -> None:
     Path("all/mine.yaml").write_text(STUDY)
     with pytest.raises(UsageError, match="is a study, not a recipe; write lsgd study study=all/"):

@@ -148,6 +148,9 @@ def test_a_folder_of_recipes_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         ),
         (MINE + "run_dir: ${run_dir}\n", "line 4: run_dir=.* write the value"),
         (MINE + "data: {skip_list: a}\n", "line 4: data.skip_list is another file, .*; list"),
+        (MINE + "optim.momentum: 0.5\n", "line 4: .* inside of a group; write optim: {momentum: "),
+        ("defaults: [bs256]\nname: ${model.name}\n", "line 2: name refers to another key; write"),
+        (MINE + f"seed: 1{5000 * '0'}\n", "mine.yaml cannot be read"),
         (MINE + "${x}: 3\n", "line 4: it has a key that is not a name"),
         (MINE + "schedule: &a {gamma: 0.1}\noptim: *a\n", "line 5: it is not YAML .an alias"),
         (
@@ -171,9 +174,26 @@ def test_a_cycle_is_refused_by_its_files() -> None:
         load_recipe(["recipe=a.yaml"])
 
 
+def test_a_file_is_read_a_bounded_number_of_times() -> None:
+    write("defaults: [bs256]\nname: f0\n", "f0.yaml")
+    for number in (1, 2, 3):
+        six = ", ".join([f"f{number - 1}.yaml"] * 6)
+        write(f"defaults: [{six}]\nname: f{number}\n", f"f{number}.yaml")
+    with pytest.raises(UsageError, match=r"f3.yaml builds on 100 files or more; name each once"):
+        load_recipe(["recipe=f3.yaml"])
+
+
+@pytest.mark.parametrize("name", ["2026_11_27", "no", "1e3"])
+def test_a_name_is_a_text_as_it_is_written(name: str) -> None:
+    write(f"defaults: [bs256]\nname: {name}\n")
+    assert load_recipe(["recipe=mine.yaml"]).name == name
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (f"recipe={300 * 'a'}", "does not exist"),
+        (f"recipe={300 * 'a'}.yaml", "does not exist; write the path of an existing file"),
         ("recipe=no.yaml", "^recipe=no.yaml does not exist; write the path of an existing file"),
         ("recipe=bs256.yaml", "lsgd's own is recipe=bs256"),
         ("recipe=mine", "write recipe=./mine.yaml"),

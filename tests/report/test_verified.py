@@ -17,6 +17,8 @@ from lsgd.run.verification import (
     write_verification,
 )
 
+BY = "on elsewhere, seed 7, tolerance 1e-05"
+
 
 def verification(folder: Path) -> RunVerification:
     return RunVerification(
@@ -60,7 +62,7 @@ def test_the_report_shows_a_verification_of_the_same_rows_alone(
     found = verification(folder)
     write_verification(found, verification_path(folder))
     assert read_verification(tmp_path / "a.verification.json") == found
-    assert column(folder, other) == ["verified", "20 of 150 steps (on elsewhere, seed 7)", "–"]
+    assert column(folder, other) == ["verified", f"20 of 150 steps ({BY})", "–"]
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace("50.0", "5.0", 1))
     assert column(folder)[1] == "no: the run was changed since it was verified"
@@ -69,7 +71,7 @@ def test_the_report_shows_a_verification_of_the_same_rows_alone(
 def test_the_report_shows_the_first_difference(folder: Path) -> None:
     differing = replace(verification(folder), mismatches=["train row of step 2: loss is 1", "more"])
     write_verification(differing, verification_path(folder))
-    assert column(folder)[1] == "no: train row of step 2: loss is 1 (on elsewhere, seed 7)"
+    assert column(folder)[1] == f"no: train row of step 2: loss is 1 ({BY})"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seed": 1}', "[" * 10**5])

@@ -32,6 +32,8 @@ WORDS = (
     "log_steps=1", "checkpoint_steps=5", "keep_checkpoints=4", "workers_per_pass=3",
     "data.augmentation=shift_flip", "schedule.reference_lr=0.02",
 )  # fmt: skip
+SAYING = ("loss", "gradient_norm")
+"""The keys of a train row, besides the error, that are computed again."""
 OPTIONS = ("--steps", "5", "--places", "9", "--seed", "3")
 
 
@@ -125,11 +127,37 @@ def test_rounding_is_measured_where_no_fixed_tolerance_holds(tmp_path: Path) -> 
 
 @pytest.mark.distributed
 def test_three_processes_confirm_the_run_of_one(copied: Path) -> None:
-    ran = launch("forked", 3, "-m", "lsgd.verify", str(copied), *OPTIONS)
+    """And draw the same places: there are more checkpoints than places, and no seed is given."""
+    options = ["--steps", "5", "--places", "3"]
+    ran = launch("forked", 3, "-m", "lsgd.verify", str(copied), *options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = read_verification(copied.with_name("run.verification.json"))
     assert found.machine.startswith("3 processes")
-    assert found.compared["model"] > 0
+    assert found.compared["loss"] == 10  # none after the last checkpoint
+
+
+@pytest.mark.slow
+def test_rows_that_say_nothing_confirm_nothing(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in checkpoint.checkpoint_files(copied):
+        path.unlink()
+    (copied / checkpoint.FILE).unlink(missing_ok=True)
+    edit_rows(copied, lambda row: [row.pop(key, None) for key in (*SAYING, "top1_error")])
+    assert main([str(copied), *OPTIONS]) == 2
+    assert "no value of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "edit", [lambda rows: rows[1:2] + rows, lambda rows: [rows[0], rows[-1] | {"step": 0}]]
+)
+def test_rows_out_of_order_are_a_verdict(copied: Path, edit: Any) -> None:
+    rows = read_rows(copied / "metrics.jsonl")
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in edit(rows)))
+    code, found = verified(copied)
+    assert (code, found.executed_steps) == (1, 0)
+    assert "it is not in the order of the run's steps" in found.mismatches[0]
 
 
 def edited_rows(folder: Path) -> None:
