@@ -60,7 +60,7 @@ class PageCommand:
         if PRINTED.search(text) and "--print" not in words:
             return f"{text.partition('  #')[0]} --print"
         if words == ["make", "train"]:
-            return f'eval "$(make --dry-run train | tail -n 1) {SHORT}"'
+            return f'eval "$(make --no-print-directory --dry-run train | tail -n 1) {SHORT}"'
         if words[0] == "make":
             return f"make --dry-run {shlex.join(words[1:])}"
         if words[:2] == ["launch/local.sh", "digits"] and "epochs=" not in text:
